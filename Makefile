@@ -1,0 +1,80 @@
+# fencegate's everyday commands. `make run` and `make test` work on a fresh Debian machine that has
+# only rustup's cargo and make: each first runs scripts/setup, which installs what is missing.
+# `make` alone lists the targets.
+
+# Each checkout builds into its own target/: two that share one can run each other's binaries.
+override export CARGO_TARGET_DIR := $(CURDIR)/target
+
+# RocksDB is compiled by a build script, through ccache: once per machine, not once per checkout.
+# Another compiler or other RUSTFLAGS in one target would build it all anew, so no target sets any.
+override export CC := ccache gcc
+override export CXX := ccache g++
+
+# A shell that was open before rustup was installed does not have cargo in its PATH yet.
+export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
+
+# scripts/setup has fetched every crate, so nothing after it needs the network.
+LOCKED := --locked --offline
+
+RUN_CONFIG := config/run.toml
+RUN_DATA := run-data
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup setup-test build run test test-fresh failpoints check bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+setup: ## install what building needs, and fetch the crates
+	@scripts/setup build
+
+setup-test: ## the same, and what the tests need
+	@scripts/setup build test
+
+build: setup ## build target/debug/fencegate
+	cargo build $(LOCKED)
+
+# RocksDB's CURRENT file shows that the table is there; only then is it left as it is.
+run: build ## start a gate on this machine, its data in run-data/ (the table is made at the first start)
+	@if [ -z "$$(find $(RUN_DATA) -name CURRENT 2>/dev/null)" ]; then \
+		echo "run: making the table in $(RUN_DATA)/"; \
+		cargo run $(LOCKED) --quiet -- table init --config $(RUN_CONFIG) || exit; \
+	fi; \
+	echo "run: starting the gate with $(RUN_CONFIG); Ctrl-C stops it"; \
+	exec cargo run $(LOCKED) --quiet -- serve --config $(RUN_CONFIG)
+
+# The binary with failpoints is copied aside; `cargo test` puts the default one back into place.
+define build_failpoints
+cargo build $(LOCKED) --features failpoints
+mkdir -p target/failpoints
+cp --remove-destination target/debug/fencegate target/failpoints/fencegate
+endef
+
+failpoints: setup ## build target/failpoints/fencegate, the binary that tests make fail
+	$(build_failpoints)
+
+test: setup-test ## run every test
+	$(build_failpoints)
+	cargo test $(LOCKED)
+
+test-fresh: ## run `make test` in a new Debian system, then again without network (needs root)
+	@scripts/setup fresh
+	@scripts/test-fresh
+
+check: setup ## check format, lints and documentation, warnings being errors
+	@for part in fmt:rustfmt clippy:clippy; do \
+		cargo "$${part%:*}" --version >/dev/null 2>&1 || { \
+			echo "check: this toolchain has no $${part#*:}; run: rustup component add $${part#*:}" >&2; \
+			exit 1; \
+		}; \
+	done
+	cargo fmt --check
+	cargo clippy $(LOCKED) --all-targets --all-features -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc $(LOCKED) --no-deps
+
+bench: setup ## run the benchmarks
+	cargo bench $(LOCKED)
+
+clean: ## remove target/ (ccache keeps RocksDB; run-data/ stays)
+	rm -rf target

@@ -1,0 +1,130 @@
+//! How much group commit gains: lease changes with 64 callers at once, against one synced write at a
+//! time, in turns in one run. Fails below 5 times.
+
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a bench measures time")]
+#![allow(clippy::pedantic, reason = "a bench is read, not called")]
+
+use std::{sync::Arc, time::Instant};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use fencegate::{
+    clock::Clock,
+    fence::{HolderId, ObjectId, Ttl},
+    metrics::Metrics,
+    table::{
+        Batch, Table,
+        codec::{Key, encode_mark},
+        ledger::{Core, Ledger, Setup, Wanted},
+        news::News,
+        open::{self, Begun},
+        records::Records,
+    },
+};
+use tokio::{runtime::Runtime, task::JoinSet};
+
+const CALLERS: usize = 64;
+const ROUNDS: usize = 15;
+const EACH: usize = 20;
+
+struct Bench {
+    runtime: Runtime,
+    ledger: Ledger,
+    table: Arc<dyn Table>,
+    _folder: tempfile::TempDir,
+}
+
+fn start() -> Bench {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    open::init(folder.path()).unwrap();
+    let clock = Clock::machine();
+    let Begun { table, context, meta, mark, .. } = open::begin(folder.path(), false, &clock).unwrap();
+    let records = Arc::new(Records::new(Arc::clone(&table), context, 100_000));
+    let core = Core::new(Setup {
+        records,
+        news: Arc::new(News::new(1_024, mark)),
+        clock: clock.clone(),
+        metrics: Metrics::new().ledger,
+        meta,
+        mark,
+        takeover_after_ms: 0,
+        waiters_max: 1,
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    Bench { runtime, ledger: Ledger::start(core, &clock), table, _folder: folder }
+}
+
+async fn acquire(ledger: Ledger, caller: usize) {
+    for n in 0..EACH {
+        let wanted = Wanted {
+            objects: vec![ObjectId::new(&format!("object-{caller}-{n}")).unwrap()],
+            holder: HolderId::new("bench").unwrap(),
+            ttl: Ttl(3_600_000),
+            wait_ms: 0,
+            request: None,
+            takeover: true,
+        };
+        ledger.acquire(wanted).await.unwrap();
+    }
+}
+
+impl Bench {
+    /// Lease changes per second, with many callers.
+    fn concurrent(&self) -> f64 {
+        let begun = Instant::now();
+        self.runtime.block_on(async {
+            let mut callers = JoinSet::new();
+            (0..CALLERS).for_each(|caller| drop(callers.spawn(acquire(self.ledger.clone(), caller))));
+            callers.join_all().await;
+        });
+        (CALLERS * EACH) as f64 / begun.elapsed().as_secs_f64()
+    }
+
+    /// Synced writes per second, one at a time.
+    fn one_at_a_time(&self) -> f64 {
+        let begun = Instant::now();
+        for _ in 0..EACH * 4 {
+            let mut batch = Batch::default();
+            batch.put(&Key::Mark, encode_mark(fencegate::fence::Hlc::default()));
+            self.table.commit(batch).unwrap();
+        }
+        (EACH * 4) as f64 / begun.elapsed().as_secs_f64()
+    }
+}
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}
+
+fn bench(criterion: &mut Criterion) {
+    let bench = start();
+    let (mut many, mut single) = (vec![], vec![]);
+    for _ in 0..ROUNDS {
+        single.push(bench.one_at_a_time());
+        many.push(bench.concurrent());
+    }
+    let (many, single) = (median(many), median(single));
+    println!(
+        "{CALLERS} callers: {many:.0} lease changes/s; one synced write at a time: {single:.0}/s; {:.1} times",
+        many / single
+    );
+    assert!(many >= 5.0 * single, "group commit gains too little");
+    criterion.bench_function("one acquire, alone", |measure| {
+        measure.iter(|| bench.runtime.block_on(acquire_one(bench.ledger.clone())));
+    });
+}
+
+async fn acquire_one(ledger: Ledger) {
+    let wanted = Wanted {
+        objects: vec![ObjectId::new("alone").unwrap()],
+        holder: HolderId::new("bench").unwrap(),
+        ttl: Ttl(3_600_000),
+        wait_ms: 0,
+        request: None,
+        takeover: true,
+    };
+    ledger.acquire(wanted).await.unwrap();
+}
+
+criterion_group! { name = benches; config = Criterion::default().sample_size(20); targets = bench }
+criterion_main!(benches);

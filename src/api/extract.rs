@@ -1,0 +1,159 @@
+//! Reading requests: JSON bodies, queries and ids, with the field named where something is wrong.
+
+use axum::{
+    body::Bytes,
+    extract::{
+        FromRequest, FromRequestParts, Path, Request,
+        rejection::{BytesRejection, PathRejection},
+    },
+    http::{HeaderMap, header, request::Parts},
+};
+use serde::de::DeserializeOwned;
+
+use super::problem::Problem;
+use crate::{
+    config::LeaseSettings,
+    fence::{Code, FenceToken, HolderId, LeaseId, ObjectId, RequestId, Ttl, ids::IdFault},
+};
+
+/// A JSON body with known fields only.
+pub struct Body<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        is_json(request.headers())?;
+        let bytes = Bytes::from_request(request, state).await.map_err(|rejection| unreadable(&rejection))?;
+        let mut reader = serde_json::Deserializer::from_slice(&bytes);
+        let value = serde_path_to_error::deserialize(&mut reader)
+            .map_err(|error| Problem::invalid(field_of(error.path(), error.inner()), error.inner()))?;
+        reader.end().map_err(|error| Problem::invalid("body", error))?;
+        Ok(Self(value))
+    }
+}
+
+/// Browsers ask before they send JSON to another site, so a page cannot call this api unasked.
+fn is_json(headers: &HeaderMap) -> Result<(), Problem> {
+    let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let essence = given.split(';').next().unwrap_or("").trim();
+    if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    Err(Problem::invalid("Content-Type", "must be application/json"))
+}
+
+fn unreadable(rejection: &BytesRejection) -> Problem {
+    if rejection.status() == axum::http::StatusCode::PAYLOAD_TOO_LARGE {
+        return Problem::new(Code::RequestTooLarge, "the body is larger than this call takes");
+    }
+    Problem::invalid("body", "could not be read to its end")
+}
+
+/// The field that an error is about. Serde names a missing field only in its message.
+fn field_of(path: &serde_path_to_error::Path, error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    if let Some(name) = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
+        return name.to_owned();
+    }
+    match path.to_string().as_str() {
+        "." | "" => "body".to_owned(),
+        path => path.to_owned(),
+    }
+}
+
+/// A query string with known keys only.
+pub struct Query<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
+        axum::extract::Query::<T>::try_from_uri(&parts.uri)
+            .map(|query| Self(query.0))
+            .map_err(|rejection| Problem::invalid("query", rejection.body_text()))
+    }
+}
+
+/// The one id in a call's path, percent-decoded.
+pub struct InPath(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for InPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path: Result<Path<String>, PathRejection> = Path::from_request_parts(parts, state).await;
+        path.map(|Path(id)| Self(id)).map_err(|rejection| Problem::invalid("path", rejection.body_text()))
+    }
+}
+
+fn id<T>(field: &str, made: Result<T, IdFault>) -> Result<T, Problem> {
+    made.map_err(|fault| Problem::invalid(field, fault))
+}
+
+/// # Errors
+/// `REQUEST_INVALID` with the field, here and below.
+pub fn object(field: &str, text: &str) -> Result<ObjectId, Problem> {
+    id(field, ObjectId::new(text))
+}
+
+/// # Errors
+/// `REQUEST_INVALID` with the field.
+pub fn holder(text: &str) -> Result<HolderId, Problem> {
+    id("holder_id", HolderId::new(text))
+}
+
+/// # Errors
+/// `REQUEST_INVALID` with the field.
+pub fn lease_id(text: &str) -> Result<LeaseId, Problem> {
+    id("lease_id", LeaseId::new(text))
+}
+
+/// # Errors
+/// `REQUEST_INVALID` with the field.
+pub fn request_id(text: Option<&str>) -> Result<Option<RequestId>, Problem> {
+    text.map(|text| id("request_id", RequestId::new(text))).transpose()
+}
+
+/// # Errors
+/// `REQUEST_INVALID` with the field and the bounds.
+pub fn ttl(given: Option<u64>, limits: &LeaseSettings) -> Result<Ttl, Problem> {
+    let ttl = given.unwrap_or(limits.ttl_ms_default);
+    let (min, max) = (limits.ttl_ms_min, limits.ttl_ms_max);
+    if (min..=max).contains(&ttl) {
+        return Ok(Ttl(ttl));
+    }
+    Err(Problem::invalid("ttl_ms", format!("must be from {min} to {max}, this is {ttl}")))
+}
+
+/// # Errors
+/// `REQUEST_INVALID` with the field and the bound.
+pub fn wait_ms(given: Option<u64>, limits: &LeaseSettings) -> Result<u64, Problem> {
+    let (wait, max) = (given.unwrap_or(0), limits.wait_ms_max);
+    if wait <= max {
+        return Ok(wait);
+    }
+    Err(Problem::invalid("wait_ms", format!("must be at most {max}, this is {wait}")))
+}
+
+/// # Errors
+/// `FENCE_TOKEN_MALFORMED` with what is wrong; never with what was sent.
+pub fn token(text: &str) -> Result<FenceToken, Problem> {
+    FenceToken::parse(text).map_err(|fault| Problem::new(Code::FenceTokenMalformed, fault.to_string()))
+}
+
+/// The token of a call that has no body.
+///
+/// # Errors
+/// `REQUEST_INVALID` where there is none or more than one, `FENCE_TOKEN_MALFORMED` where it is none.
+pub fn token_header(headers: &HeaderMap) -> Result<FenceToken, Problem> {
+    let mut given = headers.get_all("fence-token").iter();
+    match (given.next(), given.next()) {
+        (Some(value), None) => {
+            let text = value.to_str().map_err(|_| Problem::invalid("Fence-Token", "is not ASCII"))?;
+            token(text)
+        }
+        (None, _) => Err(Problem::invalid("Fence-Token", "this call needs the lease's token in this header")),
+        (Some(_), Some(_)) => Err(Problem::invalid("Fence-Token", "was sent twice")),
+    }
+}

@@ -1,0 +1,233 @@
+//! Leases: acquire, renew, release, list, get.
+
+use axum::{
+    Json,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+};
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+
+use super::{
+    Gate, Shared,
+    extract::{self, Body, InPath, Query},
+    problem::Problem,
+    wire::{
+        AcquireRequest, BatchBody, BatchRequest, GrantBody, LeaseBody, LeaseList, LeaseState, ListQuery, ObjectBody,
+        RenewRequest,
+    },
+};
+use crate::{
+    fence::{Code, HolderId, ObjectId},
+    table::{
+        ledger::{Granted, Wanted},
+        records::{LeaseView, Page, Standing},
+    },
+};
+
+const LIMIT_DEFAULT: usize = 100;
+const LIMIT_MAX: usize = 1_000;
+
+/// Acquire a lease.
+///
+/// # Errors
+/// `LEASE_HELD`, `REQUEST_ID_USED`, `REQUEST_INVALID` and what a gate can be in the way of.
+#[utoipa::path(post, path = "/v1/leases", tag = "leases", request_body = AcquireRequest, responses(
+    (status = 201, body = GrantBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
+    (status = 503, body = Problem, content_type = "application/problem+json")))]
+pub async fn acquire(
+    State(gate): State<Shared>,
+    Body(request): Body<AcquireRequest>,
+) -> Result<(StatusCode, Json<GrantBody>), Problem> {
+    let wanted = Wanted {
+        objects: vec![extract::object("object_id", &request.object_id)?],
+        holder: extract::holder(&request.holder_id)?,
+        ttl: extract::ttl(request.ttl_ms, &gate.limits)?,
+        wait_ms: extract::wait_ms(request.wait_ms, &gate.limits)?,
+        request: extract::request_id(request.request_id.as_deref())?,
+        takeover: request.takeover.unwrap_or(false),
+    };
+    let granted = grant(&gate, wanted).await?;
+    let body = granted.first().map(|granted| GrantBody::new(granted, gate.now()));
+    body.map(|body| (StatusCode::CREATED, Json(body))).ok_or_else(Problem::table_unavailable)
+}
+
+/// Acquire several leases, all or none.
+///
+/// # Errors
+/// As for one.
+#[utoipa::path(post, path = "/v1/lease-batches", tag = "leases", request_body = BatchRequest, responses(
+    (status = 201, body = BatchBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
+    (status = 503, body = Problem, content_type = "application/problem+json")))]
+pub async fn acquire_batch(
+    State(gate): State<Shared>,
+    Body(request): Body<BatchRequest>,
+) -> Result<(StatusCode, Json<BatchBody>), Problem> {
+    let wanted = Wanted {
+        objects: batch_objects(&request.object_ids, gate.limits.batch_max)?,
+        holder: extract::holder(&request.holder_id)?,
+        ttl: extract::ttl(request.ttl_ms, &gate.limits)?,
+        wait_ms: extract::wait_ms(request.wait_ms, &gate.limits)?,
+        request: extract::request_id(request.request_id.as_deref())?,
+        takeover: request.takeover.unwrap_or(false),
+    };
+    let granted = grant(&gate, wanted).await?;
+    let now = gate.now();
+    let leases = granted.iter().map(|granted| GrantBody::new(granted, now)).collect();
+    Ok((StatusCode::CREATED, Json(BatchBody { leases })))
+}
+
+async fn grant(gate: &Gate, wanted: Wanted) -> Result<Vec<Granted>, Problem> {
+    gate.ledger.acquire(wanted).await.map_err(|refused| Problem::refused(&refused, gate.now()))
+}
+
+/// The objects of a batch, in the one order that every batch uses.
+fn batch_objects(ids: &[String], max: usize) -> Result<Vec<ObjectId>, Problem> {
+    if ids.is_empty() || ids.len() > max {
+        return Err(Problem::invalid("object_ids", format!("must name 1 to {max} objects, this names {}", ids.len())));
+    }
+    let mut objects = ids
+        .iter()
+        .enumerate()
+        .map(|(place, id)| extract::object(&format!("object_ids[{place}]"), id))
+        .collect::<Result<Vec<_>, _>>()?;
+    objects.sort();
+    if objects.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(Problem::invalid("object_ids", "must not name an object twice"));
+    }
+    Ok(objects)
+}
+
+/// Renew a lease, or rotate it.
+///
+/// # Errors
+/// In this order: `LEASE_NOT_FOUND`, `LEASE_NOT_HOLDER`, `LEASE_TOKEN_MISMATCH`, `LEASE_FENCED`,
+/// `LEASE_EXPIRED`.
+#[utoipa::path(post, path = "/v1/leases/{lease_id}/renew", tag = "leases", request_body = RenewRequest,
+    params(("lease_id" = String, Path)), responses(
+    (status = 200, body = GrantBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
+    (status = 503, body = Problem, content_type = "application/problem+json")))]
+pub async fn renew(
+    State(gate): State<Shared>,
+    InPath(lease_id): InPath,
+    Body(request): Body<RenewRequest>,
+) -> Result<Json<GrantBody>, Problem> {
+    let lease_id = extract::lease_id(&lease_id)?;
+    let holder = extract::holder(&request.holder_id)?;
+    let token = extract::token(&request.fence_token)?;
+    let ttl = extract::ttl(request.ttl_ms, &gate.limits)?;
+    let renewed = gate.ledger.renew(lease_id, holder, token, ttl, request.rotate.unwrap_or(false)).await;
+    let renewed = renewed.map_err(|refused| Problem::refused(&refused, gate.now()))?;
+    Ok(Json(GrantBody::new(&renewed, gate.now())))
+}
+
+/// Release a lease. Answers with the object, which is nobody's then.
+///
+/// # Errors
+/// As for a renewal.
+#[utoipa::path(delete, path = "/v1/leases/{lease_id}", tag = "leases",
+    params(("lease_id" = String, Path), ("Fence-Token" = String, Header, description = "the lease's token")), responses(
+    (status = 200, body = ObjectBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
+    (status = 503, body = Problem, content_type = "application/problem+json")))]
+pub async fn release(
+    State(gate): State<Shared>,
+    InPath(lease_id): InPath,
+    headers: HeaderMap,
+) -> Result<Json<ObjectBody>, Problem> {
+    let lease_id = extract::lease_id(&lease_id)?;
+    let token = extract::token_header(&headers)?;
+    let released = gate.ledger.release(lease_id, None, token).await;
+    let record = released.map_err(|refused| Problem::refused(&refused, gate.now()))?;
+    Ok(Json(ObjectBody::new(&record, gate.now())))
+}
+
+/// A lease by its id, for a day after its end.
+///
+/// # Errors
+/// `LEASE_NOT_FOUND`.
+#[utoipa::path(get, path = "/v1/leases/{lease_id}", tag = "leases", params(("lease_id" = String, Path)), responses(
+    (status = 200, body = LeaseBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
+    (status = 503, body = Problem, content_type = "application/problem+json")))]
+pub async fn get(State(gate): State<Shared>, InPath(lease_id): InPath) -> Result<Json<LeaseBody>, Problem> {
+    let lease_id = extract::lease_id(&lease_id)?;
+    loop {
+        let (wanted, now) = (lease_id.clone(), gate.now());
+        let found =
+            gate.read(move |records| records.lease_row(&wanted)?.map(|row| records.view(row, now)).transpose()).await?;
+        let unknown =
+            || Problem::new(Code::LeaseNotFound, "no such lease: it never was, or it ended more than a day ago");
+        let view = found.ok_or_else(unknown)?;
+        if view.standing != Standing::Overdue {
+            return Ok(Json(LeaseBody::new(&view)));
+        }
+        gate.end(vec![(view.row.object, view.row.lease_id)]).await?;
+    }
+}
+
+/// Leases, by object id and then lease_seq; ended ones for a day.
+///
+/// # Errors
+/// `REQUEST_INVALID` with the field.
+#[utoipa::path(get, path = "/v1/leases", tag = "leases", params(ListQuery), responses(
+    (status = 200, body = LeaseList), (status = "4XX", body = Problem, content_type = "application/problem+json"),
+    (status = 503, body = Problem, content_type = "application/problem+json")))]
+pub async fn list(State(gate): State<Shared>, Query(query): Query<ListQuery>) -> Result<Json<LeaseList>, Problem> {
+    let filter = Filter::new(query)?;
+    loop {
+        let (wanted, now) = (filter.clone(), gate.now());
+        let page = gate
+            .read(move |records| {
+                let wants = |view: &LeaseView| wanted.wants(view);
+                records.leases(&wanted.prefix, wanted.after.as_deref(), wanted.limit, now, wants)
+            })
+            .await?;
+        let overdue: Vec<_> = page
+            .leases
+            .iter()
+            .filter(|view| view.standing == Standing::Overdue)
+            .map(|view| (view.row.object.clone(), view.row.lease_id.clone()))
+            .collect();
+        if overdue.is_empty() {
+            return Ok(Json(list_body(&page)));
+        }
+        gate.end(overdue).await?;
+    }
+}
+
+fn list_body(page: &Page) -> LeaseList {
+    LeaseList {
+        leases: page.leases.iter().map(LeaseBody::new).collect(),
+        next_cursor: page.next.as_ref().map(|key| BASE64_URL_SAFE_NO_PAD.encode(key)),
+    }
+}
+
+#[derive(Clone)]
+struct Filter {
+    prefix: String,
+    holder: Option<HolderId>,
+    state: Option<LeaseState>,
+    limit: usize,
+    after: Option<Vec<u8>>,
+}
+
+impl Filter {
+    fn new(query: ListQuery) -> Result<Self, Problem> {
+        let limit = query.limit.unwrap_or(LIMIT_DEFAULT);
+        if !(1..=LIMIT_MAX).contains(&limit) {
+            return Err(Problem::invalid("limit", format!("must be from 1 to {LIMIT_MAX}, this is {limit}")));
+        }
+        let cursor = query.cursor.map(|cursor| BASE64_URL_SAFE_NO_PAD.decode(cursor)).transpose();
+        Ok(Self {
+            prefix: query.prefix.unwrap_or_default(),
+            holder: query.holder_id.as_deref().map(extract::holder).transpose()?,
+            state: query.state,
+            limit,
+            after: cursor.map_err(|_| Problem::invalid("cursor", "is not a next_cursor of this call"))?,
+        })
+    }
+
+    /// Overdue ones are wanted whatever the state: they may turn out to be expired, or renewed.
+    fn wants(&self, view: &LeaseView) -> bool {
+        let state = view.standing == Standing::Overdue || self.state.is_none_or(|state| state == view.standing.into());
+        state && self.holder.as_ref().is_none_or(|holder| *holder == view.row.holder)
+    }
+}

@@ -1,0 +1,168 @@
+//! The lease api (`/v1`, JSON) and the ops port.
+//!
+//! Handlers read the request, ask the ledger or the table, and write the answer. They decide
+//! nothing: rules are in `fence/`. What goes over the wire has its own types in [`wire`].
+//!
+//! - [`leases`], [`objects`], [`tokens`], [`receipts`], [`backups`]: the calls.
+//! - [`watch`]: lease events as a stream.
+//! - [`ops`]: probes, metrics, drain.
+//! - [`problem`]: every refusal as problem+json. [`extract`]: bodies, queries and ids, checked.
+
+pub mod backups;
+pub mod extract;
+pub mod leases;
+pub mod objects;
+pub mod ops;
+pub mod problem;
+pub mod receipts;
+pub mod tokens;
+pub mod watch;
+pub mod wire;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use axum::{Json, Router, extract::State, routing::get};
+use tokio::sync::watch as signal;
+use utoipa::{OpenApi, openapi};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use crate::{
+    clock::Clock,
+    config::LeaseSettings,
+    fence::{Code, LeaseId, Now, ObjectId, Record},
+    metrics::Metrics,
+    table::{TableFault, ledger::Ledger, news::News, records::Records},
+};
+
+use self::problem::Problem;
+
+/// What every handler can reach.
+pub struct Gate {
+    pub records: Arc<Records>,
+    pub ledger: Ledger,
+    pub news: Arc<News>,
+    pub clock: Clock,
+    pub limits: LeaseSettings,
+    pub metrics: Arc<Metrics>,
+    /// No new leases are handed out: the gate is about to stop.
+    pub draining: AtomicBool,
+    /// Turns true when streams have to end.
+    pub stopping: signal::Sender<bool>,
+}
+
+/// Shared by all handlers.
+pub type Shared = Arc<Gate>;
+
+impl Gate {
+    #[must_use]
+    pub fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    /// Hands out no more leases, and returns when every change that was begun is done.
+    pub async fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+        // A ledger that is gone has nothing left to do.
+        let _ = self.ledger.close().await;
+    }
+
+    /// Reads the table off the api's own threads.
+    ///
+    /// # Errors
+    /// `TABLE_UNAVAILABLE` where the read fails.
+    pub async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let records = Arc::clone(&self.records);
+        let done = tokio::task::spawn_blocking(move || read(&records)).await;
+        match done {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(fault)) => {
+                tracing::error!(%fault, "a row of the fence table cannot be read");
+                Err(Problem::table_unavailable())
+            }
+            Err(_panicked) => Err(Problem::table_unavailable()),
+        }
+    }
+
+    /// An object's record, with a lease past its deadline ended first: nobody is told before that
+    /// is durable.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn settled_record(self: &Arc<Self>, object: &ObjectId) -> Result<Record, Problem> {
+        loop {
+            let wanted = object.clone();
+            let record = self.read(move |records| records.read(&wanted)).await?;
+            let now = self.now();
+            match record.open_lease().filter(|lease| !lease.is_live(now)) {
+                None => return Ok(record),
+                Some(lease) => self.end(vec![(object.clone(), lease.lease_id.clone())]).await?,
+            }
+        }
+    }
+
+    /// Makes the end of overdue leases durable.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Problem> {
+        self.ledger.end(leases).await.map_err(|refused| Problem::refused(&refused, self.now()))
+    }
+}
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "fencegate lease api",
+    description = "Leases with fence tokens. Times are RFC 3339, UTC, milliseconds. Every refusal is application/problem+json with a `code`; the header Fence-Error carries the code too."
+))]
+struct Description;
+
+/// The calls, and their description.
+pub fn describe() -> (Router<Shared>, openapi::OpenApi) {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(leases::acquire, leases::list))
+        .routes(routes!(leases::acquire_batch))
+        .routes(routes!(leases::get, leases::release))
+        .routes(routes!(leases::renew))
+        .routes(routes!(objects::get))
+        .routes(routes!(objects::revoke))
+        .routes(routes!(tokens::check))
+        .routes(routes!(receipts::list))
+        .routes(routes!(backups::create))
+        .routes(routes!(watch::watch))
+        .split_for_parts()
+}
+
+/// The lease api.
+pub fn router(gate: Shared) -> Router {
+    let (calls, description) = describe();
+    let description = Arc::new(description);
+    calls
+        .route("/v1/openapi.json", get(move || async move { Json((*description).clone()) }))
+        .fallback(|| async { Problem::new(Code::NotFound, "there is no such call; GET /v1/openapi.json lists them") })
+        .method_not_allowed_fallback(|| async {
+            Problem::new(Code::MethodNotAllowed, "this call does not take that method")
+        })
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&gate), count_refusals))
+        .with_state(gate)
+}
+
+/// Counts and logs refusals where they leave, so no handler has to.
+async fn count_refusals(
+    State(gate): State<Shared>,
+    request: axum::extract::Request,
+    next: axum::middleware::Next,
+) -> axum::response::Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let response = next.run(request).await;
+    if let Some(code) = response.extensions().get::<Code>() {
+        gate.metrics.api.refused(*code);
+        tracing::debug!(%method, path, code = code.as_str(), "refused");
+    }
+    response
+}

@@ -1,0 +1,57 @@
+//! The ops port: probes, metrics, and the drain before a stop. It shows no secret.
+
+use std::{net::SocketAddr, sync::atomic::Ordering};
+
+use axum::{
+    Router,
+    extract::{ConnectInfo, State},
+    http::{StatusCode, header},
+    response::IntoResponse,
+    routing::{get, post},
+};
+
+use super::{Shared, problem::Problem};
+use crate::fence::Code;
+
+/// The ops port's calls.
+pub fn router(gate: Shared) -> Router {
+    Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/drain", post(drain))
+        .fallback(|| async {
+            Problem::new(Code::NotFound, "the ops port has /livez, /readyz, /metrics and POST /drain")
+        })
+        .method_not_allowed_fallback(|| async {
+            Problem::new(Code::MethodNotAllowed, "this call does not take that method")
+        })
+        .with_state(gate)
+}
+
+/// Ready from the start until a drain. A latched table does not change that: reads go on.
+async fn ready(State(gate): State<Shared>) -> impl IntoResponse {
+    if gate.draining.load(Ordering::Acquire) {
+        (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
+    } else {
+        (StatusCode::OK, "ready\n")
+    }
+}
+
+async fn metrics(State(gate): State<Shared>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], gate.metrics.render())
+}
+
+/// Hands out no more leases, and answers when what was begun is done. Only for whoever is on this
+/// machine: in a pod, the preStop hook.
+async fn drain(
+    State(gate): State<Shared>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+) -> Result<&'static str, Problem> {
+    if !peer.ip().to_canonical().is_loopback() {
+        return Err(Problem::new(Code::NotLoopback, "only a loopback peer may drain this gate"));
+    }
+    tracing::info!("audit: draining, as asked on the ops port");
+    gate.drain().await;
+    Ok("drained\n")
+}

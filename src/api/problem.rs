@@ -1,0 +1,204 @@
+//! Refusals on the wire: RFC 9457 problem+json, the code in the header `Fence-Error`, and
+//! `Retry-After` where trying again makes sense.
+
+use axum::{
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::wire::time;
+use crate::{
+    fence::{Code, Ended, How, Now, ObjectId, code::Plane, step::LeaseRefusal},
+    table::ledger::Refused,
+};
+
+/// A refusal's body.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Problem {
+    /// `about:blank`: the code says it all.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    title: &'static str,
+    status: u16,
+    /// What happened, and what to do.
+    detail: String,
+    code: &'static str,
+    retryable: bool,
+    /// `none`: nothing was changed.
+    side_effect: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    object_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_seq: Option<u64>,
+    /// The object's fence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fence: Option<u64>,
+    /// The field that is wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    field: Option<String>,
+    /// Who holds the lease.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holder_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_id: Option<String>,
+    /// How long to wait before trying again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expired_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    released_at: Option<String>,
+    #[serde(skip)]
+    which: Code,
+}
+
+/// Without anything better to say, come back in a second.
+const RETRY_MS: u64 = 1_000;
+
+impl Problem {
+    #[must_use]
+    pub fn new(code: Code, detail: impl Into<String>) -> Self {
+        let status = code.status(Plane::Api);
+        let title = StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("Refused");
+        Self {
+            kind: "about:blank",
+            title,
+            status,
+            detail: detail.into(),
+            code: code.as_str(),
+            retryable: code.is_retryable(),
+            side_effect: "none",
+            object_id: None,
+            lease_seq: None,
+            fence: None,
+            field: None,
+            holder_id: None,
+            lease_id: None,
+            retry_after_ms: code.is_retryable().then_some(RETRY_MS),
+            expired_at: None,
+            released_at: None,
+            which: code,
+        }
+    }
+
+    /// A request that does not say what it must.
+    #[must_use]
+    pub fn invalid(field: impl Into<String>, what: impl std::fmt::Display) -> Self {
+        let field = field.into();
+        let mut problem = Self::new(Code::RequestInvalid, format!("{field}: {what}"));
+        problem.field = Some(field);
+        problem
+    }
+
+    #[must_use]
+    pub fn table_unavailable() -> Self {
+        Self::new(
+            Code::TableUnavailable,
+            "the fence table cannot be used now, so nothing was changed; the gate's log says why. Reads of the store go on",
+        )
+    }
+
+    #[must_use]
+    pub fn with_object(mut self, object: &ObjectId) -> Self {
+        self.object_id = Some(object.as_str().to_owned());
+        self
+    }
+
+    /// Why the ledger did not carry a call out.
+    #[must_use]
+    pub fn refused(refused: &Refused, now: Now) -> Self {
+        match refused {
+            Refused::Lease { object, why } => Self::lease(why, now).with_object(object),
+            Refused::NotFound => {
+                Self::new(Code::LeaseNotFound, "no such lease: it never was, or it ended more than a day ago")
+            }
+            Refused::RequestIdUsed => Self::new(
+                Code::RequestIdUsed,
+                "this request_id was granted a lease that has been used, has ended, or was for other objects; use a new request_id",
+            ),
+            Refused::Unavailable => Self::table_unavailable(),
+            Refused::Overloaded => Self::new(Code::GateOverloaded, "too many lease calls are waiting; come back later"),
+            Refused::Stopping => Self::new(
+                Code::GateStopping,
+                "this gate is stopping; ask another one, or this one again once it is back",
+            ),
+        }
+    }
+
+    fn lease(why: &LeaseRefusal, now: Now) -> Self {
+        match why {
+            LeaseRefusal::Held { lease: Some((lease_id, holder, seq)), retry_ms } => {
+                let detail = format!(
+                    "held by {holder} for another {retry_ms} ms unless it is renewed; set wait_ms to queue for it"
+                );
+                let mut problem = Self::new(Code::LeaseHeld, detail);
+                problem.holder_id = Some(holder.to_string());
+                problem.lease_id = Some(lease_id.to_string());
+                problem.lease_seq = Some(seq.get());
+                problem.fence = Some(seq.get());
+                problem.retry_after_ms = Some(*retry_ms);
+                problem
+            }
+            LeaseRefusal::Held { lease: None, retry_ms } => {
+                let mut problem = Self::new(
+                    Code::LeaseHeld,
+                    "writes of an older lease are still being drained; set wait_ms to queue for it",
+                );
+                problem.retry_after_ms = Some(*retry_ms);
+                problem
+            }
+            LeaseRefusal::NotHolder => Self::new(Code::LeaseNotHolder, "this lease is held by another holder_id"),
+            LeaseRefusal::TokenMismatch => Self::new(
+                Code::LeaseTokenMismatch,
+                "the fence token is not this lease's: its object, lease_seq or secret differs",
+            ),
+            LeaseRefusal::Fenced { fence } => {
+                let mut problem = Self::new(
+                    Code::LeaseFenced,
+                    format!("the fence has moved past this lease to {fence}; acquire again"),
+                );
+                problem.fence = Some(fence.get());
+                problem
+            }
+            LeaseRefusal::Expired { ended } => Self::ended(ended),
+            LeaseRefusal::SeqExhausted => Self::new(
+                Code::SeqExhausted,
+                "this object has used up its lease numbers (2^53-1); use another object_id",
+            ),
+            LeaseRefusal::ClockUntrusted => Self::new(
+                Code::ClockUntrusted,
+                format!(
+                    "the gate's wall clock reads {}, so it has not been set; no lease is granted by it",
+                    time(now.wall)
+                ),
+            ),
+        }
+    }
+
+    fn ended(ended: &Ended) -> Self {
+        let mut problem = Self::new(Code::LeaseExpired, "this lease is over; acquire again");
+        match ended.how {
+            How::Released => problem.released_at = Some(time(ended.at)),
+            How::Expired | How::Fenced { .. } => problem.expired_at = Some(time(ended.at)),
+        }
+        problem
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], body).into_response();
+        let headers = response.headers_mut();
+        headers.insert("fence-error", HeaderValue::from_static(self.code));
+        if let Some(ms) = self.retry_after_ms {
+            // Whole seconds, rounded up: not before the time.
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1_000)));
+        }
+        response.extensions_mut().insert(self.which);
+        response
+    }
+}

@@ -1,0 +1,47 @@
+//! What the gate would say to a write, without one.
+
+use axum::{Json, extract::State};
+
+use super::{
+    Shared,
+    extract::{self, Body},
+    problem::Problem,
+    wire::{CheckBody, CheckRequest},
+};
+use crate::fence::{Denial, verdict::Presented};
+
+/// Judge a token as a write with it would be judged.
+///
+/// # Errors
+/// `FENCE_TOKEN_MALFORMED`, `REQUEST_INVALID`. Every other verdict is an answer, not an error.
+#[utoipa::path(post, path = "/v1/tokens/check", tag = "tokens", request_body = CheckRequest, responses(
+    (status = 200, body = CheckBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
+    (status = 503, body = Problem, content_type = "application/problem+json")))]
+pub async fn check(State(gate): State<Shared>, Body(request): Body<CheckRequest>) -> Result<Json<CheckBody>, Problem> {
+    let token = extract::token(&request.fence_token)?;
+    let object = match request.object_id {
+        Some(object) => extract::object("object_id", &object)?,
+        None => token.object.clone(),
+    };
+    let seq = token.seq;
+    let presented = Presented::Token(token);
+    loop {
+        let (target, shown, now) = (object.clone(), presented.clone(), gate.now());
+        let verdict = gate.read(move |records| Ok(records.judge(&target, &shown, now))).await?;
+        let (code, expires_in_ms) = match verdict {
+            Ok(permit) => (None, Some(permit.remaining_ms())),
+            Err(Denial::Refused(refusal)) => (Some(refusal.code().as_str().to_owned()), None),
+            Err(Denial::Overdue(lease)) => {
+                gate.end(vec![(object.clone(), lease)]).await?;
+                continue;
+            }
+        };
+        return Ok(Json(CheckBody {
+            valid: code.is_none(),
+            code,
+            object_id: object.to_string(),
+            lease_seq: seq.get(),
+            expires_in_ms,
+        }));
+    }
+}

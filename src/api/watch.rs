@@ -1,0 +1,124 @@
+//! Lease events as server-sent events, resumable by their id.
+
+use std::{collections::VecDeque, convert::Infallible, time::Duration};
+
+use axum::{
+    extract::State,
+    http::HeaderMap,
+    response::{
+        IntoResponse, Sse,
+        sse::{Event, KeepAlive},
+    },
+};
+use futures_util::{Stream, stream};
+use tokio::sync::watch;
+
+use super::{
+    Shared,
+    extract::Query,
+    problem::Problem,
+    wire::{EventBody, WatchQuery},
+};
+use crate::{
+    fence::Hlc,
+    table::news::{After, Item},
+};
+
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Lease events: `granted`, `renewed`, `released`, `fenced`, `expired`, each under its hybrid
+/// logical time as `id`. Reconnect with `Last-Event-ID` to resume; the event `reset` says that some
+/// were missed: list the leases anew.
+///
+/// # Errors
+/// `REQUEST_INVALID` where the id to resume from is none.
+#[utoipa::path(get, path = "/v1/watch", tag = "leases", params(WatchQuery), responses(
+    (status = 200, body = EventBody, content_type = "text/event-stream"),
+    (status = "4XX", body = Problem, content_type = "application/problem+json")))]
+pub async fn watch(
+    State(gate): State<Shared>,
+    Query(query): Query<WatchQuery>,
+    headers: HeaderMap,
+) -> Result<impl IntoResponse, Problem> {
+    let header = headers.get("last-event-id").map(|value| value.to_str().unwrap_or("?").to_owned());
+    let newer = gate.news.subscribe();
+    let after = match header.or(query.after) {
+        Some(id) => id.parse::<Hlc>().map_err(|fault| Problem::invalid("Last-Event-ID", fault))?,
+        None => *newer.borrow(),
+    };
+    // The first line carries an id and no event, so that even a watcher that saw nothing can resume.
+    let hello = Event::default().id(after.to_string()).comment("watching");
+    gate.metrics.api.watcher(1.0);
+    let watching = Watching {
+        stopping: gate.stopping.subscribe(),
+        prefix: query.prefix.unwrap_or_default(),
+        ready: VecDeque::from([hello]),
+        gate,
+        newer,
+        after,
+    };
+    Ok(Sse::new(events(watching)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
+}
+
+struct Watching {
+    gate: Shared,
+    prefix: String,
+    newer: watch::Receiver<Hlc>,
+    stopping: watch::Receiver<bool>,
+    after: Hlc,
+    ready: VecDeque<Event>,
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.gate.metrics.api.watcher(-1.0);
+    }
+}
+
+fn events(watching: Watching) -> impl Stream<Item = Result<Event, Infallible>> {
+    stream::unfold(watching, |mut watching| async move {
+        loop {
+            if let Some(event) = watching.ready.pop_front() {
+                return Some((Ok(event), watching));
+            }
+            watching.newer.mark_unchanged();
+            watching.fetch();
+            if watching.ready.is_empty() && !watching.wait().await {
+                return None;
+            }
+        }
+    })
+}
+
+impl Watching {
+    fn fetch(&mut self) {
+        match self.gate.news.after(self.after) {
+            After::Reset(newest) => {
+                self.after = newest;
+                self.ready.push_back(Event::default().event("reset").id(newest.to_string()).data("{}"));
+            }
+            After::Items(items) => {
+                for item in items {
+                    self.after = item.0;
+                    if item.1.row.object.as_str().starts_with(&self.prefix) {
+                        self.ready.push_back(event(&item));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for news; `false` when the stream has to end.
+    async fn wait(&mut self) -> bool {
+        tokio::select! {
+            changed = self.newer.changed() => changed.is_ok(),
+            _ = self.stopping.wait_for(|stopping| *stopping) => false,
+        }
+    }
+}
+
+fn event(item: &Item) -> Event {
+    let (stamp, line) = &**item;
+    let data = serde_json::to_string(&EventBody::new(line)).unwrap_or_default();
+    Event::default().event(line.kind.as_str()).id(stamp.to_string()).data(data)
+}

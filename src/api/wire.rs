@@ -1,0 +1,400 @@
+//! What goes over the wire. The domain derives no Serialize; these types do, and convert.
+
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::{
+    fence::{How, Now, Record, State, WallMs, step::Announcement},
+    table::{
+        ledger::{DrainReport, Granted},
+        records::{LeaseView, Standing},
+    },
+};
+
+/// An instant as people write it.
+#[must_use]
+pub fn time(at: WallMs) -> String {
+    let ms = i64::try_from(at.0).unwrap_or(i64::MAX);
+    match jiff::Timestamp::from_millisecond(ms) {
+        Ok(instant) => format!("{instant:.3}"),
+        // Beyond the year 9999 there is nothing better to say.
+        Err(_) => jiff::Timestamp::MAX.to_string(),
+    }
+}
+
+/// `POST /v1/leases`
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AcquireRequest {
+    /// What to lock: 1 to 1,024 bytes, no control characters.
+    pub object_id: String,
+    /// Who asks: 1 to 1,024 bytes, unique per process.
+    pub holder_id: String,
+    /// How long the lease lasts unless it is renewed; the gate has a default and bounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
+    /// Queue for so long if it is held.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait_ms: Option<u64>,
+    /// Your own name for this call: repeat it after a lost answer to get the same lease.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+    /// Take your own live lease over, as after a restart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub takeover: Option<bool>,
+}
+
+/// `POST /v1/lease-batches`
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BatchRequest {
+    /// All of them, or none.
+    pub object_ids: Vec<String>,
+    pub holder_id: String,
+    pub ttl_ms: Option<u64>,
+    pub wait_ms: Option<u64>,
+    pub request_id: Option<String>,
+    pub takeover: Option<bool>,
+}
+
+/// `POST /v1/leases/{lease_id}/renew`
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RenewRequest {
+    pub fence_token: String,
+    pub holder_id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
+    /// Get a new lease_seq and token; tokens given away before stop working.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rotate: Option<bool>,
+}
+
+/// `POST /v1/objects/{object_id}/revoke`
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RevokeRequest {
+    /// Why: 1 to 1,024 bytes, kept with the lease that it ends.
+    pub reason: String,
+    /// Do not wait for writes whose outcome is unknown.
+    pub force: Option<bool>,
+}
+
+/// `POST /v1/tokens/check`
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CheckRequest {
+    pub fence_token: String,
+    /// The object to be written; the token's own if absent.
+    pub object_id: Option<String>,
+}
+
+/// `POST /v1/backups`
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BackupRequest {
+    /// A folder on the gate's machine that does not exist yet.
+    pub folder: String,
+}
+
+/// A finished backup.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct BackupBody {
+    pub folder: String,
+}
+
+/// `GET /v1/leases`
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, default)]
+pub struct ListQuery {
+    /// Objects whose id begins so.
+    pub prefix: Option<String>,
+    pub holder_id: Option<String>,
+    pub state: Option<LeaseState>,
+    /// 1 to 1,000; 100 if absent.
+    pub limit: Option<usize>,
+    /// `next_cursor` of the page before.
+    pub cursor: Option<String>,
+}
+
+/// `GET /v1/watch`
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, default)]
+pub struct WatchQuery {
+    /// Objects whose id begins so.
+    pub prefix: Option<String>,
+    /// Resume behind this event id; the header Last-Event-ID does the same.
+    pub after: Option<String>,
+}
+
+/// Where a lease stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LeaseState {
+    Held,
+    Draining,
+    Expired,
+    Released,
+    Fenced,
+}
+
+/// A lease, without its secret.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct LeaseBody {
+    pub lease_id: String,
+    pub lease_seq: u64,
+    pub object_id: String,
+    pub holder_id: String,
+    pub acquired_at: String,
+    pub expires_at: String,
+    pub ttl_ms: u64,
+    pub state: LeaseState,
+    /// What is left of it by the gate's own clock.
+    pub expires_in_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+    /// It was granted by force while an older write's outcome was unknown.
+    pub tainted: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub released_at: Option<String>,
+    /// Why it was fenced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// A lease as its holder gets it: with the token.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct GrantBody {
+    #[serde(flatten)]
+    pub lease: LeaseBody,
+    /// Send it with every write, in the header Fence-Token. Keep it to yourself.
+    pub fence_token: String,
+    pub drain: DrainBody,
+}
+
+/// What was on its way to the store when the lease changed hands.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct DrainBody {
+    pub settled: u64,
+    pub cancelled: u64,
+    pub unknown: u64,
+    pub waited_ms: u64,
+}
+
+/// A batch of leases.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct BatchBody {
+    pub leases: Vec<GrantBody>,
+}
+
+/// A page of leases.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct LeaseList {
+    pub leases: Vec<LeaseBody>,
+    pub next_cursor: Option<String>,
+}
+
+/// An object.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct ObjectBody {
+    pub object_id: String,
+    /// Writes below it are stale for ever.
+    pub fence: u64,
+    pub state: ObjectState,
+    /// The lease at the fence, if one was granted there.
+    pub lease: Option<LeaseBody>,
+    /// When the table last changed it, as a hybrid logical time.
+    pub changed: String,
+}
+
+/// What stands at an object's fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ObjectState {
+    Free,
+    Draining,
+    Open,
+}
+
+/// A revoked object.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct RevokeBody {
+    #[serde(flatten)]
+    pub object: ObjectBody,
+    pub drain: DrainBody,
+}
+
+/// A verdict without a write.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct CheckBody {
+    /// Whether a write with this token would be forwarded now.
+    pub valid: bool,
+    /// Why not: the code that the write would get.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<String>,
+    pub object_id: String,
+    pub lease_seq: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_in_ms: Option<u64>,
+}
+
+/// Refused writes, newest first.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct ReceiptList {
+    pub receipts: Vec<ReceiptBody>,
+}
+
+/// One refused write.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct ReceiptBody {
+    pub receipt_id: String,
+    pub object_id: Option<String>,
+    pub error: String,
+    pub write_seq: Option<u64>,
+    pub current_fence_seq: Option<u64>,
+    pub holder_id: Option<String>,
+    pub route: Option<String>,
+    pub timestamp: String,
+}
+
+/// An event for watchers.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct EventBody {
+    pub lease_id: String,
+    pub lease_seq: u64,
+    pub object_id: String,
+    pub holder_id: String,
+    pub fence: u64,
+    pub acquired_at: String,
+    pub expires_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl From<DrainReport> for DrainBody {
+    fn from(report: DrainReport) -> Self {
+        let DrainReport { settled, cancelled, unknown, waited_ms } = report;
+        Self { settled, cancelled, unknown, waited_ms }
+    }
+}
+
+impl LeaseBody {
+    /// A lease and where it stands. An overdue one is shown as held: whoever has not ended it first
+    /// must not call it expired.
+    #[must_use]
+    pub fn new(view: &LeaseView) -> Self {
+        let row = &view.row;
+        let ended = row.ended.as_ref();
+        Self {
+            lease_id: row.lease_id.to_string(),
+            lease_seq: row.seq.get(),
+            object_id: row.object.to_string(),
+            holder_id: row.holder.to_string(),
+            acquired_at: time(row.acquired_at),
+            expires_at: time(row.expires_at),
+            ttl_ms: row.ttl.0,
+            state: LeaseState::from(view.standing),
+            expires_in_ms: view.remaining_ms,
+            request_id: row.request.as_ref().map(ToString::to_string),
+            tainted: row.tainted,
+            ended_at: ended.map(|ended| time(ended.at)),
+            released_at: ended.filter(|ended| ended.how == How::Released).map(|ended| time(ended.at)),
+            reason: ended.and_then(|ended| reason(&ended.how)),
+        }
+    }
+}
+
+fn reason(how: &How) -> Option<String> {
+    match how {
+        How::Fenced { reason } => Some(reason.clone()),
+        How::Expired | How::Released => None,
+    }
+}
+
+impl From<Standing> for LeaseState {
+    fn from(standing: Standing) -> Self {
+        match standing {
+            Standing::Held | Standing::Overdue => Self::Held,
+            Standing::Draining => Self::Draining,
+            Standing::Expired => Self::Expired,
+            Standing::Released => Self::Released,
+            Standing::Fenced => Self::Fenced,
+        }
+    }
+}
+
+impl GrantBody {
+    #[must_use]
+    pub fn new(granted: &Granted, now: Now) -> Self {
+        let Granted { object, lease, drain } = granted;
+        let view = LeaseView {
+            row: crate::fence::LeaseRow::new(object, lease, None),
+            standing: Standing::Held,
+            remaining_ms: lease.remaining_ms(now),
+        };
+        Self { lease: LeaseBody::new(&view), fence_token: lease.token(object).expose(), drain: (*drain).into() }
+    }
+}
+
+impl ObjectBody {
+    #[must_use]
+    pub fn new(record: &Record, now: Now) -> Self {
+        let lease = record.lease().map(|(lease, ended)| {
+            let standing = match ended.map(|ended| &ended.how) {
+                None => Standing::Held,
+                Some(How::Expired) => Standing::Expired,
+                Some(How::Released) => Standing::Released,
+                Some(How::Fenced { .. }) => Standing::Fenced,
+            };
+            let remaining_ms = if ended.is_some() { 0 } else { lease.remaining_ms(now) };
+            let row = crate::fence::LeaseRow::new(&record.object, lease, ended.cloned());
+            LeaseBody::new(&LeaseView { row, standing, remaining_ms })
+        });
+        Self {
+            object_id: record.object.to_string(),
+            fence: record.fence.get(),
+            state: match record.state {
+                State::Free { .. } => ObjectState::Free,
+                State::Draining { .. } => ObjectState::Draining,
+                State::Open { .. } => ObjectState::Open,
+            },
+            lease,
+            changed: record.changed.to_string(),
+        }
+    }
+}
+
+impl EventBody {
+    #[must_use]
+    pub fn new(line: &Announcement) -> Self {
+        let row = &line.row;
+        Self {
+            lease_id: row.lease_id.to_string(),
+            lease_seq: row.seq.get(),
+            object_id: row.object.to_string(),
+            holder_id: row.holder.to_string(),
+            fence: line.fence.get(),
+            acquired_at: time(row.acquired_at),
+            expires_at: time(row.expires_at),
+            ended_at: row.ended.as_ref().map(|ended| time(ended.at)),
+            reason: row.ended.as_ref().and_then(|ended| reason(&ended.how)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_rfc_3339_utc_with_milliseconds() {
+        assert_eq!(time(WallMs(1_754_842_735_000)), "2025-08-10T16:18:55.000Z");
+        assert_eq!(time(WallMs(1_754_842_735_007)), "2025-08-10T16:18:55.007Z");
+        assert_eq!(time(WallMs(0)), "1970-01-01T00:00:00.000Z");
+        assert!(time(WallMs(u64::MAX)).starts_with("9999-"));
+    }
+}

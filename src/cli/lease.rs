@@ -1,0 +1,282 @@
+//! `fencegate lease`
+
+use clap::Subcommand;
+use http::Method;
+use http_body_util::BodyExt;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{Done, Failed, output, runtime, token};
+use crate::{
+    api::wire::{AcquireRequest, GrantBody, LeaseBody, LeaseList, ObjectBody, RenewRequest},
+    client::{Answer, Client},
+};
+
+/// The gate, and how to print.
+#[derive(Debug, clap::Args)]
+pub(super) struct Common {
+    /// The gate's api.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
+    api: String,
+    /// Print the gate's own JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Acquire a lease and print its fence token.
+    ///
+    /// Send the token with every write, in the header Fence-Token, and renew at a third of the ttl.
+    Acquire {
+        /// What to lock, such as `users` or `/data/users/`.
+        #[arg(long)]
+        object: String,
+        /// Who you are; unique per process.
+        #[arg(long)]
+        holder: String,
+        /// How long it lasts, in milliseconds, unless it is renewed.
+        #[arg(long, value_name = "MS")]
+        ttl: Option<u64>,
+        /// Queue for so long, in milliseconds, if it is held.
+        #[arg(long, value_name = "MS")]
+        wait: Option<u64>,
+        /// Your own name for this call: repeat it after a lost answer to get the same lease.
+        #[arg(long)]
+        request_id: Option<String>,
+        /// Take your own live lease over, as after a restart.
+        #[arg(long)]
+        takeover: bool,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Renew a lease.
+    Renew {
+        lease_id: String,
+        #[arg(long)]
+        holder: String,
+        /// The lease's token, or - to read it from standard input.
+        #[arg(long)]
+        token: String,
+        #[arg(long, value_name = "MS")]
+        ttl: Option<u64>,
+        /// Get a new number and token; tokens given away before stop working.
+        #[arg(long)]
+        rotate: bool,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Release a lease. Whoever waits for the object gets it.
+    Release {
+        lease_id: String,
+        /// The lease's token, or - to read it from standard input.
+        #[arg(long)]
+        token: String,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Show one lease.
+    Get {
+        lease_id: String,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// List leases; ended ones are kept for a day.
+    List {
+        /// Objects whose id begins so.
+        #[arg(long, default_value = "")]
+        prefix: String,
+        #[arg(long)]
+        holder: Option<String>,
+        /// held, draining, expired, released or fenced.
+        #[arg(long)]
+        state: Option<String>,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Print lease events as they happen, until interrupted.
+    Watch {
+        /// Objects whose id begins so.
+        #[arg(long, default_value = "")]
+        prefix: String,
+        #[command(flatten)]
+        common: Common,
+    },
+}
+
+pub(super) fn run(command: Command) -> Done {
+    match command {
+        Command::Acquire { object, holder, ttl, wait, request_id, takeover, common } => {
+            let body = AcquireRequest {
+                object_id: object,
+                holder_id: holder,
+                ttl_ms: ttl,
+                wait_ms: wait,
+                request_id,
+                takeover: takeover.then_some(true),
+            };
+            show(&common, &call(&common, Method::POST, "/v1/leases", &[], Some(&body))?, show_grant)
+        }
+        Command::Renew { lease_id, holder, token, ttl, rotate, common } => {
+            let token = token::given(&token)?;
+            let body =
+                RenewRequest { fence_token: token, holder_id: holder, ttl_ms: ttl, rotate: rotate.then_some(true) };
+            let path = format!("/v1/leases/{}/renew", encode(&lease_id));
+            show(&common, &call(&common, Method::POST, &path, &[], Some(&body))?, show_grant)
+        }
+        Command::Release { lease_id, token, common } => {
+            let token = token::given(&token)?;
+            let path = format!("/v1/leases/{}", encode(&lease_id));
+            let answer = call::<()>(&common, Method::DELETE, &path, &[("Fence-Token", &token)], None)?;
+            show(&common, &answer, |object: &ObjectBody| {
+                output::line(&format!("released; {} is nobody's, its fence stays {}", object.object_id, object.fence));
+            })
+        }
+        Command::Get { lease_id, common } => {
+            let path = format!("/v1/leases/{}", encode(&lease_id));
+            show(&common, &call::<()>(&common, Method::GET, &path, &[], None)?, show_lease)
+        }
+        Command::List { prefix, holder, state, common } => list(&prefix, holder.as_deref(), state.as_deref(), &common),
+        Command::Watch { prefix, common } => watch(&prefix, &common),
+    }
+}
+
+fn encode(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+fn client(common: &Common) -> Result<Client, Failed> {
+    Client::new(&common.api).map_err(|fault| Failed::Said(fault.to_string()))
+}
+
+fn call<T: Serialize>(
+    common: &Common,
+    method: Method,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: Option<&T>,
+) -> Result<Answer, Failed> {
+    let body = body.map(|body| serde_json::to_vec(body).unwrap_or_default());
+    let answer = runtime()?.block_on(client(common)?.call(method, path, headers, body));
+    let answer = answer.map_err(|fault| fault.to_string())?;
+    if answer.status.is_success() {
+        return Ok(answer);
+    }
+    if common.json {
+        output::line(&String::from_utf8_lossy(&answer.body));
+        return Err(Failed::Quietly);
+    }
+    Err(Failed::Said(explain(&answer)))
+}
+
+/// A refusal in a line: its code and what to do.
+pub(super) fn explain(answer: &Answer) -> String {
+    let problem: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    match (problem["code"].as_str(), problem["detail"].as_str()) {
+        (Some(code), Some(detail)) => format!("{code}: {detail}"),
+        _ => format!("the gate answered {}", answer.status),
+    }
+}
+
+fn show<T: DeserializeOwned>(common: &Common, answer: &Answer, print: impl FnOnce(&T)) -> Done {
+    if common.json {
+        output::line(&String::from_utf8_lossy(&answer.body));
+        return Ok(());
+    }
+    let body: T = serde_json::from_slice(&answer.body)
+        .map_err(|error| Failed::Said(format!("the gate's answer is not what this program knows: {error}")))?;
+    print(&body);
+    Ok(())
+}
+
+fn show_grant(grant: &GrantBody) {
+    show_lease(&grant.lease);
+    output::line(&format!("fence_token  {}", grant.fence_token));
+}
+
+fn show_lease(lease: &LeaseBody) {
+    let mut rows = vec![
+        ("object_id", lease.object_id.clone()),
+        ("lease_seq", lease.lease_seq.to_string()),
+        ("lease_id", lease.lease_id.clone()),
+        ("holder_id", lease.holder_id.clone()),
+        ("state", state_name(lease)),
+        ("acquired_at", lease.acquired_at.clone()),
+        ("expires_at", lease.expires_at.clone()),
+    ];
+    rows.extend(lease.ended_at.clone().map(|at| ("ended_at", at)));
+    rows.extend(lease.reason.clone().map(|reason| ("reason", reason)));
+    let rows: Vec<Vec<String>> = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
+    output::columns(&rows);
+}
+
+fn state_name(lease: &LeaseBody) -> String {
+    serde_json::to_value(lease.state).ok().and_then(|state| state.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+fn list(prefix: &str, holder: Option<&str>, state: Option<&str>, common: &Common) -> Done {
+    let mut rows = vec![["OBJECT", "SEQ", "STATE", "HOLDER", "EXPIRES", "LEASE"].map(str::to_owned).to_vec()];
+    let mut cursor: Option<String> = None;
+    loop {
+        let mut path = format!("/v1/leases?prefix={}", encode(prefix));
+        for (name, value) in [("holder_id", holder), ("state", state), ("cursor", cursor.as_deref())] {
+            if let Some(value) = value {
+                path = format!("{path}&{name}={}", encode(value));
+            }
+        }
+        let answer = call::<()>(common, Method::GET, &path, &[], None)?;
+        let page: LeaseList = serde_json::from_slice(&answer.body)
+            .map_err(|error| Failed::Said(format!("the gate's answer is not what this program knows: {error}")))?;
+        for lease in &page.leases {
+            if common.json {
+                output::line(&serde_json::to_string(lease).unwrap_or_default());
+                continue;
+            }
+            let (id, seq) = (lease.object_id.clone(), lease.lease_seq.to_string());
+            let (holder, expires) = (lease.holder_id.clone(), lease.expires_at.clone());
+            rows.push(vec![id, seq, state_name(lease), holder, expires, lease.lease_id.clone()]);
+        }
+        cursor = page.next_cursor;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    if !common.json {
+        output::columns(&rows);
+    }
+    Ok(())
+}
+
+fn watch(prefix: &str, common: &Common) -> Done {
+    let client = client(common)?;
+    runtime()?.block_on(async {
+        let path = format!("/v1/watch?prefix={}", encode(prefix));
+        let (status, mut body) =
+            client.open(Method::GET, &path, &[], None).await.map_err(|fault| Failed::Said(fault.to_string()))?;
+        if !status.is_success() {
+            return Err(Failed::Said(format!("the gate answered {status}")));
+        }
+        let mut text = String::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| Failed::Said(format!("the stream broke: {error}")))?;
+            text.push_str(&String::from_utf8_lossy(frame.data_ref().map_or(&[][..], |data| data)));
+            while let Some(end) = text.find("\n\n") {
+                show_event(&text[..end], common.json);
+                text.drain(..end + 2);
+            }
+        }
+        Err(Failed::Said("the gate ended the stream; it is stopping".to_owned()))
+    })
+}
+
+fn show_event(event: &str, json: bool) {
+    let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name).map(str::trim_start));
+    let (Some(kind), Some(data)) = (field("event:"), field("data:")) else { return };
+    if json {
+        output::line(&format!("{{\"event\":{},\"data\":{data}}}", serde_json::Value::from(kind)));
+        return;
+    }
+    let data: serde_json::Value = serde_json::from_str(data).unwrap_or_default();
+    let text = |name: &str| data[name].as_str().unwrap_or("").to_owned();
+    output::line(&format!("{kind:<9} {}  seq {}  {}", text("object_id"), data["lease_seq"], text("holder_id")));
+}

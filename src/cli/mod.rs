@@ -1,0 +1,172 @@
+//! The command line: one file per subcommand.
+//!
+//! Exit codes: 0 done; 1 refused, failed or unreachable; 2 a wrong command line or configuration.
+
+mod check;
+mod drain;
+mod lease;
+mod manual;
+mod output;
+mod serve;
+mod table;
+mod token;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use crate::config::{self, Faults, LogFormat, Settings};
+
+/// A storage-side write gate: leases with fence tokens, checked before the store sees a write.
+///
+/// Leader election elects; it does not stop a deposed leader's delayed write. fencegate does: a
+/// holder acquires a lease, gets a fence token, and sends it with every write; once the lease has
+/// changed hands, its token is refused for ever.
+///
+/// To begin: `fencegate table init --config FILE`, then `fencegate serve --config FILE`, then
+/// `fencegate lease acquire --object users --holder me`.
+#[derive(Debug, Parser)]
+#[command(name = "fencegate", version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gate.
+    ///
+    /// Prints one line on standard output once it is up: `ready api=ADDR ops=ADDR`. SIGTERM and
+    /// SIGINT stop it in good order.
+    Serve(serve::Args),
+    /// Look a configuration over, and list everything that is wrong with it.
+    Check(ConfigArgs),
+    /// Acquire, renew, release and look at leases of a running gate.
+    #[command(subcommand)]
+    Lease(lease::Command),
+    /// Make, look at, check, back up and restore the fence table.
+    #[command(subcommand)]
+    Table(table::Command),
+    /// Ask a running gate to hand out no more leases, and wait until it is idle.
+    Drain(drain::Args),
+    /// Look at fence tokens.
+    #[command(subcommand)]
+    Token(token::Command),
+    /// Print completions for a shell.
+    ///
+    /// For bash: `fencegate completions bash > /etc/bash_completion.d/fencegate`
+    Completions { shell: clap_complete::Shell },
+    /// Print the manual page, or write the pages of all subcommands into a folder.
+    Man {
+        /// Write `fencegate.1`, `fencegate-serve.1` and so on here.
+        #[arg(long, value_name = "FOLDER")]
+        out: Option<PathBuf>,
+    },
+}
+
+/// Where the configuration is.
+#[derive(Debug, clap::Args)]
+struct ConfigArgs {
+    /// The configuration file; config/fencegate.toml explains every key.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+}
+
+/// How a command went.
+enum Failed {
+    /// The configuration or the surroundings are wrong: exit 2.
+    Config(Faults),
+    /// It was refused, or did not work: exit 1.
+    Said(String),
+    /// The same, and everything has been said.
+    Quietly,
+}
+
+impl From<String> for Failed {
+    fn from(what: String) -> Self {
+        Self::Said(what)
+    }
+}
+
+type Done = Result<(), Failed>;
+
+/// Runs the program.
+#[must_use]
+pub fn run() -> ExitCode {
+    let cli = Cli::parse();
+    let fault = config::test_fault();
+    if let Err(what) = crate::failpoints::check(fault.as_deref()) {
+        eprintln!("fencegate: {what}");
+        return ExitCode::from(2);
+    }
+    let done = match cli.command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Lease(command) => lease::run(command),
+        Command::Table(command) => table::run(command),
+        Command::Drain(args) => drain::run(&args),
+        Command::Token(command) => token::run(&command),
+        Command::Completions { shell } => {
+            manual::completions(shell);
+            Ok(())
+        }
+        Command::Man { out } => manual::pages(out.as_deref()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failed::Config(faults)) => {
+            eprintln!("fencegate: {} to mend:", output::count(faults.0.len(), "thing"));
+            faults.0.iter().for_each(|fault| eprintln!("  {}: {}", fault.key, fault.what));
+            ExitCode::from(2)
+        }
+        Err(Failed::Said(what)) => {
+            eprintln!("fencegate: {what}");
+            ExitCode::FAILURE
+        }
+        Err(Failed::Quietly) => ExitCode::FAILURE,
+    }
+}
+
+fn load(args: &ConfigArgs) -> Result<Settings, Failed> {
+    config::load(&args.config).map_err(Failed::Config)
+}
+
+/// Sets logging up: on standard error, for people or for machines.
+fn log(settings: &Settings, format: Option<LogFormat>) {
+    use std::io::IsTerminal;
+    let level = match settings.log.level {
+        config::Level::Error => tracing::Level::ERROR,
+        config::Level::Warn => tracing::Level::WARN,
+        config::Level::Info => tracing::Level::INFO,
+        config::Level::Debug => tracing::Level::DEBUG,
+        config::Level::Trace => tracing::Level::TRACE,
+    };
+    let on_terminal = std::io::stderr().is_terminal();
+    let json = match format.unwrap_or(settings.log.format) {
+        LogFormat::Auto => !on_terminal,
+        LogFormat::Text => false,
+        LogFormat::Json => true,
+    };
+    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(on_terminal);
+    // A second gate in one process keeps the first one's log.
+    let _ = if json { log.json().flatten_event(true).try_init() } else { log.try_init() };
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failed> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("api")
+        .enable_all()
+        .build()
+        .map_err(|error| Failed::Said(format!("cannot start: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        super::Cli::command().debug_assert();
+    }
+}

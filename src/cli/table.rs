@@ -1,0 +1,177 @@
+//! `fencegate table`
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use http::Method;
+
+use super::{ConfigArgs, Done, Failed, load, output, runtime};
+use crate::{
+    api::wire::BackupRequest,
+    client::Client,
+    clock::Clock,
+    config::{Fault, Faults},
+    table::{
+        Table, backup,
+        open::{self, table_folder},
+        rocks::RocksTable,
+        verify,
+    },
+};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Make a new, empty fence table and its key.
+    ///
+    /// This is your word that there was none before: a gate on a new table knows no fence. It never
+    /// touches a table that is there.
+    Init(ConfigArgs),
+    /// Count what the table holds. Works while a gate is running on it.
+    Stats {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read every row, and check that rows agree with each other. Works while a gate is running.
+    Verify(ConfigArgs),
+    /// Copy the table into a new folder.
+    ///
+    /// With --api, a running gate copies its own table (the folder is on its machine). With
+    /// --config, a table that no gate is using is copied. The key is not copied.
+    Backup {
+        /// The folder to make.
+        #[arg(long, value_name = "FOLDER")]
+        to: PathBuf,
+        /// The configuration file of a gate that is not running.
+        #[arg(long, value_name = "FILE", required_unless_present = "api", conflicts_with = "api")]
+        config: Option<PathBuf>,
+        /// A running gate.
+        #[arg(long, value_name = "URL")]
+        api: Option<String>,
+    },
+    /// Put a backup where the gate's table belongs.
+    ///
+    /// Whatever was granted after the backup is unknown to it, so the restored table starts a new
+    /// incarnation: every fence rises beyond it, every lease is void, and a new key is made.
+    Restore {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// The backup's folder.
+        #[arg(long, value_name = "FOLDER")]
+        from: PathBuf,
+        /// Set a table that is there aside first.
+        #[arg(long)]
+        replace: bool,
+    },
+}
+
+fn at_table(what: impl std::fmt::Display) -> Failed {
+    Failed::Config(Faults(vec![Fault::new("table.path", what.to_string())]))
+}
+
+pub(super) fn run(command: Command) -> Done {
+    match command {
+        Command::Init(config) => {
+            let path = load(&config)?.table.path;
+            open::init(&path).map_err(at_table)?;
+            output::line(&format!("made a new fence table in {}", path.display()));
+            Ok(())
+        }
+        Command::Stats { config, json } => stats(&config, json),
+        Command::Verify(config) => verify(&config),
+        Command::Backup { to, config, api } => match (config, api) {
+            (_, Some(api)) => backup_running(&to, &api),
+            (Some(config), None) => backup_stopped(&to, &ConfigArgs { config }),
+            (None, None) => Err(Failed::Said("say --api or --config".to_owned())),
+        },
+        Command::Restore { config, from, replace } => {
+            let data = load(&config)?.table.path;
+            let restored = backup::restore(&from, &data, replace, Clock::machine().now().wall).map_err(at_table)?;
+            output::line(&format!("restored as incarnation {}: every lease is void", restored.incarnation));
+            if let Some(aside) = restored.set_aside {
+                output::line(&format!("the table that was there is in {}", aside.display()));
+            }
+            Ok(())
+        }
+    }
+}
+
+fn look(config: &ConfigArgs) -> Result<RocksTable, Failed> {
+    let path = load(config)?.table.path;
+    let folder = table_folder(&path);
+    if !RocksTable::exists(&folder) {
+        return Err(at_table(open::OpenFault::Missing { folder: path.display().to_string() }));
+    }
+    RocksTable::open_read_only(&folder).map_err(at_table)
+}
+
+fn stats(config: &ConfigArgs, json: bool) -> Done {
+    let table = look(config)?;
+    let progress = output::Progress::new("rows");
+    let report = verify::walk(&table, false, |n| progress.at(n)).map_err(at_table)?;
+    drop(progress);
+    let (incarnation, run, clean) = verify::about(&table).map_err(at_table)?;
+    let sizes = table.stats();
+    if json {
+        let shown = serde_json::json!({
+            "rows": report.rows, "incarnation": incarnation.get(), "run": run, "clean": clean,
+            "sst_bytes": sizes.sst_bytes, "memtable_bytes": sizes.memtable_bytes,
+        });
+        output::line(&shown.to_string());
+        return Ok(());
+    }
+    let mut rows: Vec<Vec<String>> =
+        report.rows.iter().map(|(family, count)| vec![(*family).to_owned(), count.to_string()]).collect();
+    rows.push(vec!["incarnation".to_owned(), incarnation.to_string()]);
+    rows.push(vec!["run".to_owned(), run.to_string()]);
+    rows.push(vec!["ended in good order".to_owned(), if clean { "yes" } else { "no, or it is running" }.to_owned()]);
+    rows.push(vec!["table files, bytes".to_owned(), sizes.sst_bytes.to_string()]);
+    rows.push(vec!["in memory, bytes".to_owned(), sizes.memtable_bytes.to_string()]);
+    output::columns(&rows);
+    Ok(())
+}
+
+fn verify(config: &ConfigArgs) -> Done {
+    let table = look(config)?;
+    let progress = output::Progress::new("rows");
+    let report = verify::walk(&table, true, |n| progress.at(n)).map_err(at_table)?;
+    drop(progress);
+    let rows: u64 = report.rows.values().sum();
+    if report.fault_count == 0 {
+        output::line(&format!("{rows} rows, all sound"));
+        return Ok(());
+    }
+    report.faults.iter().for_each(|fault| output::line(fault));
+    Err(Failed::Said(format!(
+        "{rows} rows, {} of them not sound. Objects whose row cannot be read are refused; restore a backup to mend that",
+        report.fault_count
+    )))
+}
+
+fn backup_stopped(to: &std::path::Path, config: &ConfigArgs) -> Done {
+    let path = load(config)?.table.path;
+    let folder = table_folder(&path);
+    if !RocksTable::exists(&folder) {
+        return Err(at_table(open::OpenFault::Missing { folder: path.display().to_string() }));
+    }
+    let (table, _) = RocksTable::open(&folder)
+        .map_err(|fault| at_table(format!("{fault}. If its gate is running, say --api instead of --config")))?;
+    backup::create(&table as &dyn Table, to).map_err(|fault| fault.to_string())?;
+    output::line(&format!("backed up to {}", to.display()));
+    Ok(())
+}
+
+fn backup_running(to: &std::path::Path, api: &str) -> Done {
+    let client = Client::new(api).map_err(|fault| fault.to_string())?;
+    let body = serde_json::to_vec(&BackupRequest { folder: to.display().to_string() }).unwrap_or_default();
+    let answer = runtime()?
+        .block_on(client.call(Method::POST, "/v1/backups", &[], Some(body)))
+        .map_err(|fault| fault.to_string())?;
+    if !answer.status.is_success() {
+        return Err(Failed::Said(super::lease::explain(&answer)));
+    }
+    output::line(&format!("backed up to {}", to.display()));
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! A little HTTP client for the command line: one call, one connection.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full};
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use thiserror::Error;
+use tokio::net::TcpStream;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why there is no answer.
+#[derive(Debug, Error)]
+pub enum CallFault {
+    #[error("{0:?} is not a URL such as http://127.0.0.1:8081")]
+    Url(String),
+    #[error("{url} cannot be reached: {error}. Is the gate running, and is --api right?")]
+    Connect { url: String, error: String },
+    #[error("the connection to {url} broke: {error}")]
+    Broken { url: String, error: String },
+}
+
+/// A gate's address.
+#[derive(Clone, Debug)]
+pub struct Client {
+    url: String,
+    authority: String,
+}
+
+/// An answer, read to its end.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub body: Bytes,
+}
+
+impl Client {
+    /// Takes a gate's URL.
+    ///
+    /// # Errors
+    /// Where it is not an `http` URL without a path.
+    pub fn new(url: &str) -> Result<Self, CallFault> {
+        let bad = || CallFault::Url(url.to_owned());
+        let uri: Uri = url.parse().map_err(|_| bad())?;
+        let authority = uri.authority().ok_or_else(bad)?;
+        if uri.scheme_str() != Some("http") || !matches!(uri.path(), "" | "/") {
+            return Err(bad());
+        }
+        let port = authority.port_u16().unwrap_or(80);
+        Ok(Self { url: url.trim_end_matches('/').to_owned(), authority: format!("{}:{port}", authority.host()) })
+    }
+
+    /// Makes a call and reads the answer to its end.
+    ///
+    /// # Errors
+    /// Where there is no whole answer.
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<Vec<u8>>,
+    ) -> Result<Answer, CallFault> {
+        let (status, body) = self.open(method, path, headers, body).await?;
+        let body = body.collect().await.map_err(|error| self.broken(&error))?.to_bytes();
+        Ok(Answer { status, body })
+    }
+
+    /// Makes a call and hands its answer's body over as it comes.
+    ///
+    /// # Errors
+    /// Where there is no answer.
+    pub async fn open(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<Vec<u8>>,
+    ) -> Result<(StatusCode, Incoming), CallFault> {
+        let connect = |error: String| CallFault::Connect { url: self.url.clone(), error };
+        let stream = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.authority))
+            .await
+            .map_err(|_| connect("no answer in 5 s".to_owned()))?
+            .map_err(|error| connect(error.to_string()))?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
+        tokio::spawn(connection);
+        let mut request = Request::builder().method(method).uri(path).header(header::HOST, &self.authority);
+        if body.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(Bytes::from(body.unwrap_or_default())));
+        let request = request.map_err(|error| self.broken(&error))?;
+        let (head, body) = sender.send_request(request).await.map_err(|error| self.broken(&error))?.into_parts();
+        Ok((head.status, body))
+    }
+
+    fn broken(&self, error: &dyn std::fmt::Display) -> CallFault {
+        CallFault::Broken { url: self.url.clone(), error: error.to_string() }
+    }
+}

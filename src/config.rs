@@ -1,0 +1,395 @@
+//! Settings: a TOML file, then the environment. The only file that reads the environment.
+//!
+//! A key `[section] key` can also be given as `FENCEGATE__SECTION__KEY`. Unknown keys and unusable
+//! values stop the start, and all of them are listed at once. `config/fencegate.toml` holds every
+//! key with its default and advice; a test keeps the two the same.
+
+use std::{fmt, net::SocketAddr, path::Path, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+const PREFIX: &str = "FENCEGATE__";
+const TEST_FAULT: &str = "FENCEGATE_TEST_FAULT";
+
+/// Everything that can be set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    pub api: Api,
+    pub ops: Ops,
+    pub table: TableSettings,
+    pub lease: LeaseSettings,
+    pub watch: Watch,
+    pub shutdown: Shutdown,
+    pub log: Log,
+}
+
+/// The port for lease calls.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Api {
+    pub listen: SocketAddr,
+}
+
+/// The port for probes and metrics.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ops {
+    pub listen: SocketAddr,
+}
+
+/// Where the fence table lies.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TableSettings {
+    pub path: PathBuf,
+    pub create: bool,
+    pub cache_objects: usize,
+}
+
+/// Bounds on leases.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LeaseSettings {
+    pub ttl_ms_min: u64,
+    pub ttl_ms_max: u64,
+    pub ttl_ms_default: u64,
+    pub wait_ms_max: u64,
+    pub waiters_max: usize,
+    pub takeover_after_ms: u64,
+    pub batch_max: usize,
+}
+
+/// The stream of lease events.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Watch {
+    pub history: usize,
+}
+
+/// How a gate ends.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Shutdown {
+    pub deadline_ms: u64,
+}
+
+/// What the gate writes about itself, on standard error.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    pub level: Level,
+    pub format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Text on a terminal, JSON elsewhere.
+    Auto,
+    Text,
+    Json,
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+impl Default for Api {
+    fn default() -> Self {
+        Self { listen: loopback(8081) }
+    }
+}
+
+impl Default for Ops {
+    fn default() -> Self {
+        Self { listen: loopback(9464) }
+    }
+}
+
+impl Default for TableSettings {
+    fn default() -> Self {
+        Self { path: PathBuf::from("fencegate-data"), create: false, cache_objects: 262_144 }
+    }
+}
+
+impl Default for LeaseSettings {
+    fn default() -> Self {
+        Self {
+            ttl_ms_min: 1_000,
+            ttl_ms_max: 3_600_000,
+            ttl_ms_default: 30_000,
+            wait_ms_max: 300_000,
+            waiters_max: 10_000,
+            takeover_after_ms: 1_000,
+            batch_max: 128,
+        }
+    }
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Self { history: 8_192 }
+    }
+}
+
+impl Default for Shutdown {
+    fn default() -> Self {
+        Self { deadline_ms: 25_000 }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: Level::Info, format: LogFormat::Auto }
+    }
+}
+
+/// One thing that is wrong, under the key it is wrong at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub key: String,
+    pub what: String,
+}
+
+impl Fault {
+    #[must_use]
+    pub fn new(key: impl Into<String>, what: impl Into<String>) -> Self {
+        Self { key: key.into(), what: what.into() }
+    }
+}
+
+/// All that is wrong, at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Faults(pub Vec<Fault>);
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, fault) in self.0.iter().enumerate() {
+            let gap = if place == 0 { "" } else { "\n" };
+            write!(f, "{gap}{}: {}", fault.key, fault.what)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Faults {}
+
+/// The fault that a test asks for.
+#[must_use]
+pub fn test_fault() -> Option<String> {
+    read_env(TEST_FAULT)
+}
+
+#[allow(clippy::disallowed_methods, reason = "this file is where the environment is read")]
+fn read_env(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+#[allow(clippy::disallowed_methods, reason = "this file is where the environment is read")]
+fn environment() -> Vec<(String, String)> {
+    std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+        .collect()
+}
+
+/// Reads the file and the environment.
+///
+/// # Errors
+/// With everything that is wrong.
+pub fn load(path: &Path) -> Result<Settings, Faults> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Faults(vec![Fault::new(path.display().to_string(), format!("cannot be read: {error}"))]))?;
+    let tree = text.parse::<Table>().map_err(|error| {
+        Faults(vec![Fault::new(path.display().to_string(), format!("is not TOML: {}", error.to_string().trim_end()))])
+    })?;
+    read(tree, environment())
+}
+
+fn read(mut tree: Table, environment: Vec<(String, String)>) -> Result<Settings, Faults> {
+    let mut faults = vec![];
+    overlay(&mut tree, environment, &mut faults);
+    let settings = deserialize(tree, &mut faults);
+    faults.extend(settings.faults());
+    if faults.is_empty() { Ok(settings) } else { Err(Faults(faults)) }
+}
+
+/// Puts `FENCEGATE__SECTION__KEY` over what the file says.
+fn overlay(tree: &mut Table, environment: Vec<(String, String)>, faults: &mut Vec<Fault>) {
+    let known = Table::try_from(Settings::default()).expect("the defaults are TOML");
+    let mut given: Vec<_> = environment.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
+    given.sort();
+    for (name, value) in given {
+        let path = name[PREFIX.len()..].to_lowercase();
+        let Some((section, key)) = path.split_once("__") else {
+            faults.push(Fault::new(name, format!("expected {PREFIX}SECTION__KEY")));
+            continue;
+        };
+        let Some(default) = known.get(section).and_then(|section| section.get(key)) else {
+            faults.push(Fault::new(name, "there is no such setting"));
+            continue;
+        };
+        let place = tree.entry(section).or_insert_with(|| Value::Table(Table::new()));
+        if let Value::Table(place) = place {
+            place.insert(key.to_owned(), typed(&value, default));
+        }
+    }
+}
+
+/// A variable's text as the type that its setting has; text that is not of it stays text, and is
+/// then found wrong like any other value.
+fn typed(text: &str, like: &Value) -> Value {
+    let parsed = match like {
+        Value::Integer(_) => text.parse().ok().map(Value::Integer),
+        Value::Boolean(_) => text.parse().ok().map(Value::Boolean),
+        Value::Float(_) => text.parse().ok().map(Value::Float),
+        Value::String(_) | Value::Datetime(_) | Value::Array(_) | Value::Table(_) => None,
+    };
+    parsed.unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+/// Reads the tree; whatever does not fit is noted, taken out, and the rest read again, so that one
+/// mistake does not hide the next.
+fn deserialize(mut tree: Table, faults: &mut Vec<Fault>) -> Settings {
+    loop {
+        let attempt: Result<Settings, _> = serde_path_to_error::deserialize(Value::Table(tree.clone()));
+        let error = match attempt {
+            Ok(settings) => return settings,
+            Err(error) => error,
+        };
+        let path = error.path().to_string();
+        faults.push(Fault::new(path.clone(), error.inner().to_string().trim_end().replace('\n', " ")));
+        if !remove(&mut tree, &path) {
+            return Settings::default();
+        }
+    }
+}
+
+fn remove(tree: &mut Table, path: &str) -> bool {
+    match path.split_once('.') {
+        None => tree.remove(path).is_some(),
+        Some((section, rest)) => match tree.get_mut(section) {
+            Some(Value::Table(section)) => remove(section, rest),
+            Some(_) | None => tree.remove(section).is_some(),
+        },
+    }
+}
+
+impl Settings {
+    /// What no single value shows: bounds, and values that contradict each other.
+    fn faults(&self) -> Vec<Fault> {
+        let mut faults = vec![];
+        let mut check = |ok: bool, key: &str, what: &str| {
+            if !ok {
+                faults.push(Fault::new(key, what));
+            }
+        };
+        let lease = &self.lease;
+        check(
+            self.api.listen.ip().is_loopback(),
+            "api.listen",
+            "must be a loopback address: whoever reaches this port can take any lease, and there is no authentication yet",
+        );
+        check(
+            self.api.listen != self.ops.listen || self.api.listen.port() == 0,
+            "ops.listen",
+            "must differ from api.listen",
+        );
+        check(!self.table.path.as_os_str().is_empty(), "table.path", "must not be empty");
+        check(self.table.cache_objects >= 1, "table.cache_objects", "must be at least 1");
+        check(lease.ttl_ms_min >= 1, "lease.ttl_ms_min", "must be at least 1");
+        check(lease.ttl_ms_max <= 86_400_000, "lease.ttl_ms_max", "must be at most 86400000 (a day)");
+        check(lease.ttl_ms_min <= lease.ttl_ms_max, "lease.ttl_ms_min", "must not be above lease.ttl_ms_max");
+        check(
+            (lease.ttl_ms_min..=lease.ttl_ms_max).contains(&lease.ttl_ms_default),
+            "lease.ttl_ms_default",
+            "must lie between lease.ttl_ms_min and lease.ttl_ms_max",
+        );
+        check(lease.batch_max >= 1, "lease.batch_max", "must be at least 1");
+        check(lease.batch_max <= 1_024, "lease.batch_max", "must be at most 1024");
+        check(self.watch.history >= 1, "watch.history", "must be at least 1");
+        faults
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_text(text: &str, environment: &[(&str, &str)]) -> Result<Settings, Vec<(String, String)>> {
+        let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        read(text.parse().unwrap(), environment)
+            .map_err(|faults| faults.0.into_iter().map(|fault| (fault.key, fault.what)).collect())
+    }
+
+    #[test]
+    fn the_shipped_file_holds_every_key_with_its_default() {
+        let shipped: Table = include_str!("../config/fencegate.toml").parse().unwrap();
+        let defaults = Table::try_from(Settings::default()).unwrap();
+        assert_eq!(shipped, defaults);
+        assert_eq!(read(shipped, vec![]), Ok(Settings::default()));
+    }
+
+    #[test]
+    fn every_mistake_is_listed_at_once_under_its_key() {
+        let text = "
+            [api]
+            listen = '0.0.0.0:8081'
+            lisen = 1
+            [table]
+            create = 'yes'
+            [lease]
+            ttl_ms_min = 10
+            ttl_ms_max = 5
+            ttl_ms_default = -1
+            [nonsense]
+            [log]
+            level = 'loud'";
+        let faults =
+            read_text(text, &[("FENCEGATE__OPS__LISTEN", "here"), ("FENCEGATE__OPS__LSTEN", "1")]).unwrap_err();
+        let keys: Vec<_> = faults.iter().map(|(key, _)| key.as_str()).collect();
+        for key in [
+            "api.lisen",
+            "table.create",
+            "lease.ttl_ms_default",
+            "nonsense",
+            "log.level",
+            "ops.listen",
+            "FENCEGATE__OPS__LSTEN",
+            "api.listen",
+            "lease.ttl_ms_min",
+        ] {
+            assert!(keys.contains(&key), "{key} is not in {faults:#?}");
+        }
+    }
+
+    #[test]
+    fn the_environment_goes_over_the_file() {
+        let settings = read_text(
+            "[table]\npath = 'a'\n[lease]\nttl_ms_default = 5000",
+            &[
+                ("FENCEGATE__TABLE__PATH", "123"),
+                ("FENCEGATE__TABLE__CREATE", "true"),
+                ("FENCEGATE__LEASE__TTL_MS_DEFAULT", "6000"),
+                ("FENCEGATE__API__LISTEN", "[::1]:0"),
+                ("OTHER", "x"),
+            ],
+        )
+        .unwrap();
+        assert_eq!(settings.table.path, PathBuf::from("123"));
+        assert!(settings.table.create);
+        assert_eq!(settings.lease.ttl_ms_default, 6_000);
+        assert_eq!(settings.api.listen, "[::1]:0".parse().unwrap());
+    }
+}

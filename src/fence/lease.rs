@@ -1,0 +1,116 @@
+//! A lease: the right of one holder to write one object until its deadline.
+
+use super::{
+    BootMs, Fence, FenceToken, Hlc, HolderId, LeaseId, LeaseSeq, Now, ObjectId, RequestId, Secret, Ttl, WallMs,
+};
+
+/// The lease at an object's fence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    pub lease_id: LeaseId,
+    pub seq: LeaseSeq,
+    pub holder: HolderId,
+    pub acquired_at: WallMs,
+    /// For people, and for a process that has to start again.
+    pub expires_at: WallMs,
+    /// What decides. On the boot clock, so no step of the wall clock moves it.
+    pub deadline: BootMs,
+    /// The lifetime asked for last.
+    pub ttl: Ttl,
+    pub request: Option<RequestId>,
+    /// It was renewed or written with, so the answer that granted it did arrive.
+    pub used: bool,
+    /// It was granted by force, while an older write's outcome was unknown.
+    pub tainted: bool,
+    /// Cached beside the lease, never stored.
+    pub secret: Secret,
+}
+
+impl Lease {
+    /// `now == deadline` is expired, everywhere.
+    #[must_use]
+    pub fn is_live(&self, now: Now) -> bool {
+        now.boot < self.deadline
+    }
+
+    /// What is left of it, in milliseconds.
+    #[must_use]
+    pub fn remaining_ms(&self, now: Now) -> u64 {
+        self.deadline.since(now.boot)
+    }
+
+    /// The token its holder writes with.
+    #[must_use]
+    pub fn token(&self, object: &ObjectId) -> FenceToken {
+        FenceToken { seq: self.seq, object: object.clone(), secret: self.secret }
+    }
+
+    /// Runs until at least `ttl` from now. Never shorter than before.
+    pub fn extend(&mut self, ttl: Ttl, now: Now) {
+        let deadline = now.boot.after(ttl);
+        self.ttl = ttl;
+        if deadline > self.deadline {
+            self.deadline = deadline;
+            self.expires_at = now.wall.after(ttl);
+        }
+    }
+}
+
+/// How a lease came to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum How {
+    Expired,
+    Released,
+    /// A newer lease, or an operator, moved the fence past it.
+    Fenced {
+        reason: String,
+    },
+}
+
+/// A lease's end: durable before anyone is told, and final.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    pub how: How,
+    pub at: WallMs,
+    pub stamp: Hlc,
+}
+
+/// A lease as it is remembered: live, or for a day after its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseRow {
+    pub object: ObjectId,
+    pub lease_id: LeaseId,
+    pub seq: LeaseSeq,
+    pub holder: HolderId,
+    pub acquired_at: WallMs,
+    /// As granted, or as of its end; a live lease's newest is in its record.
+    pub expires_at: WallMs,
+    pub ttl: Ttl,
+    pub request: Option<RequestId>,
+    pub tainted: bool,
+    pub ended: Option<Ended>,
+}
+
+impl LeaseRow {
+    #[must_use]
+    pub fn new(object: &ObjectId, lease: &Lease, ended: Option<Ended>) -> Self {
+        Self {
+            object: object.clone(),
+            lease_id: lease.lease_id.clone(),
+            seq: lease.seq,
+            holder: lease.holder.clone(),
+            acquired_at: lease.acquired_at,
+            expires_at: lease.expires_at,
+            ttl: lease.ttl,
+            request: lease.request.clone(),
+            tainted: lease.tainted,
+            ended,
+        }
+    }
+
+    /// Whether a fence has passed it by.
+    #[must_use]
+    pub fn is_below(&self, fence: Fence) -> bool {
+        Fence::from(self.seq) < fence
+    }
+}

@@ -1,0 +1,35 @@
+//! The fence domain: who may write which object, and since when.
+//!
+//! Everything here is pure. A value goes in, a decision comes out; time is an argument, keys and
+//! randomness are arguments. Nothing here knows tokio, hyper, RocksDB, files, sockets or clocks,
+//! and nothing here logs or counts. The same functions therefore serve the ledger, the data plane,
+//! the model checker and the simulation.
+//!
+//! - [`ids`]: object, holder, lease and request ids, each with one door.
+//! - [`seq`]: `lease_seq`, the fence (an object's floor) and the table's incarnation.
+//! - [`time`]: instants, lifetimes and the hybrid logical clock.
+//! - [`token`]: the `fg1.` fence token and the key that makes its secret.
+//! - [`lease`], [`record`]: an object's row and the lease in it.
+//! - [`verdict`]: [`judge`](verdict::judge), the only maker of a [`Permit`](verdict::Permit).
+//! - [`step`]: lease changes, as `record.step(event, now) -> (Outcome, Vec<Effect>)`.
+//! - [`code`]: every answer code with its status and what it means for the caller.
+
+pub mod code;
+pub mod ids;
+pub mod lease;
+pub mod record;
+pub mod seq;
+pub mod step;
+pub mod time;
+pub mod token;
+pub mod verdict;
+
+pub use code::Code;
+pub use ids::{HolderId, LeaseId, ObjectId, RequestId};
+pub use lease::{Ended, How, Lease, LeaseRow};
+pub use record::{Record, State};
+pub use seq::{Fence, Incarnation, LeaseSeq};
+pub use step::{Effect, Event, Outcome};
+pub use time::{BootMs, Hlc, Now, Ttl, WallMs};
+pub use token::{FenceToken, Secret, TableKey};
+pub use verdict::{Denial, Permit, Refusal, judge};

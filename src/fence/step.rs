@@ -1,0 +1,360 @@
+//! Lease changes: `record.step(event, at) -> (Outcome, Vec<Effect>)`.
+//!
+//! A step touches nothing. Its effects say what has to become durable, what to tell watchers, and
+//! what has to drain; the ledger carries them out, in that order, and only then gives the outcome
+//! to the caller. An advance is always two steps: the first moves the fence and leaves the object
+//! `draining`; [`Event::Drained`] is the second and the only one that opens it. Where nothing was on
+//! its way to the store, the ledger takes both in one synced batch.
+
+use super::{
+    Ended, Fence, FenceToken, Hlc, HolderId, How, Lease, LeaseId, LeaseRow, LeaseSeq, Now, Record, RequestId, State,
+    TableKey, Ttl, record::AdvanceId,
+};
+
+/// When a step happens, and the key that its tokens are made with.
+#[derive(Clone, Copy, Debug)]
+pub struct At<'a> {
+    pub now: Now,
+    pub stamp: Hlc,
+    pub key: &'a TableKey,
+}
+
+/// A lease to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    pub lease_id: LeaseId,
+    pub holder: HolderId,
+    pub ttl: Ttl,
+    pub request: Option<RequestId>,
+    pub tainted: bool,
+}
+
+/// A caller's claim to a lease that the table remembers: who it says it is, and its token.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    pub row: LeaseRow,
+    /// `None` where the call does not name one (release: the token says it all).
+    pub holder: Option<HolderId>,
+    pub token: FenceToken,
+}
+
+/// What is asked of a record.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// `takeover_after_ms`: the holder may take its own live lease over, once it is that old.
+    Acquire {
+        grant: Grant,
+        takeover_after_ms: Option<u64>,
+    },
+    /// `rotate`: under a new number and lease id, so that tokens given away stop working.
+    Renew {
+        claim: Claim,
+        ttl: Ttl,
+        rotate: Option<LeaseId>,
+    },
+    Release {
+        claim: Claim,
+    },
+    /// The client of this grant is gone: nobody knows its token.
+    Withdraw {
+        lease_id: LeaseId,
+    },
+    /// Its deadline has passed: make that final.
+    End {
+        lease_id: LeaseId,
+    },
+    /// An operator moves the fence past whoever holds it.
+    Revoke {
+        reason: String,
+    },
+    /// Nothing older is on its way to the store any more.
+    Drained {
+        seq: LeaseSeq,
+        advance: AdvanceId,
+        then: Option<Grant>,
+    },
+}
+
+/// What the caller will be told, once the effects are durable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The fence has moved; the rest follows when the object has drained.
+    Advancing,
+    Granted(Lease),
+    Renewed(Lease),
+    /// The object is nobody's.
+    Freed,
+    /// The lease has ended, now or before.
+    Ended,
+    /// Nothing to do: the lease lives on, or was not this object's any more.
+    Unchanged,
+    Refused(LeaseRefusal),
+}
+
+/// Why a lease call is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseRefusal {
+    /// Someone has it (or it is draining: then nobody is named). Ask again after so long.
+    Held {
+        lease: Option<(LeaseId, HolderId, LeaseSeq)>,
+        retry_ms: u64,
+    },
+    NotHolder,
+    TokenMismatch,
+    Fenced {
+        fence: Fence,
+    },
+    Expired {
+        ended: Ended,
+    },
+    SeqExhausted,
+    ClockUntrusted,
+}
+
+/// What the ledger has to carry out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The object's new row.
+    Store(Record),
+    /// A lease's row, new or ended.
+    Remember(LeaseRow),
+    /// Tell watchers.
+    Announce(Announcement),
+    /// Seal the object; feed [`Event::Drained`] with these when nothing older is on its way.
+    Drain { seq: LeaseSeq, advance: AdvanceId, then: Option<Grant> },
+}
+
+/// One line for watchers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    pub kind: Kind,
+    pub row: LeaseRow,
+    /// The object's fence as this change left it.
+    pub fence: Fence,
+}
+
+/// What happened to a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Granted,
+    Renewed,
+    Released,
+    Fenced,
+    Expired,
+}
+
+impl Kind {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Renewed => "renewed",
+            Self::Released => "released",
+            Self::Fenced => "fenced",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+/// How long to wait before asking for a draining object again, where nobody can know.
+const DRAIN_RETRY_MS: u64 = 1_000;
+
+type Step = (Outcome, Vec<Effect>);
+
+impl Record {
+    /// Decides one event against this record.
+    #[must_use]
+    pub fn step(&self, event: Event, at: &At<'_>) -> Step {
+        match event {
+            Event::Acquire { grant, takeover_after_ms } => self.acquire(grant, takeover_after_ms, at),
+            Event::Renew { claim, ttl, rotate } => self.renew(&claim, ttl, rotate, at),
+            Event::Release { claim } => match self.holds(&claim, at) {
+                Ok(lease) => self.free(lease, How::Released, at, Outcome::Freed),
+                Err(step) => step,
+            },
+            Event::Withdraw { lease_id } => match self.open_lease() {
+                Some(lease) if lease.lease_id == lease_id => self.free(lease, How::Released, at, Outcome::Freed),
+                Some(_) | None => (Outcome::Unchanged, vec![]),
+            },
+            Event::End { lease_id } => self.end(&lease_id, at),
+            Event::Revoke { reason } => self.advance(How::Fenced { reason }, None, at),
+            Event::Drained { seq, advance, then } => self.open(seq, advance, then, at),
+        }
+    }
+
+    fn acquire(&self, grant: Grant, takeover_after_ms: Option<u64>, at: &At<'_>) -> Step {
+        let lease = match &self.state {
+            State::Draining { .. } => return held(None, DRAIN_RETRY_MS),
+            State::Free { .. } => return self.advance(How::Expired, Some(grant), at),
+            State::Open { lease } => lease,
+        };
+        if !lease.is_live(at.now) {
+            return self.advance(How::Expired, Some(grant), at);
+        }
+        match takeover_after_ms {
+            Some(after) if lease.holder == grant.holder => {
+                let age = at.now.wall.0.saturating_sub(lease.acquired_at.0);
+                if age < after {
+                    return held(Some(lease), after - age);
+                }
+                self.advance(How::Fenced { reason: "takeover".to_owned() }, Some(grant), at)
+            }
+            Some(_) | None => held(Some(lease), lease.remaining_ms(at.now)),
+        }
+    }
+
+    fn renew(&self, claim: &Claim, ttl: Ttl, rotate: Option<LeaseId>, at: &At<'_>) -> Step {
+        let lease = match self.holds(claim, at) {
+            Ok(lease) => lease,
+            Err(step) => return step,
+        };
+        if let Some(lease_id) = rotate {
+            let grant = Grant { lease_id, holder: lease.holder.clone(), ttl, request: None, tainted: lease.tainted };
+            return self.advance(How::Fenced { reason: "rotated".to_owned() }, Some(grant), at);
+        }
+        let mut lease = lease.clone();
+        lease.extend(ttl, at.now);
+        lease.used = true;
+        let record = self.with(self.fence, State::Open { lease: lease.clone() }, at);
+        let effects = vec![self.announce(Kind::Renewed, &lease, None), Effect::Store(record)];
+        (Outcome::Renewed(lease), effects)
+    }
+
+    /// The claim's lease, if it is the open and live one at the fence; else the refusal. The order
+    /// of the checks is part of the api.
+    fn holds(&self, claim: &Claim, at: &At<'_>) -> Result<&Lease, Step> {
+        let row = &claim.row;
+        if claim.holder.as_ref().is_some_and(|holder| *holder != row.holder) {
+            return Err(refused(LeaseRefusal::NotHolder));
+        }
+        let secret = at.key.secret(&row.object, row.seq, &row.lease_id);
+        if claim.token.object != row.object || claim.token.seq != row.seq || claim.token.secret != secret {
+            return Err(refused(LeaseRefusal::TokenMismatch));
+        }
+        match self.lease() {
+            Some((lease, ended)) if lease.lease_id == row.lease_id => match ended {
+                Some(ended) => Err(refused(LeaseRefusal::Expired { ended: ended.clone() })),
+                None if lease.is_live(at.now) => Ok(lease),
+                None => {
+                    let ended = Ended { how: How::Expired, at: at.now.wall, stamp: at.stamp };
+                    let told = Outcome::Refused(LeaseRefusal::Expired { ended });
+                    Err(self.free(lease, How::Expired, at, told))
+                }
+            },
+            Some(_) | None => Err(refused(LeaseRefusal::Fenced { fence: self.fence })),
+        }
+    }
+
+    fn end(&self, lease_id: &LeaseId, at: &At<'_>) -> Step {
+        match self.lease() {
+            Some((lease, ended)) if lease.lease_id == *lease_id => match ended {
+                Some(_) => (Outcome::Ended, vec![]),
+                None if lease.is_live(at.now) => (Outcome::Unchanged, vec![]),
+                None => self.free(lease, How::Expired, at, Outcome::Ended),
+            },
+            Some(_) | None => (Outcome::Ended, vec![]),
+        }
+    }
+
+    /// Ends the open lease where it stands: the object is nobody's, the floor stays.
+    fn free(&self, lease: &Lease, how: How, at: &At<'_>, outcome: Outcome) -> Step {
+        let ended = Ended { how, at: at.now.wall, stamp: at.stamp };
+        let effects = vec![
+            Effect::Remember(LeaseRow::new(&self.object, lease, Some(ended.clone()))),
+            self.announce(kind_of_end(&ended.how), lease, Some(ended.clone())),
+            Effect::Store(self.with(self.fence, State::Free { last: Some((lease.clone(), ended)) }, at)),
+        ];
+        (outcome, effects)
+    }
+
+    /// Moves the fence up by one. An open lease ends, as `how` says (or expired, where it was).
+    fn advance(&self, how: How, then: Option<Grant>, at: &At<'_>) -> Step {
+        if !at.now.is_plausible() {
+            return refused(LeaseRefusal::ClockUntrusted);
+        }
+        let Some(seq) = self.fence.next() else {
+            return refused(LeaseRefusal::SeqExhausted);
+        };
+        let mut effects = vec![];
+        if let State::Open { lease } = &self.state {
+            let how = if lease.is_live(at.now) { how } else { How::Expired };
+            let ended = Ended { how, at: at.now.wall, stamp: at.stamp };
+            effects.push(Effect::Remember(LeaseRow::new(&self.object, lease, Some(ended.clone()))));
+            effects.push(Effect::Announce(Announcement {
+                kind: kind_of_end(&ended.how),
+                row: LeaseRow::new(&self.object, lease, Some(ended)),
+                fence: seq.into(),
+            }));
+        }
+        let advance = AdvanceId(at.stamp);
+        effects.push(Effect::Store(self.with(seq.into(), State::Draining { advance }, at)));
+        effects.push(Effect::Drain { seq, advance, then });
+        (Outcome::Advancing, effects)
+    }
+
+    /// Opens the object for the grant that its drain was for, or leaves it to nobody.
+    fn open(&self, seq: LeaseSeq, advance: AdvanceId, then: Option<Grant>, at: &At<'_>) -> Step {
+        let still_ours = self.fence == Fence::from(seq) && self.state == State::Draining { advance };
+        if !still_ours {
+            return refused(LeaseRefusal::Fenced { fence: self.fence });
+        }
+        let Some(grant) = then else {
+            return (Outcome::Freed, vec![Effect::Store(self.with(self.fence, State::Free { last: None }, at))]);
+        };
+        let lease = Lease {
+            secret: at.key.secret(&self.object, seq, &grant.lease_id),
+            lease_id: grant.lease_id,
+            seq,
+            holder: grant.holder,
+            acquired_at: at.now.wall,
+            expires_at: at.now.wall.after(grant.ttl),
+            deadline: at.now.boot.after(grant.ttl),
+            ttl: grant.ttl,
+            request: grant.request,
+            used: false,
+            tainted: grant.tainted,
+        };
+        let effects = vec![
+            Effect::Remember(LeaseRow::new(&self.object, &lease, None)),
+            self.announce(Kind::Granted, &lease, None),
+            Effect::Store(self.with(self.fence, State::Open { lease: lease.clone() }, at)),
+        ];
+        (Outcome::Granted(lease), effects)
+    }
+
+    fn with(&self, fence: Fence, state: State, at: &At<'_>) -> Self {
+        Self { object: self.object.clone(), fence, state, incarnation: self.incarnation, changed: at.stamp }
+    }
+
+    fn announce(&self, kind: Kind, lease: &Lease, ended: Option<Ended>) -> Effect {
+        Effect::Announce(Announcement { kind, row: LeaseRow::new(&self.object, lease, ended), fence: self.fence })
+    }
+
+    /// The lease that a repeated request gets again: still open and live, and not known to have
+    /// reached its holder by a write or renewal.
+    #[must_use]
+    pub fn replay(&self, lease_id: &LeaseId, now: Now) -> Option<&Lease> {
+        self.open_lease().filter(|lease| lease.lease_id == *lease_id && !lease.used && lease.is_live(now))
+    }
+}
+
+fn kind_of_end(how: &How) -> Kind {
+    match how {
+        How::Expired => Kind::Expired,
+        How::Released => Kind::Released,
+        How::Fenced { .. } => Kind::Fenced,
+    }
+}
+
+fn refused(refusal: LeaseRefusal) -> Step {
+    (Outcome::Refused(refusal), vec![])
+}
+
+fn held(lease: Option<&Lease>, retry_ms: u64) -> Step {
+    let lease = lease.map(|lease| (lease.lease_id.clone(), lease.holder.clone(), lease.seq));
+    refused(LeaseRefusal::Held { lease, retry_ms })
+}
+
+#[cfg(test)]
+#[path = "step_tests.rs"]
+mod tests;

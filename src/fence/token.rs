@@ -1,0 +1,266 @@
+//! The fence token `fg1.<lease_seq>.<base64url object_id>.<base64url secret>`.
+//!
+//! One token has one spelling: a decimal number without sign or leading zero, unpadded canonical
+//! base64url, nothing before or behind. The secret proves that the table granted this very lease:
+//! it is derived from the table's key, never stored, and never printed.
+
+use std::fmt;
+
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use hmac::{Hmac, Mac};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+use thiserror::Error;
+
+use super::{LeaseId, LeaseSeq, ObjectId};
+
+const PREFIX: &str = "fg1";
+
+/// Why a string is not a fence token. Says what is wrong, never what was sent.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum TokenFault {
+    #[error("a fence token is at most {max} bytes", max = FenceToken::MAX_BYTES)]
+    TooLong,
+    #[error("a fence token has four parts: fg1.<lease_seq>.<object_id>.<secret>")]
+    Shape,
+    #[error("the lease_seq must be a decimal number from 1 to 2^64-1, without sign or leading zero")]
+    Seq,
+    #[error("the object_id must be unpadded base64url of a valid object id")]
+    Object,
+    #[error("the secret must be 16 bytes as unpadded base64url")]
+    Secret,
+}
+
+/// The unguessable part of a token. Compares in constant time and prints as `***`.
+#[derive(Clone, Copy)]
+pub struct Secret([u8; Secret::BYTES]);
+
+impl Secret {
+    pub const BYTES: usize = 16;
+
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl Eq for Secret {}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// The key that token secrets are made with. It lies beside the table and never leaves the process.
+#[derive(Clone)]
+pub struct TableKey([u8; TableKey::BYTES]);
+
+impl TableKey {
+    pub const BYTES: usize = 32;
+
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// The secret of one lease: bound to the object, the number and the grant.
+    #[must_use]
+    pub fn secret(&self, object: &ObjectId, seq: LeaseSeq, lease: &LeaseId) -> Secret {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes any key length");
+        let object = object.as_str().as_bytes();
+        mac.update(&(object.len() as u64).to_be_bytes());
+        mac.update(object);
+        mac.update(&seq.get().to_be_bytes());
+        mac.update(lease.as_str().as_bytes());
+        let digest = mac.finalize().into_bytes();
+        let mut secret = [0; Secret::BYTES];
+        secret.copy_from_slice(&digest[..Secret::BYTES]);
+        Secret(secret)
+    }
+
+    /// What the table remembers of its key, to notice a foreign one. Not the key: a hash of it.
+    #[must_use]
+    pub fn fingerprint(&self) -> [u8; 16] {
+        let mut hash = Sha256::new();
+        hash.update(b"fencegate table key fingerprint v1");
+        hash.update(self.0);
+        let digest = hash.finalize();
+        let mut print = [0; 16];
+        print.copy_from_slice(&digest[..16]);
+        print
+    }
+}
+
+impl fmt::Debug for TableKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TableKey(***)")
+    }
+}
+
+/// A token as a writer presents it: well-formed, not yet judged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FenceToken {
+    pub seq: LeaseSeq,
+    pub object: ObjectId,
+    pub secret: Secret,
+}
+
+impl FenceToken {
+    /// Longer than any token whose object id is within its limit.
+    pub const MAX_BYTES: usize = 1536;
+
+    /// Reads a token.
+    ///
+    /// # Errors
+    /// Where the text is not the one spelling of a token.
+    pub fn parse(text: &str) -> Result<Self, TokenFault> {
+        if text.len() > Self::MAX_BYTES {
+            return Err(TokenFault::TooLong);
+        }
+        let mut parts = text.split('.');
+        let (Some(PREFIX), Some(seq), Some(object), Some(secret), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(TokenFault::Shape);
+        };
+        Ok(Self { seq: parse_seq(seq)?, object: parse_object(object)?, secret: parse_secret(secret)? })
+    }
+
+    /// The token's text. This is the secret's only way out: into the answer to its holder.
+    #[must_use]
+    pub fn expose(&self) -> String {
+        format!(
+            "{PREFIX}.{}.{}.{}",
+            self.seq,
+            BASE64_URL_SAFE_NO_PAD.encode(self.object.as_str()),
+            BASE64_URL_SAFE_NO_PAD.encode(self.secret.0),
+        )
+    }
+}
+
+fn parse_seq(text: &str) -> Result<LeaseSeq, TokenFault> {
+    let canonical = text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
+    if !canonical {
+        return Err(TokenFault::Seq);
+    }
+    text.parse().ok().and_then(LeaseSeq::new).ok_or(TokenFault::Seq)
+}
+
+fn parse_object(text: &str) -> Result<ObjectId, TokenFault> {
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).map_err(|_| TokenFault::Object)?;
+    let id = std::str::from_utf8(&bytes).map_err(|_| TokenFault::Object)?;
+    ObjectId::new(id).map_err(|_| TokenFault::Object)
+}
+
+fn parse_secret(text: &str) -> Result<Secret, TokenFault> {
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).map_err(|_| TokenFault::Secret)?;
+    bytes.try_into().map(Secret).map_err(|_| TokenFault::Secret)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn object(id: &str) -> ObjectId {
+        ObjectId::new(id).unwrap()
+    }
+
+    fn any_token() -> impl Strategy<Value = FenceToken> {
+        (1..=u64::MAX, "[^\\p{Cc}]{1,40}", any::<[u8; 16]>()).prop_map(|(seq, id, secret)| FenceToken {
+            seq: LeaseSeq::new(seq).unwrap(),
+            object: object(&id),
+            secret: Secret::from_bytes(secret),
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn parse_of_expose_is_identity(token in any_token()) {
+            prop_assert_eq!(FenceToken::parse(&token.expose()), Ok(token));
+        }
+
+        #[test]
+        fn whatever_parses_is_spelled_in_the_one_way(
+            text in "fg1\\.[0-9+]{1,3}\\.[A-Za-z0-9_=-]{1,8}\\.[A-Za-z0-9_=-]{21,24}"
+        ) {
+            if let Ok(token) = FenceToken::parse(&text) {
+                prop_assert_eq!(token.expose(), text);
+            }
+        }
+
+        #[test]
+        fn any_text_is_refused_or_read_without_a_panic(text in ".{0,200}") {
+            let _ = FenceToken::parse(&text);
+        }
+    }
+
+    #[test]
+    fn every_unusual_spelling_is_refused_with_its_reason() {
+        let secret = "AAAAAAAAAAAAAAAAAAAAAA";
+        let seq = |seq: &str| FenceToken::parse(&format!("fg1.{seq}.dXNlcnM.{secret}"));
+        assert!(seq("1").is_ok());
+        assert!(seq("18446744073709551615").is_ok());
+        for bad in ["", "0", "-1", "+1", "01", "0x1", "1e3", " 1", "1 ", "18446744073709551616", "١"] {
+            assert_eq!(seq(bad), Err(TokenFault::Seq), "{bad:?}");
+        }
+        let object = |object: &str| FenceToken::parse(&format!("fg1.1.{object}.{secret}"));
+        // padded, foreign alphabet, bits left over, empty, a control character, bad UTF-8
+        for bad in ["dXNlcnM=", "dXNl+/M", "dXNlcnN", "", "AA", "_w", "dXNlcnM "] {
+            assert_eq!(object(bad), Err(TokenFault::Object), "{bad:?}");
+        }
+        let tail = |tail: &str| FenceToken::parse(&format!("fg1.1.dXNlcnM.{tail}"));
+        for bad in ["", "AAAA", "AAAAAAAAAAAAAAAAAAAAAB", "AAAAAAAAAAAAAAAAAAAAAA=="] {
+            assert_eq!(tail(bad), Err(TokenFault::Secret), "{bad:?}");
+        }
+        for bad in ["", "fg1", "fg2.1.dXNlcnM.x", "1.0", "fg1.1.dXNlcnM", "fg1.1.dXNlcnM.a.b", "FG1.1.a.b"] {
+            assert_eq!(FenceToken::parse(bad), Err(TokenFault::Shape), "{bad:?}");
+        }
+        assert_eq!(FenceToken::parse(&"a".repeat(9 * 1024)), Err(TokenFault::TooLong));
+    }
+
+    #[test]
+    fn the_longest_object_id_still_fits_into_a_token() {
+        let token = FenceToken {
+            seq: LeaseSeq::new(u64::MAX).unwrap(),
+            object: object(&"x".repeat(ObjectId::MAX_BYTES)),
+            secret: Secret::from_bytes([255; 16]),
+        };
+        assert_eq!(FenceToken::parse(&token.expose()), Ok(token));
+    }
+
+    #[test]
+    fn a_secret_is_bound_to_key_object_seq_and_lease() {
+        let key = TableKey::from_bytes([7; 32]);
+        let lease = LeaseId::new("l-1").unwrap();
+        let one = LeaseSeq::new(1).unwrap();
+        let secret = key.secret(&object("users"), one, &lease);
+        assert_eq!(secret, key.secret(&object("users"), one, &lease));
+        let others = [
+            TableKey::from_bytes([8; 32]).secret(&object("users"), one, &lease),
+            key.secret(&object("user"), one, &lease),
+            key.secret(&object("users"), LeaseSeq::new(2).unwrap(), &lease),
+            key.secret(&object("users"), one, &LeaseId::new("l-2").unwrap()),
+        ];
+        assert!(others.iter().all(|other| *other != secret));
+    }
+
+    #[test]
+    fn no_secret_is_ever_printed() {
+        let token = FenceToken {
+            seq: LeaseSeq::new(3).unwrap(),
+            object: object("users"),
+            secret: Secret::from_bytes(*b"hunter2hunter2!!"),
+        };
+        let printed = format!("{token:?} {:?}", TableKey::from_bytes([65; 32]));
+        assert!(printed.contains("***") && !printed.contains("104, 117") && !printed.contains("65, 65"), "{printed}");
+    }
+}

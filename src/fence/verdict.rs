@@ -1,0 +1,178 @@
+//! `judge`: may this token write this object now?
+//!
+//! The checks run in one fixed order, which callers may rely on: no token; unreadable; another
+//! object's; table or clock not usable; below the fence; above it; wrong secret; draining; ended or
+//! past its deadline. Linkage comes before the numbers, since counters of two objects cannot be
+//! compared. Only `judge` can build a [`Permit`], and forwarding takes one.
+
+use super::{Code, Ended, Fence, FenceToken, LeaseId, LeaseSeq, Now, ObjectId, Record, State, token::TokenFault};
+
+/// What a write brought along.
+#[derive(Clone, Debug)]
+pub enum Presented {
+    Nothing,
+    Unreadable(TokenFault),
+    Token(FenceToken),
+}
+
+/// What the gate knows of the target.
+#[derive(Clone, Copy, Debug)]
+pub enum View<'a> {
+    /// The object's record; `sealed` while an advance of it is being made durable.
+    Known { record: &'a Record, sealed: bool },
+    /// Nothing can be said about it now, so nothing may be written.
+    Unusable(Unusable),
+}
+
+/// Why nothing can be said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// The table is latched, cannot be read, or the object's block is corrupt.
+    Table,
+    /// The wall clock has not been set.
+    Clock,
+}
+
+/// The right to forward one write of one object, once. Nobody else can make one.
+#[derive(Debug)]
+#[must_use = "a permit is the only way to forward a write"]
+pub struct Permit {
+    object: ObjectId,
+    seq: LeaseSeq,
+    lease_id: LeaseId,
+    remaining_ms: u64,
+}
+
+impl Permit {
+    #[must_use]
+    pub fn object(&self) -> &ObjectId {
+        &self.object
+    }
+
+    #[must_use]
+    pub fn seq(&self) -> LeaseSeq {
+        self.seq
+    }
+
+    #[must_use]
+    pub fn lease_id(&self) -> &LeaseId {
+        &self.lease_id
+    }
+
+    /// What was left of the lease when it was judged.
+    #[must_use]
+    pub fn remaining_ms(&self) -> u64 {
+        self.remaining_ms
+    }
+}
+
+/// Why a write is not forwarded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    Unfenced,
+    Malformed(TokenFault),
+    Mismatch { token_object: ObjectId },
+    Unusable(Unusable),
+    Stale { seq: LeaseSeq, fence: Fence },
+    Ahead { seq: LeaseSeq, fence: Fence },
+    WrongSecret { seq: LeaseSeq },
+    Draining { fence: Fence },
+    Ended { seq: LeaseSeq, ended: Ended },
+}
+
+impl Refusal {
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Unfenced => Code::WriteUnfenced,
+            Self::Malformed(_) => Code::FenceTokenMalformed,
+            Self::Mismatch { .. } => Code::LeaseObjectMismatch,
+            Self::Unusable(Unusable::Table) => Code::TableUnavailable,
+            Self::Unusable(Unusable::Clock) => Code::ClockUntrusted,
+            Self::Stale { .. } => Code::WriteStaleFence,
+            Self::Ahead { .. } => Code::WriteFenceAhead,
+            Self::WrongSecret { .. } => Code::FenceTokenInvalid,
+            Self::Draining { .. } => Code::FenceDraining,
+            Self::Ended { .. } => Code::LeaseExpired,
+        }
+    }
+}
+
+/// The outcome of [`judge`] where it is not a permit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// Say so.
+    Refused(Refusal),
+    /// The lease is past its deadline, but the table does not say so yet. Nobody may be told
+    /// before its end is durable: end it through the ledger, then judge again.
+    Overdue(LeaseId),
+}
+
+impl From<Refusal> for Denial {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// Judges one token against one target.
+///
+/// # Errors
+/// With the first check that fails, in the order that the module's head gives.
+pub fn judge(target: &ObjectId, view: View<'_>, presented: &Presented, now: Now) -> Result<Permit, Denial> {
+    let token = match presented {
+        Presented::Nothing => return Err(Refusal::Unfenced.into()),
+        Presented::Unreadable(fault) => return Err(Refusal::Malformed(*fault).into()),
+        Presented::Token(token) => token,
+    };
+    if token.object != *target {
+        return Err(Refusal::Mismatch { token_object: token.object.clone() }.into());
+    }
+    let (record, sealed) = match view {
+        View::Unusable(why) => return Err(Refusal::Unusable(why).into()),
+        View::Known { .. } if !now.is_plausible() => return Err(Refusal::Unusable(Unusable::Clock).into()),
+        View::Known { record, sealed } => (record, sealed),
+    };
+    let (seq, fence) = (token.seq, record.fence);
+    if Fence::from(seq) < fence {
+        return Err(Refusal::Stale { seq, fence }.into());
+    }
+    if Fence::from(seq) > fence {
+        return Err(Refusal::Ahead { seq, fence }.into());
+    }
+    at_the_fence(record, sealed, token, now)
+}
+
+/// The rest of the order, for a token whose number is the fence.
+fn at_the_fence(record: &Record, sealed: bool, token: &FenceToken, now: Now) -> Result<Permit, Denial> {
+    let seq = token.seq;
+    let (lease, ended) = match &record.state {
+        // Whoever is to get this number has no token yet, so there is no secret to compare.
+        State::Draining { .. } => return Err(Refusal::Draining { fence: record.fence }.into()),
+        // No lease was ever granted at this fence: no secret can be right.
+        State::Free { last: None } => return Err(Refusal::WrongSecret { seq }.into()),
+        State::Free { last: Some((lease, ended)) } => (lease, Some(ended)),
+        State::Open { lease } => (lease, None),
+    };
+    if lease.secret != token.secret {
+        return Err(Refusal::WrongSecret { seq }.into());
+    }
+    if sealed {
+        return Err(Refusal::Draining { fence: record.fence }.into());
+    }
+    if let Some(ended) = ended {
+        return Err(Refusal::Ended { seq, ended: ended.clone() }.into());
+    }
+    if !lease.is_live(now) {
+        return Err(Denial::Overdue(lease.lease_id.clone()));
+    }
+    Ok(Permit {
+        object: record.object.clone(),
+        seq,
+        lease_id: lease.lease_id.clone(),
+        remaining_ms: lease.remaining_ms(now),
+    })
+}
+
+#[cfg(test)]
+#[path = "verdict_tests.rs"]
+mod tests;

@@ -1,0 +1,179 @@
+//! The order of the checks, pair by pair.
+
+use super::*;
+use crate::fence::{BootMs, Hlc, HolderId, How, Incarnation, Lease, Secret, TableKey, Ttl, WallMs, record::AdvanceId};
+
+const NOW: Now = Now { wall: WallMs(1_800_000_000_000), boot: BootMs(50_000) };
+const SEQ: u64 = 7;
+
+fn object(id: &str) -> ObjectId {
+    ObjectId::new(id).unwrap()
+}
+
+fn lease() -> Lease {
+    let (lease_id, seq) = (LeaseId::new("l").unwrap(), LeaseSeq::new(SEQ).unwrap());
+    Lease {
+        secret: TableKey::from_bytes([1; 32]).secret(&object("users"), seq, &lease_id),
+        lease_id,
+        seq,
+        holder: HolderId::new("a").unwrap(),
+        acquired_at: NOW.wall,
+        expires_at: NOW.wall.after(Ttl(10)),
+        deadline: NOW.boot.after(Ttl(10)),
+        ttl: Ttl(10),
+        request: None,
+        used: false,
+        tainted: false,
+    }
+}
+
+fn record(state: State) -> Record {
+    Record {
+        object: object("users"),
+        fence: Fence::new(SEQ),
+        state,
+        incarnation: Incarnation::default(),
+        changed: Hlc::default(),
+    }
+}
+
+/// The faults a write can have, in the order in which they are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    NoToken,
+    Unreadable,
+    OtherObject,
+    Unusable,
+    Stale,
+    Ahead,
+    WrongSecret,
+    Sealed,
+    Ended,
+    Overdue,
+}
+
+const FAULTS: [Fault; 10] = [
+    Fault::NoToken,
+    Fault::Unreadable,
+    Fault::OtherObject,
+    Fault::Unusable,
+    Fault::Stale,
+    Fault::Ahead,
+    Fault::WrongSecret,
+    Fault::Sealed,
+    Fault::Ended,
+    Fault::Overdue,
+];
+
+fn code_of(fault: Fault) -> Option<Code> {
+    Some(match fault {
+        Fault::NoToken => Code::WriteUnfenced,
+        Fault::Unreadable => Code::FenceTokenMalformed,
+        Fault::OtherObject => Code::LeaseObjectMismatch,
+        Fault::Unusable => Code::TableUnavailable,
+        Fault::Stale => Code::WriteStaleFence,
+        Fault::Ahead => Code::WriteFenceAhead,
+        Fault::WrongSecret => Code::FenceTokenInvalid,
+        Fault::Sealed => Code::FenceDraining,
+        Fault::Ended => Code::LeaseExpired,
+        Fault::Overdue => return None,
+    })
+}
+
+/// Judges a write that has all of `faults` at once.
+fn judge_with(faults: &[Fault]) -> Result<Permit, Denial> {
+    let has = |fault| faults.contains(&fault);
+    let good = lease().token(&object("users"));
+    let token = FenceToken {
+        object: if has(Fault::OtherObject) { object("orders") } else { good.object },
+        seq: match (has(Fault::Stale), has(Fault::Ahead)) {
+            (true, _) => LeaseSeq::new(SEQ - 1).unwrap(),
+            (false, true) => LeaseSeq::new(SEQ + 1).unwrap(),
+            (false, false) => good.seq,
+        },
+        secret: if has(Fault::WrongSecret) { Secret::from_bytes([0; 16]) } else { good.secret },
+    };
+    let presented = match (has(Fault::NoToken), has(Fault::Unreadable)) {
+        (true, _) => Presented::Nothing,
+        (false, true) => Presented::Unreadable(TokenFault::Shape),
+        (false, false) => Presented::Token(token),
+    };
+    let state = if has(Fault::Ended) {
+        let ended = Ended { how: How::Released, at: NOW.wall, stamp: Hlc::default() };
+        State::Free { last: Some((lease(), ended)) }
+    } else {
+        State::Open { lease: lease() }
+    };
+    let now = if has(Fault::Overdue) { Now { boot: lease().deadline, ..NOW } } else { NOW };
+    let record = record(state);
+    let view = if has(Fault::Unusable) {
+        View::Unusable(Unusable::Table)
+    } else {
+        View::Known { record: &record, sealed: has(Fault::Sealed) }
+    };
+    judge(&object("users"), view, &presented, now)
+}
+
+fn assert_denied_for(fault: Fault, denied: Result<Permit, Denial>) {
+    match (code_of(fault), denied) {
+        (Some(code), Err(Denial::Refused(refusal))) => assert_eq!(refusal.code(), code),
+        (None, Err(Denial::Overdue(lease_id))) => assert_eq!(lease_id.as_str(), "l"),
+        (_, other) => panic!("{fault:?}: {other:?}"),
+    }
+}
+
+#[test]
+fn a_write_without_fault_gets_a_permit_for_its_object_and_seq() {
+    let permit = judge_with(&[]).unwrap();
+    assert_eq!((permit.object().as_str(), permit.seq().get(), permit.remaining_ms()), ("users", SEQ, 10));
+    assert_eq!(permit.lease_id().as_str(), "l");
+}
+
+#[test]
+fn of_two_faults_the_one_checked_first_is_named() {
+    for (place, &first) in FAULTS.iter().enumerate() {
+        assert_denied_for(first, judge_with(&[first]));
+        for &second in &FAULTS[place + 1..] {
+            assert_denied_for(first, judge_with(&[first, second]));
+        }
+    }
+}
+
+#[test]
+fn the_instant_of_expiry_is_expired() {
+    let token = Presented::Token(lease().token(&object("users")));
+    let record = record(State::Open { lease: lease() });
+    let view = View::Known { record: &record, sealed: false };
+    let at = |boot| judge(&object("users"), view, &token, Now { boot: BootMs(boot), ..NOW });
+    assert_eq!(at(50_009).unwrap().remaining_ms(), 1);
+    assert_eq!(at(50_010).unwrap_err(), Denial::Overdue(LeaseId::new("l").unwrap()));
+}
+
+#[test]
+fn an_untrusted_clock_refuses_after_linkage_and_before_the_numbers() {
+    let record = record(State::Open { lease: lease() });
+    let view = View::Known { record: &record, sealed: false };
+    let token = |id| Presented::Token(FenceToken { object: object(id), ..lease().token(&object(id)) });
+    let unset = Now { wall: WallMs(0), ..NOW };
+    let code = |id| match judge(&object("users"), view, &token(id), unset) {
+        Err(Denial::Refused(refusal)) => refusal.code(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(code("users"), Code::ClockUntrusted);
+    assert_eq!(code("orders"), Code::LeaseObjectMismatch);
+}
+
+#[test]
+fn at_a_fence_without_lease_no_secret_is_right_and_a_draining_one_asks_to_wait() {
+    let token = Presented::Token(lease().token(&object("users")));
+    for (state, code) in [
+        (State::Free { last: None }, Code::FenceTokenInvalid),
+        (State::Draining { advance: AdvanceId(Hlc::default()) }, Code::FenceDraining),
+    ] {
+        let record = record(state);
+        match judge(&object("users"), View::Known { record: &record, sealed: false }, &token, NOW) {
+            Err(Denial::Refused(refusal)) => assert_eq!(refusal.code(), code),
+            other => panic!("{other:?}"),
+        }
+    }
+}

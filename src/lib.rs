@@ -1,0 +1,21 @@
+//! fencegate: a storage-side write gate. `ARCHITECTURE.md` has the long form.
+//!
+//! # Layout
+//! - [`fence`]: pure. Ids, numbers, leases, `judge` and `step`: every rule there is.
+//! - [`table`]: the fence table, durable: schema, RocksDB, the single-writer ledger.
+//! - [`api`]: the lease api and the ops port, over HTTP.
+//! - [`app`]: puts the parts together, starts and stops them.
+//! - [`cli`]: one file per subcommand. [`client`]: the little HTTP client that they use.
+//! - [`config`] reads the environment, [`clock`] reads clocks, [`metrics`] names every metric;
+//!   nothing else does.
+
+pub mod api;
+pub mod app;
+pub mod cli;
+pub mod client;
+pub mod clock;
+pub mod config;
+pub mod failpoints;
+pub mod fence;
+pub mod metrics;
+pub mod table;

@@ -1,0 +1,231 @@
+//! The table's schema: every key family, its bytes and its value. The only place that knows them.
+//!
+//! | first byte | key | value | changed by |
+//! |---|---|---|---|
+//! | `m` | | [`Meta`]: format, incarnation, run, clean flag, key fingerprint | start, stop, restore |
+//! | `h` | | [`Hlc`]: the mark, not behind any stamp in the table | ledger, with each batch and each second |
+//! | `r` | object_id | [`Record`]: fence, state, the lease at the fence. Never deleted | ledger |
+//! | `l` | object_id, 0, lease_seq (8 bytes, big endian) | [`LeaseRow`] | ledger; deleted a day after its end |
+//! | `i` | lease_id | object_id and lease_seq of that lease | with its `l` row |
+//! | `q` | holder_id, 0, request_id | [`RequestRow`]: what that request was granted | ledger; deleted with its leases |
+//!
+//! Ids hold no control characters, so byte 0 separates. Numbers are big endian and sort as numbers.
+//! Every value begins with [`FORMAT`]; a value has exactly one encoding, and whatever is not it
+//! does not decode. Secrets are not stored: decoding a record makes them anew from the table's key.
+
+mod bytes;
+mod rows;
+
+use thiserror::Error;
+
+pub use rows::{Context, Meta, RequestRow};
+
+use self::bytes::{Reader, Writer};
+use crate::fence::{Hlc, HolderId, LeaseId, LeaseRow, LeaseSeq, ObjectId, Record, RequestId};
+
+/// The version of every value.
+pub const FORMAT: u8 = 1;
+
+/// Bytes that are not a row of this table.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("a row does not decode: {0}")]
+pub struct CodecFault(pub &'static str);
+
+/// A key of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Key {
+    Meta,
+    Mark,
+    Record(ObjectId),
+    Lease(ObjectId, LeaseSeq),
+    LeaseIndex(LeaseId),
+    Request(HolderId, RequestId),
+}
+
+/// A key family's first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    Meta,
+    Mark,
+    Record,
+    Lease,
+    LeaseIndex,
+    Request,
+}
+
+impl Family {
+    pub const ALL: [Self; 6] = [Self::Meta, Self::Mark, Self::Record, Self::Lease, Self::LeaseIndex, Self::Request];
+
+    #[must_use]
+    pub const fn byte(self) -> u8 {
+        match self {
+            Self::Meta => b'm',
+            Self::Mark => b'h',
+            Self::Record => b'r',
+            Self::Lease => b'l',
+            Self::LeaseIndex => b'i',
+            Self::Request => b'q',
+        }
+    }
+
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Meta => "meta",
+            Self::Mark => "mark",
+            Self::Record => "records",
+            Self::Lease => "leases",
+            Self::LeaseIndex => "lease ids",
+            Self::Request => "requests",
+        }
+    }
+
+    /// Where this family's keys whose next bytes are `prefix` begin and end.
+    #[must_use]
+    pub fn range(self, prefix: &str) -> (Vec<u8>, Vec<u8>) {
+        let mut from = vec![self.byte()];
+        from.extend_from_slice(prefix.as_bytes());
+        let mut until = from.clone();
+        // The first key behind all that share the prefix. UTF-8 never holds 0xff.
+        until.push(0xff);
+        (from, until)
+    }
+}
+
+impl Key {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let joined = |family: Family, parts: &[&[u8]]| {
+            let mut key = vec![family.byte()];
+            for part in parts {
+                key.extend_from_slice(part);
+            }
+            key
+        };
+        match self {
+            Self::Meta => joined(Family::Meta, &[]),
+            Self::Mark => joined(Family::Mark, &[]),
+            Self::Record(object) => joined(Family::Record, &[object.as_str().as_bytes()]),
+            Self::Lease(object, seq) => {
+                joined(Family::Lease, &[object.as_str().as_bytes(), &[0], &seq.get().to_be_bytes()])
+            }
+            Self::LeaseIndex(lease) => joined(Family::LeaseIndex, &[lease.as_str().as_bytes()]),
+            Self::Request(holder, request) => {
+                joined(Family::Request, &[holder.as_str().as_bytes(), &[0], request.as_str().as_bytes()])
+            }
+        }
+    }
+
+    /// Reads a key.
+    ///
+    /// # Errors
+    /// Where the bytes are no key of this schema.
+    pub fn decode(key: &[u8]) -> Result<Self, CodecFault> {
+        let (&family, rest) = key.split_first().ok_or(CodecFault("an empty key"))?;
+        match family {
+            b'm' if rest.is_empty() => Ok(Self::Meta),
+            b'h' if rest.is_empty() => Ok(Self::Mark),
+            b'r' => Ok(Self::Record(object(rest)?)),
+            b'l' => {
+                let (head, seq) = rest.split_last_chunk().ok_or(CodecFault("a lease key without a number"))?;
+                let head = head.strip_suffix(&[0]).ok_or(CodecFault("a lease key without a separator"))?;
+                let seq = LeaseSeq::new(u64::from_be_bytes(*seq)).ok_or(CodecFault("a lease key with number 0"))?;
+                Ok(Self::Lease(object(head)?, seq))
+            }
+            b'i' => Ok(Self::LeaseIndex(LeaseId::new(text(rest)?).map_err(|_| CodecFault("a bad lease id"))?)),
+            b'q' => {
+                let (holder, request) =
+                    text(rest)?.split_once('\0').ok_or(CodecFault("a request key without a separator"))?;
+                let holder = HolderId::new(holder).map_err(|_| CodecFault("a bad holder id"))?;
+                let request = RequestId::new(request).map_err(|_| CodecFault("a bad request id"))?;
+                Ok(Self::Request(holder, request))
+            }
+            _ => Err(CodecFault("a key of no known family")),
+        }
+    }
+
+    #[must_use]
+    pub fn family(&self) -> Family {
+        match self {
+            Self::Meta => Family::Meta,
+            Self::Mark => Family::Mark,
+            Self::Record(_) => Family::Record,
+            Self::Lease(..) => Family::Lease,
+            Self::LeaseIndex(_) => Family::LeaseIndex,
+            Self::Request(..) => Family::Request,
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> Result<&str, CodecFault> {
+    std::str::from_utf8(bytes).map_err(|_| CodecFault("text that is not UTF-8"))
+}
+
+fn object(bytes: &[u8]) -> Result<ObjectId, CodecFault> {
+    ObjectId::new(text(bytes)?).map_err(|_| CodecFault("a bad object id"))
+}
+
+/// The mark's value.
+#[must_use]
+pub fn encode_mark(mark: Hlc) -> Vec<u8> {
+    Writer::row().hlc(mark).done()
+}
+
+/// Reads the mark.
+///
+/// # Errors
+/// Where the bytes are no mark.
+pub fn decode_mark(value: &[u8]) -> Result<Hlc, CodecFault> {
+    let mut reader = Reader::row(value)?;
+    let mark = reader.hlc()?;
+    reader.end()?;
+    Ok(mark)
+}
+
+/// Where a lease id leads.
+#[must_use]
+pub fn encode_index(object: &ObjectId, seq: LeaseSeq) -> Vec<u8> {
+    Writer::row().text(object.as_str()).u64(seq.get()).done()
+}
+
+/// Reads where a lease id leads.
+///
+/// # Errors
+/// Where the bytes are no index row.
+pub fn decode_index(value: &[u8]) -> Result<(ObjectId, LeaseSeq), CodecFault> {
+    let mut reader = Reader::row(value)?;
+    let found = (reader.object()?, reader.seq()?);
+    reader.end()?;
+    Ok(found)
+}
+
+/// A record's value. `run` says in which run of the gate the lease's deadline counts.
+#[must_use]
+pub fn encode_record(record: &Record, run: u64) -> Vec<u8> {
+    rows::write_record(record, run)
+}
+
+/// Reads an object's row as this run of the gate sees it.
+///
+/// # Errors
+/// Where the bytes are no record.
+pub fn decode_record(object: ObjectId, value: &[u8], context: &Context) -> Result<Record, CodecFault> {
+    rows::read_record(object, value, context)
+}
+
+/// A lease row's value.
+#[must_use]
+pub fn encode_lease(row: &LeaseRow) -> Vec<u8> {
+    rows::write_lease_row(row)
+}
+
+/// Reads a lease's row.
+///
+/// # Errors
+/// Where the bytes are no lease row.
+pub fn decode_lease(object: ObjectId, seq: LeaseSeq, value: &[u8]) -> Result<LeaseRow, CodecFault> {
+    rows::read_lease_row(object, seq, value)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! The values of the larger rows, field by field in the order they are stored.
+
+use super::{
+    CodecFault,
+    bytes::{Reader, Writer},
+};
+use crate::fence::{
+    BootMs, Ended, Fence, How, Incarnation, Lease, LeaseId, LeaseRow, LeaseSeq, ObjectId, Record, RequestId, State,
+    TableKey, Ttl, WallMs, record::AdvanceId, time::Frame,
+};
+
+/// What a stored record is read against: this run's clocks, the table's incarnation and its key.
+#[derive(Clone, Debug)]
+pub struct Context {
+    pub frame: Frame,
+    pub incarnation: Incarnation,
+    pub key: TableKey,
+}
+
+/// The table about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meta {
+    pub incarnation: Incarnation,
+    /// How often a gate has been started on it.
+    pub run: u64,
+    /// The last run ended in good order.
+    pub clean: bool,
+    /// Of the key that its tokens are made with.
+    pub key_fingerprint: [u8; 16],
+}
+
+impl Meta {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        Writer::row()
+            .u32(self.incarnation.get())
+            .u64(self.run)
+            .u8(self.clean.into())
+            .bytes(&self.key_fingerprint)
+            .done()
+    }
+
+    /// Reads the meta row.
+    ///
+    /// # Errors
+    /// Where the bytes are no meta row.
+    pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
+        let mut reader = Reader::row(value)?;
+        let meta = Self {
+            incarnation: Incarnation::new(reader.u32()?),
+            run: reader.u64()?,
+            clean: reader.flag()?,
+            key_fingerprint: reader.array()?,
+        };
+        reader.end()?;
+        Ok(meta)
+    }
+}
+
+/// What one `request_id` of one holder was granted: a lease, or a batch of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestRow {
+    pub leases: Vec<(ObjectId, LeaseId)>,
+}
+
+impl RequestRow {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let count = u32::try_from(self.leases.len()).expect("a batch is bounded");
+        let head = Writer::row().u32(count);
+        self.leases.iter().fold(head, |row, (object, lease)| row.text(object.as_str()).text(lease.as_str())).done()
+    }
+
+    /// Reads a request row.
+    ///
+    /// # Errors
+    /// Where the bytes are no request row.
+    pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
+        let mut reader = Reader::row(value)?;
+        let count = reader.u32()?;
+        let leases =
+            (0..count).map(|_| Ok((reader.object()?, reader.lease_id()?))).collect::<Result<_, CodecFault>>()?;
+        reader.end()?;
+        Ok(Self { leases })
+    }
+}
+
+const FREE: u8 = 0;
+const FREE_AFTER: u8 = 1;
+const DRAINING: u8 = 2;
+const OPEN: u8 = 3;
+
+pub(super) fn write_record(record: &Record, run: u64) -> Vec<u8> {
+    let head = Writer::row().u64(record.fence.get()).u32(record.incarnation.get()).hlc(record.changed);
+    match &record.state {
+        State::Free { last: None } => head.u8(FREE),
+        State::Free { last: Some((lease, ended)) } => write_ended(write_lease(head.u8(FREE_AFTER), lease, run), ended),
+        State::Draining { advance } => head.u8(DRAINING).hlc(advance.0),
+        State::Open { lease } => write_lease(head.u8(OPEN), lease, run),
+    }
+    .done()
+}
+
+pub(super) fn read_record(object: ObjectId, value: &[u8], context: &Context) -> Result<Record, CodecFault> {
+    let mut reader = Reader::row(value)?;
+    let fence = Fence::new(reader.u64()?);
+    let incarnation = Incarnation::new(reader.u32()?);
+    let changed = reader.hlc()?;
+    let state = match reader.u8()? {
+        FREE => State::Free { last: None },
+        FREE_AFTER => {
+            let lease = read_lease(&mut reader, &object, fence, context)?;
+            State::Free { last: Some((lease, read_ended(&mut reader)?)) }
+        }
+        DRAINING => State::Draining { advance: AdvanceId(reader.hlc()?) },
+        OPEN => State::Open { lease: read_lease(&mut reader, &object, fence, context)? },
+        _ => return Err(CodecFault("a record in no known state")),
+    };
+    reader.end()?;
+    if incarnation > context.incarnation {
+        return Err(CodecFault("a record of an incarnation that is yet to come"));
+    }
+    Ok(Record { object, fence, state, incarnation, changed }.rebased(context.incarnation))
+}
+
+/// The lease's number is the record's fence: it is not stored twice.
+fn write_lease(row: Writer, lease: &Lease, run: u64) -> Writer {
+    let row = row
+        .text(lease.lease_id.as_str())
+        .text(lease.holder.as_str())
+        .u64(lease.acquired_at.0)
+        .u64(lease.expires_at.0)
+        .u64(lease.ttl.0)
+        .u64(lease.deadline.0)
+        .u64(run)
+        .u8(lease.used.into())
+        .u8(lease.tainted.into());
+    write_request(row, lease.request.as_ref())
+}
+
+fn read_lease(
+    reader: &mut Reader<'_>,
+    object: &ObjectId,
+    fence: Fence,
+    context: &Context,
+) -> Result<Lease, CodecFault> {
+    let seq = LeaseSeq::new(fence.get()).ok_or(CodecFault("a lease at fence 0"))?;
+    let lease_id = reader.lease_id()?;
+    let holder = reader.holder()?;
+    let (acquired_at, expires_at, ttl) = (WallMs(reader.u64()?), WallMs(reader.u64()?), Ttl(reader.u64()?));
+    let (deadline, run) = (BootMs(reader.u64()?), reader.u64()?);
+    let frame = &context.frame;
+    Ok(Lease {
+        secret: context.key.secret(object, seq, &lease_id),
+        lease_id,
+        seq,
+        holder,
+        acquired_at,
+        expires_at,
+        deadline: if run == frame.run { deadline } else { frame.deadline(expires_at, ttl) },
+        ttl,
+        used: reader.flag()?,
+        tainted: reader.flag()?,
+        request: reader.request()?,
+    })
+}
+
+fn write_request(row: Writer, request: Option<&RequestId>) -> Writer {
+    match request {
+        None => row.u8(0),
+        Some(request) => row.u8(1).text(request.as_str()),
+    }
+}
+
+fn write_ended(row: Writer, ended: &Ended) -> Writer {
+    let row = match &ended.how {
+        How::Expired => row.u8(0),
+        How::Released => row.u8(1),
+        How::Fenced { reason } => row.u8(2).text(reason),
+    };
+    row.u64(ended.at.0).hlc(ended.stamp)
+}
+
+fn read_ended(reader: &mut Reader<'_>) -> Result<Ended, CodecFault> {
+    let how = match reader.u8()? {
+        0 => How::Expired,
+        1 => How::Released,
+        2 => How::Fenced { reason: reader.text()?.to_owned() },
+        _ => return Err(CodecFault("a lease that ended in no known way")),
+    };
+    Ok(Ended { how, at: WallMs(reader.u64()?), stamp: reader.hlc()? })
+}
+
+pub(super) fn write_lease_row(row: &LeaseRow) -> Vec<u8> {
+    let value = Writer::row()
+        .text(row.lease_id.as_str())
+        .text(row.holder.as_str())
+        .u64(row.acquired_at.0)
+        .u64(row.expires_at.0)
+        .u64(row.ttl.0)
+        .u8(row.tainted.into());
+    let value = write_request(value, row.request.as_ref());
+    match &row.ended {
+        None => value.u8(0),
+        Some(ended) => write_ended(value.u8(1), ended),
+    }
+    .done()
+}
+
+pub(super) fn read_lease_row(object: ObjectId, seq: LeaseSeq, value: &[u8]) -> Result<LeaseRow, CodecFault> {
+    let mut reader = Reader::row(value)?;
+    let row = LeaseRow {
+        object,
+        seq,
+        lease_id: reader.lease_id()?,
+        holder: reader.holder()?,
+        acquired_at: WallMs(reader.u64()?),
+        expires_at: WallMs(reader.u64()?),
+        ttl: Ttl(reader.u64()?),
+        tainted: reader.flag()?,
+        request: reader.request()?,
+        ended: if reader.flag()? { Some(read_ended(&mut reader)?) } else { None },
+    };
+    reader.end()?;
+    Ok(row)
+}

@@ -1,0 +1,247 @@
+//! Decode of encode is identity, and every row has one encoding only.
+
+use proptest::{option, prelude::*};
+
+use super::*;
+use crate::fence::{
+    BootMs, Ended, Fence, How, Incarnation, Lease, Now, State, TableKey, Ttl, WallMs, record::AdvanceId, time::Frame,
+};
+
+const RUN: u64 = 7;
+
+fn context() -> Context {
+    let start = Now { wall: WallMs(1_800_000_000_000), boot: BootMs(90_000) };
+    let frame = Frame { run: RUN, start, behind_mark: false };
+    Context { frame, incarnation: Incarnation::new(3), key: TableKey::from_bytes([5; 32]) }
+}
+
+fn text(max: usize) -> impl Strategy<Value = String> {
+    proptest::collection::vec(proptest::char::any().prop_filter("control", |c| !c.is_control()), 1..max)
+        .prop_map(|chars| chars.into_iter().collect())
+}
+
+fn object_id() -> impl Strategy<Value = ObjectId> {
+    text(40).prop_map(|id| ObjectId::new(&id).unwrap())
+}
+
+fn holder_id() -> impl Strategy<Value = HolderId> {
+    text(40).prop_map(|id| HolderId::new(&id).unwrap())
+}
+
+fn lease_id() -> impl Strategy<Value = LeaseId> {
+    text(20).prop_map(|id| LeaseId::new(&id).unwrap())
+}
+
+fn request_id() -> impl Strategy<Value = RequestId> {
+    text(20).prop_map(|id| RequestId::new(&id).unwrap())
+}
+
+fn seq() -> impl Strategy<Value = LeaseSeq> {
+    (1..=u64::MAX).prop_map(|seq| LeaseSeq::new(seq).unwrap())
+}
+
+fn hlc() -> impl Strategy<Value = Hlc> {
+    any::<(u64, u32)>().prop_map(|(ms, logical)| Hlc { ms, logical })
+}
+
+fn ended() -> impl Strategy<Value = Ended> {
+    let how =
+        prop_oneof![Just(How::Expired), Just(How::Released), ".{0,30}".prop_map(|reason| How::Fenced { reason }),];
+    (how, any::<u64>(), hlc()).prop_map(|(how, at, stamp)| Ended { how, at: WallMs(at), stamp })
+}
+
+fn lease(object: ObjectId, seq: LeaseSeq) -> impl Strategy<Value = Lease> {
+    let ids = (lease_id(), holder_id(), option::of(request_id()));
+    (ids, any::<[u64; 4]>(), any::<[bool; 2]>()).prop_map(move |(ids, times, flags)| {
+        let (lease_id, holder, request) = ids;
+        Lease {
+            secret: context().key.secret(&object, seq, &lease_id),
+            lease_id,
+            seq,
+            holder,
+            acquired_at: WallMs(times[0]),
+            expires_at: WallMs(times[1]),
+            deadline: BootMs(times[2]),
+            ttl: Ttl(times[3]),
+            request,
+            used: flags[0],
+            tainted: flags[1],
+        }
+    })
+}
+
+fn record() -> impl Strategy<Value = Record> {
+    (object_id(), seq(), hlc()).prop_flat_map(|(object, seq, changed)| {
+        let state = prop_oneof![
+            Just(State::Free { last: None }),
+            (lease(object.clone(), seq), ended()).prop_map(|pair| State::Free { last: Some(pair) }),
+            hlc().prop_map(|stamp| State::Draining { advance: AdvanceId(stamp) }),
+            lease(object.clone(), seq).prop_map(|lease| State::Open { lease }),
+        ];
+        state.prop_map(move |state| Record {
+            object: object.clone(),
+            fence: Fence::from(seq),
+            state,
+            incarnation: context().incarnation,
+            changed,
+        })
+    })
+}
+
+fn lease_row() -> impl Strategy<Value = LeaseRow> {
+    let ids = (object_id(), lease_id(), holder_id(), option::of(request_id()));
+    (ids, seq(), any::<[u64; 3]>(), any::<bool>(), option::of(ended())).prop_map(
+        |((object, lease_id, holder, request), seq, times, tainted, ended)| LeaseRow {
+            object,
+            lease_id,
+            seq,
+            holder,
+            acquired_at: WallMs(times[0]),
+            expires_at: WallMs(times[1]),
+            ttl: Ttl(times[2]),
+            request,
+            tainted,
+            ended,
+        },
+    )
+}
+
+fn key() -> impl Strategy<Value = Key> {
+    prop_oneof![
+        Just(Key::Meta),
+        Just(Key::Mark),
+        object_id().prop_map(Key::Record),
+        (object_id(), seq()).prop_map(|(object, seq)| Key::Lease(object, seq)),
+        lease_id().prop_map(Key::LeaseIndex),
+        (holder_id(), request_id()).prop_map(|(holder, request)| Key::Request(holder, request)),
+    ]
+}
+
+/// Every shortened, lengthened or otherwise changed value either fails to decode, or decodes to
+/// something that encodes to these very bytes.
+fn assert_one_encoding(bytes: &[u8], flip: (usize, u8), recode: impl Fn(&[u8]) -> Option<Vec<u8>>) {
+    for cut in 0..bytes.len() {
+        assert_ne!(recode(&bytes[..cut]).as_deref(), Some(bytes), "{cut} bytes of {bytes:?}");
+    }
+    let longer = [bytes, &[0]].concat();
+    let mut flipped = bytes.to_vec();
+    let place = flip.0 % flipped.len();
+    flipped[place] ^= flip.1.max(1);
+    for other in [longer, flipped] {
+        if let Some(again) = recode(&other) {
+            assert_eq!(again, other);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn keys(key in key(), flip in any::<(usize, u8)>()) {
+        let bytes = key.encode();
+        prop_assert_eq!(bytes[0], key.family().byte());
+        prop_assert_eq!(Key::decode(&bytes), Ok(key));
+        assert_one_encoding(&bytes, flip, |bytes| Key::decode(bytes).ok().map(|key| key.encode()));
+    }
+
+    #[test]
+    fn records(record in record()) {
+        let bytes = encode_record(&record, RUN);
+        prop_assert_eq!(decode_record(record.object.clone(), &bytes, &context()), Ok(record.clone()));
+        for cut in 0..bytes.len() {
+            prop_assert!(decode_record(record.object.clone(), &bytes[..cut], &context()).is_err());
+        }
+        prop_assert!(decode_record(record.object.clone(), &[&bytes[..], &[0]].concat(), &context()).is_err());
+    }
+
+    #[test]
+    fn lease_rows(row in lease_row(), flip in any::<(usize, u8)>()) {
+        let bytes = encode_lease(&row);
+        let decode = |bytes: &[u8]| decode_lease(row.object.clone(), row.seq, bytes);
+        prop_assert_eq!(decode(&bytes), Ok(row.clone()));
+        assert_one_encoding(&bytes, flip, |bytes| decode(bytes).ok().map(|row| encode_lease(&row)));
+    }
+
+    #[test]
+    fn index_rows_marks_and_requests(
+        (object, seq, mark) in (object_id(), seq(), hlc()),
+        leases in proptest::collection::vec((object_id(), lease_id()), 0..4),
+        flip in any::<(usize, u8)>(),
+    ) {
+        prop_assert_eq!(decode_index(&encode_index(&object, seq)), Ok((object.clone(), seq)));
+        assert_one_encoding(&encode_index(&object, seq), flip, |bytes| {
+            decode_index(bytes).ok().map(|(object, seq)| encode_index(&object, seq))
+        });
+        prop_assert_eq!(decode_mark(&encode_mark(mark)), Ok(mark));
+        assert_one_encoding(&encode_mark(mark), flip, |bytes| decode_mark(bytes).ok().map(encode_mark));
+        let row = RequestRow { leases };
+        prop_assert_eq!(RequestRow::decode(&row.encode()), Ok(row.clone()));
+        assert_one_encoding(&row.encode(), flip, |bytes| RequestRow::decode(bytes).ok().map(|row| row.encode()));
+    }
+
+    #[test]
+    fn meta_rows(incarnation: u32, run: u64, clean: bool, key_fingerprint: [u8; 16], flip in any::<(usize, u8)>()) {
+        let meta = Meta { incarnation: Incarnation::new(incarnation), run, clean, key_fingerprint };
+        prop_assert_eq!(Meta::decode(&meta.encode()), Ok(meta.clone()));
+        assert_one_encoding(&meta.encode(), flip, |bytes| Meta::decode(bytes).ok().map(|meta| meta.encode()));
+    }
+
+    #[test]
+    fn any_bytes_are_refused_or_read_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let object = ObjectId::new("users").unwrap();
+        let _ = (Key::decode(&bytes), Meta::decode(&bytes), RequestRow::decode(&bytes), decode_mark(&bytes));
+        let _ = (decode_index(&bytes), decode_record(object.clone(), &bytes, &context()));
+        let _ = decode_lease(object, LeaseSeq::new(1).unwrap(), &bytes);
+    }
+}
+
+#[test]
+fn leases_of_one_object_lie_together_in_the_order_of_their_numbers() {
+    let key = |object: &str, seq| Key::Lease(ObjectId::new(object).unwrap(), LeaseSeq::new(seq).unwrap()).encode();
+    let sorted = [key("a", 1), key("a", 2), key("a", 255), key("a", 256), key("aa", 1), key("b", 1)];
+    assert!(sorted.is_sorted());
+    let (from, until) = Family::Lease.range("a");
+    let inside: Vec<_> = sorted.iter().filter(|key| **key >= from && **key < until).collect();
+    assert_eq!(inside.len(), 5);
+}
+
+#[test]
+fn a_lease_of_an_earlier_run_is_read_by_this_runs_clocks() {
+    let context = context();
+    let object = ObjectId::new("users").unwrap();
+    let seq = LeaseSeq::new(4).unwrap();
+    let lease_id = LeaseId::new("l").unwrap();
+    let lease = Lease {
+        secret: context.key.secret(&object, seq, &lease_id),
+        lease_id,
+        seq,
+        holder: HolderId::new("a").unwrap(),
+        acquired_at: WallMs(0),
+        expires_at: WallMs(context.frame.start.wall.0 + 500),
+        deadline: BootMs(123),
+        ttl: Ttl(1_000),
+        request: None,
+        used: false,
+        tainted: false,
+    };
+    let record = Record {
+        object: object.clone(),
+        fence: Fence::from(seq),
+        state: State::Open { lease },
+        incarnation: context.incarnation,
+        changed: Hlc::default(),
+    };
+    let read = |run| decode_record(object.clone(), &encode_record(&record, run), &context).unwrap();
+    assert_eq!(read(RUN).open_lease().unwrap().deadline, BootMs(123));
+    assert_eq!(read(RUN - 1).open_lease().unwrap().deadline, BootMs(context.frame.start.boot.0 + 500));
+}
+
+#[test]
+fn a_record_of_an_earlier_incarnation_is_raised_and_one_of_a_later_is_refused() {
+    let object = ObjectId::new("users").unwrap();
+    let mut record = Record::unknown(object.clone(), Incarnation::new(1));
+    record.fence = Fence::new((1 << 32) + 9);
+    let read = |record: &Record| decode_record(object.clone(), &encode_record(record, RUN), &context());
+    assert_eq!(read(&record).unwrap().fence, Fence::new((3 << 32) + 9));
+    record.incarnation = Incarnation::new(4);
+    assert!(read(&record).is_err());
+}

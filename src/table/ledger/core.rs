@@ -1,0 +1,451 @@
+//! A round of the ledger: decide, seal, persist, publish, answer.
+
+use std::sync::Arc;
+
+use super::{
+    Command, DrainReport, Granted, Refused, Reply,
+    round::{Draft, Drain, Round},
+    sweep::Sweep,
+    timers::{Due, Timers},
+    waiters::Waiters,
+};
+use crate::{
+    clock::{Clock, StepMeter, Stopwatch},
+    fence::{
+        BootMs, Event, Hlc, HolderId, Lease, LeaseId, LeaseRow, ObjectId, Outcome, Record, State, Ttl,
+        step::{At, Claim, Kind, LeaseRefusal},
+        token::FenceToken,
+    },
+    metrics::LedgerMetrics,
+    table::{
+        TableFault,
+        codec::{Key, Meta, encode_mark},
+        news::News,
+        open,
+        records::Records,
+    },
+};
+
+/// What a ledger works with.
+pub struct Setup {
+    pub records: Arc<Records>,
+    pub news: Arc<News>,
+    pub clock: Clock,
+    pub metrics: LedgerMetrics,
+    pub meta: Meta,
+    /// No stamp in the table is later.
+    pub mark: Hlc,
+    /// How old a lease must be before its own holder may take it over.
+    pub takeover_after_ms: u64,
+    /// How many acquires may wait for their turn at once.
+    pub waiters_max: usize,
+}
+
+/// The ledger without its thread.
+pub struct Core {
+    pub(super) setup: Setup,
+    pub(super) hlc: Hlc,
+    pub(super) timers: Timers,
+    pub(super) waiters: Waiters,
+    pub(super) sweep: Sweep,
+    step_meter: StepMeter,
+    /// Grants whose clients were gone when the answer came: to be taken back in the next round.
+    orphans: Vec<(ObjectId, LeaseId)>,
+    /// Objects that this round has freed while others wait for them.
+    freed: Vec<ObjectId>,
+    last_commit: BootMs,
+    /// Nothing more is granted.
+    closed: bool,
+    stopped: bool,
+}
+
+/// How much that is due one round takes.
+const DUE_MAX: usize = 1_024;
+const SECOND: Ttl = Ttl(1_000);
+/// Two clocks are not read at the very same moment; less than this is not a step.
+const STEP_NOISE_MS: u64 = 100;
+
+impl Core {
+    #[must_use]
+    pub fn new(setup: Setup) -> Self {
+        let now = setup.clock.now();
+        let mut timers = Timers::default();
+        timers.push(now.boot.after(SECOND), Due::Second);
+        Self {
+            hlc: setup.mark,
+            timers,
+            waiters: Waiters::default(),
+            sweep: Sweep::default(),
+            step_meter: StepMeter::new(now),
+            orphans: vec![],
+            freed: vec![],
+            last_commit: now.boot,
+            closed: false,
+            stopped: false,
+            setup,
+        }
+    }
+
+    /// The next instant at which a round is due without a call.
+    #[must_use]
+    pub fn next_at(&self) -> Option<BootMs> {
+        self.timers.next_at()
+    }
+
+    /// Whether a round is due at once.
+    #[must_use]
+    pub fn has_backlog(&self) -> bool {
+        !self.orphans.is_empty()
+    }
+
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Carries out one round: these calls, and whatever is due.
+    pub fn run(&mut self, calls: Vec<Command>) {
+        let mut round = Round::default();
+        let mut stop = None;
+        self.take_back_orphans(&mut round);
+        self.do_what_is_due(&mut round);
+        for call in calls {
+            self.decide(&mut round, call, &mut stop);
+            self.serve_freed(&mut round);
+        }
+        self.finish(round);
+        if let Some(reply) = stop {
+            self.stop(reply);
+        }
+    }
+
+    fn decide(&mut self, round: &mut Round, call: Command, stop: &mut Option<Reply<()>>) {
+        let latched = self.setup.records.latched().is_some();
+        match call {
+            Command::Tick => {}
+            Command::Stop { reply } => *stop = Some(reply),
+            Command::Close { reply } => {
+                self.closed = true;
+                self.dismiss_waiters(&Refused::Stopping);
+                answer(round, reply, Ok(()));
+            }
+            Command::Acquire { reply, .. } if self.closed => answer(round, reply, Err(Refused::Stopping)),
+            Command::Acquire { reply, .. } if latched => unavailable(round, reply),
+            Command::Renew { reply, .. } if latched => unavailable(round, reply),
+            Command::Release { reply, .. } | Command::Revoke { reply, .. } if latched => unavailable(round, reply),
+            Command::End { reply, .. } if latched => unavailable(round, reply),
+            Command::Acquire { wanted, reply } => self.acquire(round, wanted, reply),
+            Command::Renew { lease_id, holder, token, ttl, rotate, reply } => {
+                let rotate = rotate.then(|| self.new_lease_id());
+                let renewed = self.renew(round, &lease_id, holder, token, ttl, rotate);
+                self.setup.metrics.renewed(&renewed);
+                answer(round, reply, renewed);
+            }
+            Command::Release { lease_id, holder, token, reply } => {
+                let released = self.release(round, &lease_id, holder, token);
+                answer(round, reply, released);
+            }
+            Command::End { leases, reply } => {
+                let ended = leases.into_iter().try_for_each(|(object, lease)| {
+                    self.change(round, &object, Event::End { lease_id: lease }).map(|_| ())
+                });
+                answer(round, reply, ended);
+            }
+            Command::Revoke { object, reason, reply } => {
+                let revoked = self.revoke(round, &object, reason);
+                answer(round, reply, revoked);
+            }
+        }
+    }
+
+    fn renew(
+        &mut self,
+        round: &mut Round,
+        lease_id: &LeaseId,
+        holder: HolderId,
+        token: FenceToken,
+        ttl: Ttl,
+        rotate: Option<LeaseId>,
+    ) -> Result<Granted, Refused> {
+        let row = self.known_lease(round, lease_id)?;
+        let object = row.object.clone();
+        let claim = Claim { row, holder: Some(holder), token };
+        match self.change(round, &object, Event::Renew { claim, ttl, rotate })? {
+            Outcome::Renewed(lease) | Outcome::Granted(lease) => Ok(granted(object, lease)),
+            other => Err(unexpected(object, other)),
+        }
+    }
+
+    fn release(
+        &mut self,
+        round: &mut Round,
+        lease_id: &LeaseId,
+        holder: Option<HolderId>,
+        token: FenceToken,
+    ) -> Result<Record, Refused> {
+        let row = self.known_lease(round, lease_id)?;
+        let object = row.object.clone();
+        match self.change(round, &object, Event::Release { claim: Claim { row, holder, token } })? {
+            Outcome::Freed => self.newest(round, &object),
+            other => Err(unexpected(object, other)),
+        }
+    }
+
+    fn revoke(&mut self, round: &mut Round, object: &ObjectId, reason: String) -> Result<Record, Refused> {
+        match self.change(round, object, Event::Revoke { reason })? {
+            Outcome::Freed => self.newest(round, object),
+            other => Err(unexpected(object.clone(), other)),
+        }
+    }
+
+    fn known_lease(&self, round: &Round, lease_id: &LeaseId) -> Result<LeaseRow, Refused> {
+        let row = round.lease_row(&self.setup.records, lease_id).map_err(|fault| unreadable(&fault))?;
+        row.ok_or(Refused::NotFound)
+    }
+
+    fn newest(&self, round: &Round, object: &ObjectId) -> Result<Record, Refused> {
+        round.newest(&self.setup.records, &Draft::default(), object).map_err(|fault| unreadable(&fault))
+    }
+
+    /// One event on one object, drained and taken into the round.
+    pub(super) fn change(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Outcome, Refused> {
+        let mut draft = Draft::default();
+        let decided = self.step(round, &mut draft, object, event)?;
+        let opened = self.drain(round, &mut draft)?.pop();
+        self.apply(round, draft);
+        Ok(opened.map_or(decided, |(_, outcome)| outcome))
+    }
+
+    /// Decides one event against the newest record.
+    pub(super) fn step(
+        &mut self,
+        round: &Round,
+        draft: &mut Draft,
+        object: &ObjectId,
+        event: Event,
+    ) -> Result<Outcome, Refused> {
+        let newest = round.newest(&self.setup.records, draft, object).map_err(|fault| unreadable(&fault))?;
+        let now = self.setup.clock.now();
+        self.hlc = self.hlc.tick(now.wall);
+        let key = &self.setup.records.context.key;
+        let (outcome, effects) = newest.step(event, &At { now, stamp: self.hlc, key });
+        draft.add(object, effects);
+        Ok(outcome)
+    }
+
+    /// Seals the objects whose fences the draft moves, and opens them behind what was on its way to
+    /// the store. No write is in flight before there is a data plane, so there is nothing to wait
+    /// for, and both steps are one synced batch.
+    pub(super) fn drain(&mut self, round: &Round, draft: &mut Draft) -> Result<Vec<(ObjectId, Outcome)>, Refused> {
+        let drains = draft.take_drains();
+        let published: Result<Vec<Record>, _> =
+            drains.iter().map(|drain| self.setup.records.read(&drain.object)).collect();
+        // Nothing is sealed unless all can be: from here on nothing fails but the table itself.
+        for record in published.map_err(|fault| unreadable(&fault))? {
+            self.setup.records.stripes.seal(&record);
+        }
+        let open = |Drain { object, seq, advance, then }| {
+            let outcome = self.step(round, draft, &object, Event::Drained { seq, advance, then })?;
+            Ok((object, outcome))
+        };
+        drains.into_iter().map(open).collect()
+    }
+
+    /// Takes a draft into the round, and notes what follows from it.
+    pub(super) fn apply(&mut self, round: &mut Round, draft: Draft) {
+        for line in &draft.news {
+            self.setup.metrics.announced(line.kind);
+            match line.kind {
+                Kind::Granted | Kind::Renewed => {}
+                Kind::Released | Kind::Fenced | Kind::Expired => self.timers.disarm(&line.row.lease_id),
+            }
+        }
+        for record in &draft.records {
+            match &record.state {
+                State::Open { lease } => self.timers.arm(lease.deadline, &record.object, &lease.lease_id),
+                State::Free { .. } if self.waiters.is_waiting(&record.object) => {
+                    self.freed.push(record.object.clone());
+                }
+                State::Free { .. } | State::Draining { .. } => {}
+            }
+        }
+        round.apply(draft);
+    }
+
+    fn serve_freed(&mut self, round: &mut Round) {
+        while let Some(object) = self.freed.pop() {
+            self.serve(round, &object);
+        }
+    }
+
+    fn take_back_orphans(&mut self, round: &mut Round) {
+        for (object, lease_id) in std::mem::take(&mut self.orphans) {
+            // Where this fails the lease runs out by itself.
+            let _ = self.change(round, &object, Event::Withdraw { lease_id });
+        }
+        self.serve_freed(round);
+    }
+
+    fn do_what_is_due(&mut self, round: &mut Round) {
+        let latched = self.setup.records.latched().is_some();
+        let now = self.setup.clock.now().boot;
+        // Whatever is left over is due in the next round, which then begins at once.
+        for _ in 0..DUE_MAX {
+            let Some(due) = self.timers.pop_due(now) else { return };
+            match due {
+                Due::Lease(..) if latched => {}
+                Due::Lease(object, lease) => self.end_or_look_again(round, &object, &lease),
+                Due::Waiter(object, id) => {
+                    if let Some(waiter) = self.waiters.take(&object, id) {
+                        self.acquire_now(round, &waiter.wanted, waiter.reply);
+                    }
+                }
+                Due::Second => self.each_second(round, latched),
+            }
+            self.serve_freed(round);
+        }
+    }
+
+    fn end_or_look_again(&mut self, round: &mut Round, object: &ObjectId, lease_id: &LeaseId) {
+        // Where the object's row cannot be read now, whoever asks for it will end the lease.
+        let outcome = self.change(round, object, Event::End { lease_id: lease_id.clone() });
+        if let Ok(Outcome::Unchanged) = outcome
+            && let Ok(record) = self.newest(round, object)
+            && let Some(lease) = record.open_lease()
+        {
+            self.timers.arm(lease.deadline, object, &lease.lease_id);
+        }
+    }
+
+    fn each_second(&mut self, round: &mut Round, latched: bool) {
+        let now = self.setup.clock.now();
+        let step_ms = self.step_meter.measure(now);
+        if step_ms.unsigned_abs() > STEP_NOISE_MS {
+            tracing::warn!(step_ms, "the wall clock was set; no lease is longer or shorter for it");
+            self.setup.metrics.clock_stepped(step_ms);
+        }
+        self.setup.metrics.gauges(self.timers.live(), self.waiters.len(), self.setup.records.stripes.len());
+        if !latched {
+            self.sweep_some(round);
+            if self.timers.live() > 0 && now.boot.since(self.last_commit) >= SECOND.0 {
+                self.hlc = self.hlc.tick(now.wall);
+                round.writes.put(&Key::Mark, encode_mark(self.hlc));
+            }
+        }
+        self.timers.push(now.boot.after(SECOND), Due::Second);
+    }
+
+    /// Persist, publish, answer.
+    fn finish(&mut self, mut round: Round) {
+        let now = self.setup.clock.now();
+        let news: Vec<_> = std::mem::take(&mut round.news)
+            .into_iter()
+            .map(|line| {
+                self.hlc = self.hlc.tick(now.wall);
+                (self.hlc, line)
+            })
+            .collect();
+        let (mut writes, published) = round.finish(self.setup.meta.run);
+        let committed = writes.is_empty() || {
+            writes.put(&Key::Mark, encode_mark(self.hlc));
+            self.persist(writes, round.changes, now.boot)
+        };
+        if committed {
+            for record in published {
+                self.setup.records.stripes.publish(record);
+            }
+            self.setup.news.publish(news);
+        }
+        for answer in round.answers {
+            self.orphans.extend(answer(committed));
+        }
+        if !committed {
+            self.dismiss_waiters(&Refused::Unavailable);
+        }
+    }
+
+    fn dismiss_waiters(&mut self, why: &Refused) {
+        for waiter in self.waiters.take_all() {
+            // Whoever has hung up is not waiting for an answer.
+            let _ = waiter.reply.send(Err(why.clone()));
+        }
+    }
+
+    fn persist(&mut self, writes: crate::table::Batch, changes: usize, now: BootMs) -> bool {
+        let stopwatch = Stopwatch::start();
+        match self.setup.records.table.commit(writes) {
+            Ok(()) => {
+                self.setup.metrics.committed(stopwatch.seconds(), changes);
+                self.last_commit = now;
+                true
+            }
+            Err(fault) => {
+                tracing::error!(%fault, "a change of the fence table failed; it is shut until this process is started again. Free disk space or replace the volume, then restart");
+                self.setup.metrics.latched();
+                self.setup.records.latch(fault);
+                false
+            }
+        }
+    }
+
+    fn stop(&mut self, reply: Reply<()>) {
+        self.stopped = true;
+        self.dismiss_waiters(&Refused::Stopping);
+        let closed = match self.setup.records.latched() {
+            Some(_) => Err(Refused::Unavailable),
+            None => {
+                self.hlc = self.hlc.tick(self.setup.clock.now().wall);
+                open::end(&*self.setup.records.table, &self.setup.meta, self.hlc).map_err(|fault| {
+                    tracing::error!(%fault, "the clean flag could not be set; the next start counts as unclean");
+                    Refused::Unavailable
+                })
+            }
+        };
+        let _ = reply.send(closed);
+    }
+
+    /// A new lease's id: ordered by time, unique by chance.
+    pub(super) fn new_lease_id(&self) -> LeaseId {
+        let mut random = [0; 10];
+        getrandom::fill(&mut random).expect("the system's random numbers");
+        let id = uuid::Builder::from_unix_timestamp_millis(self.setup.clock.now().wall.0, &random).into_uuid();
+        LeaseId::new(&id.to_string()).expect("a UUID is a lease id")
+    }
+}
+
+/// What a lease looks like in an answer.
+pub(super) fn granted(object: ObjectId, lease: Lease) -> Granted {
+    Granted { object, lease, drain: DrainReport::default() }
+}
+
+/// An answer that holds nothing to take back.
+pub(super) fn answer<T: Send + 'static>(round: &mut Round, reply: Reply<T>, result: Result<T, Refused>) {
+    round.answers.push(Box::new(move |committed| {
+        let _ = reply.send(if committed { result } else { Err(Refused::Unavailable) });
+        vec![]
+    }));
+}
+
+fn unavailable<T: Send + 'static>(round: &mut Round, reply: Reply<T>) {
+    answer(round, reply, Err(Refused::Unavailable));
+}
+
+pub(super) fn unexpected(object: ObjectId, outcome: Outcome) -> Refused {
+    match outcome {
+        Outcome::Refused(why) => Refused::Lease { object, why },
+        Outcome::Advancing
+        | Outcome::Granted(_)
+        | Outcome::Renewed(_)
+        | Outcome::Freed
+        | Outcome::Ended
+        | Outcome::Unchanged => {
+            let why = LeaseRefusal::Held { lease: None, retry_ms: SECOND.0 };
+            Refused::Lease { object, why }
+        }
+    }
+}
+
+pub(super) fn unreadable(fault: &TableFault) -> Refused {
+    tracing::error!(%fault, "a row of the fence table cannot be read");
+    Refused::Unavailable
+}

@@ -1,0 +1,275 @@
+//! The ledger: the single writer of the fence table.
+//!
+//! Lease changes from everywhere queue up here. A round takes all that wait, decides each against
+//! the newest state (this round's own changes included), makes them durable with one synced write,
+//! publishes the records in the order they changed, and only then answers. So a refusal, too, never
+//! cites a fence that a crash could forget.
+//!
+//! - `core`: a round from beginning to end; no threads, no waiting. The simulation drives it too.
+//! - `acquire`: acquiring, waiting for one's turn, repeated requests.
+//! - `round`: the changes of one round.
+//! - `waiters`, `timers`, `sweep`: who waits, what is due later, forgetting what ended long ago.
+//!
+//! After a failed write or sync the table is latched: every call gets [`Refused::Unavailable`]
+//! until the process is started anew.
+
+mod acquire;
+mod core;
+mod round;
+mod sweep;
+mod timers;
+mod waiters;
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+
+pub use self::core::{Core, Setup};
+use crate::{
+    clock::Clock,
+    fence::{FenceToken, HolderId, Lease, LeaseId, ObjectId, Record, RequestId, Ttl, step::LeaseRefusal},
+};
+
+/// Calls that may wait for a round; more are turned away.
+const QUEUE: usize = 8_192;
+/// Calls that one round takes.
+const ROUND_MAX: usize = 1_024;
+
+/// An acquire: one object, or a batch of them, all or nothing.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub objects: Vec<ObjectId>,
+    pub holder: HolderId,
+    pub ttl: Ttl,
+    pub wait_ms: u64,
+    pub request: Option<RequestId>,
+    pub takeover: bool,
+}
+
+/// A lease as it was granted or renewed.
+#[derive(Clone, Debug)]
+pub struct Granted {
+    pub object: ObjectId,
+    pub lease: Lease,
+    pub drain: DrainReport,
+}
+
+/// What an advance found on its way to the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainReport {
+    pub settled: u64,
+    pub cancelled: u64,
+    pub unknown: u64,
+    pub waited_ms: u64,
+}
+
+/// Why a call was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    Lease {
+        object: ObjectId,
+        why: LeaseRefusal,
+    },
+    NotFound,
+    RequestIdUsed,
+    /// The table is latched, or a row that this needs cannot be read.
+    Unavailable,
+    Overloaded,
+    Stopping,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, Refused>>;
+type GrantReply = Reply<Vec<Granted>>;
+
+/// One call.
+#[derive(Debug)]
+pub enum Command {
+    Acquire {
+        wanted: Wanted,
+        reply: GrantReply,
+    },
+    Renew {
+        lease_id: LeaseId,
+        holder: HolderId,
+        token: FenceToken,
+        ttl: Ttl,
+        rotate: bool,
+        reply: Reply<Granted>,
+    },
+    Release {
+        lease_id: LeaseId,
+        holder: Option<HolderId>,
+        token: FenceToken,
+        reply: Reply<Record>,
+    },
+    End {
+        leases: Vec<(ObjectId, LeaseId)>,
+        reply: Reply<()>,
+    },
+    Revoke {
+        object: ObjectId,
+        reason: String,
+        reply: Reply<Record>,
+    },
+    /// Grant nothing more, and let everyone who waits go. Answers behind all that came before.
+    Close {
+        reply: Reply<()>,
+    },
+    /// A driven clock has moved.
+    Tick,
+    /// The last call: answers when the table is closed in good order.
+    Stop {
+        reply: Reply<()>,
+    },
+}
+
+/// The way to the ledger. Clone it freely.
+#[derive(Clone)]
+pub struct Ledger {
+    queue: Arc<SyncSender<Command>>,
+    thread: Arc<Mutex<Option<JoinHandle<()>>>>,
+}
+
+impl Ledger {
+    /// Starts the ledger on a thread of its own.
+    ///
+    /// # Panics
+    /// Where the system has no thread to give.
+    #[must_use]
+    pub fn start(core: Core, clock: &Clock) -> Self {
+        let (queue, calls) = sync_channel(QUEUE);
+        let queue = Arc::new(queue);
+        let wake = Arc::downgrade(&queue);
+        clock.on_change(move || {
+            // A full queue wakes the ledger anyway, and one that is gone needs no waking.
+            let _ = wake.upgrade().map(|queue| queue.try_send(Command::Tick));
+        });
+        let clock = clock.clone();
+        let thread = std::thread::Builder::new()
+            .name("ledger".to_owned())
+            .spawn(move || work(core, &calls, &clock))
+            .expect("a thread for the ledger");
+        Self { queue, thread: Arc::new(Mutex::new(Some(thread))) }
+    }
+
+    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+        let (reply, answer) = oneshot::channel();
+        match self.queue.try_send(command(reply)) {
+            Ok(()) => answer.await.unwrap_or(Err(Refused::Stopping)),
+            Err(TrySendError::Full(_)) => Err(Refused::Overloaded),
+            Err(TrySendError::Disconnected(_)) => Err(Refused::Stopping),
+        }
+    }
+
+    /// Grants leases, all or none. Dropping the future takes the call back, and a lease that was
+    /// granted meanwhile with it (unless the call has a `request_id` to ask for it again).
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn acquire(&self, wanted: Wanted) -> Result<Vec<Granted>, Refused> {
+        self.call(|reply| Command::Acquire { wanted, reply }).await
+    }
+
+    /// Renews a lease, or rotates it.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn renew(
+        &self,
+        lease_id: LeaseId,
+        holder: HolderId,
+        token: FenceToken,
+        ttl: Ttl,
+        rotate: bool,
+    ) -> Result<Granted, Refused> {
+        self.call(|reply| Command::Renew { lease_id, holder, token, ttl, rotate, reply }).await
+    }
+
+    /// Releases a lease. The record is the object's, as the release left it.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn release(
+        &self,
+        lease_id: LeaseId,
+        holder: Option<HolderId>,
+        token: FenceToken,
+    ) -> Result<Record, Refused> {
+        self.call(|reply| Command::Release { lease_id, holder, token, reply }).await
+    }
+
+    /// Makes the end of leases past their deadline durable. Those that live on are left alone.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Refused> {
+        self.call(|reply| Command::End { leases, reply }).await
+    }
+
+    /// Moves an object's fence past whoever holds it. The record is as the revocation left it.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn revoke(&self, object: ObjectId, reason: String) -> Result<Record, Refused> {
+        self.call(|reply| Command::Revoke { object, reason, reply }).await
+    }
+
+    /// Grants nothing more from here on: whoever waits or asks gets [`Refused::Stopping`]. Renewals
+    /// and releases go on. Returns when every change before it is done.
+    ///
+    /// # Errors
+    /// Where the ledger is gone already.
+    pub async fn close(&self) -> Result<(), Refused> {
+        self.call(|reply| Command::Close { reply }).await
+    }
+
+    /// Ends the ledger's thread where it stands, as a crash would: nothing more is written. For tests
+    /// and the simulation; this must be the last way to the ledger.
+    pub fn abandon(self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(self.queue);
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+
+    /// Closes the table in good order and ends the ledger's thread.
+    ///
+    /// # Errors
+    /// Where the clean flag could not be set: the next start counts as unclean.
+    pub async fn stop(&self) -> Result<(), Refused> {
+        let closed = self.call(|reply| Command::Stop { reply }).await;
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // It has answered, so it is about to end.
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+        closed
+    }
+}
+
+fn work(mut core: Core, calls: &Receiver<Command>, clock: &Clock) {
+    while !core.is_stopped() {
+        let mut round = vec![];
+        let nap =
+            if core.has_backlog() { Some(Duration::ZERO) } else { core.next_at().and_then(|at| clock.sleep_until(at)) };
+        let first = match nap {
+            Some(nap) => calls.recv_timeout(nap),
+            None => calls.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match first {
+            Ok(command) => round.push(command),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        round.extend(calls.try_iter().take(ROUND_MAX - 1));
+        core.run(round);
+    }
+}

@@ -1,0 +1,115 @@
+//! What the ledger has to do later: end leases, let waiters go, look after itself each second.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashSet},
+};
+
+use crate::fence::{BootMs, LeaseId, ObjectId};
+
+/// Something that is due at an instant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    Lease(ObjectId, LeaseId),
+    Waiter(ObjectId, u64),
+    Second,
+}
+
+#[derive(Debug)]
+struct Entry {
+    at: BootMs,
+    /// Ties go to whoever came first, so that the order is always the same.
+    turn: u64,
+    due: Due,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.turn) == (other.at, other.turn)
+    }
+}
+
+impl Eq for Entry {}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.turn).cmp(&(other.at, other.turn))
+    }
+}
+
+/// All that is due later. One timer per live lease: a renewal does not add one, the old one looks
+/// again when it fires.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    heap: BinaryHeap<Reverse<Entry>>,
+    armed: HashSet<LeaseId>,
+    turn: u64,
+}
+
+impl Timers {
+    pub(super) fn push(&mut self, at: BootMs, due: Due) {
+        self.turn += 1;
+        self.heap.push(Reverse(Entry { at, turn: self.turn, due }));
+    }
+
+    /// Watches over a lease's deadline, unless that is being done.
+    pub(super) fn arm(&mut self, at: BootMs, object: &ObjectId, lease: &LeaseId) {
+        if self.armed.insert(lease.clone()) {
+            self.push(at, Due::Lease(object.clone(), lease.clone()));
+        }
+    }
+
+    /// The lease has ended: its timer has nothing to do when it fires.
+    pub(super) fn disarm(&mut self, lease: &LeaseId) {
+        self.armed.remove(lease);
+    }
+
+    /// How many leases are watched over: the live ones.
+    pub(super) fn live(&self) -> usize {
+        self.armed.len()
+    }
+
+    pub(super) fn next_at(&self) -> Option<BootMs> {
+        self.heap.peek().map(|Reverse(entry)| entry.at)
+    }
+
+    /// The next thing that is due by now.
+    pub(super) fn pop_due(&mut self, now: BootMs) -> Option<Due> {
+        while self.next_at().is_some_and(|at| at <= now) {
+            let Reverse(entry) = self.heap.pop()?;
+            match &entry.due {
+                Due::Lease(_, lease) if !self.armed.remove(lease) => {}
+                Due::Lease(..) | Due::Waiter(..) | Due::Second => return Some(entry.due),
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_due_first_comes_first_and_an_ended_lease_not_at_all() {
+        let mut timers = Timers::default();
+        let object = ObjectId::new("users").unwrap();
+        let [one, two] = ["l1", "l2"].map(|id| LeaseId::new(id).unwrap());
+        timers.arm(BootMs(20), &object, &one);
+        timers.arm(BootMs(10), &object, &two);
+        timers.arm(BootMs(5), &object, &two);
+        timers.push(BootMs(20), Due::Second);
+        assert_eq!((timers.live(), timers.next_at()), (2, Some(BootMs(10))));
+        timers.disarm(&two);
+        assert_eq!(timers.pop_due(BootMs(19)), None);
+        assert_eq!(timers.pop_due(BootMs(20)), Some(Due::Lease(object, one)));
+        assert_eq!(timers.pop_due(BootMs(20)), Some(Due::Second));
+        assert_eq!((timers.pop_due(BootMs(99)), timers.live()), (None, 0));
+    }
+}

@@ -1,0 +1,80 @@
+//! Acquires that wait their turn: per object, first come, first served. Whoever has hung up leaves
+//! the queue. A batch waits at the first of its objects that is not to be had, and holds nothing
+//! meanwhile.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::{GrantReply, Wanted};
+use crate::fence::{BootMs, ObjectId};
+
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) id: u64,
+    pub(super) wanted: Wanted,
+    pub(super) until: BootMs,
+    pub(super) reply: GrantReply,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    queues: HashMap<ObjectId, VecDeque<Waiter>>,
+    count: usize,
+    last_id: u64,
+}
+
+impl Waiters {
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    pub(super) fn push(&mut self, object: &ObjectId, waiter: Waiter) {
+        self.count += 1;
+        self.queues.entry(object.clone()).or_default().push_back(waiter);
+    }
+
+    pub(super) fn is_waiting(&self, object: &ObjectId) -> bool {
+        self.queues.contains_key(object)
+    }
+
+    /// The first in the queue who is still there.
+    pub(super) fn pop(&mut self, object: &ObjectId) -> Option<Waiter> {
+        loop {
+            let waiter = self.remove(object, |_| true)?;
+            if !waiter.reply.is_closed() {
+                return Some(waiter);
+            }
+        }
+    }
+
+    /// One by its id: its time is up.
+    pub(super) fn take(&mut self, object: &ObjectId, id: u64) -> Option<Waiter> {
+        self.remove(object, |waiter| waiter.id == id)
+    }
+
+    /// Another call for the very same request.
+    pub(super) fn take_twin(&mut self, object: &ObjectId, of: &Wanted) -> Option<Waiter> {
+        of.request.as_ref()?;
+        self.remove(object, |waiter| waiter.wanted.holder == of.holder && waiter.wanted.request == of.request)
+    }
+
+    /// Everyone, for a gate that cannot grant any more.
+    pub(super) fn take_all(&mut self) -> Vec<Waiter> {
+        self.count = 0;
+        self.queues.drain().flat_map(|(_, queue)| queue).collect()
+    }
+
+    fn remove(&mut self, object: &ObjectId, which: impl Fn(&Waiter) -> bool) -> Option<Waiter> {
+        let queue = self.queues.get_mut(object)?;
+        let waiter = queue.iter().position(which).and_then(|place| queue.remove(place));
+        if queue.is_empty() {
+            self.queues.remove(object);
+        }
+        self.count -= usize::from(waiter.is_some());
+        waiter
+    }
+}

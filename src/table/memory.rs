@@ -1,0 +1,148 @@
+//! A fence table in memory, for tests and the simulation. It can be made to fail the way a disk
+//! does: a write that is refused, a sync that fails, a sync that takes its time, and a crash that
+//! forgets whatever was not synced.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::{Batch, Row, Table, TableFault};
+
+/// Which commit step fails next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskFault {
+    /// The write is refused: nothing of it exists.
+    Write,
+    /// The write is there to be read, the sync fails: a crash may forget it.
+    Sync,
+}
+
+#[derive(Debug, Default)]
+struct Disk {
+    /// What reads see.
+    visible: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// What a crash leaves.
+    synced: BTreeMap<Vec<u8>, Vec<u8>>,
+    fail_next: Option<DiskFault>,
+    fail_reads: bool,
+    hold_syncs: bool,
+    held: usize,
+    commits: u64,
+}
+
+/// The table. Share it with an `Arc`; [`crash`](Self::crash) stands for the power going away.
+#[derive(Debug, Default)]
+pub struct MemoryTable {
+    disk: Mutex<Disk>,
+    changed: Condvar,
+    reads: AtomicU64,
+}
+
+impl MemoryTable {
+    fn disk(&self) -> MutexGuard<'_, Disk> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next commit fails so.
+    pub fn fail_next(&self, fault: DiskFault) {
+        self.disk().fail_next = Some(fault);
+    }
+
+    /// Every read fails from now on, or none.
+    pub fn fail_reads(&self, fail: bool) {
+        self.disk().fail_reads = fail;
+    }
+
+    /// Syncs begin to hang; [`release_syncs`](Self::release_syncs) lets them finish.
+    pub fn hold_syncs(&self) {
+        self.disk().hold_syncs = true;
+    }
+
+    pub fn release_syncs(&self) {
+        self.disk().hold_syncs = false;
+        self.changed.notify_all();
+    }
+
+    /// Waits until a commit hangs in its sync.
+    pub fn wait_for_held_sync(&self) {
+        let mut disk = self.disk();
+        while disk.held == 0 {
+            disk = self.changed.wait(disk).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Everything that was not synced is gone.
+    pub fn crash(&self) {
+        let mut disk = self.disk();
+        disk.visible = disk.synced.clone();
+        disk.fail_next = None;
+    }
+
+    /// How many commits were made durable.
+    pub fn commits(&self) -> u64 {
+        self.disk().commits
+    }
+}
+
+fn apply(map: &mut BTreeMap<Vec<u8>, Vec<u8>>, changes: &[(Vec<u8>, Option<Vec<u8>>)]) {
+    for (key, value) in changes {
+        match value {
+            Some(value) => map.insert(key.clone(), value.clone()),
+            None => map.remove(key),
+        };
+    }
+}
+
+impl Table for MemoryTable {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, TableFault> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let disk = self.disk();
+        if disk.fail_reads {
+            return Err(TableFault::Read("the test's disk does not read".to_owned()));
+        }
+        Ok(disk.visible.get(key).cloned())
+    }
+
+    fn scan(&self, from: &[u8], until: &[u8], limit: usize) -> Result<Vec<Row>, TableFault> {
+        let disk = self.disk();
+        let rows = disk.visible.range(from.to_vec()..until.to_vec()).take(limit);
+        let rows: Vec<Row> = rows.map(|(key, value)| (key.clone(), value.clone())).collect();
+        self.reads.fetch_add(rows.len() as u64, Ordering::Relaxed);
+        Ok(rows)
+    }
+
+    fn commit(&self, batch: Batch) -> Result<(), TableFault> {
+        let mut disk = self.disk();
+        let fault = disk.fail_next.take();
+        if fault == Some(DiskFault::Write) {
+            return Err(TableFault::Write("the test's disk is full".to_owned()));
+        }
+        let changes: Vec<_> = batch.into_changes().collect();
+        apply(&mut disk.visible, &changes);
+        if fault == Some(DiskFault::Sync) {
+            return Err(TableFault::Write("the test's disk did not sync".to_owned()));
+        }
+        disk.held += 1;
+        self.changed.notify_all();
+        while disk.hold_syncs {
+            disk = self.changed.wait(disk).unwrap_or_else(PoisonError::into_inner);
+        }
+        disk.held -= 1;
+        apply(&mut disk.synced, &changes);
+        disk.commits += 1;
+        Ok(())
+    }
+
+    fn checkpoint(&self, _folder: &Path) -> Result<(), TableFault> {
+        Err(TableFault::Write("a table in memory has no folder to copy".to_owned()))
+    }
+
+    fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+}

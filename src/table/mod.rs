@@ -1,0 +1,105 @@
+//! The fence table: what the gate must never forget.
+//!
+//! - [`codec`]: the schema, every key and value.
+//! - [`Table`]: what is asked of a durable table; [`rocks`] is RocksDB (its only import site),
+//!   [`memory`] a table in memory that can be made to fail, for tests and the simulation.
+//! - [`key_file`], [`open`]: the key beside the table, and how a run of the gate begins on it.
+//! - [`stripes`]: the records in memory, which writes are judged against.
+//! - [`records`]: reading, through memory to the table. Writing is the ledger's alone.
+//! - [`ledger`]: the single writer: decide, seal, persist, publish, drain, answer.
+//! - [`news`]: what the ledger tells watchers.
+//! - [`backup`], [`verify`]: copies, and looking every row over.
+//!
+//! Not here: rules about leases and fences (`fence/`), HTTP (`api/`).
+
+pub mod backup;
+pub mod codec;
+pub mod key_file;
+pub mod ledger;
+pub mod memory;
+pub mod news;
+pub mod open;
+pub mod records;
+pub mod rocks;
+pub mod stripes;
+pub mod verify;
+
+use std::path::Path;
+
+use thiserror::Error;
+
+/// What went wrong with the table itself.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum TableFault {
+    #[error("the fence table cannot be read: {0}")]
+    Read(String),
+    #[error("the fence table cannot be written: {0}")]
+    Write(String),
+    #[error("the fence table is corrupt: {0}")]
+    Corrupt(String),
+}
+
+impl From<codec::CodecFault> for TableFault {
+    fn from(fault: codec::CodecFault) -> Self {
+        Self::Corrupt(fault.to_string())
+    }
+}
+
+/// One key and its value.
+pub type Row = (Vec<u8>, Vec<u8>);
+
+/// Changes that become durable together, or not at all.
+#[derive(Debug, Default)]
+pub struct Batch {
+    changes: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+}
+
+impl Batch {
+    pub fn put(&mut self, key: &codec::Key, value: Vec<u8>) {
+        self.changes.push((key.encode(), Some(value)));
+    }
+
+    pub fn delete(&mut self, key: &codec::Key) {
+        self.changes.push((key.encode(), None));
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+
+    /// The changes in their order; no value means deleted.
+    pub fn into_changes(self) -> impl Iterator<Item = (Vec<u8>, Option<Vec<u8>>)> {
+        self.changes.into_iter()
+    }
+}
+
+/// A durable, ordered map of bytes.
+pub trait Table: Send + Sync + 'static {
+    /// Reads one value.
+    ///
+    /// # Errors
+    /// Where the table cannot be read or the value's block is corrupt.
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, TableFault>;
+
+    /// Up to `limit` rows from `from` (inclusive) to `until` (exclusive), in key order.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    fn scan(&self, from: &[u8], until: &[u8], limit: usize) -> Result<Vec<Row>, TableFault>;
+
+    /// Makes a batch durable. When this returns `Ok`, no crash forgets it.
+    ///
+    /// # Errors
+    /// Where the write or its sync failed. What of it survives is then unknown.
+    fn commit(&self, batch: Batch) -> Result<(), TableFault>;
+
+    /// Writes a consistent copy of the whole table into a new folder.
+    ///
+    /// # Errors
+    /// Where the copy cannot be made.
+    fn checkpoint(&self, folder: &Path) -> Result<(), TableFault>;
+
+    /// How many reads the table has served: start-up must not need more of them as it grows.
+    fn reads(&self) -> u64;
+}

@@ -1,0 +1,205 @@
+//! How a run of the gate begins on a table, and how a table comes to be.
+//!
+//! A data folder holds `key` and `table/`. Beginning reads two rows, whatever the table's size:
+//! `meta` and the mark. It checks the key, counts the run, clears the clean flag and syncs that
+//! before anyone is served.
+
+use std::{fs, io, path::Path, sync::Arc};
+
+use thiserror::Error;
+
+use super::{
+    Batch, Table, TableFault,
+    codec::{Context, Key, Meta, decode_mark, encode_mark},
+    key_file::{self, KeyFault},
+    rocks::{Recovered, RocksTable},
+};
+use crate::{
+    clock::Clock,
+    fence::{Hlc, Incarnation, TableKey, WallMs, time::Frame},
+};
+
+/// Why a run cannot begin, with what to do about it.
+#[derive(Debug, Error)]
+pub enum OpenFault {
+    #[error(
+        "there is no fence table in {folder}. For a new installation, run `fencegate table init --config FILE`. If there was one, its volume is lost or not mounted: bring it back, or run `fencegate table restore`; a new table would forget every fence"
+    )]
+    Missing { folder: String },
+    #[error("there is a fence table in {folder} already; nothing was changed")]
+    Exists { folder: String },
+    #[error(
+        "{folder} has a key but no table: either its table is lost (run `fencegate table restore`), or an init was cut short (then remove {folder}/key and run it again)"
+    )]
+    Orphan { folder: String },
+    #[error("the fence table in {folder} is in use by another process; stop that one first")]
+    InUse { folder: String },
+    #[error(
+        "the key in {folder} belongs to another table; bring this table's own key back, or restore a backup, which makes a new key"
+    )]
+    ForeignKey { folder: String },
+    #[error("the table in {folder} has no meta row, so it is not a fence table, or it is damaged; restore a backup")]
+    NoMeta { folder: String },
+    #[error(transparent)]
+    Key(#[from] KeyFault),
+    #[error("{folder}: {fault}")]
+    Table { folder: String, fault: TableFault },
+    #[error("{folder}: {error}")]
+    Io { folder: String, error: io::Error },
+}
+
+/// A table on which a run has begun.
+pub struct Begun {
+    pub table: Arc<dyn Table>,
+    pub context: Context,
+    pub meta: Meta,
+    /// No stamp in the table is later.
+    pub mark: Hlc,
+    /// The run before this one ended in good order, and nothing was lost.
+    pub was_clean: bool,
+    /// Why a new incarnation had to begin, if it had to.
+    pub tail_lost: Option<String>,
+}
+
+/// The folder of the table proper.
+#[must_use]
+pub fn table_folder(data: &Path) -> std::path::PathBuf {
+    data.join("table")
+}
+
+/// The key's file.
+#[must_use]
+pub fn key_path(data: &Path) -> std::path::PathBuf {
+    data.join("key")
+}
+
+/// Makes a new table and its key: an operator's word that there was none before.
+///
+/// # Errors
+/// Where there is one, or the folder cannot be written.
+pub fn init(data: &Path) -> Result<(), OpenFault> {
+    create(data, true)
+}
+
+fn create(data: &Path, clean: bool) -> Result<(), OpenFault> {
+    let folder = || data.display().to_string();
+    let failed = |fault| OpenFault::Table { folder: data.display().to_string(), fault };
+    if RocksTable::exists(&table_folder(data)) {
+        return Err(OpenFault::Exists { folder: folder() });
+    }
+    if key_path(data).exists() {
+        return Err(OpenFault::Orphan { folder: folder() });
+    }
+    fs::create_dir_all(data)
+        .and_then(|()| key_file::sync_parent(data))
+        .map_err(|error| OpenFault::Io { folder: folder(), error })?;
+    let key = key_file::create(&key_path(data))?;
+    let table = RocksTable::create(&table_folder(data)).map_err(failed)?;
+    let meta = Meta { incarnation: Incarnation::default(), run: 0, clean, key_fingerprint: key.fingerprint() };
+    write_meta(&table, &meta).map_err(failed)?;
+    table.flush().map_err(failed)
+}
+
+/// Opens the table in a data folder and begins a run.
+///
+/// # Errors
+/// With what is wrong and what to do. Nothing is changed then.
+pub fn begin(data: &Path, may_create: bool, clock: &Clock) -> Result<Begun, OpenFault> {
+    let folder = || data.display().to_string();
+    if !RocksTable::exists(&table_folder(data)) {
+        if key_path(data).exists() {
+            return Err(OpenFault::Orphan { folder: folder() });
+        }
+        if !may_create {
+            return Err(OpenFault::Missing { folder: folder() });
+        }
+        create(data, false)?;
+    }
+    let key = key_file::read(&key_path(data))?;
+    let (table, recovered) = RocksTable::open(&table_folder(data)).map_err(|fault| open_fault(data, fault))?;
+    let table = Arc::new(table);
+    let begun = begin_on(Arc::clone(&table) as Arc<dyn Table>, key, recovered, clock, &folder())?;
+    // The incarnation must not lie in a log whose tail could be lost again.
+    table.flush().map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
+    Ok(begun)
+}
+
+fn open_fault(data: &Path, fault: TableFault) -> OpenFault {
+    let folder = data.display().to_string();
+    match &fault {
+        TableFault::Read(why) if why.contains("LOCK") => OpenFault::InUse { folder },
+        TableFault::Read(_) | TableFault::Write(_) | TableFault::Corrupt(_) => OpenFault::Table { folder, fault },
+    }
+}
+
+/// Begins a run on an open table.
+///
+/// # Errors
+/// Where its meta row is missing or unreadable, or the key is another table's.
+pub fn begin_on(
+    table: Arc<dyn Table>,
+    key: TableKey,
+    recovered: Recovered,
+    clock: &Clock,
+    folder: &str,
+) -> Result<Begun, OpenFault> {
+    let failed = |fault| OpenFault::Table { folder: folder.to_owned(), fault };
+    let before = read_meta(&*table).map_err(failed)?.ok_or_else(|| OpenFault::NoMeta { folder: folder.to_owned() })?;
+    if before.key_fingerprint != key.fingerprint() {
+        return Err(OpenFault::ForeignKey { folder: folder.to_owned() });
+    }
+    let mark = read_mark(&*table).map_err(failed)?;
+    let tail_lost = match recovered {
+        Recovered::Whole => None,
+        Recovered::TailLost { why } => Some(why),
+    };
+    let raise = u32::from(tail_lost.is_some());
+    let meta = Meta {
+        incarnation: Incarnation::new(before.incarnation.get() + raise),
+        run: before.run + 1,
+        clean: false,
+        key_fingerprint: before.key_fingerprint,
+    };
+    write_meta(&*table, &meta).map_err(failed)?;
+    let start = clock.now();
+    let frame = Frame { run: meta.run, start, behind_mark: start.wall < WallMs(mark.ms) };
+    let context = Context { frame, incarnation: meta.incarnation, key };
+    Ok(Begun { was_clean: before.clean && tail_lost.is_none(), table, context, meta, mark, tail_lost })
+}
+
+/// The table's row about itself.
+///
+/// # Errors
+/// Where it cannot be read.
+pub fn read_meta(table: &dyn Table) -> Result<Option<Meta>, TableFault> {
+    Ok(table.get(&Key::Meta.encode())?.map(|value| Meta::decode(&value)).transpose()?)
+}
+
+/// The table's mark; the beginning of time where there is none.
+///
+/// # Errors
+/// Where it cannot be read.
+pub fn read_mark(table: &dyn Table) -> Result<Hlc, TableFault> {
+    Ok(table.get(&Key::Mark.encode())?.map(|value| decode_mark(&value)).transpose()?.unwrap_or_default())
+}
+
+/// Writes the table's row about itself, durable when this returns.
+///
+/// # Errors
+/// Where it cannot be written.
+pub fn write_meta(table: &dyn Table, meta: &Meta) -> Result<(), TableFault> {
+    let mut batch = Batch::default();
+    batch.put(&Key::Meta, meta.encode());
+    table.commit(batch)
+}
+
+/// Sets the clean flag: the last thing a run does. The mark goes with it.
+///
+/// # Errors
+/// Where it cannot be written; the next start then counts as unclean.
+pub fn end(table: &dyn Table, meta: &Meta, mark: Hlc) -> Result<(), TableFault> {
+    let mut batch = Batch::default();
+    batch.put(&Key::Mark, encode_mark(mark));
+    batch.put(&Key::Meta, Meta { clean: true, ..meta.clone() }.encode());
+    table.commit(batch)
+}

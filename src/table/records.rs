@@ -1,0 +1,217 @@
+//! Reading the table: through memory where a record is there, else one read of the row.
+
+use std::sync::{Arc, OnceLock};
+
+use super::{
+    Table, TableFault,
+    codec::{Context, Family, Key, RequestRow, decode_index, decode_lease, decode_record},
+    stripes::Stripes,
+};
+use crate::fence::{
+    HolderId, How, LeaseId, LeaseRow, LeaseSeq, Now, ObjectId, Record, RequestId, State,
+    verdict::{self, Denial, Permit, Presented, Unusable, View},
+};
+
+/// The table for readers: records, leases, and whether it may be used at all.
+pub struct Records {
+    pub table: Arc<dyn Table>,
+    pub stripes: Stripes,
+    pub context: Context,
+    latch: OnceLock<TableFault>,
+}
+
+/// A lease with what its object's record says of it now.
+#[derive(Clone, Debug)]
+pub struct LeaseView {
+    pub row: LeaseRow,
+    pub standing: Standing,
+    /// What is left of a held lease.
+    pub remaining_ms: u64,
+}
+
+/// Where a lease stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Held,
+    /// Fenced, and its last writes may still be on their way.
+    Draining,
+    Expired,
+    Released,
+    Fenced,
+    /// Past its deadline, which nobody may be told before the ledger has ended it.
+    Overdue,
+}
+
+/// Some leases, and where to go on.
+#[derive(Debug)]
+pub struct Page {
+    pub leases: Vec<LeaseView>,
+    pub next: Option<Vec<u8>>,
+}
+
+/// How many rows one call may look at before it answers with what it has.
+const SCAN_MAX: usize = 10_000;
+const SCAN_CHUNK: usize = 256;
+
+impl Records {
+    #[must_use]
+    pub fn new(table: Arc<dyn Table>, context: Context, capacity: usize) -> Self {
+        Self { table, stripes: Stripes::new(capacity), context, latch: OnceLock::new() }
+    }
+
+    /// Shuts the table until the process is started anew: what a failed write or sync left behind
+    /// cannot be known from here.
+    pub fn latch(&self, fault: TableFault) {
+        let _ = self.latch.set(fault);
+    }
+
+    /// Why the table is shut, if it is.
+    #[must_use]
+    pub fn latched(&self) -> Option<&TableFault> {
+        self.latch.get()
+    }
+
+    /// An object's published record.
+    ///
+    /// # Errors
+    /// Where its row cannot be read.
+    pub fn read(&self, object: &ObjectId) -> Result<Record, TableFault> {
+        loop {
+            if let Some(record) = self.stripes.view(object, |found| found.map(|(record, _)| record.clone())) {
+                return Ok(record);
+            }
+            let ticket = self.stripes.ticket(object);
+            let record = self.read_row(object)?;
+            // Taken or not, what is in memory then serves: it may have been published meanwhile.
+            self.stripes.offer(record, &ticket);
+        }
+    }
+
+    fn read_row(&self, object: &ObjectId) -> Result<Record, TableFault> {
+        match self.table.get(&Key::Record(object.clone()).encode())? {
+            Some(value) => Ok(decode_record(object.clone(), &value, &self.context)?),
+            None => Ok(Record::unknown(object.clone(), self.context.incarnation)),
+        }
+    }
+
+    /// Judges a token without admitting a write. Loads the record if it has to.
+    ///
+    /// # Errors
+    /// As [`verdict::judge`]; a table that is shut or unreadable denies.
+    pub fn judge(&self, object: &ObjectId, presented: &Presented, now: Now) -> Result<Permit, Denial> {
+        let unusable = |unusable| verdict::judge(object, View::Unusable(unusable), presented, now);
+        if self.latched().is_some() {
+            return unusable(Unusable::Table);
+        }
+        if self.stripes.view(object, |found| found.is_none()) && self.read(object).is_err() {
+            return unusable(Unusable::Table);
+        }
+        self.stripes.view(object, |found| {
+            let view = match found {
+                Some((record, sealed)) => View::Known { record, sealed },
+                // Evicted in the blink of an eye: deny, the caller may come again.
+                None => View::Unusable(Unusable::Table),
+            };
+            verdict::judge(object, view, presented, now)
+        })
+    }
+
+    /// The row of a lease by its id.
+    ///
+    /// # Errors
+    /// Where a row cannot be read.
+    pub fn lease_row(&self, lease: &LeaseId) -> Result<Option<LeaseRow>, TableFault> {
+        let Some(value) = self.table.get(&Key::LeaseIndex(lease.clone()).encode())? else {
+            return Ok(None);
+        };
+        let (object, seq) = decode_index(&value)?;
+        self.lease_at(object, seq)
+    }
+
+    fn lease_at(&self, object: ObjectId, seq: LeaseSeq) -> Result<Option<LeaseRow>, TableFault> {
+        let row = self.table.get(&Key::Lease(object.clone(), seq).encode())?;
+        Ok(row.map(|value| decode_lease(object, seq, &value)).transpose()?)
+    }
+
+    /// What a request of a holder was granted.
+    ///
+    /// # Errors
+    /// Where the row cannot be read.
+    pub fn request(&self, holder: &HolderId, request: &RequestId) -> Result<Option<RequestRow>, TableFault> {
+        let row = self.table.get(&Key::Request(holder.clone(), request.clone()).encode())?;
+        Ok(row.map(|value| RequestRow::decode(&value)).transpose()?)
+    }
+
+    /// A lease's row together with where it stands.
+    ///
+    /// # Errors
+    /// Where its object's row cannot be read.
+    pub fn view(&self, row: LeaseRow, now: Now) -> Result<LeaseView, TableFault> {
+        let record = self.read(&row.object)?;
+        Ok(stand(row, &record, now))
+    }
+
+    /// Leases whose object id begins with `prefix` and that `wanted` wants, from `after` on.
+    ///
+    /// # Errors
+    /// Where a row cannot be read.
+    pub fn leases(
+        &self,
+        prefix: &str,
+        after: Option<&[u8]>,
+        limit: usize,
+        now: Now,
+        wanted: impl Fn(&LeaseView) -> bool,
+    ) -> Result<Page, TableFault> {
+        let (mut from, until) = Family::Lease.range(prefix);
+        if let Some(after) = after.filter(|after| *after >= from.as_slice()) {
+            from = [after, &[0]].concat();
+        }
+        let mut leases = vec![];
+        let mut scanned = 0;
+        loop {
+            let rows = self.table.scan(&from, &until, SCAN_CHUNK)?;
+            let at_end = rows.len() < SCAN_CHUNK;
+            for (key, value) in rows {
+                scanned += 1;
+                let Key::Lease(object, seq) = Key::decode(&key)? else {
+                    return Err(TableFault::Corrupt("a foreign key among the leases".to_owned()));
+                };
+                let view = self.view(decode_lease(object, seq, &value)?, now)?;
+                if wanted(&view) {
+                    leases.push(view);
+                }
+                if leases.len() == limit || scanned == SCAN_MAX {
+                    return Ok(Page { leases, next: Some(key) });
+                }
+                from = [key.as_slice(), &[0]].concat();
+            }
+            if at_end {
+                return Ok(Page { leases, next: None });
+            }
+        }
+    }
+}
+
+fn stand(mut row: LeaseRow, record: &Record, now: Now) -> LeaseView {
+    if let Some((lease, ended)) = record.lease().filter(|(lease, _)| lease.lease_id == row.lease_id) {
+        // The record has the newest of it; the row is from the grant.
+        row = LeaseRow::new(&record.object, lease, ended.cloned());
+    }
+    let is_current = record.open_lease().is_some_and(|lease| lease.lease_id == row.lease_id);
+    let remaining_ms = record.open_lease().filter(|_| is_current).map_or(0, |lease| lease.remaining_ms(now));
+    let below_by_one = row.seq.get() + 1 == record.fence.get();
+    let standing = match &row.ended {
+        _ if below_by_one && matches!(record.state, State::Draining { .. }) => Standing::Draining,
+        Some(ended) => match ended.how {
+            How::Expired => Standing::Expired,
+            How::Released => Standing::Released,
+            How::Fenced { .. } => Standing::Fenced,
+        },
+        None if is_current && remaining_ms > 0 => Standing::Held,
+        None if is_current => Standing::Overdue,
+        // A new incarnation has passed it by.
+        None => Standing::Fenced,
+    };
+    LeaseView { row, standing, remaining_ms }
+}

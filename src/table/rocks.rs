@@ -1,0 +1,194 @@
+//! The fence table on RocksDB. The only file that imports it.
+//!
+//! RocksDB's own defaults are tuned for throughput; these are tuned for never forgetting:
+//! - The write-ahead log must be whole (`AbsoluteConsistency`). The default mode drops every record
+//!   behind a corruption without a word. Where only the tail fails, the caller is told
+//!   ([`Recovered::TailLost`]) and must start a new incarnation.
+//! - A recovered log is flushed into synced files before anything is answered from it: after a
+//!   failed sync the page cache can show records that never reached the disk.
+//! - Log files are not recycled, so an old record cannot be taken for a new one.
+//! - Every commit is one synced write. After a failure RocksDB may resume by itself; the ledger's
+//!   own latch does not.
+
+use std::{
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use rocksdb::{
+    BlockBasedOptions, Cache, DB, DBRecoveryMode, Direction, ErrorKind, IteratorMode, Options, ReadOptions, WriteBatch,
+    WriteOptions, checkpoint::Checkpoint,
+};
+
+use super::{Batch, Row, Table, TableFault};
+
+/// What opening the table found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Recovered {
+    /// All that was ever written is there.
+    Whole,
+    /// The end of the write-ahead log could not be read. Synced changes may be missing.
+    TailLost { why: String },
+}
+
+/// An open RocksDB.
+pub struct RocksTable {
+    db: DB,
+    reads: AtomicU64,
+}
+
+/// Figures for `table stats`.
+#[derive(Clone, Debug)]
+pub struct RocksStats {
+    pub estimated_keys: u64,
+    pub sst_bytes: u64,
+    pub memtable_bytes: u64,
+}
+
+const BLOCK_CACHE_BYTES: usize = 32 << 20;
+const WRITE_BUFFER_BYTES: usize = 16 << 20;
+
+fn options(create: bool) -> Options {
+    let mut options = Options::default();
+    options.create_if_missing(create);
+    options.set_error_if_exists(create);
+    options.set_paranoid_checks(true);
+    options.set_recycle_log_file_num(0);
+    options.set_track_and_verify_wals_in_manifest(true);
+    options.set_wal_recovery_mode(DBRecoveryMode::AbsoluteConsistency);
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES);
+    // Each start flushes a small file or two; merge them now and then, not every other start.
+    options.set_level_zero_file_num_compaction_trigger(8);
+    options.set_max_open_files(256);
+    options.set_keep_log_file_num(4);
+    options.set_max_log_file_size(4 << 20);
+    let mut blocks = BlockBasedOptions::default();
+    blocks.set_block_cache(&Cache::new_lru_cache(BLOCK_CACHE_BYTES));
+    blocks.set_bloom_filter(10.0, false);
+    // Filters and indexes live in the bounded cache too: memory does not grow with the table.
+    blocks.set_cache_index_and_filter_blocks(true);
+    blocks.set_pin_l0_filter_and_index_blocks_in_cache(true);
+    options.set_block_based_table_factory(&blocks);
+    options
+}
+
+fn read_fault(error: &rocksdb::Error) -> TableFault {
+    match error.kind() {
+        ErrorKind::Corruption => TableFault::Corrupt(error.to_string()),
+        _ => TableFault::Read(error.to_string()),
+    }
+}
+
+fn write_fault(error: &rocksdb::Error) -> TableFault {
+    TableFault::Write(error.to_string())
+}
+
+impl RocksTable {
+    /// Whether a folder holds a table at all.
+    #[must_use]
+    pub fn exists(folder: &Path) -> bool {
+        folder.join("CURRENT").exists()
+    }
+
+    /// Makes a new, empty table. There must be none.
+    ///
+    /// # Errors
+    /// Where the folder cannot be written or holds a table already.
+    pub fn create(folder: &Path) -> Result<Self, TableFault> {
+        let db = DB::open(&options(true), folder).map_err(|error| write_fault(&error))?;
+        Ok(Self { db, reads: AtomicU64::new(0) })
+    }
+
+    /// Opens a table that is there, and says whether all of it is.
+    ///
+    /// # Errors
+    /// Where it is in use by another process, cannot be read, or is corrupt elsewhere than at the
+    /// end of its log.
+    pub fn open(folder: &Path) -> Result<(Self, Recovered), TableFault> {
+        let (db, recovered) = match DB::open(&options(false), folder) {
+            Ok(db) => (db, Recovered::Whole),
+            Err(error) if error.kind() == ErrorKind::Corruption => {
+                let mut tolerant = options(false);
+                tolerant.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
+                // If more than the tail is bad, this fails too, and the first reason is the better one.
+                let db = DB::open(&tolerant, folder).map_err(|_| read_fault(&error))?;
+                (db, Recovered::TailLost { why: error.to_string() })
+            }
+            Err(error) => return Err(read_fault(&error)),
+        };
+        let table = Self { db, reads: AtomicU64::new(0) };
+        table.flush()?;
+        Ok((table, recovered))
+    }
+
+    /// Opens a table to look at it, also while a gate is running on it.
+    ///
+    /// # Errors
+    /// Where it cannot be read or is corrupt.
+    pub fn open_read_only(folder: &Path) -> Result<Self, TableFault> {
+        let db = DB::open_for_read_only(&options(false), folder, false).map_err(|error| read_fault(&error))?;
+        Ok(Self { db, reads: AtomicU64::new(0) })
+    }
+
+    /// Moves everything from the log into synced table files.
+    ///
+    /// # Errors
+    /// Where that fails; nothing is lost by it.
+    pub fn flush(&self) -> Result<(), TableFault> {
+        self.db.flush().map_err(|error| write_fault(&error))
+    }
+
+    /// Sizes, as RocksDB estimates them.
+    #[must_use]
+    pub fn stats(&self) -> RocksStats {
+        let number = |name: &str| self.db.property_int_value(name).ok().flatten().unwrap_or(0);
+        RocksStats {
+            estimated_keys: number("rocksdb.estimate-num-keys"),
+            sst_bytes: number("rocksdb.total-sst-files-size"),
+            memtable_bytes: number("rocksdb.cur-size-all-mem-tables"),
+        }
+    }
+}
+
+impl Table for RocksTable {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, TableFault> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.db.get(key).map_err(|error| read_fault(&error))
+    }
+
+    fn scan(&self, from: &[u8], until: &[u8], limit: usize) -> Result<Vec<Row>, TableFault> {
+        let mut bounds = ReadOptions::default();
+        bounds.set_iterate_upper_bound(until);
+        let rows: Vec<Row> = self
+            .db
+            .iterator_opt(IteratorMode::From(from, Direction::Forward), bounds)
+            .take(limit)
+            .map(|row| row.map(|(key, value)| (key.into_vec(), value.into_vec())))
+            .collect::<Result<_, _>>()
+            .map_err(|error| read_fault(&error))?;
+        self.reads.fetch_add(rows.len() as u64, Ordering::Relaxed);
+        Ok(rows)
+    }
+
+    fn commit(&self, batch: Batch) -> Result<(), TableFault> {
+        let mut writes = WriteBatch::default();
+        for (key, value) in batch.into_changes() {
+            match value {
+                Some(value) => writes.put(key, value),
+                None => writes.delete(key),
+            }
+        }
+        let mut options = WriteOptions::default();
+        options.set_sync(!crate::failpoints::no_sync());
+        self.db.write_opt(writes, &options).map_err(|error| write_fault(&error))
+    }
+
+    fn checkpoint(&self, folder: &Path) -> Result<(), TableFault> {
+        let checkpoint = Checkpoint::new(&self.db).map_err(|error| write_fault(&error))?;
+        checkpoint.create_checkpoint(folder).map_err(|error| write_fault(&error))
+    }
+
+    fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,151 @@
+//! Bad input, the ops port, and the description of the api.
+
+use serde_json::json;
+
+use super::support::gate::{TestGate, acquire, text, wanted};
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+#[test]
+fn what_is_wrong_with_a_body_is_named_by_its_field() {
+    let gate = TestGate::start();
+    let mut api = gate.api();
+    let long = "x".repeat(1_025);
+    let rows = [
+        (json!({ "holder_id": "a" }), "object_id"),
+        (json!({ "object_id": "o" }), "holder_id"),
+        (json!({ "object_id": 1, "holder_id": "a" }), "object_id"),
+        (json!({ "object_id": "", "holder_id": "a" }), "object_id"),
+        (json!({ "object_id": "a\nb", "holder_id": "a" }), "object_id"),
+        (json!({ "object_id": long, "holder_id": "a" }), "object_id"),
+        (json!({ "object_id": "o", "holder_id": long }), "holder_id"),
+        (json!({ "object_id": "o", "holder_id": "a\u{7f}" }), "holder_id"),
+        (json!({ "object_id": "o", "holder_id": "a", "ttl_ms": 9 }), "ttl_ms"),
+        (json!({ "object_id": "o", "holder_id": "a", "ttl_ms": 3_600_001 }), "ttl_ms"),
+        (json!({ "object_id": "o", "holder_id": "a", "ttl_ms": -1 }), "ttl_ms"),
+        (json!({ "object_id": "o", "holder_id": "a", "ttl_ms": 1.5 }), "ttl_ms"),
+        (json!({ "object_id": "o", "holder_id": "a", "ttl_ms": "1" }), "ttl_ms"),
+        (json!({ "object_id": "o", "holder_id": "a", "wait_ms": 300_001 }), "wait_ms"),
+        (json!({ "object_id": "o", "holder_id": "a", "request_id": "" }), "request_id"),
+        (json!({ "object_id": "o", "holder_id": "a", "takeover": 1 }), "takeover"),
+        (json!({ "object_id": "o", "holder_id": "a", "tll_ms": 1 }), "tll_ms"),
+        (json!([]), "body"),
+        (json!("x"), "body"),
+    ];
+    for (body, field) in rows {
+        let refused = api.post("/v1/leases", &body).refusal(400, "REQUEST_INVALID");
+        assert_eq!(text(&refused, "field"), field, "{body}: {refused}");
+    }
+    for raw in ["", "{", "{}x", "{\"object_id\":\"a\",\"object_id\":\"b\",\"holder_id\":\"h\"}", "\u{0}"] {
+        api.call("POST", "/v1/leases", &[JSON], raw.as_bytes()).refusal(400, "REQUEST_INVALID");
+    }
+    let none = api.get("/v1/objects/o").expect(200);
+    assert_eq!(none["fence"], 0, "a refused request changes nothing");
+}
+
+#[test]
+fn batches_lists_and_ids_in_paths_are_checked_too() {
+    let gate = TestGate::start();
+    let mut api = gate.api();
+    let many: Vec<_> = (0..129).map(|n| format!("o{n}")).collect();
+    for (objects, field) in [
+        (json!([]), "object_ids"),
+        (json!(many), "object_ids"),
+        (json!(["a", "a"]), "object_ids"),
+        (json!(["a", ""]), "object_ids[1]"),
+        (json!(["a", 7]), "object_ids[1]"),
+        (json!("a"), "object_ids"),
+    ] {
+        let body = json!({ "object_ids": objects, "holder_id": "h" });
+        let refused = api.post("/v1/lease-batches", &body).refusal(400, "REQUEST_INVALID");
+        assert_eq!(text(&refused, "field"), field, "{refused}");
+    }
+    for query in ["limit=0", "limit=1001", "limit=x", "cursor=*", "state=lost", "colour=red", "holder_id="] {
+        api.get(&format!("/v1/leases?{query}")).refusal(400, "REQUEST_INVALID");
+    }
+    for path in ["/v1/objects/%ff", "/v1/objects/a%00b", "/v1/leases/%0a"] {
+        api.get(path).refusal(400, "REQUEST_INVALID");
+    }
+    api.get("/v1/leases/nope").refusal(404, "LEASE_NOT_FOUND");
+    api.get("/v2/leases").refusal(404, "NOT_FOUND");
+    api.call("PATCH", "/v1/leases", &[], b"").refusal(405, "METHOD_NOT_ALLOWED");
+}
+
+#[test]
+fn only_json_is_read_so_that_a_web_page_cannot_call() {
+    let gate = TestGate::start();
+    let mut api = gate.api();
+    let body = wanted("o", "h", 1_000).to_string();
+    for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"] {
+        let refused = api.call("POST", "/v1/leases", &[("content-type", kind)], body.as_bytes());
+        assert_eq!(text(&refused.refusal(400, "REQUEST_INVALID"), "field"), "Content-Type");
+    }
+    api.call("POST", "/v1/leases", &[], body.as_bytes()).refusal(400, "REQUEST_INVALID");
+    let good = [("content-type", "Application/JSON; charset=utf-8")];
+    api.call("POST", "/v1/leases", &good, body.as_bytes()).expect(201);
+    let huge = vec![b' '; 3 << 20];
+    gate.api().call("POST", "/v1/leases", &[JSON], &huge).refusal(413, "REQUEST_LIMIT");
+}
+
+#[test]
+fn a_table_that_cannot_be_read_refuses_and_says_so() {
+    let gate = TestGate::start();
+    let mut api = gate.api();
+    gate.table.fail_reads(true);
+    api.post("/v1/leases", &wanted("users", "a", 1_000)).refusal(503, "TABLE_UNAVAILABLE");
+    api.get("/v1/objects/users").refusal(503, "TABLE_UNAVAILABLE");
+    api.get("/v1/leases/x").refusal(503, "TABLE_UNAVAILABLE");
+    let token = "fg1.1.dXNlcnM.AAAAAAAAAAAAAAAAAAAAAA";
+    let verdict = api.post("/v1/tokens/check", &json!({ "fence_token": token })).expect(200);
+    assert_eq!(text(&verdict, "code"), "TABLE_UNAVAILABLE");
+    gate.table.fail_reads(false);
+    assert_eq!(acquire(&mut api, "users", "a", 1_000)["lease_seq"], 1);
+}
+
+#[test]
+fn the_ops_port_probes_measures_and_drains() {
+    let gate = TestGate::start();
+    let (mut api, mut ops) = (gate.api(), gate.ops());
+    let lease = acquire(&mut api, "users", "a", 60_000);
+    assert_eq!((ops.get("/livez").status, ops.get("/readyz").status), (200, 200));
+    let metrics = ops.get("/metrics");
+    assert_eq!(metrics.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    let metrics = String::from_utf8(metrics.body).unwrap();
+    for line in [
+        "# TYPE fencegate_ledger_commit_seconds histogram",
+        "fencegate_lease_events_total{event=\"granted\"} 1",
+        "fencegate_table_latched 0",
+    ] {
+        assert!(metrics.contains(line), "{line}");
+    }
+    assert!(!metrics.contains("users") && !metrics.contains("fg1."), "no object and no token in a metric");
+    ops.get("/nope").refusal(404, "NOT_FOUND");
+    ops.get("/drain").refusal(405, "METHOD_NOT_ALLOWED");
+    assert_eq!(ops.call("POST", "/drain", &[], b"").body, b"drained\n");
+    assert_eq!((ops.get("/livez").status, ops.get("/readyz").status), (200, 503));
+    api.post("/v1/leases", &wanted("orders", "a", 1_000)).refusal(503, "GATE_STOPPING");
+    // A holder can still put its lease down.
+    api.delete(&format!("/v1/leases/{}", text(&lease, "lease_id")), text(&lease, "fence_token")).expect(200);
+}
+
+#[test]
+fn the_api_describes_itself() {
+    let gate = TestGate::start();
+    let mut api = gate.api();
+    let described = api.get("/v1/openapi.json").expect(200);
+    let paths = described["paths"].as_object().unwrap();
+    for path in [
+        "/v1/leases",
+        "/v1/lease-batches",
+        "/v1/leases/{lease_id}",
+        "/v1/leases/{lease_id}/renew",
+        "/v1/objects/{object_id}",
+        "/v1/objects/{object_id}/revoke",
+        "/v1/tokens/check",
+        "/v1/receipts",
+        "/v1/watch",
+    ] {
+        assert!(paths.contains_key(path), "{path} is not described");
+    }
+    assert_eq!(api.get("/v1/receipts").expect(200), json!({ "receipts": [] }));
+}

@@ -1,0 +1,142 @@
+//! The commands as a person uses them.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+
+use super::support::process::{Gate, Site, binary, stderr, stdout};
+
+fn lease(gate: &Gate, arguments: &[&str]) -> Output {
+    let (verb, rest) = arguments.split_first().unwrap();
+    let api = format!("http://{}", gate.api);
+    Command::new(binary()).args(["lease", verb, "--api", &api]).args(rest).output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_str(&stdout(output)).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+#[test]
+fn a_lease_lives_through_the_commands() {
+    let site = Site::with_table();
+    let gate = site.serve();
+    let watch = Command::new(binary())
+        .args(["lease", "watch", "--api", &format!("http://{}", gate.api)])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut watch = scopeguard(watch);
+    while !String::from_utf8(gate.ops().get("/metrics").body).unwrap().contains("fencegate_watchers 1") {
+        std::thread::yield_now();
+    }
+    let got =
+        json(&lease(&gate, &["acquire", "--object", "/data/users/", "--holder", "me", "--ttl", "60000", "--json"]));
+    let (id, token) = (got["lease_id"].as_str().unwrap(), got["fence_token"].as_str().unwrap());
+    let held = lease(&gate, &["acquire", "--object", "/data/users/", "--holder", "you"]);
+    assert_eq!(held.status.code(), Some(1));
+    assert!(stderr(&held).contains("LEASE_HELD: held by me"), "{}", stderr(&held));
+    let shown = stdout(&lease(&gate, &["get", id]));
+    assert!(shown.contains("/data/users/") && shown.contains("held"), "{shown}");
+    let listed = stdout(&lease(&gate, &["list", "--prefix", "/data/"]));
+    assert!(listed.starts_with("OBJECT") && listed.contains(id), "{listed}");
+    let renewed = json(&lease(&gate, &["renew", id, "--holder", "me", "--token", token, "--ttl", "90000", "--json"]));
+    assert_eq!(renewed["lease_seq"], 1);
+    let released = lease(&gate, &["release", id, "--token", token]);
+    assert!(stdout(&released).contains("its fence stays 1"), "{released:?}");
+    let again = lease(&gate, &["release", id, "--token", token, "--json"]);
+    assert_eq!((again.status.code(), json(&again)["code"].as_str()), (Some(1), Some("LEASE_EXPIRED")));
+    let mut lines = BufReader::new(watch.0.stdout.take().unwrap()).lines();
+    for kind in ["granted", "renewed", "released"] {
+        let line = lines.next().unwrap().unwrap();
+        assert!(line.starts_with(kind) && line.contains("/data/users/"), "{line}");
+    }
+}
+
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn scopeguard(child: std::process::Child) -> Killed {
+    Killed(child)
+}
+
+#[test]
+fn an_unreachable_gate_is_said_to_be_so() {
+    let refused = Command::new(binary()).args(["lease", "list", "--api", "http://127.0.0.1:1"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("Is the gate running"), "{}", stderr(&refused));
+    let bad = Command::new(binary()).args(["lease", "list", "--api", "ftp://x"]).output().unwrap();
+    assert!(stderr(&bad).contains("is not a URL"), "{}", stderr(&bad));
+}
+
+#[test]
+fn a_token_is_inspected_without_its_secret() {
+    let token = "fg1.7.L2RhdGEvdXNlcnMv.AQIDBAUGBwgJCgsMDQ4PEA";
+    let shown = Command::new(binary()).args(["token", "inspect", token]).output().unwrap();
+    assert_eq!(stdout(&shown), "object_id  /data/users/\nlease_seq  7\n");
+    let mut child = Command::new(binary())
+        .args(["token", "inspect", "-", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(format!("{token}\n").as_bytes()).unwrap();
+    let piped = child.wait_with_output().unwrap();
+    assert_eq!(json(&piped), serde_json::json!({ "object_id": "/data/users/", "lease_seq": 7 }));
+    let bad = Command::new(binary()).args(["token", "inspect", "fg1.0.x.AQIDBAUGBwgJCgsMDQ4PEA"]).output().unwrap();
+    assert_eq!(bad.status.code(), Some(1));
+    assert!(stderr(&bad).contains("lease_seq") && !stderr(&bad).contains("AQID"), "{}", stderr(&bad));
+}
+
+#[test]
+fn the_table_is_counted_and_verified_beside_a_running_gate() {
+    let site = Site::with_table();
+    let gate = site.serve();
+    for n in 0..50 {
+        super::support::gate::acquire(&mut gate.api(), &format!("o{n}"), "a", 60_000);
+    }
+    let mut stats = Command::new(binary());
+    let stats = stats.args(["table", "stats", "--json", "--config"]).arg(site.config()).output().unwrap();
+    let counted = json(&stats);
+    assert_eq!((counted["rows"]["records"].as_u64(), counted["rows"]["leases"].as_u64()), (Some(50), Some(50)));
+    assert_eq!(counted["clean"], false);
+    let verified = site.run(&["table", "verify"]);
+    assert!(stdout(&verified).contains("all sound"), "{verified:?}");
+    gate.stop();
+    assert!(stdout(&site.run(&["table", "stats"])).contains("ended in good order  yes"));
+}
+
+#[test]
+fn drain_asks_the_gate_and_waits() {
+    let site = Site::with_table();
+    let gate = site.serve();
+    let drained = Command::new(binary()).args(["drain", "--ops", &format!("http://{}", gate.ops)]).output().unwrap();
+    assert_eq!(stdout(&drained), "drained\n");
+    assert_eq!(gate.ops().get("/readyz").status, 503);
+}
+
+#[test]
+fn help_teaches_and_the_manual_and_completions_are_there() {
+    let help = stdout(&Command::new(binary()).arg("--help").output().unwrap());
+    for word in ["fencegate table init", "serve", "lease", "token", "drain"] {
+        assert!(help.contains(word), "{word} is not in {help}");
+    }
+    let version = stdout(&Command::new(binary()).arg("--version").output().unwrap());
+    assert_eq!(version, format!("fencegate {}\n", env!("CARGO_PKG_VERSION")));
+    let completions = stdout(&Command::new(binary()).args(["completions", "bash"]).output().unwrap());
+    assert!(completions.contains("_fencegate"));
+    let folder = tempfile::tempdir().unwrap();
+    let made = Command::new(binary()).args(["man", "--out"]).arg(folder.path()).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    assert!(folder.path().join("fencegate-lease-acquire.1").exists());
+    assert!(stdout(&Command::new(binary()).arg("man").output().unwrap()).contains(".TH fencegate 1"));
+    assert_eq!(Command::new(binary()).arg("nonsense").output().unwrap().status.code(), Some(2));
+}

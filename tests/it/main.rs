@@ -1,0 +1,25 @@
+//! All integration tests in one program: real sockets, real processes, real RocksDB.
+//!
+//! - `support`: an HTTP client on plain sockets, gates in this process and in their own.
+//! - `leases`, `waiting`, `watch`, `api`: the lease api, call by call.
+//! - `expiry`: races at the instant of expiry, with a driven clock and a disk that hangs.
+//! - `contract`: one suite for every table, RocksDB and the one in memory that fails on purpose.
+//! - `recovery`: damaged, lost, foreign and restored tables.
+//! - `crash`: kill -9 in a loop, also with what was not synced thrown away.
+//! - `process`: starting, stopping, configuration faults, full disks, failing syncs.
+//! - `cli`: the commands.
+
+#![allow(unreachable_pub, reason = "a test program exports nothing; pub says what support offers")]
+#![allow(clippy::pedantic, reason = "tests are read, not called")]
+
+mod api;
+mod cli;
+mod contract;
+mod crash;
+mod expiry;
+mod leases;
+mod process;
+mod recovery;
+mod support;
+mod waiting;
+mod watch;

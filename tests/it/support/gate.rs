@@ -1,0 +1,114 @@
+//! A gate in this process, on real sockets, with a clock that the test drives.
+
+use std::{sync::Arc, time::Duration};
+
+use fencegate::{
+    app::{self, Ports, Running},
+    clock::{Clock, Driver},
+    config::Settings,
+    fence::{BootMs, Incarnation, Now, TableKey, WallMs},
+    table::{
+        Table,
+        codec::Meta,
+        memory::MemoryTable,
+        open::{begin_on, write_meta},
+        rocks::Recovered,
+    },
+};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use super::http::Conn;
+
+/// Where driven clocks begin.
+pub const START: Now = Now { wall: WallMs(1_800_000_000_000), boot: BootMs(5_000_000) };
+
+pub fn key() -> TableKey {
+    TableKey::from_bytes([42; 32])
+}
+
+pub struct TestGate {
+    pub table: Arc<MemoryTable>,
+    pub clock: Driver,
+    pub running: Option<Running>,
+    runtime: Runtime,
+}
+
+/// Free ports, and small limits.
+pub fn settings() -> Settings {
+    let mut settings = Settings::default();
+    settings.api.listen.set_port(0);
+    settings.ops.listen.set_port(0);
+    settings.lease.ttl_ms_min = 10;
+    settings
+}
+
+impl TestGate {
+    pub fn start() -> Self {
+        Self::with(&settings())
+    }
+
+    pub fn with(settings: &Settings) -> Self {
+        let table = Arc::new(MemoryTable::default());
+        let meta =
+            Meta { incarnation: Incarnation::default(), run: 0, clean: true, key_fingerprint: key().fingerprint() };
+        write_meta(&*table, &meta).unwrap();
+        Self::on(settings, table, START)
+    }
+
+    /// A gate on a table that is there, as after a restart at `now`.
+    pub fn on(settings: &Settings, table: Arc<MemoryTable>, now: Now) -> Self {
+        let (clock, driver) = Clock::driven(now);
+        let runtime = Runtime::new().unwrap();
+        let shared = Arc::clone(&table) as Arc<dyn Table>;
+        let begun = begin_on(shared, key(), Recovered::Whole, &clock, "memory").unwrap();
+        let running = runtime.block_on(async { app::start_on(settings, clock, begun, Ports::bind(settings).unwrap()) });
+        Self { table, clock: driver, running: Some(running.unwrap()), runtime }
+    }
+
+    pub fn running(&self) -> &Running {
+        self.running.as_ref().unwrap()
+    }
+
+    pub fn api(&self) -> Conn {
+        Conn::open(self.running().api).unwrap()
+    }
+
+    pub fn ops(&self) -> Conn {
+        Conn::open(self.running().ops).unwrap()
+    }
+
+    /// Stops it in good order and hands the table back.
+    pub fn stop(mut self) -> Arc<MemoryTable> {
+        let running = self.running.take().unwrap();
+        self.runtime.block_on(running.stop(Duration::from_secs(10))).unwrap();
+        Arc::clone(&self.table)
+    }
+}
+
+/// What an acquire sends.
+pub fn wanted(object: &str, holder: &str, ttl_ms: u64) -> Value {
+    json!({ "object_id": object, "holder_id": holder, "ttl_ms": ttl_ms })
+}
+
+/// Acquires, and must succeed.
+#[track_caller]
+pub fn acquire(api: &mut Conn, object: &str, holder: &str, ttl_ms: u64) -> Value {
+    api.post("/v1/leases", &wanted(object, holder, ttl_ms)).expect(201)
+}
+
+/// A text field.
+#[track_caller]
+pub fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+    value[name].as_str().unwrap_or_else(|| panic!("no {name} in {value}"))
+}
+
+/// What a renewal of this lease sends.
+#[track_caller]
+pub fn renewal(lease: &Value, ttl_ms: u64) -> (String, Value) {
+    let path = format!("/v1/leases/{}/renew", text(lease, "lease_id"));
+    (
+        path,
+        json!({ "fence_token": text(lease, "fence_token"), "holder_id": text(lease, "holder_id"), "ttl_ms": ttl_ms }),
+    )
+}

@@ -1,0 +1,145 @@
+//! An HTTP/1.1 client on a plain socket: nothing of fencegate's own code between test and gate.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connection that is used for call after call.
+pub struct Conn {
+    stream: BufReader<TcpStream>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {:?}", String::from_utf8_lossy(&self.body)))
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(each, _)| each.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    /// The body, if this is the success that was expected.
+    #[track_caller]
+    pub fn expect(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", String::from_utf8_lossy(&self.body));
+        self.json()
+    }
+
+    /// A refusal: its code must be in the body and in the header, with the right status.
+    #[track_caller]
+    pub fn refusal(&self, status: u16, code: &str) -> Value {
+        let body = self.json();
+        assert_eq!((self.status, body["code"].as_str()), (status, Some(code)), "{body}");
+        assert_eq!(self.header("fence-error"), Some(code));
+        assert_eq!(self.header("content-type"), Some("application/problem+json"));
+        assert_eq!(body["status"], status);
+        assert_eq!(body["side_effect"], "none");
+        assert!(body["detail"].as_str().is_some_and(|detail| !detail.is_empty()));
+        body
+    }
+}
+
+impl Conn {
+    pub fn open(address: SocketAddr) -> std::io::Result<Self> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { stream: BufReader::new(stream) })
+    }
+
+    pub fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> std::io::Result<()> {
+        let mut request = format!("{method} {path} HTTP/1.1\r\nhost: gate\r\ncontent-length: {}\r\n", body.len());
+        for (name, value) in headers {
+            request.push_str(&format!("{name}: {value}\r\n"));
+        }
+        request.push_str("\r\n");
+        let stream = self.stream.get_mut();
+        stream.write_all(&[request.as_bytes(), body].concat())
+    }
+
+    /// The head of an answer.
+    pub fn read_head(&mut self) -> std::io::Result<(u16, Vec<(String, String)>)> {
+        let bad = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, what.to_owned());
+        let first = self.read_line()?;
+        let status = first.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(|| bad(&first))?;
+        let mut headers = vec![];
+        loop {
+            let line = self.read_line()?;
+            if line.is_empty() {
+                return Ok((status, headers));
+            }
+            let (name, value) = line.split_once(':').ok_or_else(|| bad(&line))?;
+            headers.push((name.to_owned(), value.trim().to_owned()));
+        }
+    }
+
+    /// A line without its end.
+    pub fn read_line(&mut self) -> std::io::Result<String> {
+        let mut line = String::new();
+        if self.stream.read_line(&mut line)? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(line.trim_end_matches(['\r', '\n']).to_owned())
+    }
+
+    pub fn receive(&mut self) -> std::io::Result<Answer> {
+        let (status, headers) = self.read_head()?;
+        let mut answer = Answer { status, headers, body: vec![] };
+        if let Some(length) = answer.header("content-length") {
+            answer.body = vec![0; length.parse().unwrap()];
+            self.stream.read_exact(&mut answer.body)?;
+        }
+        Ok(answer)
+    }
+
+    pub fn try_call(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> std::io::Result<Answer> {
+        self.send(method, path, headers, body)?;
+        self.receive()
+    }
+
+    #[track_caller]
+    pub fn call(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        self.try_call(method, path, headers, body).unwrap()
+    }
+
+    #[track_caller]
+    pub fn get(&mut self, path: &str) -> Answer {
+        self.call("GET", path, &[], b"")
+    }
+
+    #[track_caller]
+    pub fn post(&mut self, path: &str, body: &Value) -> Answer {
+        self.call("POST", path, &[("content-type", "application/json")], body.to_string().as_bytes())
+    }
+
+    #[track_caller]
+    pub fn delete(&mut self, path: &str, token: &str) -> Answer {
+        self.call("DELETE", path, &[("fence-token", token)], b"")
+    }
+}
+
+/// An object id as one segment of a path.
+pub fn segment(id: &str) -> String {
+    id.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}

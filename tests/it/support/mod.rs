@@ -1,0 +1,5 @@
+//! What the tests stand on.
+
+pub mod gate;
+pub mod http;
+pub mod process;

@@ -1,0 +1,152 @@
+//! A gate in its own process.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+};
+
+use super::http::Conn;
+
+/// The program as users get it.
+pub fn binary() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_fencegate"))
+}
+
+/// The program with test faults, which `make test` builds beside it.
+pub fn failpoints_binary() -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/failpoints/fencegate");
+    assert!(path.exists(), "{} is missing: run `make failpoints` first, or `make test`", path.display());
+    path
+}
+
+/// A folder with a configuration on free ports, and a table if asked for.
+pub struct Site {
+    pub folder: tempfile::TempDir,
+}
+
+impl Site {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Self { folder };
+        site.configure("");
+        site
+    }
+
+    pub fn with_table() -> Self {
+        let site = Self::new();
+        let made = site.run(&["table", "init"]);
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        site
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.folder.path().join("fencegate.toml")
+    }
+
+    pub fn configure(&self, more: &str) {
+        let text = format!(
+            "[api]\nlisten = '127.0.0.1:0'\n[ops]\nlisten = '127.0.0.1:0'\n[table]\npath = '{}'\n[log]\nformat = 'json'\n{more}",
+            self.data().display()
+        );
+        fs::write(self.config(), text).unwrap();
+    }
+
+    /// Runs a subcommand that takes `--config` to its end.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        Command::new(binary()).args(arguments).arg("--config").arg(self.config()).output().unwrap()
+    }
+
+    pub fn serve(&self) -> Gate {
+        self.serve_with(Command::new(binary()))
+    }
+
+    /// Serves with a command of the test's making: another binary, an environment, a wrapper.
+    pub fn serve_with(&self, mut command: Command) -> Gate {
+        command.arg("serve").arg("--config").arg(self.config());
+        self.spawn(command).unwrap_or_else(|(status, log)| panic!("no gate: {status}\n{log}"))
+    }
+
+    /// Starts a gate that may refuse to.
+    pub fn spawn(&self, mut command: Command) -> Result<Gate, (ExitStatus, String)> {
+        let log = self.folder.path().join("log");
+        let file = fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
+        let mut child = command.stdout(Stdio::piped()).stderr(file).stdin(Stdio::null()).spawn().unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let address = |name: &str| -> Option<SocketAddr> {
+            ready.split_whitespace().find_map(|part| part.strip_prefix(name))?.strip_prefix('=')?.parse().ok()
+        };
+        match (address("api"), address("ops")) {
+            (Some(api), Some(ops)) => Ok(Gate { child, api, ops, ready }),
+            _ => {
+                let status = child.wait().unwrap();
+                Err((status, fs::read_to_string(log).unwrap()))
+            }
+        }
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+}
+
+/// A gate that runs. Killed when dropped.
+pub struct Gate {
+    pub child: Child,
+    pub api: SocketAddr,
+    pub ops: SocketAddr,
+    pub ready: String,
+}
+
+impl Gate {
+    pub fn api(&self) -> Conn {
+        Conn::open(self.api).unwrap()
+    }
+
+    pub fn ops(&self) -> Conn {
+        Conn::open(self.ops).unwrap()
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Stops it with SIGTERM, and expects good order.
+    pub fn stop(mut self) {
+        self.signal(rustix::process::Signal::TERM);
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status}");
+    }
+
+    /// kill -9, and waits until it is gone.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        assert_eq!(self.child.wait().unwrap().signal(), Some(9));
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a command said on standard error.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What a command said on standard output.
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
