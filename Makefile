@@ -21,7 +21,7 @@ RUN_DATA := run-data
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run test test-fresh failpoints check bench clean
+.PHONY: help setup setup-test build run test test-fresh failpoints check bench figures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,10 @@ check: setup ## check format, lints and documentation, warnings being errors
 
 bench: setup ## run the benchmarks
 	cargo bench $(LOCKED)
+
+figures: setup ## print the README's figures: start and memory on a table of 1,000,000 objects
+	cargo build $(LOCKED) --release --bin fencegate --example fill
+	scripts/figures
 
 clean: ## remove target/ (ccache keeps RocksDB; run-data/ stays)
 	rm -rf target

@@ -1,10 +1,10 @@
 //! `fencegate serve`
 
-use std::time::Duration;
+use std::{io::Write, time::Duration};
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{ConfigArgs, Done, Failed, load, log, output, runtime};
+use super::{ConfigArgs, Done, Failed, load, log, runtime};
 use crate::{
     app,
     clock::Clock,
@@ -30,7 +30,8 @@ async fn serve(settings: &Settings) -> Done {
     let hear = |kind| signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")));
     let (mut terminate, mut interrupt) = (hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?);
     let running = app::start(settings, Clock::machine()).await.map_err(Failed::Config)?;
-    output::line(&format!("ready api={} ops={}", running.api, running.ops));
+    // Nobody may be listening to this line; the gate serves all the same.
+    let _ = writeln!(std::io::stdout(), "ready api={} ops={}", running.api, running.ops);
     tokio::select! {
         _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),
         _ = interrupt.recv() => tracing::info!("stopping: SIGINT"),

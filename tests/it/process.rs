@@ -124,6 +124,32 @@ fn every_fault_of_a_configuration_is_listed_at_once() {
 }
 
 #[test]
+fn only_a_loopback_peer_may_drain() {
+    // In a network namespace of its own, with a second address that is not a loopback one.
+    let site = Site::with_table();
+    let config = fs::read_to_string(site.config())
+        .unwrap()
+        .replace("[ops]\nlisten = '127.0.0.1:0'", "[ops]\nlisten = '0.0.0.0:9464'");
+    fs::write(site.config(), config).unwrap();
+    let script = r#"
+        set -e
+        ip link set lo up
+        ip address add 192.0.2.7/32 dev lo
+        "$1" serve --config "$2" > "$2.ready" 2>/dev/null &
+        until grep -q ready "$2.ready"; do kill -0 $!; done
+        curl -s -o /dev/null -w '%{http_code} ' -X POST --interface 192.0.2.7 http://192.0.2.7:9464/drain
+        curl -s -o /dev/null -w '%{http_code} ' http://192.0.2.7:9464/readyz
+        curl -s -o /dev/null -w '%{http_code} ' -X POST http://127.0.0.1:9464/drain
+        curl -s -o /dev/null -w '%{http_code}' http://192.0.2.7:9464/readyz
+        kill $!
+        wait $!"#;
+    let mut command = Command::new("unshare");
+    command.args(["--net", "--map-root-user", "sh", "-c", script, "sh"]).arg(binary()).arg(site.config());
+    let done = command.output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "403 200 200 503", "{}", stderr(&done));
+}
+
+#[test]
 fn a_default_build_refuses_test_faults() {
     let run = |binary, fault: &str| {
         Command::new(binary).arg("--version").env("FENCEGATE_TEST_FAULT", fault).output().unwrap()
