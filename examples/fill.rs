@@ -8,7 +8,7 @@ use fencegate::{
     table::{
         Batch, Table,
         codec::{Key, encode_record},
-        open,
+        data_folder, open,
         rocks::RocksTable,
     },
 };
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     let folder = Path::new(folder);
     let objects: u64 = objects.parse().expect("a number of objects");
     open::init(folder).expect("a new table");
-    let (table, _) = RocksTable::open(&open::table_folder(folder)).expect("the table");
+    let (table, _) = RocksTable::open(&data_folder::table_folder(folder)).expect("the table");
     for begin in (0..objects).step_by(usize::try_from(CHUNK).expect("small")) {
         let mut batch = Batch::default();
         for n in begin..objects.min(begin + CHUNK) {

@@ -1,8 +1,8 @@
 //! Puts the parts together: starts them in order, and stops them in order.
 //!
-//! Ports are bound first, so that a taken one is found before anything is changed; then the table's
-//! run begins (the clean flag is cleared and synced); only then does anything listen. A stop goes
-//! the other way round: no new leases, listeners closed, ledger closed, clean flag set last.
+//! Ports are taken first, so that one that is not to be had is found before anything is changed; then
+//! the table's run begins (the clean flag is cleared and synced); only then is anyone answered. A
+//! stop goes the other way round: no new leases, listeners closed, ledger closed, clean flag last.
 
 use std::{
     net::SocketAddr,
@@ -10,20 +10,22 @@ use std::{
     time::Duration,
 };
 
-use axum::Router;
 use tokio::{
     net::{TcpListener, TcpSocket},
-    sync::watch,
+    sync::{Semaphore, watch},
     task::JoinHandle,
 };
 
 use crate::{
-    api::{self, Gate, Shared},
+    api::{
+        self, Gate, Shared,
+        listen::{self, Room},
+    },
     clock::Clock,
     config::{Fault, Faults, Settings},
-    fence::Hlc,
     metrics::Metrics,
     table::{
+        data_folder::DataLock,
         ledger::{Core, Ledger, Setup},
         news::News,
         open::{self, Begun},
@@ -33,14 +35,14 @@ use crate::{
 
 const BACKLOG: u32 = 1_024;
 
-/// Ports that are ours but do not listen yet.
+/// Ports that are ours; nobody is answered on them yet.
 pub struct Ports {
-    api: TcpSocket,
-    ops: TcpSocket,
+    api: TcpListener,
+    ops: TcpListener,
 }
 
 impl Ports {
-    /// Binds every port.
+    /// Takes every port.
     ///
     /// # Errors
     /// With every one that cannot be had.
@@ -53,7 +55,7 @@ impl Ports {
     }
 }
 
-fn bind(key: &str, address: SocketAddr) -> Result<TcpSocket, Fault> {
+fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, Fault> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     socket
         .and_then(|socket| {
@@ -61,7 +63,8 @@ fn bind(key: &str, address: SocketAddr) -> Result<TcpSocket, Fault> {
             // process that listens there is still an error.
             socket.set_reuseaddr(true)?;
             socket.bind(address)?;
-            Ok(socket)
+            // Only a socket that listens keeps others off the port.
+            socket.listen(BACKLOG)
         })
         .map_err(|error| Fault::new(key, format!("cannot listen on {address}: {error}")))
 }
@@ -72,36 +75,37 @@ pub struct Running {
     pub ops: SocketAddr,
     pub gate: Shared,
     servers: Vec<JoinHandle<()>>,
+    /// Keeps other processes off the data folder.
+    _lock: Option<DataLock>,
+}
+
+/// Everything around a gate that stands in its way, without changing anything: ports, table, key.
+/// `faults` are those of the configuration itself.
+///
+/// # Errors
+/// With all of them at once.
+pub fn prepare(settings: &Settings, mut faults: Vec<Fault>) -> Result<Ports, Faults> {
+    let ports = Ports::bind(settings).map_err(|found| faults.extend(found.0));
+    let table = &settings.table;
+    faults.extend(open::look(&table.path, table.create).err().map(|fault| Fault::new("table.path", fault.to_string())));
+    match ports {
+        Ok(ports) if faults.is_empty() => Ok(ports),
+        Ok(_) | Err(()) => Err(Faults(faults)),
+    }
 }
 
 /// Opens the table and starts a gate.
 ///
 /// # Errors
-/// With everything that stands in the way; nothing runs then.
-pub async fn start(settings: &Settings, clock: Clock) -> Result<Running, Faults> {
-    let ports = Ports::bind(settings);
-    let path = settings.table.path.clone();
-    if let Err(mut faults) = ports {
-        // The table's faults belong to the same list, but a run must not begin for it.
-        faults.0.extend(missing_table(settings));
-        return Err(faults);
-    }
-    let ports = ports?;
-    let (may_create, table_clock) = (settings.table.create, clock.clone());
+/// With what stands in the way; nothing runs then.
+pub async fn start(settings: &Settings, clock: Clock, ports: Ports) -> Result<Running, Faults> {
+    let (path, may_create, table_clock) = (settings.table.path.clone(), settings.table.create, clock.clone());
     let begun = tokio::task::spawn_blocking(move || open::begin(&path, may_create, &table_clock)).await;
-    let begun = match begun {
-        Ok(Ok(begun)) => begun,
-        Ok(Err(fault)) => return Err(Faults(vec![Fault::new("table.path", fault.to_string())])),
-        Err(_) => return Err(Faults(vec![Fault::new("table.path", "the table could not be opened")])),
-    };
-    start_on(settings, clock, begun, ports)
-}
-
-fn missing_table(settings: &Settings) -> Option<Fault> {
-    let path = &settings.table.path;
-    let is_there = crate::table::rocks::RocksTable::exists(&open::table_folder(path));
-    let missing = open::OpenFault::Missing { folder: path.display().to_string() };
-    (!is_there && !settings.table.create).then(|| Fault::new("table.path", missing.to_string()))
+    match begun {
+        Ok(Ok(begun)) => start_on(settings, clock, begun, ports),
+        Ok(Err(fault)) => Err(Faults(vec![Fault::new("table.path", fault.to_string())])),
+        Err(_) => Err(Faults(vec![Fault::new("table.path", "the table could not be opened")])),
+    }
 }
 
 /// Starts a gate on a table whose run has begun.
@@ -109,25 +113,26 @@ fn missing_table(settings: &Settings) -> Option<Fault> {
 /// # Errors
 /// Where a port that was bound does not listen.
 pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -> Result<Running, Faults> {
-    let gate = assemble(settings, clock, begun);
-    let listen = |key: &str, socket: TcpSocket| {
-        let listener = socket.listen(BACKLOG).and_then(|listener| Ok((listener.local_addr()?, listener)));
-        listener.map_err(|error| Faults(vec![Fault::new(key, format!("cannot listen: {error}"))]))
+    let mut begun = begun;
+    let lock = begun.lock.take();
+    let room = Room::find();
+    let gate = assemble(settings, clock, begun, room);
+    let address = |key: &str, listener: &TcpListener| {
+        listener.local_addr().map_err(|error| Faults(vec![Fault::new(key, format!("cannot listen: {error}"))]))
     };
-    let (api, api_listener) = listen("api.listen", ports.api)?;
-    let (ops, ops_listener) = listen("ops.listen", ports.ops)?;
+    let (api, ops) = (address("api.listen", &ports.api)?, address("ops.listen", &ports.ops)?);
     let servers = vec![
-        serve(api_listener, api::router(Arc::clone(&gate)), gate.stopping.subscribe()),
-        serve(ops_listener, api::ops::router(Arc::clone(&gate)), gate.stopping.subscribe()),
+        listen::serve(ports.api, room.api, api::router(Arc::clone(&gate)), gate.stopping.subscribe()),
+        listen::serve(ports.ops, room.ops, api::ops::router(Arc::clone(&gate)), gate.stopping.subscribe()),
     ];
-    Ok(Running { api, ops, gate, servers })
+    Ok(Running { api, ops, gate, servers, _lock: lock })
 }
 
-fn assemble(settings: &Settings, clock: Clock, begun: Begun) -> Shared {
+fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shared {
     let metrics = Arc::new(Metrics::new());
     report(&begun, &metrics);
     let Begun { table, context, meta, mark, .. } = begun;
-    let first = mark.max(Hlc { ms: clock.now().wall.0, logical: 0 });
+    let first = mark.max(clock.now().mark());
     let records = Arc::new(Records::new(table, context, settings.table.cache_objects));
     let news = Arc::new(News::new(settings.watch.history, first));
     let core = Core::new(Setup {
@@ -138,7 +143,7 @@ fn assemble(settings: &Settings, clock: Clock, begun: Begun) -> Shared {
         meta,
         mark: first,
         takeover_after_ms: settings.lease.takeover_after_ms,
-        waiters_max: settings.lease.waiters_max,
+        waiters_max: settings.lease.waiters_max.min(room.waiting),
     });
     let ledger = Ledger::start(core, &clock);
     Arc::new(Gate {
@@ -148,6 +153,7 @@ fn assemble(settings: &Settings, clock: Clock, begun: Begun) -> Shared {
         clock,
         limits: settings.lease.clone(),
         metrics,
+        watchers: Arc::new(Semaphore::new(room.watching)),
         draining: AtomicBool::new(false),
         stopping: watch::Sender::new(false),
     })
@@ -179,36 +185,21 @@ fn report(begun: &Begun, metrics: &Metrics) {
     );
 }
 
-fn serve(listener: TcpListener, router: Router, mut stopping: watch::Receiver<bool>) -> JoinHandle<()> {
-    let service = router.into_make_service_with_connect_info::<SocketAddr>();
-    tokio::spawn(async move {
-        let stopped = async move {
-            // A sender that is gone means the same.
-            let _ = stopping.wait_for(|stopping| *stopping).await;
-        };
-        if let Err(error) = axum::serve(listener, service).with_graceful_shutdown(stopped).await {
-            tracing::error!(%error, "a listener failed");
-        }
-    })
-}
-
 impl Running {
     /// Stops in good order, within the deadline.
     ///
     /// # Errors
     /// With what was not in good order: the next start counts as unclean.
     pub async fn stop(self, deadline: Duration) -> Result<(), &'static str> {
+        tokio::time::timeout(deadline, self.stop_in_order()).await.unwrap_or(Err("the deadline has passed"))
+    }
+
+    async fn stop_in_order(self) -> Result<(), &'static str> {
         self.gate.drain().await;
         self.gate.stopping.send_replace(true);
-        let servers = async {
-            for server in self.servers {
-                // A server that panicked has stopped too.
-                let _ = server.await;
-            }
-        };
-        let in_time = tokio::time::timeout(deadline, servers).await.is_ok();
-        if !in_time {
-            return Err("calls were still going on at the deadline");
+        for server in self.servers {
+            // A server that panicked has stopped too.
+            let _ = server.await;
         }
         self.gate.ledger.stop().await.map_err(|_| "the fence table could not be closed in good order")
     }

@@ -17,7 +17,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub enum CallFault {
     #[error("{0:?} is not a URL such as http://127.0.0.1:8081")]
     Url(String),
-    #[error("{url} cannot be reached: {error}. Is the gate running, and is --api right?")]
+    #[error("{url} cannot be reached: {error}. Is the gate running, and is the URL right?")]
     Connect { url: String, error: String },
     #[error("the connection to {url} broke: {error}")]
     Broken { url: String, error: String },

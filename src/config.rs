@@ -209,20 +209,30 @@ fn environment() -> Vec<(String, String)> {
 /// # Errors
 /// With everything that is wrong.
 pub fn load(path: &Path) -> Result<Settings, Faults> {
+    let (settings, faults) = examine(path)?;
+    if faults.is_empty() { Ok(settings) } else { Err(Faults(faults)) }
+}
+
+/// Reads the file and the environment as far as that goes: the settings that can be read, the
+/// defaults for others, and everything that is wrong.
+///
+/// # Errors
+/// Where the file cannot be read at all.
+pub fn examine(path: &Path) -> Result<(Settings, Vec<Fault>), Faults> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Faults(vec![Fault::new(path.display().to_string(), format!("cannot be read: {error}"))]))?;
     let tree = text.parse::<Table>().map_err(|error| {
         Faults(vec![Fault::new(path.display().to_string(), format!("is not TOML: {}", error.to_string().trim_end()))])
     })?;
-    read(tree, environment())
+    Ok(read(tree, environment()))
 }
 
-fn read(mut tree: Table, environment: Vec<(String, String)>) -> Result<Settings, Faults> {
+fn read(mut tree: Table, environment: Vec<(String, String)>) -> (Settings, Vec<Fault>) {
     let mut faults = vec![];
     overlay(&mut tree, environment, &mut faults);
     let settings = deserialize(tree, &mut faults);
     faults.extend(settings.faults());
-    if faults.is_empty() { Ok(settings) } else { Err(Faults(faults)) }
+    (settings, faults)
 }
 
 /// Puts `FENCEGATE__SECTION__KEY` over what the file says.
@@ -329,8 +339,11 @@ mod tests {
 
     fn read_text(text: &str, environment: &[(&str, &str)]) -> Result<Settings, Vec<(String, String)>> {
         let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        read(text.parse().unwrap(), environment)
-            .map_err(|faults| faults.0.into_iter().map(|fault| (fault.key, fault.what)).collect())
+        let (settings, faults) = read(text.parse().unwrap(), environment);
+        if faults.is_empty() {
+            return Ok(settings);
+        }
+        Err(faults.into_iter().map(|fault| (fault.key, fault.what)).collect())
     }
 
     #[test]
@@ -338,7 +351,7 @@ mod tests {
         let shipped: Table = include_str!("../config/fencegate.toml").parse().unwrap();
         let defaults = Table::try_from(Settings::default()).unwrap();
         assert_eq!(shipped, defaults);
-        assert_eq!(read(shipped, vec![]), Ok(Settings::default()));
+        assert_eq!(read(shipped, vec![]), (Settings::default(), vec![]));
     }
 
     #[test]

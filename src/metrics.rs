@@ -177,17 +177,21 @@ impl LedgerMetrics {
                 LeaseRefusal::Expired { .. } => 4,
                 LeaseRefusal::Held { .. } | LeaseRefusal::SeqExhausted | LeaseRefusal::ClockUntrusted => 6,
             },
-            Err(Refused::Unavailable) => 5,
+            Err(Refused::Unavailable | Refused::Unsure) => 5,
             Err(Refused::RequestIdUsed | Refused::Overloaded | Refused::Stopping) => 6,
         };
         self.renewal_rejected[reason].increment(1);
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge")]
-    pub fn gauges(&self, live: usize, waiters: usize, in_memory: usize) {
+    pub fn gauges(&self, live: usize, waiters: usize) {
         self.leases_live.set(live as f64);
         self.waiters.set(waiters as f64);
-        self.records_in_memory.set(in_memory as f64);
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "a gauge")]
+    pub fn in_memory(&self, records: usize) {
+        self.records_in_memory.set(records as f64);
     }
 
     pub fn latched(&self) {

@@ -16,7 +16,7 @@ use crate::table::backup;
 ///
 /// # Errors
 /// `REQUEST_INVALID` where the folder is there already, is not absolute or cannot be written.
-#[utoipa::path(post, path = "/v1/backups", tag = "table", request_body = BackupRequest, responses(
+#[utoipa::path(post, operation_id = "createBackup", path = "/v1/backups", tag = "table", request_body = BackupRequest, responses(
     (status = 201, body = BackupBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn create(

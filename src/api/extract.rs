@@ -8,13 +8,29 @@ use axum::{
     },
     http::{HeaderMap, header, request::Parts},
 };
+use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 
-use super::problem::Problem;
+use super::{listen::HEAD_TIMEOUT, problem::Problem};
 use crate::{
     config::LeaseSettings,
     fence::{Code, FenceToken, HolderId, LeaseId, ObjectId, RequestId, Ttl, ids::IdFault},
 };
+
+/// Refuses a request whose Host is a name other than localhost: a web page that had its own name
+/// point here would come with that.
+pub async fn local_host_only(request: Request, next: axum::middleware::Next) -> axum::response::Response {
+    use axum::response::IntoResponse;
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("");
+    let name = host.parse::<axum::http::uri::Authority>().map(|authority| authority.host().to_ascii_lowercase());
+    let name = name.unwrap_or_default();
+    let is_local = name == "localhost" || name.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok();
+    if is_local {
+        return next.run(request).await;
+    }
+    Problem::new(Code::NotLoopback, "the Host must be localhost or an IP address, so that no web page can call")
+        .into_response()
+}
 
 /// A JSON body with known fields only.
 pub struct Body<T>(pub T);
@@ -24,7 +40,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         is_json(request.headers())?;
-        let bytes = Bytes::from_request(request, state).await.map_err(|rejection| unreadable(&rejection))?;
+        let bytes = tokio::time::timeout(HEAD_TIMEOUT, Bytes::from_request(request, state)).await;
+        let bytes = bytes.map_err(|_| Problem::invalid("body", "did not arrive in time"))?;
+        let bytes = bytes.map_err(|rejection| unreadable(&rejection))?;
+        if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
+            return Err(Problem::invalid("body", "must be a JSON object"));
+        }
         let mut reader = serde_json::Deserializer::from_slice(&bytes);
         let value = serde_path_to_error::deserialize(&mut reader)
             .map_err(|error| Problem::invalid(field_of(error.path(), error.inner()), error.inner()))?;
@@ -69,9 +90,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
-        axum::extract::Query::<T>::try_from_uri(&parts.uri)
-            .map(|query| Self(query.0))
-            .map_err(|rejection| Problem::invalid("query", rejection.body_text()))
+        let query = parts.uri.query().unwrap_or("");
+        if percent_decode_str(query).decode_utf8().is_err() {
+            return Err(Problem::invalid("query", "is not UTF-8"));
+        }
+        let reader = serde_urlencoded::Deserializer::new(form_urlencoded::parse(query.as_bytes()));
+        serde_path_to_error::deserialize(reader).map(Self).map_err(|error| {
+            let field = match error.path().to_string().as_str() {
+                "." | "" => "query".to_owned(),
+                path => path.to_owned(),
+            };
+            Problem::invalid(field, error.inner())
+        })
     }
 }
 

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     fence::{Code, HolderId, ObjectId},
     table::{
+        codec::Key,
         ledger::{Granted, Wanted},
         records::{LeaseView, Page, Standing},
     },
@@ -31,7 +32,7 @@ const LIMIT_MAX: usize = 1_000;
 ///
 /// # Errors
 /// `LEASE_HELD`, `REQUEST_ID_USED`, `REQUEST_INVALID` and what a gate can be in the way of.
-#[utoipa::path(post, path = "/v1/leases", tag = "leases", request_body = AcquireRequest, responses(
+#[utoipa::path(post, operation_id = "acquireLease", path = "/v1/leases", tag = "leases", request_body = AcquireRequest, responses(
     (status = 201, body = GrantBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn acquire(
@@ -55,7 +56,7 @@ pub async fn acquire(
 ///
 /// # Errors
 /// As for one.
-#[utoipa::path(post, path = "/v1/lease-batches", tag = "leases", request_body = BatchRequest, responses(
+#[utoipa::path(post, operation_id = "acquireBatch", path = "/v1/lease-batches", tag = "leases", request_body = BatchRequest, responses(
     (status = 201, body = BatchBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn acquire_batch(
@@ -102,7 +103,7 @@ fn batch_objects(ids: &[String], max: usize) -> Result<Vec<ObjectId>, Problem> {
 /// # Errors
 /// In this order: `LEASE_NOT_FOUND`, `LEASE_NOT_HOLDER`, `LEASE_TOKEN_MISMATCH`, `LEASE_FENCED`,
 /// `LEASE_EXPIRED`.
-#[utoipa::path(post, path = "/v1/leases/{lease_id}/renew", tag = "leases", request_body = RenewRequest,
+#[utoipa::path(post, operation_id = "renewLease", path = "/v1/leases/{lease_id}/renew", tag = "leases", request_body = RenewRequest,
     params(("lease_id" = String, Path)), responses(
     (status = 200, body = GrantBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
@@ -124,7 +125,7 @@ pub async fn renew(
 ///
 /// # Errors
 /// As for a renewal.
-#[utoipa::path(delete, path = "/v1/leases/{lease_id}", tag = "leases",
+#[utoipa::path(delete, operation_id = "releaseLease", path = "/v1/leases/{lease_id}", tag = "leases",
     params(("lease_id" = String, Path), ("Fence-Token" = String, Header, description = "the lease's token")), responses(
     (status = 200, body = ObjectBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
@@ -144,15 +145,19 @@ pub async fn release(
 ///
 /// # Errors
 /// `LEASE_NOT_FOUND`.
-#[utoipa::path(get, path = "/v1/leases/{lease_id}", tag = "leases", params(("lease_id" = String, Path)), responses(
+#[utoipa::path(get, operation_id = "getLease", path = "/v1/leases/{lease_id}", tag = "leases", params(("lease_id" = String, Path)), responses(
     (status = 200, body = LeaseBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn get(State(gate): State<Shared>, InPath(lease_id): InPath) -> Result<Json<LeaseBody>, Problem> {
     let lease_id = extract::lease_id(&lease_id)?;
     loop {
         let (wanted, now) = (lease_id.clone(), gate.now());
-        let found =
-            gate.read(move |records| records.lease_row(&wanted)?.map(|row| records.view(row, now)).transpose()).await?;
+        let found = gate
+            .read(move |records| match records.lease_row(&wanted)? {
+                Some(row) => records.view(row, now),
+                None => Ok(None),
+            })
+            .await?;
         let unknown =
             || Problem::new(Code::LeaseNotFound, "no such lease: it never was, or it ended more than a day ago");
         let view = found.ok_or_else(unknown)?;
@@ -167,7 +172,7 @@ pub async fn get(State(gate): State<Shared>, InPath(lease_id): InPath) -> Result
 ///
 /// # Errors
 /// `REQUEST_INVALID` with the field.
-#[utoipa::path(get, path = "/v1/leases", tag = "leases", params(ListQuery), responses(
+#[utoipa::path(get, operation_id = "listLeases", path = "/v1/leases", tag = "leases", params(ListQuery), responses(
     (status = 200, body = LeaseList), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn list(State(gate): State<Shared>, Query(query): Query<ListQuery>) -> Result<Json<LeaseList>, Problem> {
@@ -200,6 +205,14 @@ fn list_body(page: &Page) -> LeaseList {
     }
 }
 
+/// The key that a cursor stands for: a lease's, under the same prefix.
+fn cursor_key(cursor: &str, prefix: &str) -> Result<Vec<u8>, Problem> {
+    let key = BASE64_URL_SAFE_NO_PAD.decode(cursor).ok();
+    let is_ours =
+        |key: &[u8]| matches!(Key::decode(key), Ok(Key::Lease(object, _)) if object.as_str().starts_with(prefix));
+    key.filter(|key| is_ours(key)).ok_or_else(|| Problem::invalid("cursor", "is not a next_cursor of this call"))
+}
+
 #[derive(Clone)]
 struct Filter {
     prefix: String,
@@ -215,13 +228,14 @@ impl Filter {
         if !(1..=LIMIT_MAX).contains(&limit) {
             return Err(Problem::invalid("limit", format!("must be from 1 to {LIMIT_MAX}, this is {limit}")));
         }
-        let cursor = query.cursor.map(|cursor| BASE64_URL_SAFE_NO_PAD.decode(cursor)).transpose();
+        let prefix = query.prefix.unwrap_or_default();
+        let after = query.cursor.map(|cursor| cursor_key(&cursor, &prefix)).transpose()?;
         Ok(Self {
-            prefix: query.prefix.unwrap_or_default(),
             holder: query.holder_id.as_deref().map(extract::holder).transpose()?,
             state: query.state,
             limit,
-            after: cursor.map_err(|_| Problem::invalid("cursor", "is not a next_cursor of this call"))?,
+            after,
+            prefix,
         })
     }
 

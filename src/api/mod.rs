@@ -6,11 +6,13 @@
 //! - [`leases`], [`objects`], [`tokens`], [`receipts`], [`backups`]: the calls.
 //! - [`watch`]: lease events as a stream.
 //! - [`ops`]: probes, metrics, drain.
+//! - [`listen`]: serving a port that nobody can stall.
 //! - [`problem`]: every refusal as problem+json. [`extract`]: bodies, queries and ids, checked.
 
 pub mod backups;
 pub mod extract;
 pub mod leases;
+pub mod listen;
 pub mod objects;
 pub mod ops;
 pub mod problem;
@@ -24,8 +26,12 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use axum::{Json, Router, extract::State, routing::get};
-use tokio::sync::watch as signal;
+use axum::{
+    Json, Router,
+    extract::{MatchedPath, State},
+    routing::get,
+};
+use tokio::sync::{Semaphore, watch as signal};
 use utoipa::{OpenApi, openapi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -47,6 +53,8 @@ pub struct Gate {
     pub clock: Clock,
     pub limits: LeaseSettings,
     pub metrics: Arc<Metrics>,
+    /// How many more may watch.
+    pub watchers: Arc<Semaphore>,
     /// No new leases are handed out: the gate is about to stop.
     pub draining: AtomicBool,
     /// Turns true when streams have to end.
@@ -148,6 +156,7 @@ pub fn router(gate: Shared) -> Router {
         .method_not_allowed_fallback(|| async {
             Problem::new(Code::MethodNotAllowed, "this call does not take that method")
         })
+        .layer(axum::middleware::from_fn(extract::local_host_only))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&gate), count_refusals))
         .with_state(gate)
 }
@@ -158,11 +167,14 @@ async fn count_refusals(
     request: axum::extract::Request,
     next: axum::middleware::Next,
 ) -> axum::response::Response {
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let method = request.method().clone();
+    let call = request.extensions().get::<MatchedPath>().cloned();
     let response = next.run(request).await;
     if let Some(code) = response.extensions().get::<Code>() {
         gate.metrics.api.refused(*code);
-        tracing::debug!(%method, path, code = code.as_str(), "refused");
+        // The call's template, not its path: whatever a caller put there by mistake stays out.
+        let call = call.as_ref().map_or("?", MatchedPath::as_str);
+        tracing::debug!(%method, call, code = code.as_str(), "refused");
     }
     response
 }

@@ -16,7 +16,7 @@ const REASON_MAX: usize = 1_024;
 ///
 /// # Errors
 /// `REQUEST_INVALID`, `TABLE_UNAVAILABLE`.
-#[utoipa::path(get, path = "/v1/objects/{object_id}", tag = "objects", params(("object_id" = String, Path)), responses(
+#[utoipa::path(get, operation_id = "getObject", path = "/v1/objects/{object_id}", tag = "objects", params(("object_id" = String, Path)), responses(
     (status = 200, body = ObjectBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn get(State(gate): State<Shared>, InPath(object): InPath) -> Result<Json<ObjectBody>, Problem> {
@@ -29,7 +29,7 @@ pub async fn get(State(gate): State<Shared>, InPath(object): InPath) -> Result<J
 ///
 /// # Errors
 /// `REQUEST_INVALID`, `SEQ_EXHAUSTED` and what a gate can be in the way of.
-#[utoipa::path(post, path = "/v1/objects/{object_id}/revoke", tag = "objects", request_body = RevokeRequest,
+#[utoipa::path(post, operation_id = "revokeObject", path = "/v1/objects/{object_id}/revoke", tag = "objects", request_body = RevokeRequest,
     params(("object_id" = String, Path)), responses(
     (status = 200, body = RevokeBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]

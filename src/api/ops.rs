@@ -3,14 +3,14 @@
 use std::{net::SocketAddr, sync::atomic::Ordering};
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::{ConnectInfo, State},
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     response::IntoResponse,
     routing::{get, post},
 };
 
-use super::{Shared, problem::Problem};
+use super::{Shared, extract, problem::Problem};
 use crate::fence::Code;
 
 /// The ops port's calls.
@@ -19,7 +19,7 @@ pub fn router(gate: Shared) -> Router {
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
-        .route("/drain", post(drain))
+        .route("/drain", post(drain).layer(axum::middleware::from_fn(extract::local_host_only)))
         .fallback(|| async {
             Problem::new(Code::NotFound, "the ops port has /livez, /readyz, /metrics and POST /drain")
         })
@@ -46,10 +46,14 @@ async fn metrics(State(gate): State<Shared>) -> impl IntoResponse {
 /// machine: in a pod, the preStop hook.
 async fn drain(
     State(gate): State<Shared>,
-    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    Extension(ConnectInfo(peer)): Extension<ConnectInfo<SocketAddr>>,
+    headers: HeaderMap,
 ) -> Result<&'static str, Problem> {
     if !peer.ip().to_canonical().is_loopback() {
         return Err(Problem::new(Code::NotLoopback, "only a loopback peer may drain this gate"));
+    }
+    if headers.contains_key(header::ORIGIN) {
+        return Err(Problem::new(Code::NotLoopback, "no web page may drain this gate"));
     }
     tracing::info!("audit: draining, as asked on the ops port");
     gate.drain().await;

@@ -26,7 +26,7 @@ pub struct Problem {
     detail: String,
     code: &'static str,
     retryable: bool,
-    /// `none`: nothing was changed.
+    /// `none`: nothing was changed; `maybe`: nobody knows.
     side_effect: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     object_id: Option<String>,
@@ -119,6 +119,14 @@ impl Problem {
                 "this request_id was granted a lease that has been used, has ended, or was for other objects; use a new request_id",
             ),
             Refused::Unavailable => Self::table_unavailable(),
+            Refused::Unsure => {
+                let mut problem = Self::new(
+                    Code::TableUnavailable,
+                    "the fence table failed while this was being made durable, so nobody knows whether it happened; it is shut until the gate is restarted",
+                );
+                problem.side_effect = "maybe";
+                problem
+            }
             Refused::Overloaded => Self::new(Code::GateOverloaded, "too many lease calls are waiting; come back later"),
             Refused::Stopping => Self::new(
                 Code::GateStopping,

@@ -5,7 +5,7 @@ use axum::Json;
 use super::wire::ReceiptList;
 
 /// The latest refused writes, newest first.
-#[utoipa::path(get, path = "/v1/receipts", tag = "receipts", responses((status = 200, body = ReceiptList)))]
+#[utoipa::path(get, operation_id = "listReceipts", path = "/v1/receipts", tag = "receipts", responses((status = 200, body = ReceiptList)))]
 pub async fn list() -> Json<ReceiptList> {
     Json(ReceiptList { receipts: vec![] })
 }

@@ -14,7 +14,7 @@ use crate::fence::{Denial, verdict::Presented};
 ///
 /// # Errors
 /// `FENCE_TOKEN_MALFORMED`, `REQUEST_INVALID`. Every other verdict is an answer, not an error.
-#[utoipa::path(post, path = "/v1/tokens/check", tag = "tokens", request_body = CheckRequest, responses(
+#[utoipa::path(post, operation_id = "checkToken", path = "/v1/tokens/check", tag = "tokens", request_body = CheckRequest, responses(
     (status = 200, body = CheckBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn check(State(gate): State<Shared>, Body(request): Body<CheckRequest>) -> Result<Json<CheckBody>, Problem> {

@@ -1,6 +1,6 @@
 //! Lease events as server-sent events, resumable by their id.
 
-use std::{collections::VecDeque, convert::Infallible, time::Duration};
+use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
     extract::State,
@@ -11,7 +11,7 @@ use axum::{
     },
 };
 use futures_util::{Stream, stream};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::{
     Shared,
@@ -20,7 +20,7 @@ use super::{
     wire::{EventBody, WatchQuery},
 };
 use crate::{
-    fence::Hlc,
+    fence::{Code, Hlc},
     table::news::{After, Item},
 };
 
@@ -32,7 +32,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 ///
 /// # Errors
 /// `REQUEST_INVALID` where the id to resume from is none.
-#[utoipa::path(get, path = "/v1/watch", tag = "leases", params(WatchQuery), responses(
+#[utoipa::path(get, operation_id = "watchLeases", path = "/v1/watch", tag = "leases", params(WatchQuery, ("Last-Event-ID" = Option<String>, Header, description = "resume behind this event")), responses(
     (status = 200, body = EventBody, content_type = "text/event-stream"),
     (status = "4XX", body = Problem, content_type = "application/problem+json")))]
 pub async fn watch(
@@ -42,10 +42,18 @@ pub async fn watch(
 ) -> Result<impl IntoResponse, Problem> {
     let header = headers.get("last-event-id").map(|value| value.to_str().unwrap_or("?").to_owned());
     let newer = gate.news.subscribe();
-    let after = match header.or(query.after) {
-        Some(id) => id.parse::<Hlc>().map_err(|fault| Problem::invalid("Last-Event-ID", fault))?,
-        None => *newer.borrow(),
+    let resume = |field: &str, id: &str| id.parse::<Hlc>().map_err(|fault| Problem::invalid(field, fault));
+    let after = match (header, query.after) {
+        (Some(id), _) => resume("Last-Event-ID", &id)?,
+        (None, Some(id)) => resume("after", &id)?,
+        (None, None) => *newer.borrow(),
     };
+    let place = Arc::clone(&gate.watchers).try_acquire_owned().map_err(|_| {
+        Problem::new(
+            Code::GateOverloaded,
+            "too many watch already; the limit follows from how many files the gate may open",
+        )
+    })?;
     // The first line carries an id and no event, so that even a watcher that saw nothing can resume.
     let hello = Event::default().id(after.to_string()).comment("watching");
     gate.metrics.api.watcher(1.0);
@@ -56,6 +64,7 @@ pub async fn watch(
         gate,
         newer,
         after,
+        _place: place,
     };
     Ok(Sse::new(events(watching)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
@@ -67,6 +76,7 @@ struct Watching {
     stopping: watch::Receiver<bool>,
     after: Hlc,
     ready: VecDeque<Event>,
+    _place: OwnedSemaphorePermit,
 }
 
 impl Drop for Watching {
@@ -98,11 +108,14 @@ impl Watching {
                 self.ready.push_back(Event::default().event("reset").id(newest.to_string()).data("{}"));
             }
             After::Items(items) => {
-                for item in items {
-                    self.after = item.0;
-                    if item.1.row.object.as_str().starts_with(&self.prefix) {
-                        self.ready.push_back(event(&item));
-                    }
+                let wanted = |item: &&Item| item.1.row.object.as_str().starts_with(&self.prefix);
+                self.ready.extend(items.iter().filter(wanted).map(event));
+                let Some(last) = items.last() else { return };
+                self.after = last.0;
+                if self.ready.is_empty() {
+                    // None of these was asked for. The id alone moves on, so that a watcher of a quiet
+                    // prefix can still resume after others have filled the ring.
+                    self.ready.push_back(Event::default().id(last.0.to_string()).comment(""));
                 }
             }
         }

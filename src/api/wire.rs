@@ -105,6 +105,7 @@ pub struct BackupBody {
 
 /// `GET /v1/leases`
 #[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
 pub struct ListQuery {
     /// Objects whose id begins so.
@@ -119,6 +120,7 @@ pub struct ListQuery {
 
 /// `GET /v1/watch`
 #[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
 pub struct WatchQuery {
     /// Objects whose id begins so.
@@ -151,8 +153,6 @@ pub struct LeaseBody {
     pub state: LeaseState,
     /// What is left of it by the gate's own clock.
     pub expires_in_ms: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub request_id: Option<String>,
     /// It was granted by force while an older write's outcome was unknown.
     pub tainted: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -171,6 +171,10 @@ pub struct GrantBody {
     pub lease: LeaseBody,
     /// Send it with every write, in the header Fence-Token. Keep it to yourself.
     pub fence_token: String,
+    /// The call's own name, if it had one. Only its holder is shown it: with it, the same lease can
+    /// be asked for again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
     pub drain: DrainBody,
 }
 
@@ -299,7 +303,6 @@ impl LeaseBody {
             ttl_ms: row.ttl.0,
             state: LeaseState::from(view.standing),
             expires_in_ms: view.remaining_ms,
-            request_id: row.request.as_ref().map(ToString::to_string),
             tainted: row.tainted,
             ended_at: ended.map(|ended| time(ended.at)),
             released_at: ended.filter(|ended| ended.how == How::Released).map(|ended| time(ended.at)),
@@ -336,7 +339,12 @@ impl GrantBody {
             standing: Standing::Held,
             remaining_ms: lease.remaining_ms(now),
         };
-        Self { lease: LeaseBody::new(&view), fence_token: lease.token(object).expose(), drain: (*drain).into() }
+        Self {
+            lease: LeaseBody::new(&view),
+            fence_token: lease.token(object).expose(),
+            request_id: lease.request.as_ref().map(ToString::to_string),
+            drain: (*drain).into(),
+        }
     }
 }
 

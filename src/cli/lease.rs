@@ -254,15 +254,16 @@ fn watch(prefix: &str, common: &Common) -> Done {
         let (status, mut body) =
             client.open(Method::GET, &path, &[], None).await.map_err(|fault| Failed::Said(fault.to_string()))?;
         if !status.is_success() {
-            return Err(Failed::Said(format!("the gate answered {status}")));
+            let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+            return Err(Failed::Said(explain(&Answer { status, body })));
         }
-        let mut text = String::new();
+        let mut bytes: Vec<u8> = vec![];
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Failed::Said(format!("the stream broke: {error}")))?;
-            text.push_str(&String::from_utf8_lossy(frame.data_ref().map_or(&[][..], |data| data)));
-            while let Some(end) = text.find("\n\n") {
-                show_event(&text[..end], common.json);
-                text.drain(..end + 2);
+            bytes.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+            while let Some(end) = bytes.windows(2).position(|pair| pair == b"\n\n") {
+                show_event(&String::from_utf8_lossy(&bytes[..end]), common.json);
+                bytes.drain(..end + 2);
             }
         }
         Err(Failed::Said("the gate ended the stream; it is stopping".to_owned()))
@@ -274,6 +275,10 @@ fn show_event(event: &str, json: bool) {
     let (Some(kind), Some(data)) = (field("event:"), field("data:")) else { return };
     if json {
         output::line(&format!("{{\"event\":{},\"data\":{data}}}", serde_json::Value::from(kind)));
+        return;
+    }
+    if kind == "reset" {
+        output::line("reset     some events were missed; list the leases to see where they stand");
         return;
     }
     let data: serde_json::Value = serde_json::from_str(data).unwrap_or_default();

@@ -96,7 +96,7 @@ pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let fault = config::test_fault();
     if let Err(what) = crate::failpoints::check(fault.as_deref()) {
-        eprintln!("fencegate: {what}");
+        output::complain(&what);
         return ExitCode::from(2);
     }
     let done = match cli.command {
@@ -115,12 +115,12 @@ pub fn run() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failed::Config(faults)) => {
-            eprintln!("fencegate: {} to mend:", output::count(faults.0.len(), "thing"));
-            faults.0.iter().for_each(|fault| eprintln!("  {}: {}", fault.key, fault.what));
+            let lines: Vec<_> = faults.0.iter().map(|fault| format!("  {}: {}", fault.key, fault.what)).collect();
+            output::complain(&format!("{} to mend:\n{}", output::count(lines.len(), "thing"), lines.join("\n")));
             ExitCode::from(2)
         }
         Err(Failed::Said(what)) => {
-            eprintln!("fencegate: {what}");
+            output::complain(&what);
             ExitCode::FAILURE
         }
         Err(Failed::Quietly) => ExitCode::FAILURE,
@@ -147,7 +147,11 @@ fn log(settings: &Settings, format: Option<LogFormat>) {
         LogFormat::Text => false,
         LogFormat::Json => true,
     };
-    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(on_terminal);
+    let log = tracing_subscriber::fmt()
+        .log_internal_errors(false)
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_ansi(on_terminal);
     // A second gate in one process keeps the first one's log.
     let _ = if json { log.json().flatten_event(true).try_init() } else { log.try_init() };
 }

@@ -10,10 +10,25 @@ pub(super) fn count(n: usize, what: &str) -> String {
 /// Prints a line on standard output; a reader that has gone away (as `head` does) ends the program
 /// quietly.
 pub(super) fn line(text: &str) {
+    bytes(format!("{text}\n").as_bytes());
+}
+
+/// Prints bytes on standard output.
+pub(super) fn bytes(text: &[u8]) {
     let mut out = io::stdout().lock();
-    if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
-        std::process::exit(0);
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => {
+            complain(&format!("standard output: {error}"));
+            std::process::exit(1);
+        }
     }
+}
+
+/// Says what is wrong on standard error, if anyone is there to hear it.
+pub(super) fn complain(what: &str) {
+    let _ = writeln!(io::stderr(), "fencegate: {what}");
 }
 
 /// Rows under their headings, in columns.
@@ -40,7 +55,7 @@ impl Progress {
 
     pub(super) fn at(&self, n: u64) {
         if self.shown {
-            eprint!("\r{} {n}", self.what);
+            let _ = write!(io::stderr(), "\r{} {n}", self.what);
         }
     }
 }
@@ -48,7 +63,7 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         if self.shown {
-            eprintln!();
+            let _ = writeln!(io::stderr());
         }
     }
 }

@@ -4,11 +4,11 @@ use std::{io::Write, time::Duration};
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{ConfigArgs, Done, Failed, load, log, runtime};
+use super::{ConfigArgs, Done, Failed, log, runtime};
 use crate::{
     app,
     clock::Clock,
-    config::{LogFormat, Settings},
+    config::{self, Fault, LogFormat, Settings},
 };
 
 #[derive(Debug, clap::Args)]
@@ -21,22 +21,41 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Done {
-    let settings = load(&args.config)?;
+    let (settings, faults) = config::examine(&args.config.config).map_err(Failed::Config)?;
     log(&settings, args.log_format);
-    runtime()?.block_on(serve(&settings))
+    let runtime = runtime()?;
+    let done = runtime.block_on(serve(&settings, faults));
+    // Past the deadline nothing is waited for.
+    runtime.shutdown_background();
+    done
 }
 
-async fn serve(settings: &Settings) -> Done {
+async fn serve(settings: &Settings, faults: Vec<Fault>) -> Done {
     let hear = |kind| signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")));
     let (mut terminate, mut interrupt) = (hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?);
-    let running = app::start(settings, Clock::machine()).await.map_err(Failed::Config)?;
+    let mut hangup = hear(SignalKind::hangup())?;
+    let ports = app::prepare(settings, faults).map_err(Failed::Config)?;
+    let running = app::start(settings, Clock::machine(), ports).await.map_err(Failed::Config)?;
     // Nobody may be listening to this line; the gate serves all the same.
     let _ = writeln!(std::io::stdout(), "ready api={} ops={}", running.api, running.ops);
-    tokio::select! {
-        _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),
-        _ = interrupt.recv() => tracing::info!("stopping: SIGINT"),
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),
+            _ = interrupt.recv() => tracing::info!("stopping: SIGINT"),
+            _ = hangup.recv() => {
+                tracing::warn!("SIGHUP: settings are read at the start only; restart to change them");
+                continue;
+            }
+        }
+        break;
     }
-    match running.stop(Duration::from_millis(settings.shutdown.deadline_ms)).await {
+    let stop = running.stop(Duration::from_millis(settings.shutdown.deadline_ms));
+    let stopped = tokio::select! {
+        stopped = stop => stopped,
+        _ = terminate.recv() => Err("a second signal"),
+        _ = interrupt.recv() => Err("a second signal"),
+    };
+    match stopped {
         Ok(()) => tracing::info!("stopped in good order"),
         Err(why) => tracing::warn!(why, "stopped, but the next start counts as unclean"),
     }

@@ -11,12 +11,7 @@ use crate::{
     client::Client,
     clock::Clock,
     config::{Fault, Faults},
-    table::{
-        Table, backup,
-        open::{self, table_folder},
-        rocks::RocksTable,
-        verify,
-    },
+    table::{Table, backup, data_folder::table_folder, open, rocks::RocksTable, verify},
 };
 
 #[derive(Debug, Subcommand)]
@@ -88,7 +83,7 @@ pub(super) fn run(command: Command) -> Done {
         },
         Command::Restore { config, from, replace } => {
             let data = load(&config)?.table.path;
-            let restored = backup::restore(&from, &data, replace, Clock::machine().now().wall).map_err(at_table)?;
+            let restored = backup::restore(&from, &data, replace, Clock::machine().now()).map_err(at_table)?;
             output::line(&format!("restored as incarnation {}: every lease is void", restored.incarnation));
             if let Some(aside) = restored.set_aside {
                 output::line(&format!("the table that was there is in {}", aside.display()));
@@ -104,8 +99,19 @@ fn look(config: &ConfigArgs) -> Result<RocksTable, Failed> {
     if !RocksTable::exists(&folder) {
         return Err(at_table(open::OpenFault::Missing { folder: path.display().to_string() }));
     }
-    RocksTable::open_read_only(&folder).map_err(at_table)
+    // A gate that is writing may be caught in the middle of a record, or change its log just then.
+    // What is really damaged stays so.
+    let mut attempt = RocksTable::open_read_only(&folder);
+    for _ in 0..ATTEMPTS {
+        if attempt.is_err() {
+            attempt = RocksTable::open_read_only(&folder);
+        }
+    }
+    attempt.map_err(at_table)
 }
+
+/// How often a table that a gate is writing is opened before it is called damaged.
+const ATTEMPTS: usize = 20;
 
 fn stats(config: &ConfigArgs, json: bool) -> Done {
     let table = look(config)?;
@@ -156,8 +162,11 @@ fn backup_stopped(to: &std::path::Path, config: &ConfigArgs) -> Done {
     if !RocksTable::exists(&folder) {
         return Err(at_table(open::OpenFault::Missing { folder: path.display().to_string() }));
     }
-    let (table, _) = RocksTable::open(&folder)
-        .map_err(|fault| at_table(format!("{fault}. If its gate is running, say --api instead of --config")))?;
+    let _lock = open::lock(&path).map_err(|fault| {
+        at_table(format!("{fault}, or say --api instead of --config to copy a running gate's table"))
+    })?;
+    // A lost tail is noted in the table's folder, and the next start makes up for it.
+    let (table, _) = RocksTable::open(&folder).map_err(at_table)?;
     backup::create(&table as &dyn Table, to).map_err(|fault| fault.to_string())?;
     output::line(&format!("backed up to {}", to.display()));
     Ok(())

@@ -15,7 +15,7 @@ pub struct Lease {
     pub expires_at: WallMs,
     /// What decides. On the boot clock, so no step of the wall clock moves it.
     pub deadline: BootMs,
-    /// The lifetime asked for last.
+    /// The lifetime that the deadline was set by.
     pub ttl: Ttl,
     pub request: Option<RequestId>,
     /// It was renewed or written with, so the answer that granted it did arrive.
@@ -45,11 +45,12 @@ impl Lease {
         FenceToken { seq: self.seq, object: object.clone(), secret: self.secret }
     }
 
-    /// Runs until at least `ttl` from now. Never shorter than before.
+    /// Runs until at least `ttl` from now. Never shorter than before, also after a restart: `ttl`
+    /// stays what the deadline was last set by.
     pub fn extend(&mut self, ttl: Ttl, now: Now) {
         let deadline = now.boot.after(ttl);
-        self.ttl = ttl;
         if deadline > self.deadline {
+            self.ttl = ttl;
             self.deadline = deadline;
             self.expires_at = now.wall.after(ttl);
         }

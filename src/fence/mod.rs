@@ -10,7 +10,7 @@
 //! - [`time`]: instants, lifetimes and the hybrid logical clock.
 //! - [`token`]: the `fg1.` fence token and the key that makes its secret.
 //! - [`lease`], [`record`]: an object's row and the lease in it.
-//! - [`verdict`]: [`judge`](verdict::judge), the only maker of a [`Permit`](verdict::Permit).
+//! - [`verdict`]: [`judge`], the only maker of a [`Permit`].
 //! - [`step`]: lease changes, as `record.step(event, now) -> (Outcome, Vec<Effect>)`.
 //! - [`code`]: every answer code with its status and what it means for the caller.
 

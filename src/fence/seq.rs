@@ -88,6 +88,15 @@ impl Incarnation {
         self.0
     }
 
+    /// The last one whose floor leaves room for numbers below [`MAX_GATE_SEQ`].
+    pub const LAST: Self = Self((1 << (53 - 32)) - 1);
+
+    /// The one after this, or `None` where there is no room for it.
+    #[must_use]
+    pub fn next(self) -> Option<Self> {
+        (self < Self::LAST).then(|| Self(self.0 + 1))
+    }
+
     /// The floor of an object that has no record.
     #[must_use]
     pub const fn default_floor(self) -> Fence {
@@ -117,6 +126,14 @@ mod tests {
         assert_eq!(Fence::new(MAX_GATE_SEQ - 1).next(), LeaseSeq::new(MAX_GATE_SEQ));
         assert_eq!(Fence::new(MAX_GATE_SEQ).next(), None);
         assert_eq!(Fence::new(u64::MAX).next(), None);
+    }
+
+    #[test]
+    fn there_is_room_for_numbers_in_every_incarnation() {
+        assert_eq!(Incarnation::LAST.default_floor().raised(1).get(), MAX_GATE_SEQ + 1);
+        assert!(Incarnation::LAST.default_floor().next().is_some());
+        assert_eq!(Incarnation::LAST.next(), None);
+        assert_eq!(Incarnation::new(6).next(), Some(Incarnation::new(7)));
     }
 
     #[test]

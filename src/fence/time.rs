@@ -61,6 +61,15 @@ impl Now {
     }
 }
 
+impl Now {
+    /// The stamp that this reading gives a mark. A clock that was never set gives none to speak of:
+    /// a mark, once ahead, is ahead for ever.
+    #[must_use]
+    pub fn mark(&self) -> Hlc {
+        Hlc { ms: if self.is_plausible() { self.wall.0 } else { 0 }, logical: 0 }
+    }
+}
+
 /// How the wall times of an earlier run are read in this one: by the two clocks as they stood when
 /// this run began, so that a step of the wall clock since then changes nothing.
 #[derive(Clone, Copy, Debug)]
@@ -96,11 +105,12 @@ pub struct Hlc {
 }
 
 impl Hlc {
-    /// The next stamp: later than this one, and not before `wall`.
+    /// The next stamp: later than this one, and not before what the clock reads.
     #[must_use]
-    pub fn tick(self, wall: WallMs) -> Self {
-        if wall.0 > self.ms {
-            return Self { ms: wall.0, logical: 0 };
+    pub fn tick(self, now: Now) -> Self {
+        let mark = now.mark();
+        if mark.ms > self.ms {
+            return mark;
         }
         match self.logical.checked_add(1) {
             Some(logical) => Self { ms: self.ms, logical },
@@ -139,13 +149,18 @@ mod tests {
 
     #[test]
     fn stamps_only_ever_grow_whatever_the_wall_clock_does() {
+        let at = |wall| Now { wall: WallMs(wall), ..START };
         let mut last = Hlc::default();
-        for wall in [10, 10, 9, 11, 0, 11, 500] {
-            let next = last.tick(WallMs(wall));
+        for ms in [10, 10, 9, 11, 0, 11, 500] {
+            let next = last.tick(at(START.wall.0 + ms));
             assert!(next > last, "{next} after {last}");
             last = next;
         }
-        assert_eq!(Hlc { ms: 5, logical: u32::MAX }.tick(WallMs(0)), Hlc { ms: 6, logical: 0 });
+        assert_eq!(last.ms, START.wall.0 + 500);
+        // Neither a clock that was never set nor one far in the future leaves its mark.
+        assert_eq!(last.tick(at(0)).ms, last.ms);
+        assert_eq!(last.tick(at(u64::MAX)).ms, last.ms);
+        assert_eq!(Hlc { ms: 5, logical: u32::MAX }.tick(at(0)), Hlc { ms: 6, logical: 0 });
     }
 
     #[test]

@@ -15,11 +15,12 @@ use thiserror::Error;
 use super::{
     Table, TableFault,
     codec::Meta,
-    key_file::{self, KeyFault, sync_parent},
-    open::{key_path, read_meta, table_folder, write_meta},
+    data_folder::{DataLock, clear, key_path, sync_parent, table_folder},
+    key_file::{self, KeyFault},
+    open::{read_mark, read_meta, write_meta},
     rocks::RocksTable,
 };
-use crate::fence::{Incarnation, WallMs};
+use crate::fence::{Incarnation, Now};
 
 /// Why a backup or restore did not happen.
 #[derive(Debug, Error)]
@@ -30,8 +31,16 @@ pub enum BackupFault {
     NoBackup(PathBuf),
     #[error("there is a fence table in {} already; stop its gate and say --replace to set it aside", .0.display())]
     TableExists(PathBuf),
+    #[error("the fence table in {} is in use by another process; stop its gate first", .0.display())]
+    InUse(PathBuf),
     #[error("the table has used up its incarnations")]
     Exhausted,
+    #[error(
+        "this machine's clock has not been set; set it first, so that the restored table's numbers lie above all others"
+    )]
+    Clock,
+    #[error("{} cannot be written: {error}. A restore writes down there what it restored as, so that the next one of the same backup lies above it; copy the backup to a folder that can be written, and restore from there", .path.display())]
+    ReadOnly { path: PathBuf, error: io::Error },
     #[error(transparent)]
     Table(#[from] TableFault),
     #[error(transparent)]
@@ -62,79 +71,130 @@ pub struct Restored {
 
 /// Puts a backup where the gate's table belongs, as a new incarnation under a new key.
 ///
-/// The new incarnation must be one that no gate has ever used on these objects. It is above the
-/// backup's and above that of a table that is being replaced; and since the same backup may be
-/// restored twice onto empty disks, it is also at least the number of hours since 2026.
+/// The new incarnation must be one that no gate has ever used on these objects, and be above all that
+/// were. It is above the backup's, above what this backup was restored as before (written down in its
+/// own folder), above those of the table that is there and of those set aside; and since copies of
+/// a backup may be restored onto empty disks, it is also at least the number of hours since 2026.
 ///
 /// # Errors
-/// Where the backup cannot be read, or a table is there and `replace` is not set. What was there
-/// before is still there then.
-pub fn restore(backup: &Path, data: &Path, replace: bool, now: WallMs) -> Result<Restored, BackupFault> {
-    let io_fault = |path: &Path| {
-        let path = path.to_owned();
-        move |error| BackupFault::Io { path, error }
-    };
+/// Where the backup cannot be read or written, or a table is there and `replace` is not set. What was
+/// there before is still there then.
+pub fn restore(backup: &Path, data: &Path, replace: bool, now: Now) -> Result<Restored, BackupFault> {
     if !RocksTable::exists(backup) {
         return Err(BackupFault::NoBackup(backup.to_owned()));
     }
-    let (target, key) = (table_folder(data), key_path(data));
-    let is_there = RocksTable::exists(&target);
+    if !now.is_plausible() {
+        return Err(BackupFault::Clock);
+    }
+    let target = table_folder(data);
+    let is_there = target.exists();
     if is_there && !replace {
         return Err(BackupFault::TableExists(data.to_owned()));
     }
-    let present = if is_there { read_meta(&RocksTable::open(&target)?.0)? } else { None };
-    fs::create_dir_all(data).map_err(io_fault(data))?;
-    let (staged, staged_key) = (data.join("table.restoring"), data.join("key.restoring"));
-    clear(&staged).map_err(io_fault(&staged))?;
-    clear(&staged_key).map_err(io_fault(&staged_key))?;
-    copy(backup, &staged).map_err(io_fault(&staged))?;
-    let new_key = key_file::create(&staged_key)?;
-    let incarnation = stage(&staged, present.as_ref(), new_key.fingerprint(), now)?;
+    let lock = DataLock::take(data).map_err(at(data))?;
+    let _lock = lock.ok_or_else(|| BackupFault::InUse(data.to_owned()))?;
+    let staged = Staged::new(data);
+    staged.fill(backup)?;
+    let incarnation = staged.begin_incarnation(used_before(backup, data)?, now)?;
+    // A second restore must know of this one, whatever becomes of it.
+    write_synced(&backup.join(RESTORED_AS), &incarnation.to_string())?;
     // Until here nothing that was there has changed. A crash from here on leaves a table without its
     // key or no table at all, which no gate starts on; restoring again mends it.
     let set_aside = if is_there { Some(put_aside(data, &target)?) } else { None };
-    fs::rename(&staged_key, &key).map_err(io_fault(&key))?;
-    fs::rename(&staged, &target).map_err(io_fault(&target))?;
-    sync_parent(&target).map_err(io_fault(&target))?;
+    fs::rename(&staged.key, key_path(data)).map_err(at(data))?;
+    fs::rename(&staged.table, &target).map_err(at(data))?;
+    sync_parent(&target).map_err(at(data))?;
     Ok(Restored { incarnation, set_aside })
 }
 
-/// Makes the copy a table of its own.
-fn stage(
-    staged: &Path,
-    present: Option<&Meta>,
-    key_fingerprint: [u8; 16],
-    now: WallMs,
-) -> Result<Incarnation, BackupFault> {
-    let (table, _) = RocksTable::open(staged)?;
-    let meta = read_meta(&table)?.ok_or_else(|| BackupFault::NoBackup(staged.to_owned()))?;
-    let used = meta.incarnation.max(present.map(|meta| meta.incarnation).unwrap_or_default());
-    let next = used.get().checked_add(1).ok_or(BackupFault::Exhausted)?;
-    let incarnation = Incarnation::new(next.max(hours_since_2026(now)));
-    let run = meta.run.max(present.map_or(0, |meta| meta.run));
-    write_meta(&table, &Meta { incarnation, run, clean: false, key_fingerprint })?;
-    table.flush()?;
-    Ok(incarnation)
+/// The number that this backup was last restored as, in its folder.
+const RESTORED_AS: &str = "RESTORED_AS";
+
+fn at(path: &Path) -> impl Fn(io::Error) -> BackupFault {
+    let path = path.to_owned();
+    move |error| BackupFault::Io { path: path.clone(), error }
 }
 
-fn hours_since_2026(now: WallMs) -> u32 {
-    const START_MS: u64 = 1_767_225_600_000;
-    u32::try_from(now.0.saturating_sub(START_MS) / 3_600_000).unwrap_or(u32::MAX)
+fn write_synced(path: &Path, text: &str) -> Result<(), BackupFault> {
+    let written =
+        fs::write(path, text).and_then(|()| fs::File::open(path)?.sync_all()).and_then(|()| sync_parent(path));
+    written.map_err(|error| BackupFault::ReadOnly { path: path.to_owned(), error })
 }
 
-fn clear(path: &Path) -> io::Result<()> {
-    match fs::metadata(path) {
-        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
+/// The highest incarnation and run that this folder and this backup show signs of.
+fn used_before(backup: &Path, data: &Path) -> Result<(Incarnation, u64), BackupFault> {
+    let restored_as = match fs::read_to_string(backup.join(RESTORED_AS)) {
+        Ok(text) => Incarnation::new(text.trim().parse().map_err(|_| BackupFault::NoBackup(backup.join(RESTORED_AS)))?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Incarnation::default(),
+        Err(error) => return Err(at(backup)(error)),
+    };
+    let mut used = (restored_as, 0);
+    for entry in fs::read_dir(data).map_err(at(data))? {
+        let entry = entry.map_err(at(data))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name != "table" && !name.starts_with(REPLACED) {
+            continue;
+        }
+        match RocksTable::open_to_salvage(&entry.path()).and_then(|table| read_meta(&table)) {
+            Ok(meta) => {
+                let meta = meta.map_or((Incarnation::default(), 0), |meta| (meta.incarnation, meta.run));
+                used = (used.0.max(meta.0), used.1.max(meta.1));
+            }
+            Err(fault) => {
+                tracing::warn!(%fault, name, "a table that was here cannot be read at all; going on without it");
+            }
+        }
     }
+    Ok(used)
+}
+
+/// A table and its key in the making, beside those that are there.
+struct Staged {
+    table: PathBuf,
+    key: PathBuf,
+}
+
+impl Staged {
+    fn new(data: &Path) -> Self {
+        Self { table: data.join("table.restoring"), key: data.join("key.restoring") }
+    }
+
+    fn fill(&self, backup: &Path) -> Result<(), BackupFault> {
+        clear(&self.table).map_err(at(&self.table))?;
+        clear(&self.key).map_err(at(&self.key))?;
+        copy(backup, &self.table).map_err(at(&self.table))
+    }
+
+    /// Makes the copy a table of its own.
+    fn begin_incarnation(&self, used: (Incarnation, u64), now: Now) -> Result<Incarnation, BackupFault> {
+        let (table, _) = RocksTable::open(&self.table)?;
+        let meta = read_meta(&table)?.ok_or_else(|| BackupFault::NoBackup(self.table.clone()))?;
+        let next = meta.incarnation.max(used.0).next().ok_or(BackupFault::Exhausted)?;
+        let incarnation = next.max(hours_since_2026(now));
+        let key = key_file::create(&self.key)?;
+        let run = meta.run.max(used.1);
+        let meta = Meta { incarnation, run, clean: false, key_fingerprint: key.fingerprint() };
+        write_meta(&table, &meta, read_mark(&table)?)?;
+        table.flush()?;
+        drop(table);
+        RocksTable::tail_is_made_up_for(&self.table).map_err(at(&self.table))?;
+        Ok(incarnation)
+    }
+}
+
+fn hours_since_2026(now: Now) -> Incarnation {
+    const START_MS: u64 = 1_767_225_600_000;
+    let hours = u32::try_from(now.wall.0.saturating_sub(START_MS) / 3_600_000).unwrap_or(u32::MAX);
+    Incarnation::new(hours).min(Incarnation::LAST)
 }
 
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
+        if entry.file_name() == RESTORED_AS {
+            continue;
+        }
         let copied = to.join(entry.file_name());
         fs::copy(entry.path(), &copied)?;
         fs::File::open(&copied)?.sync_all()?;
@@ -142,13 +202,12 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     fs::File::open(to)?.sync_all()
 }
 
+const REPLACED: &str = "table.replaced-";
+
 fn put_aside(data: &Path, target: &Path) -> Result<PathBuf, BackupFault> {
-    for n in 1.. {
-        let aside = data.join(format!("table.replaced-{n}"));
-        if !aside.exists() {
-            fs::rename(target, &aside).map_err(|error| BackupFault::Io { path: aside.clone(), error })?;
-            return Ok(aside);
-        }
-    }
-    unreachable!("the numbers do not end")
+    let is_free = |aside: &PathBuf| !aside.exists();
+    let aside = (1..=u16::MAX).map(|n| data.join(format!("{REPLACED}{n}"))).find(is_free);
+    let aside = aside.ok_or(BackupFault::Exhausted)?;
+    fs::rename(target, &aside).map_err(at(&aside))?;
+    Ok(aside)
 }

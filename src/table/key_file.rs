@@ -4,7 +4,7 @@
 //! key that is missing, short, readable by everybody or another table's is noticed at start.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, OpenOptions},
     io::{self, Write},
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::Path,
@@ -12,6 +12,7 @@ use std::{
 
 use thiserror::Error;
 
+use super::data_folder::sync_parent;
 use crate::fence::TableKey;
 
 /// Why there is no usable key.
@@ -64,17 +65,6 @@ pub fn read(path: &Path) -> Result<TableKey, KeyFault> {
     let bytes = <[u8; TableKey::BYTES]>::try_from(bytes)
         .map_err(|bytes| KeyFault::Length { path: name(), len: bytes.len() })?;
     Ok(TableKey::from_bytes(bytes))
-}
-
-/// Makes a file's name durable, not just its bytes.
-///
-/// # Errors
-/// Where the folder cannot be opened or synced.
-pub fn sync_parent(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => File::open(folder)?.sync_all(),
-        Some(_) | None => File::open(".")?.sync_all(),
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 //! - [`codec`]: the schema, every key and value.
 //! - [`Table`]: what is asked of a durable table; [`rocks`] is RocksDB (its only import site),
 //!   [`memory`] a table in memory that can be made to fail, for tests and the simulation.
-//! - [`key_file`], [`open`]: the key beside the table, and how a run of the gate begins on it.
+//! - [`data_folder`], [`key_file`], [`open`]: the folder and its lock, the key beside the table, and
+//!   how a run of the gate begins on it.
 //! - [`stripes`]: the records in memory, which writes are judged against.
 //! - [`records`]: reading, through memory to the table. Writing is the ledger's alone.
 //! - [`ledger`]: the single writer: decide, seal, persist, publish, drain, answer.
@@ -14,6 +15,7 @@
 
 pub mod backup;
 pub mod codec;
+pub mod data_folder;
 pub mod key_file;
 pub mod ledger;
 pub mod memory;
@@ -23,6 +25,7 @@ pub mod records;
 pub mod rocks;
 pub mod stripes;
 pub mod verify;
+mod wal;
 
 use std::path::Path;
 

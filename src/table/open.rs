@@ -1,6 +1,6 @@
 //! How a run of the gate begins on a table, and how a table comes to be.
 //!
-//! A data folder holds `key` and `table/`. Beginning reads two rows, whatever the table's size:
+//! Beginning reads two rows, whatever the table's size:
 //! `meta` and the mark. It checks the key, counts the run, clears the clean flag and syncs that
 //! before anyone is served.
 
@@ -11,6 +11,7 @@ use thiserror::Error;
 use super::{
     Batch, Table, TableFault,
     codec::{Context, Key, Meta, decode_mark, encode_mark},
+    data_folder::{DataLock, clear, key_path, sync_parent, table_folder},
     key_file::{self, KeyFault},
     rocks::{Recovered, RocksTable},
 };
@@ -40,6 +41,8 @@ pub enum OpenFault {
     ForeignKey { folder: String },
     #[error("the table in {folder} has no meta row, so it is not a fence table, or it is damaged; restore a backup")]
     NoMeta { folder: String },
+    #[error("the table in {folder} has used up its incarnations: its log was lost, or it was restored, too often")]
+    Exhausted { folder: String },
     #[error(transparent)]
     Key(#[from] KeyFault),
     #[error("{folder}: {fault}")]
@@ -59,18 +62,8 @@ pub struct Begun {
     pub was_clean: bool,
     /// Why a new incarnation had to begin, if it had to.
     pub tail_lost: Option<String>,
-}
-
-/// The folder of the table proper.
-#[must_use]
-pub fn table_folder(data: &Path) -> std::path::PathBuf {
-    data.join("table")
-}
-
-/// The key's file.
-#[must_use]
-pub fn key_path(data: &Path) -> std::path::PathBuf {
-    data.join("key")
+    /// Keeps other processes off the data folder while it is held.
+    pub lock: Option<DataLock>,
 }
 
 /// Makes a new table and its key: an operator's word that there was none before.
@@ -78,58 +71,79 @@ pub fn key_path(data: &Path) -> std::path::PathBuf {
 /// # Errors
 /// Where there is one, or the folder cannot be written.
 pub fn init(data: &Path) -> Result<(), OpenFault> {
+    let _lock = lock(data)?;
     create(data, true)
 }
 
 fn create(data: &Path, clean: bool) -> Result<(), OpenFault> {
     let folder = || data.display().to_string();
     let failed = |fault| OpenFault::Table { folder: data.display().to_string(), fault };
+    let io_failed = |error| OpenFault::Io { folder: data.display().to_string(), error };
     if RocksTable::exists(&table_folder(data)) {
         return Err(OpenFault::Exists { folder: folder() });
     }
     if key_path(data).exists() {
         return Err(OpenFault::Orphan { folder: folder() });
     }
-    fs::create_dir_all(data)
-        .and_then(|()| key_file::sync_parent(data))
-        .map_err(|error| OpenFault::Io { folder: folder(), error })?;
+    // The key first, durably; then the table, made aside and put into place whole.
     let key = key_file::create(&key_path(data))?;
-    let table = RocksTable::create(&table_folder(data)).map_err(failed)?;
+    let aside = data.join("table.new");
+    clear(&aside).map_err(io_failed)?;
+    let table = RocksTable::create(&aside).map_err(failed)?;
     let meta = Meta { incarnation: Incarnation::default(), run: 0, clean, key_fingerprint: key.fingerprint() };
-    write_meta(&table, &meta).map_err(failed)?;
-    table.flush().map_err(failed)
+    write_meta(&table, &meta, Hlc::default()).map_err(failed)?;
+    table.flush().map_err(failed)?;
+    drop(table);
+    fs::rename(&aside, table_folder(data)).and_then(|()| sync_parent(&table_folder(data))).map_err(io_failed)
+}
+
+/// Takes the folder for this process.
+///
+/// # Errors
+/// Where another has it, or it cannot be written.
+pub fn lock(data: &Path) -> Result<DataLock, OpenFault> {
+    let folder = || data.display().to_string();
+    let lock = DataLock::take(data).map_err(|error| OpenFault::Io { folder: folder(), error })?;
+    lock.ok_or_else(|| OpenFault::InUse { folder: folder() })
+}
+
+/// Looks whether a run could begin, as far as that shows without opening the table. `false`: there
+/// is none yet, and one may be made.
+///
+/// # Errors
+/// With what is missing and what to do.
+pub fn look(data: &Path, may_create: bool) -> Result<bool, OpenFault> {
+    let folder = || data.display().to_string();
+    if RocksTable::exists(&table_folder(data)) {
+        return Ok(key_file::read(&key_path(data)).map(|_| true)?);
+    }
+    if key_path(data).exists() {
+        return Err(OpenFault::Orphan { folder: folder() });
+    }
+    if may_create { Ok(false) } else { Err(OpenFault::Missing { folder: folder() }) }
 }
 
 /// Opens the table in a data folder and begins a run.
 ///
 /// # Errors
-/// With what is wrong and what to do. Nothing is changed then.
+/// With what is wrong and what to do.
 pub fn begin(data: &Path, may_create: bool, clock: &Clock) -> Result<Begun, OpenFault> {
     let folder = || data.display().to_string();
-    if !RocksTable::exists(&table_folder(data)) {
-        if key_path(data).exists() {
-            return Err(OpenFault::Orphan { folder: folder() });
-        }
-        if !may_create {
-            return Err(OpenFault::Missing { folder: folder() });
-        }
+    let is_there = look(data, may_create)?;
+    let lock = lock(data)?;
+    if !is_there {
         create(data, false)?;
     }
     let key = key_file::read(&key_path(data))?;
-    let (table, recovered) = RocksTable::open(&table_folder(data)).map_err(|fault| open_fault(data, fault))?;
+    let opened = RocksTable::open(&table_folder(data));
+    let (table, recovered) = opened.map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
     let table = Arc::new(table);
-    let begun = begin_on(Arc::clone(&table) as Arc<dyn Table>, key, recovered, clock, &folder())?;
+    let mut begun = begin_on(Arc::clone(&table) as Arc<dyn Table>, key, recovered, clock, &folder())?;
     // The incarnation must not lie in a log whose tail could be lost again.
     table.flush().map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
+    RocksTable::tail_is_made_up_for(&table_folder(data)).map_err(|error| OpenFault::Io { folder: folder(), error })?;
+    begun.lock = Some(lock);
     Ok(begun)
-}
-
-fn open_fault(data: &Path, fault: TableFault) -> OpenFault {
-    let folder = data.display().to_string();
-    match &fault {
-        TableFault::Read(why) if why.contains("LOCK") => OpenFault::InUse { folder },
-        TableFault::Read(_) | TableFault::Write(_) | TableFault::Corrupt(_) => OpenFault::Table { folder, fault },
-    }
 }
 
 /// Begins a run on an open table.
@@ -153,18 +167,22 @@ pub fn begin_on(
         Recovered::Whole => None,
         Recovered::TailLost { why } => Some(why),
     };
-    let raise = u32::from(tail_lost.is_some());
+    let incarnation = match &tail_lost {
+        None => Some(before.incarnation),
+        Some(_) => before.incarnation.next(),
+    };
     let meta = Meta {
-        incarnation: Incarnation::new(before.incarnation.get() + raise),
+        incarnation: incarnation.ok_or_else(|| OpenFault::Exhausted { folder: folder.to_owned() })?,
         run: before.run + 1,
         clean: false,
         key_fingerprint: before.key_fingerprint,
     };
-    write_meta(&*table, &meta).map_err(failed)?;
     let start = clock.now();
+    write_meta(&*table, &meta, mark.max(start.mark())).map_err(failed)?;
     let frame = Frame { run: meta.run, start, behind_mark: start.wall < WallMs(mark.ms) };
     let context = Context { frame, incarnation: meta.incarnation, key };
-    Ok(Begun { was_clean: before.clean && tail_lost.is_none(), table, context, meta, mark, tail_lost })
+    let was_clean = before.clean && tail_lost.is_none();
+    Ok(Begun { was_clean, table, context, meta, mark, tail_lost, lock: None })
 }
 
 /// The table's row about itself.
@@ -183,12 +201,13 @@ pub fn read_mark(table: &dyn Table) -> Result<Hlc, TableFault> {
     Ok(table.get(&Key::Mark.encode())?.map(|value| decode_mark(&value)).transpose()?.unwrap_or_default())
 }
 
-/// Writes the table's row about itself, durable when this returns.
+/// Writes the table's row about itself and its mark, durable when this returns.
 ///
 /// # Errors
-/// Where it cannot be written.
-pub fn write_meta(table: &dyn Table, meta: &Meta) -> Result<(), TableFault> {
+/// Where they cannot be written.
+pub fn write_meta(table: &dyn Table, meta: &Meta, mark: Hlc) -> Result<(), TableFault> {
     let mut batch = Batch::default();
+    batch.put(&Key::Mark, encode_mark(mark));
     batch.put(&Key::Meta, meta.encode());
     table.commit(batch)
 }
@@ -198,8 +217,5 @@ pub fn write_meta(table: &dyn Table, meta: &Meta) -> Result<(), TableFault> {
 /// # Errors
 /// Where it cannot be written; the next start then counts as unclean.
 pub fn end(table: &dyn Table, meta: &Meta, mark: Hlc) -> Result<(), TableFault> {
-    let mut batch = Batch::default();
-    batch.put(&Key::Mark, encode_mark(mark));
-    batch.put(&Key::Meta, Meta { clean: true, ..meta.clone() }.encode());
-    table.commit(batch)
+    write_meta(table, &Meta { clean: true, ..meta.clone() }, mark)
 }

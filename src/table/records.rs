@@ -8,7 +8,7 @@ use super::{
     stripes::Stripes,
 };
 use crate::fence::{
-    HolderId, How, LeaseId, LeaseRow, LeaseSeq, Now, ObjectId, Record, RequestId, State,
+    Fence, HolderId, How, LeaseId, LeaseRow, LeaseSeq, Now, ObjectId, Record, RequestId, State,
     verdict::{self, Denial, Permit, Presented, Unusable, View},
 };
 
@@ -142,13 +142,23 @@ impl Records {
         Ok(row.map(|value| RequestRow::decode(&value)).transpose()?)
     }
 
-    /// A lease's row together with where it stands.
+    /// A lease's row together with where it stands. `None`: its grant is durable but not published
+    /// yet, so nobody has been told of it.
     ///
     /// # Errors
     /// Where its object's row cannot be read.
-    pub fn view(&self, row: LeaseRow, now: Now) -> Result<LeaseView, TableFault> {
+    pub fn view(&self, row: LeaseRow, now: Now) -> Result<Option<LeaseView>, TableFault> {
         let record = self.read(&row.object)?;
-        Ok(stand(row, &record, now))
+        if Fence::from(row.seq) > record.fence {
+            return Ok(None);
+        }
+        let is_at_fence = record.lease().is_some_and(|(lease, _)| lease.lease_id == row.lease_id);
+        if is_at_fence || row.ended.is_some() {
+            return Ok(Some(stand(row, &record, now)));
+        }
+        // It ended between the two reads; its row says how by now.
+        let newer = self.lease_at(row.object.clone(), row.seq)?;
+        Ok(Some(stand(newer.unwrap_or(row), &record, now)))
     }
 
     /// Leases whose object id begins with `prefix` and that `wanted` wants, from `after` on.
@@ -178,9 +188,7 @@ impl Records {
                     return Err(TableFault::Corrupt("a foreign key among the leases".to_owned()));
                 };
                 let view = self.view(decode_lease(object, seq, &value)?, now)?;
-                if wanted(&view) {
-                    leases.push(view);
-                }
+                leases.extend(view.filter(|view| wanted(view)));
                 if leases.len() == limit || scanned == SCAN_MAX {
                     return Ok(Page { leases, next: Some(key) });
                 }

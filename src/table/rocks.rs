@@ -4,6 +4,7 @@
 //! - The write-ahead log must be whole (`AbsoluteConsistency`). The default mode drops every record
 //!   behind a corruption without a word. Where only the tail fails, the caller is told
 //!   ([`Recovered::TailLost`]) and must start a new incarnation.
+//! - Zeros within a log are looked for first (`wal.rs`): RocksDB passes over them in every mode.
 //! - A recovered log is flushed into synced files before anything is answered from it: after a
 //!   failed sync the page cache can show records that never reached the disk.
 //! - Log files are not recycled, so an old record cannot be taken for a new one.
@@ -11,6 +12,7 @@
 //!   own latch does not.
 
 use std::{
+    fs, io,
     path::Path,
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -20,7 +22,7 @@ use rocksdb::{
     WriteOptions, checkpoint::Checkpoint,
 };
 
-use super::{Batch, Row, Table, TableFault};
+use super::{Batch, Row, Table, TableFault, wal};
 
 /// What opening the table found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +47,8 @@ pub struct RocksStats {
     pub memtable_bytes: u64,
 }
 
+/// Says that the table's log lost its tail and no new incarnation has begun yet.
+const TAIL_LOST: &str = "TAIL_LOST";
 const BLOCK_CACHE_BYTES: usize = 32 << 20;
 const WRITE_BUFFER_BYTES: usize = 16 << 20;
 
@@ -83,6 +87,15 @@ fn write_fault(error: &rocksdb::Error) -> TableFault {
     TableFault::Write(error.to_string())
 }
 
+/// Writes down, durably, that a log lost its tail.
+fn note_lost_tail(folder: &Path, why: &str) -> Result<(), TableFault> {
+    let marker = folder.join(TAIL_LOST);
+    fs::write(&marker, why)
+        .and_then(|()| fs::File::open(&marker)?.sync_all())
+        .and_then(|()| fs::File::open(folder)?.sync_all())
+        .map_err(|error| TableFault::Write(error.to_string()))
+}
+
 impl RocksTable {
     /// Whether a folder holds a table at all.
     #[must_use]
@@ -105,20 +118,58 @@ impl RocksTable {
     /// Where it is in use by another process, cannot be read, or is corrupt elsewhere than at the
     /// end of its log.
     pub fn open(folder: &Path) -> Result<(Self, Recovered), TableFault> {
-        let (db, recovered) = match DB::open(&options(false), folder) {
-            Ok(db) => (db, Recovered::Whole),
-            Err(error) if error.kind() == ErrorKind::Corruption => {
-                let mut tolerant = options(false);
-                tolerant.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
-                // If more than the tail is bad, this fails too, and the first reason is the better one.
-                let db = DB::open(&tolerant, folder).map_err(|_| read_fault(&error))?;
-                (db, Recovered::TailLost { why: error.to_string() })
-            }
+        if let wal::Zeros::AtTheEnd(log) = wal::look_for_zeros(folder)? {
+            note_lost_tail(folder, &format!("{log} ends in zeros"))?;
+        }
+        let db = match DB::open(&options(false), folder) {
+            Ok(db) => db,
+            Err(error) if error.kind() == ErrorKind::Corruption => Self::open_without_tail(folder, &error)?,
             Err(error) => return Err(read_fault(&error)),
+        };
+        let recovered = match fs::read_to_string(folder.join(TAIL_LOST)) {
+            Ok(why) => Recovered::TailLost { why },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Recovered::Whole,
+            Err(error) => return Err(TableFault::Read(error.to_string())),
         };
         let table = Self { db, reads: AtomicU64::new(0) };
         table.flush()?;
         Ok((table, recovered))
+    }
+
+    /// Opens a table whose log ends badly. That mends the log, so nobody could tell afterwards: it is
+    /// written down first, in a file that stays until a new incarnation has begun.
+    fn open_without_tail(folder: &Path, error: &rocksdb::Error) -> Result<DB, TableFault> {
+        note_lost_tail(folder, error.as_ref())?;
+        let mut tolerant = options(false);
+        tolerant.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
+        // If more than the tail is bad, this fails too, and the first reason is the better one. The
+        // note stays: an open that failed late may have mended the log all the same.
+        DB::open(&tolerant, folder).map_err(|again| match again.kind() {
+            ErrorKind::Corruption => read_fault(error),
+            _ => read_fault(&again),
+        })
+    }
+
+    /// Forgets that a tail was lost, once the new incarnation is durable.
+    ///
+    /// # Errors
+    /// Where the file cannot be removed; the next start then begins one incarnation more.
+    pub fn tail_is_made_up_for(folder: &Path) -> io::Result<()> {
+        match fs::remove_file(folder.join(TAIL_LOST)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => fs::File::open(folder)?.sync_all(),
+        }
+    }
+
+    /// Opens what can still be read of a damaged table, to look at it.
+    ///
+    /// # Errors
+    /// Where nothing can.
+    pub fn open_to_salvage(folder: &Path) -> Result<Self, TableFault> {
+        let mut options = options(false);
+        options.set_wal_recovery_mode(DBRecoveryMode::SkipAnyCorruptedRecord);
+        let db = DB::open_for_read_only(&options, folder, false).map_err(|error| read_fault(&error))?;
+        Ok(Self { db, reads: AtomicU64::new(0) })
     }
 
     /// Opens a table to look at it, also while a gate is running on it.

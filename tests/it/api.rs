@@ -29,6 +29,7 @@ fn what_is_wrong_with_a_body_is_named_by_its_field() {
         (json!({ "object_id": "o", "holder_id": "a", "request_id": "" }), "request_id"),
         (json!({ "object_id": "o", "holder_id": "a", "takeover": 1 }), "takeover"),
         (json!({ "object_id": "o", "holder_id": "a", "tll_ms": 1 }), "tll_ms"),
+        (json!(["o", "h", 5000, null, null, null]), "body"),
         (json!([]), "body"),
         (json!("x"), "body"),
     ];
@@ -60,9 +61,22 @@ fn batches_lists_and_ids_in_paths_are_checked_too() {
         let refused = api.post("/v1/lease-batches", &body).refusal(400, "REQUEST_INVALID");
         assert_eq!(text(&refused, "field"), field, "{refused}");
     }
-    for query in ["limit=0", "limit=1001", "limit=x", "cursor=*", "state=lost", "colour=red", "holder_id="] {
-        api.get(&format!("/v1/leases?{query}")).refusal(400, "REQUEST_INVALID");
+    for (query, field) in [
+        ("limit=0", "limit"),
+        ("limit=1001", "limit"),
+        ("limit=x", "limit"),
+        ("cursor=*", "cursor"),
+        ("cursor=AAAA", "cursor"),
+        ("prefix=b&cursor=bGEAAAAAAAAAAAE", "cursor"),
+        ("state=lost", "state"),
+        ("colour=red", "colour"),
+        ("holder_id=", "holder_id"),
+        ("prefix=%ff", "query"),
+    ] {
+        let refused = api.get(&format!("/v1/leases?{query}")).refusal(400, "REQUEST_INVALID");
+        assert_eq!(text(&refused, "field"), field, "{query}: {refused}");
     }
+    assert_eq!(api.get("/v1/leases?prefix=a&cursor=bGEAAAAAAAAAAAE").expect(200)["leases"], json!([]));
     for path in ["/v1/objects/%ff", "/v1/objects/a%00b", "/v1/leases/%0a"] {
         api.get(path).refusal(400, "REQUEST_INVALID");
     }
@@ -85,6 +99,49 @@ fn only_json_is_read_so_that_a_web_page_cannot_call() {
     api.call("POST", "/v1/leases", &good, body.as_bytes()).expect(201);
     let huge = vec![b' '; 3 << 20];
     gate.api().call("POST", "/v1/leases", &[JSON], &huge).refusal(413, "REQUEST_LIMIT");
+}
+
+#[test]
+fn a_web_page_under_a_name_of_its_own_cannot_call() {
+    let gate = TestGate::start();
+    let body = wanted("o", "h", 1_000).to_string();
+    let raw = |address, host: &str, path: &str, more: &str| {
+        use std::io::{Read, Write};
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let length = body.len();
+        write!(stream, "POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n{more}connection: close\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+    };
+    let (api, ops) = (gate.running().api, gate.running().ops);
+    for host in ["evil.example", "evil.example:8081", "localhost.evil.example", ""] {
+        assert_eq!(raw(api, host, "/v1/leases", ""), 403, "{host}");
+        assert_eq!(raw(ops, host, "/drain", ""), 403, "{host}");
+    }
+    assert_eq!(raw(ops, "127.0.0.1", "/drain", "origin: http://evil.example\r\n"), 403);
+    assert_eq!(gate.ops().get("/readyz").status, 200);
+    for host in ["localhost", "LOCALHOST:8081", "127.0.0.1:8081", "[::1]:8081"] {
+        assert_ne!(raw(api, host, "/v1/leases", ""), 403, "{host}");
+    }
+}
+
+#[test]
+fn a_change_whose_sync_failed_is_said_to_be_maybe() {
+    let gate = TestGate::start();
+    let mut api = gate.api();
+    let lease = acquire(&mut api, "users", "a", 60_000);
+    gate.table.fail_next(fencegate::table::memory::DiskFault::Sync);
+    let unsure = api.post("/v1/leases", &wanted("orders", "a", 1_000));
+    assert_eq!((unsure.status, unsure.json()["side_effect"].as_str()), (503, Some("maybe")));
+    assert_eq!(text(&unsure.json(), "code"), "TABLE_UNAVAILABLE");
+    let (renew, body) = super::support::gate::renewal(&lease, 60_000);
+    api.post(&renew, &body).refusal(503, "TABLE_UNAVAILABLE");
+    assert!(gate.shows("lease_renewal_rejected_total{reason=\"unavailable\"} 1\n"));
+    assert!(
+        gate.shows("fencegate_lease_events_total{event=\"granted\"} 1\n"),
+        "what was not made durable is not counted"
+    );
 }
 
 #[test]
@@ -148,4 +205,18 @@ fn the_api_describes_itself() {
         assert!(paths.contains_key(path), "{path} is not described");
     }
     assert_eq!(api.get("/v1/receipts").expect(200), json!({ "receipts": [] }));
+    let operations: Vec<_> = paths.values().flat_map(|path| path.as_object().unwrap().values()).collect();
+    let mut ids: Vec<_> = operations.iter().map(|operation| text(operation, "operationId")).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), operations.len(), "every operation has an id of its own");
+    for (path, item) in paths {
+        for parameter in
+            item.as_object().unwrap().values().filter_map(|operation| operation["parameters"].as_array()).flatten()
+        {
+            let (name, place) = (text(parameter, "name"), text(parameter, "in"));
+            assert_eq!(place == "path", path.contains(&format!("{{{name}}}")), "{path}: {name} is in {place}");
+            assert!(place != "query" || parameter["required"] != true, "{path}: {name} is not required");
+        }
+    }
 }

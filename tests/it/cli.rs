@@ -7,7 +7,10 @@ use std::{
 
 use serde_json::Value;
 
-use super::support::process::{Gate, Site, binary, stderr, stdout};
+use super::support::{
+    process::{Gate, Site, binary, stderr, stdout},
+    until,
+};
 
 fn lease(gate: &Gate, arguments: &[&str]) -> Output {
     let (verb, rest) = arguments.split_first().unwrap();
@@ -29,9 +32,7 @@ fn a_lease_lives_through_the_commands() {
         .spawn()
         .unwrap();
     let mut watch = scopeguard(watch);
-    while !String::from_utf8(gate.ops().get("/metrics").body).unwrap().contains("fencegate_watchers 1") {
-        std::thread::yield_now();
-    }
+    until("a watcher", || String::from_utf8(gate.ops().get("/metrics").body).unwrap().contains("fencegate_watchers 1"));
     let got =
         json(&lease(&gate, &["acquire", "--object", "/data/users/", "--holder", "me", "--ttl", "60000", "--json"]));
     let (id, token) = (got["lease_id"].as_str().unwrap(), got["fence_token"].as_str().unwrap());
@@ -112,6 +113,43 @@ fn the_table_is_counted_and_verified_beside_a_running_gate() {
     assert!(stdout(&verified).contains("all sound"), "{verified:?}");
     gate.stop();
     assert!(stdout(&site.run(&["table", "stats"])).contains("ended in good order  yes"));
+}
+
+#[test]
+fn a_busy_table_is_not_called_damaged() {
+    let site = Site::with_table();
+    let gate = site.serve();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for writer in 0..4 {
+            let (gate, over) = (&gate, &over);
+            scope.spawn(move || {
+                let mut api = gate.api();
+                for n in 0.. {
+                    if over.load(std::sync::atomic::Ordering::Relaxed) {
+                        return;
+                    }
+                    super::support::gate::acquire(&mut api, &format!("{writer}-{n}"), "a", 60_000);
+                }
+            });
+        }
+        let verdicts: Vec<_> = (0..15).map(|_| site.run(&["table", "verify"])).collect();
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        for verified in verdicts {
+            assert!(verified.status.success(), "{verified:?}");
+        }
+    });
+}
+
+#[test]
+fn an_answer_that_cannot_be_printed_is_a_failure() {
+    let site = Site::with_table();
+    let gate = site.serve();
+    let mut command = Command::new(binary());
+    command.args(["lease", "acquire", "--object", "o", "--holder", "h", "--api", &format!("http://{}", gate.api)]);
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let failed = command.stdout(full).output().unwrap();
+    assert_eq!(failed.status.code(), Some(1), "{failed:?}");
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl Race {
 #[test]
 fn a_renewal_decided_in_time_wins_though_its_sync_ends_after_the_instant() {
     let mut race = Race::new();
-    for n in 0..400 {
+    for n in 0..500 {
         let object = format!("o{n}");
         let lease = acquire(&mut race.holder, &object, "holder", TTL);
         race.gate.clock.advance(TTL - 1);
@@ -103,16 +103,29 @@ fn a_renewal_decided_in_time_wins_though_its_sync_ends_after_the_instant() {
 }
 
 #[test]
-fn an_acquire_decided_at_the_instant_wins_though_its_sync_takes_long() {
+fn at_the_instant_the_newcomer_wins_in_whatever_order_the_calls_come() {
     let mut race = Race::new();
-    for n in 0..300 {
+    for n in 0..500 {
         let object = format!("o{n}");
         let lease = acquire(&mut race.holder, &object, "holder", TTL);
+        race.gate.clock.advance(TTL - 1);
+        race.settle();
+        // Another change's sync is held open across the instant; both calls queue up behind it.
         race.gate.table.hold_syncs();
-        race.gate.clock.advance(TTL);
-        race.send_acquire(&object);
+        let mut other = race.gate.api();
+        let reason = json!({ "reason": "held" }).to_string();
+        other
+            .send("POST", "/v1/objects/held/revoke", &[("content-type", "application/json")], reason.as_bytes())
+            .unwrap();
         race.gate.table.wait_for_held_sync();
-        race.send_renewal(&lease);
+        race.gate.clock.advance(1);
+        if n % 2 == 0 {
+            race.send_renewal(&lease);
+            race.send_acquire(&object);
+        } else {
+            race.send_acquire(&object);
+            race.send_renewal(&lease);
+        }
         race.send_look(&lease);
         race.gate.table.release_syncs();
         let told = race.receive();
@@ -163,7 +176,8 @@ fn whatever_the_order_exactly_one_wins() {
         let verdict = race.onlooker.post("/v1/tokens/check", &check).expect(200);
         assert_eq!(verdict["valid"].as_bool(), Some(told.renewed.status == 200), "{verdict}");
     }
-    assert!(holder + newcomer == 300 && holder > 0 && newcomer > 0, "both orders were seen: {holder} {newcomer}");
+    // Which order was seen how often is up to the machine; the tests above force each.
+    assert_eq!(holder + newcomer, 300);
 }
 
 #[test]

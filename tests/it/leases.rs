@@ -145,6 +145,12 @@ fn a_repeated_request_gets_the_same_lease_until_it_is_used() {
     for field in ["lease_id", "lease_seq", "fence_token", "expires_at", "request_id"] {
         assert_eq!(first[field], again[field], "{field}");
     }
+    // Nobody else is shown it: it is all one needs to be given the token.
+    for path in
+        [format!("/v1/leases/{}", text(&first, "lease_id")), "/v1/leases".to_owned(), "/v1/objects/users".to_owned()]
+    {
+        assert!(!api.get(&path).expect(200).to_string().contains("boot-1"), "{path}");
+    }
     // Another holder's request of the same name is another request.
     let mut other = body.clone();
     other["holder_id"] = json!("b");
@@ -331,7 +337,7 @@ fn ended_leases_are_found_for_a_day_and_floors_for_ever() {
     gate.clock.advance(23 * HOUR);
     assert_eq!(text(&api.get(&path).expect(200), "state"), "expired");
     gate.clock.advance(HOUR);
-    // The sweep runs with the clock's next second; a call behind it sees what it did.
+    // The sweep runs with the clock's next second; a change behind it sees what it did.
     gate.clock.advance(1_000);
     acquire(&mut api, "other", "a", 1_000);
     api.get(&path).refusal(404, "LEASE_NOT_FOUND");
@@ -357,6 +363,18 @@ fn leases_outlive_a_restart_but_never_their_ttl() {
     api.post("/v1/leases", &wanted("users", "b", 1_000)).refusal(409, "LEASE_HELD");
     gate.clock.advance(1);
     api.post(&renew, &body).refusal(409, "LEASE_EXPIRED");
+}
+
+#[test]
+fn a_renewal_for_less_shortens_nothing_also_not_after_a_restart() {
+    let gate = TestGate::start();
+    let mut api = gate.api();
+    let lease = acquire(&mut api, "users", "a", 600_000);
+    let (renew, body) = renewal(&lease, 1_000);
+    assert_eq!(api.post(&renew, &body).expect(200)["expires_in_ms"], 600_000);
+    let gate = TestGate::on(&settings(), gate.stop(), START);
+    let shown = gate.api().get("/v1/objects/users").expect(200);
+    assert_eq!(shown["lease"]["expires_in_ms"], 600_000);
 }
 
 #[test]

@@ -1,13 +1,20 @@
 //! Starting and stopping a real gate; what stands in its way; disks that fail.
 
-use std::{fs, net::TcpListener, process::Command};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    net::{SocketAddr, TcpListener},
+    process::{Command, Stdio},
+};
 
 use rustix::process::Signal;
 use serde_json::json;
 
 use super::support::{
     gate::{acquire, text, wanted},
+    http::Conn,
     process::{Site, binary, failpoints_binary, stderr},
+    until,
 };
 
 #[test]
@@ -43,9 +50,7 @@ fn a_stop_ends_waiting_calls_and_streams() {
     stream.read_head().unwrap();
     // Once the metric shows the waiter, both are in.
     let mut ops = gate.ops();
-    while !String::from_utf8(ops.get("/metrics").body).unwrap().contains("fencegate_lease_waiters 1\n") {
-        std::thread::yield_now();
-    }
+    until("a waiter", || String::from_utf8(ops.get("/metrics").body).unwrap().contains("fencegate_lease_waiters 1\n"));
     gate.stop();
     waiting.receive().unwrap().refusal(503, "GATE_STOPPING");
     assert!(site.log().contains("stopped in good order"), "{}", site.log());
@@ -172,9 +177,8 @@ fn a_default_build_refuses_test_faults() {
     assert_eq!(check(failpoints_binary(), "nonsense").status.code(), Some(2));
 }
 
-/// Runs a gate until its disk fails, and shows that nothing acknowledged is lost.
-fn latches(site: &Site, gate: super::support::process::Gate) -> Vec<String> {
-    let mut api = gate.api();
+/// Acquires lease after lease until the table fails. Returns what was acknowledged.
+fn fill_until_it_fails(api: &mut Conn) -> Vec<(String, String)> {
     let mut acknowledged = vec![];
     let refused = loop {
         let n = acknowledged.len();
@@ -187,15 +191,18 @@ fn latches(site: &Site, gate: super::support::process::Gate) -> Vec<String> {
         acknowledged.push((object, text(&answer.json(), "lease_id").to_owned()));
         assert!(n < 20_000, "the disk never failed");
     };
-    refused.refusal(503, "TABLE_UNAVAILABLE");
+    // Of the one that failed nobody knows; from then on nothing is done.
+    let failed = refused.json();
+    assert_eq!(
+        (refused.status, text(&failed, "code"), text(&failed, "side_effect")),
+        (503, "TABLE_UNAVAILABLE", "maybe")
+    );
     api.post("/v1/leases", &wanted("other", "a", 1_000)).refusal(503, "TABLE_UNAVAILABLE");
-    let mut ops = gate.ops();
-    assert_eq!(ops.get("/readyz").status, 200, "reads go on, so it stays ready");
-    assert!(String::from_utf8(ops.get("/metrics").body).unwrap().contains("fencegate_table_latched 1"));
-    gate.kill();
-    assert!(site.log().contains("it is shut until this process is started again"), "{}", site.log());
-    let gate = site.serve();
-    let mut api = gate.api();
+    acknowledged
+}
+
+/// Every acknowledged grant is there; returns where each lease stands.
+fn all_are_there(api: &mut Conn, acknowledged: Vec<(String, String)>) -> Vec<String> {
     assert!(!acknowledged.is_empty());
     let mut states = vec![];
     for (object, lease_id) in acknowledged {
@@ -204,8 +211,19 @@ fn latches(site: &Site, gate: super::support::process::Gate) -> Vec<String> {
         assert!(api.get(&format!("/v1/objects/{object}")).expect(200)["fence"].as_u64() >= Some(1));
         states.push(text(&lease, "state").to_owned());
     }
-    acquire(&mut api, "other", "a", 1_000);
+    acquire(api, "other", "a", 1_000);
     states
+}
+
+/// Runs a gate until its disk fails, and shows that nothing acknowledged is lost.
+fn latches(site: &Site, gate: super::support::process::Gate) -> Vec<String> {
+    let acknowledged = fill_until_it_fails(&mut gate.api());
+    let mut ops = gate.ops();
+    assert_eq!(ops.get("/readyz").status, 200, "reads go on, so it stays ready");
+    assert!(String::from_utf8(ops.get("/metrics").body).unwrap().contains("fencegate_table_latched 1"));
+    gate.kill();
+    assert!(site.log().contains("it is shut until this process is started again"), "{}", site.log());
+    all_are_there(&mut site.serve().api(), acknowledged)
 }
 
 #[test]
@@ -232,15 +250,149 @@ fn a_failed_sync_latches_the_table_and_loses_nothing() {
 
 #[test]
 fn a_full_disk_latches_the_table_and_loses_nothing() {
-    let site = Site::with_table();
-    // A file size limit stands in for a full disk: writes beyond it fail the same way. SIGXFSZ is
-    // ignored, as Rust programs do not do by themselves.
-    let mut command = Command::new("sh");
-    let script = "trap '' XFSZ; ulimit -f 2048; exec \"$@\"";
-    command.args(["-c", script, "sh"]).arg(binary());
-    let states = latches(&site, site.serve_with(command));
-    // The write that failed left half a record at the end of the log. Nobody can tell that from a
-    // synced record that was damaged, so the next start voids the leases; no grant is forgotten.
+    // A real small disk, in a mount namespace of its own: filled, then made larger for the restart.
+    let site = Site::new();
+    fs::create_dir(site.data()).unwrap();
+    let script = r#"
+        set -e
+        mount -t tmpfs -o size=3m tmpfs "$1"
+        "$2" table init --config "$3" >/dev/null
+        "$2" serve --config "$3" && exit 1
+        mount -o remount,size=64m "$1"
+        exec "$2" serve --config "$3""#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--map-root-user", "sh", "-c", script, "sh"]);
+    command.arg(site.data()).arg(binary()).arg(site.config());
+    let log = fs::OpenOptions::new().create(true).append(true).open(site.folder.path().join("log")).unwrap();
+    let mut shell = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+    let mut lines = BufReader::new(shell.stdout.take().unwrap()).lines();
+    let mut ready = || -> (SocketAddr, SocketAddr) {
+        let line = lines.next().unwrap_or_else(|| panic!("no gate: {}", site.log())).unwrap();
+        let address = |name: &str| line.split(' ').find_map(|part| part.strip_prefix(name)).unwrap().parse().unwrap();
+        (address("api="), address("ops="))
+    };
+    let (api, ops) = ready();
+    let acknowledged = fill_until_it_fails(&mut Conn::open(api).unwrap());
+    let metrics = Conn::open(ops).unwrap().get("/metrics").body;
+    assert!(String::from_utf8(metrics).unwrap().contains("fencegate_table_latched 1"));
+    assert!(site.log().contains("No space left on device"), "{}", site.log());
+    // The shell's child is the gate; killed, the shell goes on with the second one.
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.id())).unwrap();
+    let gate: i32 = children.split_whitespace().next().unwrap().parse().unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(gate).unwrap(), Signal::KILL).unwrap();
+    let (api, _) = ready();
+    let states = all_are_there(&mut Conn::open(api).unwrap(), acknowledged);
+    // The write that failed may have left half a record at the end of the log. Nobody can tell that
+    // from a synced record that was damaged, so the start then voids the leases; no grant is forgotten.
     let expected = if site.log().contains("LOG WAS LOST") { "fenced" } else { "held" };
     assert!(states.iter().all(|state| state == expected), "{expected}: {states:?}");
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+}
+
+#[test]
+fn a_gate_whose_log_nobody_reads_serves_and_latches_all_the_same() {
+    let site = Site::with_table();
+    let mut command = Command::new("strace");
+    command.args([
+        "-D",
+        "-f",
+        "-qq",
+        "-e",
+        "trace=fdatasync",
+        "-e",
+        "inject=fdatasync:error=EIO:when=20+",
+        "-o",
+        "/dev/null",
+    ]);
+    command.arg("--").arg(binary()).args(["serve", "--config"]).arg(site.config());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    drop(child.stderr.take());
+    let api = line.split(' ').find_map(|part| part.strip_prefix("api=")).unwrap().parse().unwrap();
+    let mut api = Conn::open(api).unwrap();
+    let first = acquire(&mut api, "users", "a", 3_600_000);
+    api.post("/v1/objects/other/revoke", &json!({ "reason": "an audit line" })).expect(200);
+    fill_until_it_fails(&mut api);
+    let verdict = api.post("/v1/tokens/check", &json!({ "fence_token": first["fence_token"] })).expect(200);
+    assert_eq!((verdict["valid"].as_bool(), text(&verdict, "code")), (Some(false), "TABLE_UNAVAILABLE"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn half_a_request_does_not_hold_a_stop_up() {
+    use std::io::Write;
+    let site = Site::with_table();
+    let gate = site.serve();
+    let mut halves = vec![];
+    for (address, half) in [
+        (gate.ops, "GET /livez HT"),
+        (gate.api, ""),
+        (
+            gate.api,
+            "POST /v1/leases HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
+        ),
+    ] {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream.write_all(half.as_bytes()).unwrap();
+        halves.push(stream);
+    }
+    // Both ports have taken these in by the time they answer others.
+    assert_eq!(gate.ops().get("/livez").status, 200);
+    acquire(&mut gate.api(), "users", "a", 60_000);
+    gate.stop();
+    assert!(site.log().contains("stopped in good order"), "{}", site.log());
+    drop(halves);
+}
+
+#[test]
+fn a_stop_keeps_its_deadline_though_the_disk_hangs() {
+    let site = Site::with_table();
+    site.configure("[shutdown]\ndeadline_ms = 300\n");
+    let mut command = Command::new("strace");
+    // From the twentieth on, a sync takes five seconds.
+    command.args([
+        "-D",
+        "-f",
+        "-qq",
+        "-e",
+        "trace=fdatasync",
+        "-e",
+        "inject=fdatasync:delay_enter=5000000:when=20+",
+        "-o",
+        "/dev/null",
+    ]);
+    command.arg("--").arg(binary());
+    let mut gate = site.serve_with(command);
+    let mut api = gate.api();
+    for n in 0..30 {
+        let body = wanted(&format!("o{n}"), "a", 60_000).to_string();
+        api.send("POST", "/v1/leases", &[("content-type", "application/json")], body.as_bytes()).unwrap();
+        let mut other = gate.api();
+        if other.get("/v1/objects/none").status == 200 && n < 15 {
+            api.receive().unwrap();
+        }
+    }
+    gate.signal(Signal::TERM);
+    let status = gate.child.wait().unwrap();
+    assert!(status.success(), "{status}");
+    assert!(site.log().contains("the deadline has passed"), "{}", site.log());
+}
+
+#[test]
+fn ports_that_overlap_are_found_before_anything_is_changed() {
+    let site = Site::new();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let text = format!(
+        "[api]\nlisten = '127.0.0.1:{free}'\n[ops]\nlisten = '0.0.0.0:{free}'\n[table]\ncreate = true\npath = '{}'\n[nonsense]\n",
+        site.data().display()
+    );
+    fs::write(site.config(), text).unwrap();
+    let refused = site.run(&["serve"]);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = stderr(&refused);
+    assert!(said.contains("ops.listen: cannot listen") && said.contains("nonsense: unknown field"), "{said}");
+    assert!(!site.data().exists(), "nothing was made");
 }

@@ -80,6 +80,55 @@ fn a_lost_tail_starts_a_new_incarnation_that_voids_every_lease() {
     assert_eq!(text(&shown, "state"), "fenced");
 }
 
+fn cut_the_tail(site: &Site) {
+    let log = files(site, ".log").pop().unwrap();
+    let whole = fs::metadata(&log).unwrap().len();
+    fs::OpenOptions::new().write(true).open(&log).unwrap().set_len(whole - 7).unwrap();
+}
+
+#[test]
+fn whoever_opens_a_table_first_a_lost_tail_is_not_forgotten() {
+    // Opening mends the log, so the loss must be remembered until a gate has made up for it.
+    let (site, _) = killed_with_leases(5);
+    cut_the_tail(&site);
+    let mut backup = Command::new(binary());
+    backup.args(["table", "backup", "--config"]).arg(site.config()).arg("--to").arg(site.folder.path().join("backup"));
+    assert!(backup.output().unwrap().status.success());
+    assert_eq!(fence(&site.serve(), "o4"), STRIDE);
+
+    let (site, _) = killed_with_leases(5);
+    cut_the_tail(&site);
+    let key = site.data().join("key");
+    let own = fs::read(&key).unwrap();
+    fs::write(&key, [9; 32]).unwrap();
+    refuses_to_start(&site, "belongs to another table");
+    fs::write(&key, own).unwrap();
+    assert_eq!(fence(&site.serve(), "o4"), STRIDE);
+}
+
+#[test]
+fn zeros_in_the_log_are_never_passed_over_in_silence() {
+    // RocksDB takes them for unused space, in every mode.
+    let (site, _) = killed_with_leases(6);
+    let log = files(&site, ".log").pop().unwrap();
+    let whole = fs::read(&log).unwrap();
+    let mut starts = vec![];
+    let mut at = 0;
+    while at + 7 <= whole.len() {
+        starts.push(at);
+        at += 7 + usize::from(u16::from_le_bytes([whole[at + 4], whole[at + 5]]));
+    }
+    let mut holed = whole.clone();
+    holed[starts[2]..starts[2] + 7].fill(0);
+    fs::write(&log, holed).unwrap();
+    refuses_to_start(&site, "zeros");
+    let mut tail = whole.clone();
+    tail[starts[starts.len() - 2]..].fill(0);
+    fs::write(&log, tail).unwrap();
+    let gate = site.serve();
+    assert_eq!((fence(&gate, "o0"), fence(&gate, "never")), (STRIDE + 1, STRIDE));
+}
+
 #[test]
 fn a_tail_lost_twice_never_uses_an_incarnation_again() {
     let (site, _) = killed_with_leases(3);
@@ -278,6 +327,52 @@ fn a_restored_backup_is_a_new_incarnation_under_a_new_key() {
 }
 
 #[test]
+fn a_backup_restored_onto_empty_disks_never_uses_a_number_twice() {
+    let (site, _) = killed_with_leases(1);
+    let backup = site.folder.path().join("backup");
+    let mut command = Command::new(binary());
+    command.args(["table", "backup", "--config"]).arg(site.config()).arg("--to").arg(&backup);
+    assert!(command.output().unwrap().status.success());
+    let mut floors = vec![];
+    for _ in 0..3 {
+        let site = Site::new();
+        let mut command = Command::new(binary());
+        command.args(["table", "restore", "--config"]).arg(site.config()).arg("--from").arg(&backup);
+        assert!(command.output().unwrap().status.success());
+        floors.push(fence(&site.serve(), "never"));
+    }
+    assert!(floors.is_sorted() && floors[0] < floors[1] && floors[1] < floors[2], "{floors:?}");
+}
+
+#[test]
+fn a_table_that_does_not_open_can_be_replaced() {
+    let (site, _) = killed_with_leases(2);
+    let backup = site.folder.path().join("backup");
+    let mut command = Command::new(binary());
+    command.args(["table", "backup", "--config"]).arg(site.config()).arg("--to").arg(&backup);
+    assert!(command.output().unwrap().status.success());
+    fs::write(site.data().join("table/CURRENT"), "MANIFEST-999999\n").unwrap();
+    let restore = |from: &Path| {
+        let mut command = Command::new(binary());
+        command.args(["table", "restore", "--replace", "--config"]).arg(site.config()).arg("--from").arg(from);
+        command.output().unwrap()
+    };
+    let restored = restore(&backup);
+    assert!(restored.status.success(), "{restored:?}");
+    let gate = site.serve();
+    assert_eq!(fence(&gate, "o1") % STRIDE, 1);
+    // Not under a gate that is running.
+    let refused = restore(&backup);
+    assert!(refused.status.code() == Some(2) && stderr(&refused).contains("in use"), "{refused:?}");
+    // A table folder that lost its very beginning is set aside like any other.
+    gate.stop();
+    fs::remove_file(site.data().join("table/CURRENT")).unwrap();
+    let restored = restore(&backup);
+    assert!(restored.status.success(), "{restored:?}");
+    site.serve().stop();
+}
+
+#[test]
 fn a_stopped_table_is_backed_up_without_a_gate() {
     let (site, _) = killed_with_leases(2);
     let backup = site.folder.path().join("backup");
@@ -296,12 +391,12 @@ fn starting_reads_as_little_of_a_large_table_as_of_a_small_one() {
     use fencegate::{
         clock::Clock,
         fence::{Fence, Incarnation, ObjectId, Record},
-        table::{Batch, codec, open, rocks::RocksTable},
+        table::{Batch, codec, data_folder, open, rocks::RocksTable},
     };
     let reads_at = |objects: u64| {
         let folder = tempfile::tempdir().unwrap();
         open::init(folder.path()).unwrap();
-        let table = RocksTable::open(&open::table_folder(folder.path())).unwrap().0;
+        let table = RocksTable::open(&data_folder::table_folder(folder.path())).unwrap().0;
         for chunk in (0..objects).collect::<Vec<_>>().chunks(10_000) {
             let mut batch = Batch::default();
             for n in chunk {

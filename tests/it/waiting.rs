@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::support::{
     gate::{TestGate, acquire, settings, text, wanted},
     http::{Answer, Conn},
+    until,
 };
 
 fn waiting(object: &str, holder: &str, wait_ms: u64) -> Value {
@@ -28,20 +29,10 @@ fn queue(gate: &TestGate, body: &Value, place: usize) -> Receiver<Answer> {
     told
 }
 
-/// The gauge is set each second, so moving the clock by one shows who has arrived.
+/// Waits until so many wait.
 fn queued(gate: &TestGate, place: usize) {
     let line = format!("fencegate_lease_waiters {place}\n");
-    for _ in 0..10_000 {
-        gate.clock.advance(1_000);
-        // A call behind the tick: when it is answered, the tick has been taken.
-        gate.api().get("/v1/objects/none").expect(200);
-        let metrics = String::from_utf8(gate.ops().get("/metrics").body).unwrap();
-        if metrics.contains(&line) {
-            return;
-        }
-        thread::yield_now();
-    }
-    panic!("nobody queued: {line}");
+    until(&line, || gate.shows(&line));
 }
 
 fn release(api: &mut Conn, lease: &Value) {
@@ -106,6 +97,63 @@ fn a_waiter_whose_time_is_up_is_told_who_holds_it() {
     let refused = told.recv().unwrap().refusal(409, "LEASE_HELD");
     assert_eq!(text(&refused, "holder_id"), "first");
     queued(&gate, 0);
+}
+
+#[test]
+fn a_timeout_does_not_jump_the_queue() {
+    let gate = patient_gate();
+    acquire(&mut gate.api(), "users", "first", 5_000_000);
+    let patient = queue(&gate, &waiting("users", "patient", LONG), 1);
+    // This one's time is up at the very instant at which the lease ends.
+    let hurried = queue(&gate, &waiting("users", "hurried", 5_000_000), 2);
+    gate.clock.advance(5_000_000);
+    assert_eq!(text(&patient.recv().unwrap().expect(201), "holder_id"), "patient");
+    hurried.recv().unwrap().refusal(409, "LEASE_HELD");
+}
+
+#[test]
+fn waiters_are_woken_by_the_end_of_an_earlier_runs_lease() {
+    let gate = patient_gate();
+    acquire(&mut gate.api(), "users", "first", 1_000_000);
+    let table = gate.stop();
+    let mut settings = settings();
+    settings.lease.wait_ms_max = LONG;
+    let gate = TestGate::on(&settings, table, super::support::gate::START);
+    let told = queue(&gate, &waiting("users", "second", LONG), 1);
+    gate.clock.advance(1_000_000);
+    assert_eq!(text(&told.recv().unwrap().expect(201), "holder_id"), "second");
+}
+
+#[test]
+fn a_takeover_that_came_too_soon_waits_no_longer_than_it_must() {
+    let gate = patient_gate();
+    acquire(&mut gate.api(), "users", "me", LONG);
+    let mut body = waiting("users", "me", LONG);
+    body["takeover"] = json!(true);
+    let told = queue(&gate, &body, 1);
+    gate.clock.advance(1_000);
+    assert_eq!(told.recv().unwrap().expect(201)["lease_seq"], 2);
+}
+
+#[test]
+fn a_waiter_that_hung_up_takes_nothing_over() {
+    let gate = patient_gate();
+    let mut api = gate.api();
+    let lease = acquire(&mut api, "users", "me", LONG);
+    let mut body = waiting("users", "me", 3_000_000);
+    body["takeover"] = json!(true);
+    let mut gone = gate.api();
+    gone.send("POST", "/v1/leases", &[("content-type", "application/json")], body.to_string().as_bytes()).unwrap();
+    queued(&gate, 1);
+    drop(gone);
+    // The gate has noticed once the next second has swept the queue.
+    until("the queue is empty", || {
+        gate.clock.advance(1);
+        gate.shows("fencegate_lease_waiters 0\n")
+    });
+    gate.clock.advance(3_000_000);
+    let check = json!({ "fence_token": lease["fence_token"] });
+    assert_eq!(api.post("/v1/tokens/check", &check).expect(200)["valid"], true);
 }
 
 #[test]

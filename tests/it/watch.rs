@@ -46,7 +46,11 @@ struct Event {
 }
 
 fn next(stream: &mut Conn) -> Event {
-    let block = read_block(stream);
+    // Blocks without an event only move the id on.
+    let mut block = read_block(stream);
+    while field(&block, "event").is_none() {
+        block = read_block(stream);
+    }
     let data = field(&block, "data").unwrap();
     Event {
         kind: field(&block, "event").unwrap(),
@@ -132,6 +136,26 @@ fn an_id_that_is_no_longer_kept_gets_a_reset() {
     let gate = TestGate::on(&small, table, now);
     let (mut stream, _) = watch(&gate, "", &[("last-event-id", &reset.id)]);
     assert_eq!(next(&mut stream).kind, "reset");
+}
+
+#[test]
+fn a_watcher_of_a_quiet_prefix_can_resume_when_others_have_filled_the_ring() {
+    let mut small = settings();
+    small.watch.history = 5;
+    let gate = TestGate::with(&small);
+    let mut api = gate.api();
+    let (mut quiet, start) = watch(&gate, "?prefix=/quiet/", &[]);
+    let mut last = start;
+    for n in 0..12 {
+        acquire(&mut api, &format!("/noisy/{n}"), "me", 1_000);
+        // Each moves the id on, without an event.
+        let block = read_block(&mut quiet);
+        assert_eq!(field(&block, "event"), None);
+        last = field(&block, "id").unwrap();
+    }
+    let (mut resumed, _) = watch(&gate, "?prefix=/quiet/", &[("last-event-id", &last)]);
+    acquire(&mut api, "/quiet/1", "me", 1_000);
+    assert_eq!(next(&mut resumed).kind, "granted");
 }
 
 #[test]

@@ -2,14 +2,14 @@
 
 use super::{
     GrantReply, Granted, Refused, Wanted,
-    core::{Core, granted, unexpected, unreadable},
+    core::{Core, granted, not_committed, unexpected, unreadable},
     round::{Draft, Round},
     timers::Due,
     waiters::Waiter,
 };
 use crate::{
     fence::{
-        Event, ObjectId, Outcome, State, Ttl,
+        BootMs, Event, ObjectId, Outcome, State, Ttl,
         step::{Grant, LeaseRefusal},
     },
     table::codec::RequestRow,
@@ -39,31 +39,49 @@ impl Core {
         self.acquire_or_wait(round, Waiter { id, wanted, until, reply }, true);
     }
 
-    /// The last attempt of a waiter whose time is up.
-    pub(super) fn acquire_now(&mut self, round: &mut Round, wanted: &Wanted, reply: GrantReply) {
-        let result = match self.attempt(round, wanted) {
-            Attempt::Done(result) => result,
-            Attempt::Blocked { object, why } => Err(Refused::Lease { object, why }),
-        };
-        self.answer_grant(round, wanted, reply, result);
+    /// A waiter's timer: its time is up, or what it waits for may be to be had. Whoever waits longer
+    /// goes first, and whoever has hung up does not act any more.
+    pub(super) fn wake(&mut self, round: &mut Round, object: &ObjectId, id: u64) {
+        self.serve(round, object);
+        match self.waiters.take(object, id) {
+            Some(waiter) if !waiter.reply.is_closed() => self.acquire_or_wait(round, waiter, false),
+            Some(_) | None => {}
+        }
     }
 
     fn acquire_or_wait(&mut self, round: &mut Round, waiter: Waiter, is_new: bool) {
         let now = self.setup.clock.now().boot;
         match self.attempt(round, &waiter.wanted) {
             Attempt::Done(result) => self.answer_grant(round, &waiter.wanted, waiter.reply, result),
-            Attempt::Blocked { object, .. } if waiter.until > now => {
-                if is_new && self.waiters.len() >= self.setup.waiters_max {
+            Attempt::Blocked { object, why } if waiter.until > now => {
+                if is_new && self.waiters.is_full(self.setup.waiters_max) {
                     self.answer_grant(round, &waiter.wanted, waiter.reply, Err(Refused::Overloaded));
                     return;
                 }
-                self.timers.push(waiter.until, Due::Waiter(object.clone(), waiter.id));
-                self.waiters.push(&object, waiter);
+                self.wait(round, &object, &why, waiter, now);
             }
             Attempt::Blocked { object, why } => {
                 self.answer_grant(round, &waiter.wanted, waiter.reply, Err(Refused::Lease { object, why }));
             }
         }
+    }
+
+    fn wait(&mut self, round: &Round, object: &ObjectId, why: &LeaseRefusal, waiter: Waiter, now: BootMs) {
+        // The lease in the way may be an earlier run's, whose deadline nobody watches over yet.
+        if let Ok(record) = round.newest(&self.setup.records, &Draft::default(), object)
+            && let Some(lease) = record.open_lease()
+        {
+            self.timers.arm(lease.deadline, object, &lease.lease_id);
+        }
+        let wake_at = match why {
+            // A takeover that came too soon is to be had before the lease ends.
+            LeaseRefusal::Held { retry_ms, .. } if waiter.wanted.takeover => {
+                waiter.until.min(now.after(Ttl(*retry_ms)))
+            }
+            _ => waiter.until,
+        };
+        self.timers.push(wake_at, Due::Waiter(object.clone(), waiter.id));
+        self.waiters.push(object, waiter);
     }
 
     /// Gives an object that nobody holds to whoever has waited longest for it.
@@ -87,12 +105,30 @@ impl Core {
     }
 
     fn attempt(&mut self, round: &mut Round, wanted: &Wanted) -> Attempt {
+        if wanted.request.is_some() {
+            // Whatever has run out is ended first, so that no answer depends on an end that a crash
+            // could forget. Where that fails, so does what follows.
+            for object in &wanted.objects {
+                let _ = self.end_if_over(round, object);
+            }
+        }
         match self.replayed(round, wanted) {
             Some(result) => Attempt::Done(result),
             None => match self.grant_all(round, wanted) {
                 Ok(attempt) => attempt,
                 Err(refused) => Attempt::Done(Err(refused)),
             },
+        }
+    }
+
+    fn end_if_over(&mut self, round: &mut Round, object: &ObjectId) -> Result<(), Refused> {
+        let record =
+            round.newest(&self.setup.records, &Draft::default(), object).map_err(|fault| unreadable(&fault))?;
+        match record.open_lease() {
+            Some(lease) if !lease.is_live(self.setup.clock.now()) => {
+                self.change(round, object, Event::End { lease_id: lease.lease_id.clone() }).map(|_| ())
+            }
+            Some(_) | None => Ok(()),
         }
     }
 
@@ -154,8 +190,7 @@ impl Core {
         Ok(Attempt::Done(Ok(leases)))
     }
 
-    /// Answers an acquire. A grant that nobody is there to take is given back, unless its request
-    /// can be asked for again; twins of the same request get the same answer.
+    /// Answers an acquire, and twins of the same request with it.
     fn answer_grant(
         &mut self,
         round: &mut Round,
@@ -164,22 +199,32 @@ impl Core {
         result: Result<Vec<Granted>, Refused>,
     ) {
         let was_granted = result.is_ok();
-        let keep = wanted.request.is_some();
-        round.answers.push(Box::new(move |committed| {
-            let result = if committed { result } else { Err(Refused::Unavailable) };
-            match reply.send(result) {
-                Err(Ok(unwanted)) if !keep => {
-                    unwanted.into_iter().map(|granted| (granted.object, granted.lease.lease_id)).collect()
-                }
-                Ok(()) | Err(_) => vec![],
-            }
-        }));
-        if was_granted {
-            for object in &wanted.objects {
-                while let Some(twin) = self.waiters.take_twin(object, wanted) {
-                    self.acquire_now(round, &twin.wanted, twin.reply);
-                }
+        push_answer(round, wanted, reply, result);
+        if !was_granted {
+            return;
+        }
+        for object in &wanted.objects {
+            while let Some(twin) = self.waiters.take_twin(object, wanted) {
+                let result = match self.attempt(round, &twin.wanted) {
+                    Attempt::Done(result) => result,
+                    Attempt::Blocked { object, why } => Err(Refused::Lease { object, why }),
+                };
+                push_answer(round, &twin.wanted, twin.reply, result);
             }
         }
     }
+}
+
+/// A grant that nobody is there to take is given back, unless its request can be asked for again.
+fn push_answer(round: &mut Round, wanted: &Wanted, reply: GrantReply, result: Result<Vec<Granted>, Refused>) {
+    let keep = wanted.request.is_some();
+    round.answers.push(Box::new(move |committed| {
+        let result = if committed { result } else { Err(not_committed(&result)) };
+        match reply.send(result) {
+            Err(Ok(unwanted)) if !keep => {
+                unwanted.into_iter().map(|granted| (granted.object, granted.lease.lease_id)).collect()
+            }
+            Ok(()) | Err(_) => vec![],
+        }
+    }));
 }

@@ -61,6 +61,8 @@ pub struct Core {
 
 /// How much that is due one round takes.
 const DUE_MAX: usize = 1_024;
+/// A mark is due this long after the last: a little less than the second between two looks.
+const MARK_AFTER_MS: u64 = 900;
 const SECOND: Ttl = Ttl(1_000);
 /// Two clocks are not read at the very same moment; less than this is not a step.
 const STEP_NOISE_MS: u64 = 100;
@@ -84,6 +86,11 @@ impl Core {
             stopped: false,
             setup,
         }
+    }
+
+    /// The table for readers.
+    pub(super) fn records(&self) -> Arc<Records> {
+        Arc::clone(&self.setup.records)
     }
 
     /// The next instant at which a round is due without a call.
@@ -131,15 +138,14 @@ impl Core {
             }
             Command::Acquire { reply, .. } if self.closed => answer(round, reply, Err(Refused::Stopping)),
             Command::Acquire { reply, .. } if latched => unavailable(round, reply),
-            Command::Renew { reply, .. } if latched => unavailable(round, reply),
+            Command::Renew { reply, .. } if latched => self.answer_renewal(round, reply, Err(Refused::Unavailable)),
             Command::Release { reply, .. } | Command::Revoke { reply, .. } if latched => unavailable(round, reply),
             Command::End { reply, .. } if latched => unavailable(round, reply),
             Command::Acquire { wanted, reply } => self.acquire(round, wanted, reply),
             Command::Renew { lease_id, holder, token, ttl, rotate, reply } => {
                 let rotate = rotate.then(|| self.new_lease_id());
                 let renewed = self.renew(round, &lease_id, holder, token, ttl, rotate);
-                self.setup.metrics.renewed(&renewed);
-                answer(round, reply, renewed);
+                self.answer_renewal(round, reply, renewed);
             }
             Command::Release { lease_id, holder, token, reply } => {
                 let released = self.release(round, &lease_id, holder, token);
@@ -156,6 +162,11 @@ impl Core {
                 answer(round, reply, revoked);
             }
         }
+    }
+
+    fn answer_renewal(&self, round: &mut Round, reply: Reply<Granted>, renewed: Result<Granted, Refused>) {
+        let metrics = self.setup.metrics.clone();
+        answer_with(round, reply, renewed, move |said| metrics.renewed(said));
     }
 
     fn renew(
@@ -226,7 +237,7 @@ impl Core {
     ) -> Result<Outcome, Refused> {
         let newest = round.newest(&self.setup.records, draft, object).map_err(|fault| unreadable(&fault))?;
         let now = self.setup.clock.now();
-        self.hlc = self.hlc.tick(now.wall);
+        self.hlc = self.hlc.tick(now);
         let key = &self.setup.records.context.key;
         let (outcome, effects) = newest.step(event, &At { now, stamp: self.hlc, key });
         draft.add(object, effects);
@@ -254,7 +265,6 @@ impl Core {
     /// Takes a draft into the round, and notes what follows from it.
     pub(super) fn apply(&mut self, round: &mut Round, draft: Draft) {
         for line in &draft.news {
-            self.setup.metrics.announced(line.kind);
             match line.kind {
                 Kind::Granted | Kind::Renewed => {}
                 Kind::Released | Kind::Fenced | Kind::Expired => self.timers.disarm(&line.row.lease_id),
@@ -295,11 +305,7 @@ impl Core {
             match due {
                 Due::Lease(..) if latched => {}
                 Due::Lease(object, lease) => self.end_or_look_again(round, &object, &lease),
-                Due::Waiter(object, id) => {
-                    if let Some(waiter) = self.waiters.take(&object, id) {
-                        self.acquire_now(round, &waiter.wanted, waiter.reply);
-                    }
-                }
+                Due::Waiter(object, id) => self.wake(round, &object, id),
                 Due::Second => self.each_second(round, latched),
             }
             self.serve_freed(round);
@@ -324,11 +330,14 @@ impl Core {
             tracing::warn!(step_ms, "the wall clock was set; no lease is longer or shorter for it");
             self.setup.metrics.clock_stepped(step_ms);
         }
-        self.setup.metrics.gauges(self.timers.live(), self.waiters.len(), self.setup.records.stripes.len());
+        self.setup.metrics.in_memory(self.setup.records.stripes.len());
+        self.waiters.forget_the_gone();
         if !latched {
             self.sweep_some(round);
-            if self.timers.live() > 0 && now.boot.since(self.last_commit) >= SECOND.0 {
-                self.hlc = self.hlc.tick(now.wall);
+            // Until the sweep has been through once, leases of earlier runs may live unseen.
+            let may_live = self.timers.live() > 0 || !self.sweep.has_seen_all();
+            if may_live && now.boot.since(self.last_commit) >= MARK_AFTER_MS {
+                self.hlc = self.hlc.tick(now);
                 round.writes.put(&Key::Mark, encode_mark(self.hlc));
             }
         }
@@ -341,7 +350,7 @@ impl Core {
         let news: Vec<_> = std::mem::take(&mut round.news)
             .into_iter()
             .map(|line| {
-                self.hlc = self.hlc.tick(now.wall);
+                self.hlc = self.hlc.tick(now);
                 (self.hlc, line)
             })
             .collect();
@@ -354,6 +363,9 @@ impl Core {
             for record in published {
                 self.setup.records.stripes.publish(record);
             }
+            for (_, line) in &news {
+                self.setup.metrics.announced(line.kind);
+            }
             self.setup.news.publish(news);
         }
         for answer in round.answers {
@@ -362,6 +374,7 @@ impl Core {
         if !committed {
             self.dismiss_waiters(&Refused::Unavailable);
         }
+        self.setup.metrics.gauges(self.timers.live(), self.waiters.len());
     }
 
     fn dismiss_waiters(&mut self, why: &Refused) {
@@ -380,9 +393,9 @@ impl Core {
                 true
             }
             Err(fault) => {
-                tracing::error!(%fault, "a change of the fence table failed; it is shut until this process is started again. Free disk space or replace the volume, then restart");
                 self.setup.metrics.latched();
-                self.setup.records.latch(fault);
+                self.setup.records.latch(fault.clone());
+                tracing::error!(%fault, "a change of the fence table failed; it is shut until this process is started again. Free disk space or replace the volume, then restart");
                 false
             }
         }
@@ -394,7 +407,7 @@ impl Core {
         let closed = match self.setup.records.latched() {
             Some(_) => Err(Refused::Unavailable),
             None => {
-                self.hlc = self.hlc.tick(self.setup.clock.now().wall);
+                self.hlc = self.hlc.tick(self.setup.clock.now());
                 open::end(&*self.setup.records.table, &self.setup.meta, self.hlc).map_err(|fault| {
                     tracing::error!(%fault, "the clean flag could not be set; the next start counts as unclean");
                     Refused::Unavailable
@@ -420,10 +433,27 @@ pub(super) fn granted(object: ObjectId, lease: Lease) -> Granted {
 
 /// An answer that holds nothing to take back.
 pub(super) fn answer<T: Send + 'static>(round: &mut Round, reply: Reply<T>, result: Result<T, Refused>) {
+    answer_with(round, reply, result, |_| {});
+}
+
+/// The same, with a look at what was said in the end.
+fn answer_with<T: Send + 'static>(
+    round: &mut Round,
+    reply: Reply<T>,
+    result: Result<T, Refused>,
+    said: impl FnOnce(&Result<T, Refused>) + Send + 'static,
+) {
     round.answers.push(Box::new(move |committed| {
-        let _ = reply.send(if committed { result } else { Err(Refused::Unavailable) });
+        let result = if committed { result } else { Err(not_committed(&result)) };
+        said(&result);
+        let _ = reply.send(result);
         vec![]
     }));
+}
+
+/// What to say when the round was not made durable: of a change, that nobody knows.
+pub(super) fn not_committed<T>(result: &Result<T, Refused>) -> Refused {
+    if result.is_ok() { Refused::Unsure } else { Refused::Unavailable }
 }
 
 fn unavailable<T: Send + 'static>(round: &mut Round, reply: Reply<T>) {

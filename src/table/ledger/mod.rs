@@ -32,6 +32,7 @@ use std::{
 use tokio::sync::oneshot;
 
 pub use self::core::{Core, Setup};
+use super::{TableFault, records::Records};
 use crate::{
     clock::Clock,
     fence::{FenceToken, HolderId, Lease, LeaseId, ObjectId, Record, RequestId, Ttl, step::LeaseRefusal},
@@ -79,8 +80,10 @@ pub enum Refused {
     },
     NotFound,
     RequestIdUsed,
-    /// The table is latched, or a row that this needs cannot be read.
+    /// The table is latched, or a row that this needs cannot be read. Nothing was changed.
     Unavailable,
+    /// The write or its sync failed: whether the change survives a restart is not known.
+    Unsure,
     Overloaded,
     Stopping,
 }
@@ -255,7 +258,19 @@ impl Ledger {
     }
 }
 
+/// Shuts the table if the ledger's thread dies: what it was about to do is unknown.
+struct Lifeline(Arc<Records>);
+
+impl Drop for Lifeline {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.latch(TableFault::Write("the ledger has died".to_owned()));
+        }
+    }
+}
+
 fn work(mut core: Core, calls: &Receiver<Command>, clock: &Clock) {
+    let _lifeline = Lifeline(core.records());
     while !core.is_stopped() {
         let mut round = vec![];
         let nap =

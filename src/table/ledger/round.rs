@@ -83,6 +83,11 @@ impl Round {
         }
     }
 
+    /// Whether this round has changed a row.
+    pub(super) fn has_row(&self, key: &[u8]) -> bool {
+        self.rows.contains_key(key)
+    }
+
     /// A lease's newest row.
     pub(super) fn lease_row(&self, records: &Records, lease: &LeaseId) -> Result<Option<LeaseRow>, TableFault> {
         match self.rows.get(&Key::LeaseIndex(lease.clone()).encode()) {

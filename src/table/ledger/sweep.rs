@@ -10,7 +10,7 @@ use super::{
     round::{Draft, Round},
 };
 use crate::{
-    fence::{Event, LeaseRow, Now, WallMs},
+    fence::{Event, LeaseId, LeaseRow, Now, WallMs},
     table::{
         TableFault,
         codec::{Family, Key, decode_lease},
@@ -25,6 +25,14 @@ const ROWS_EACH_SECOND: usize = 2_048;
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
     after: Option<Vec<u8>>,
+    rounds: u64,
+}
+
+impl Sweep {
+    /// Whether it has been through all leases once.
+    pub(super) fn has_seen_all(&self) -> bool {
+        self.rounds > 0
+    }
 }
 
 impl Core {
@@ -42,10 +50,14 @@ impl Core {
         };
         if rows.len() == ROWS_EACH_SECOND {
             self.sweep.after = rows.last().map(|(key, _)| key.clone());
+        } else {
+            self.sweep.rounds += 1;
         }
         let now = self.setup.clock.now();
         for (key, value) in rows {
             match read(&key, &value) {
+                // This round has something newer to say about it.
+                Ok(_) if round.has_row(&key) => {}
                 Ok(row) => self.sweep_one(round, row, now),
                 Err(fault) => tracing::error!(%fault, "a lease's row cannot be read"),
             }
@@ -54,7 +66,7 @@ impl Core {
 
     fn sweep_one(&mut self, round: &mut Round, row: LeaseRow, now: Now) {
         match &row.ended {
-            Some(ended) if long_ago(ended.at, now) => forget(round, row),
+            Some(ended) if long_ago(ended.at, now) => self.forget(round, row),
             Some(_) => {}
             None => {
                 let Ok(record) = round.newest(&self.setup.records, &Draft::default(), &row.object) else { return };
@@ -64,11 +76,31 @@ impl Core {
                         let _ = self.change(round, &row.object, Event::End { lease_id: row.lease_id.clone() });
                     }
                     // Passed by in a new incarnation, which leaves no end behind.
-                    None if long_ago(row.expires_at, now) => forget(round, row),
+                    None if long_ago(row.expires_at, now) => self.forget(round, row),
                     None => {}
                 }
             }
         }
+    }
+
+    fn forget(&self, round: &mut Round, row: LeaseRow) {
+        if let Some(request) = row.request
+            && let Ok(Some(granted)) = round.request(&self.setup.records, &row.holder, &request)
+            // A batch's request is remembered until its last lease is forgotten.
+            && granted.leases.iter().all(|(_, lease)| {
+                *lease == row.lease_id || !self.is_remembered(round, lease)
+            })
+            && granted.leases.iter().any(|(_, lease)| *lease == row.lease_id)
+        {
+            round.writes.delete(&Key::Request(row.holder, request));
+        }
+        round.writes.delete(&Key::LeaseIndex(row.lease_id));
+        round.writes.delete(&Key::Lease(row.object, row.seq));
+    }
+
+    fn is_remembered(&self, round: &Round, lease: &LeaseId) -> bool {
+        // Where that cannot be read, the request stays.
+        round.lease_row(&self.setup.records, lease).map_or(true, |row| row.is_some())
     }
 }
 
@@ -81,12 +113,4 @@ fn read(key: &[u8], value: &[u8]) -> Result<LeaseRow, TableFault> {
 
 fn long_ago(then: WallMs, now: Now) -> bool {
     now.wall.0.saturating_sub(then.0) >= REMEMBER_MS
-}
-
-fn forget(round: &mut Round, row: LeaseRow) {
-    if let Some(request) = row.request {
-        round.writes.delete(&Key::Request(row.holder, request));
-    }
-    round.writes.delete(&Key::LeaseIndex(row.lease_id));
-    round.writes.delete(&Key::Lease(row.object, row.seq));
 }

@@ -43,6 +43,10 @@ impl Ord for Entry {
     }
 }
 
+/// How many timers without purpose are put up with. Beyond it, and waiters' own, they are cleared out
+/// when they outnumber the live ones.
+const SPARE: usize = 16_384;
+
 /// All that is due later. One timer per live lease: a renewal does not add one, the old one looks
 /// again when it fires.
 #[derive(Debug, Default)]
@@ -68,6 +72,14 @@ impl Timers {
     /// The lease has ended: its timer has nothing to do when it fires.
     pub(super) fn disarm(&mut self, lease: &LeaseId) {
         self.armed.remove(lease);
+        // Most timers may be of leases that were released long before their time.
+        if self.heap.len() > 2 * self.armed.len() + SPARE {
+            let armed = &self.armed;
+            self.heap.retain(|Reverse(entry)| match &entry.due {
+                Due::Lease(_, lease) => armed.contains(lease),
+                Due::Waiter(..) | Due::Second => true,
+            });
+        }
     }
 
     /// How many leases are watched over: the live ones.
@@ -95,6 +107,18 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn timers_of_ended_leases_do_not_pile_up() {
+        let mut timers = Timers::default();
+        let object = ObjectId::new("users").unwrap();
+        for n in 0..4 * SPARE {
+            let lease = LeaseId::new(&format!("l{n}")).unwrap();
+            timers.arm(BootMs(1_000_000), &object, &lease);
+            timers.disarm(&lease);
+        }
+        assert!(timers.heap.len() <= SPARE + 1, "{}", timers.heap.len());
+    }
 
     #[test]
     fn what_is_due_first_comes_first_and_an_ended_lease_not_at_all() {

@@ -62,6 +62,23 @@ impl Waiters {
         self.remove(object, |waiter| waiter.wanted.holder == of.holder && waiter.wanted.request == of.request)
     }
 
+    /// Whether no more may wait. Those who have hung up do not count.
+    pub(super) fn is_full(&mut self, max: usize) -> bool {
+        if self.count >= max {
+            self.forget_the_gone();
+        }
+        self.count >= max
+    }
+
+    /// Lets go of everyone who has hung up.
+    pub(super) fn forget_the_gone(&mut self) {
+        self.queues.retain(|_, queue| {
+            queue.retain(|waiter| !waiter.reply.is_closed());
+            !queue.is_empty()
+        });
+        self.count = self.queues.values().map(VecDeque::len).sum();
+    }
+
     /// Everyone, for a gate that cannot grant any more.
     pub(super) fn take_all(&mut self) -> Vec<Waiter> {
         self.count = 0;

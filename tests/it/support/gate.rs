@@ -6,7 +6,7 @@ use fencegate::{
     app::{self, Ports, Running},
     clock::{Clock, Driver},
     config::Settings,
-    fence::{BootMs, Incarnation, Now, TableKey, WallMs},
+    fence::{BootMs, Hlc, Incarnation, Now, TableKey, WallMs},
     table::{
         Table,
         codec::Meta,
@@ -52,7 +52,7 @@ impl TestGate {
         let table = Arc::new(MemoryTable::default());
         let meta =
             Meta { incarnation: Incarnation::default(), run: 0, clean: true, key_fingerprint: key().fingerprint() };
-        write_meta(&*table, &meta).unwrap();
+        write_meta(&*table, &meta, Hlc::default()).unwrap();
         Self::on(settings, table, START)
     }
 
@@ -76,6 +76,11 @@ impl TestGate {
 
     pub fn ops(&self) -> Conn {
         Conn::open(self.running().ops).unwrap()
+    }
+
+    /// A metric's line is there.
+    pub fn shows(&self, line: &str) -> bool {
+        String::from_utf8(self.ops().get("/metrics").body).unwrap().contains(line)
     }
 
     /// Stops it in good order and hands the table back.

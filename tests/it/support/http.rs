@@ -63,7 +63,7 @@ impl Conn {
     }
 
     pub fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> std::io::Result<()> {
-        let mut request = format!("{method} {path} HTTP/1.1\r\nhost: gate\r\ncontent-length: {}\r\n", body.len());
+        let mut request = format!("{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {}\r\n", body.len());
         for (name, value) in headers {
             request.push_str(&format!("{name}: {value}\r\n"));
         }

@@ -3,3 +3,14 @@
 pub mod gate;
 pub mod http;
 pub mod process;
+
+/// Waits until something shows, but not for ever.
+#[track_caller]
+#[allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a bound on waiting, not a measurement")]
+pub fn until(what: &str, mut shows: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !shows() {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "waited in vain: {what}");
+        std::thread::yield_now();
+    }
+}
