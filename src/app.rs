@@ -31,12 +31,14 @@ use crate::{
         open::{self, Begun},
         records::Records,
     },
+    write_path::{Plane, accept, receipts::Receipts},
 };
 
 const BACKLOG: u32 = 1_024;
 
 /// Ports that are ours; nobody is answered on them yet.
 pub struct Ports {
+    gate: Vec<std::net::TcpListener>,
     api: TcpListener,
     ops: TcpListener,
 }
@@ -48,9 +50,12 @@ impl Ports {
     /// With every one that cannot be had.
     pub fn bind(settings: &Settings) -> Result<Self, Faults> {
         let (api, ops) = (bind("api.listen", settings.api.listen), bind("ops.listen", settings.ops.listen));
-        match (api, ops) {
-            (Ok(api), Ok(ops)) => Ok(Self { api, ops }),
-            (api, ops) => Err(Faults([api.err(), ops.err()].into_iter().flatten().collect())),
+        let gate = accept::bind(&settings.gate);
+        let gate = gate
+            .map_err(|error| Fault::new("gate.listen", format!("cannot listen on {}: {error}", settings.gate.listen)));
+        match (gate, api, ops) {
+            (Ok(gate), Ok(api), Ok(ops)) => Ok(Self { gate, api, ops }),
+            (gate, api, ops) => Err(Faults([gate.err(), api.err(), ops.err()].into_iter().flatten().collect())),
         }
     }
 }
@@ -71,10 +76,12 @@ fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, Fault> {
 
 /// A gate that runs.
 pub struct Running {
+    pub listens: SocketAddr,
     pub api: SocketAddr,
     pub ops: SocketAddr,
     pub gate: Shared,
     servers: Vec<JoinHandle<()>>,
+    workers: Vec<std::thread::JoinHandle<()>>,
     /// Keeps other processes off the data folder.
     _lock: Option<DataLock>,
 }
@@ -121,17 +128,22 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
         listener.local_addr().map_err(|error| Faults(vec![Fault::new(key, format!("cannot listen: {error}"))]))
     };
     let (api, ops) = (address("api.listen", &ports.api)?, address("ops.listen", &ports.ops)?);
+    let cannot = |error| Faults(vec![Fault::new("gate.listen", format!("cannot listen: {error}"))]);
+    let listens = ports.gate[0].local_addr().map_err(cannot)?;
+    let plane = Plane::new(Arc::clone(&gate), settings);
+    let workers = accept::start(&plane, ports.gate, &gate.stopping.subscribe()).map_err(cannot)?;
     let servers = vec![
         listen::serve(ports.api, room.api, api::router(Arc::clone(&gate)), gate.stopping.subscribe()),
         listen::serve(ports.ops, room.ops, api::ops::router(Arc::clone(&gate)), gate.stopping.subscribe()),
     ];
-    Ok(Running { api, ops, gate, servers, _lock: lock })
+    Ok(Running { listens, api, ops, gate, servers, workers, _lock: lock })
 }
 
 fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shared {
     let metrics = Arc::new(Metrics::new());
     report(&begun, &metrics);
     let Begun { table, context, meta, mark, .. } = begun;
+    let run = meta.run;
     let first = mark.max(clock.now().mark());
     let records = Arc::new(Records::new(table, context, settings.table.cache_objects));
     let news = Arc::new(News::new(settings.watch.history, first));
@@ -153,6 +165,7 @@ fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shar
         clock,
         limits: settings.lease.clone(),
         metrics,
+        receipts: Receipts::new(settings.receipts.keep, run),
         watchers: Arc::new(Semaphore::new(room.watching)),
         draining: AtomicBool::new(false),
         stopping: watch::Sender::new(false),
@@ -200,6 +213,9 @@ impl Running {
         for server in self.servers {
             // A server that panicked has stopped too.
             let _ = server.await;
+        }
+        for worker in self.workers {
+            let _ = tokio::task::spawn_blocking(move || worker.join()).await;
         }
         self.gate.ledger.stop().await.map_err(|_| "the fence table could not be closed in good order")
     }

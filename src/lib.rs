@@ -3,6 +3,8 @@
 //! # Layout
 //! - [`fence`]: pure. Ids, numbers, leases, `judge` and `step`: every rule there is.
 //! - [`table`]: the fence table, durable: schema, RocksDB, the single-writer ledger.
+//! - [`write_path`]: the path of a write: accept, classify, decide, forward, reply.
+//! - [`route`]: which object a request is about. [`store`]: the way to the store.
 //! - [`api`]: the lease api and the ops port, over HTTP.
 //! - [`app`]: puts the parts together, starts and stops them.
 //! - [`cli`]: one file per subcommand. [`client`]: the little HTTP client that they use.
@@ -18,4 +20,8 @@ pub mod config;
 pub mod failpoints;
 pub mod fence;
 pub mod metrics;
+pub mod problem;
+pub mod route;
+pub mod store;
 pub mod table;
+pub mod write_path;

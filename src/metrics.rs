@@ -7,7 +7,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 
 use crate::{
     fence::{
-        Code,
+        Code, Refusal,
         step::{Kind, LeaseRefusal},
     },
     table::ledger::{Granted, Refused},
@@ -25,6 +25,7 @@ pub struct Metrics {
     pub ledger: LedgerMetrics,
     pub table: TableMetrics,
     pub api: ApiMetrics,
+    maker: Maker,
 }
 
 struct Maker(PrometheusRecorder);
@@ -48,8 +49,17 @@ impl Maker {
     }
 
     fn histogram(&self, name: &'static str, help: &'static str) -> Histogram {
+        self.histogram_with(name, &[], help)
+    }
+
+    fn histogram_with(
+        &self,
+        name: &'static str,
+        labels: &[(&'static str, &'static str)],
+        help: &'static str,
+    ) -> Histogram {
         self.0.describe_histogram(KeyName::from_const_str(name), None, help.into());
-        self.0.register_histogram(&Self::key(name, &[]), &METADATA)
+        self.0.register_histogram(&Self::key(name, labels), &METADATA)
     }
 }
 
@@ -77,7 +87,14 @@ impl Metrics {
             table: TableMetrics::new(&maker),
             api: ApiMetrics::new(&maker),
             handle: maker.0.handle(),
+            maker,
         }
+    }
+
+    /// The data plane's metrics, for these routes.
+    #[must_use]
+    pub fn plane<'a>(&self, routes: impl Iterator<Item = &'a str>) -> PlaneMetrics {
+        PlaneMetrics::new(&self.maker, &routes.collect::<Vec<_>>())
     }
 
     /// The text that Prometheus scrapes.
@@ -202,6 +219,132 @@ impl LedgerMetrics {
     pub fn clock_stepped(&self, ms: i64) {
         self.clock_step.increment(ms as f64 / 1_000.0);
         self.clock_steps.increment(1);
+    }
+}
+
+/// What the data plane counts.
+pub struct PlaneMetrics {
+    refusals: [Counter; Code::ALL.len()],
+    unknown: Counter,
+    routes: Vec<RouteMetrics>,
+}
+
+/// What a route counts, by operation.
+#[derive(Clone)]
+pub struct RouteMetrics {
+    name: String,
+    operations: [OperationMetrics; OPERATIONS.len()],
+}
+
+/// What one operation on one route counts.
+#[derive(Clone)]
+pub struct OperationMetrics {
+    conflicts: Counter,
+    validation: Histogram,
+    active: Gauge,
+    stale: Counter,
+}
+
+/// The operations told apart; all other methods are one.
+const OPERATIONS: [&str; 5] = ["put", "post", "patch", "delete", "other"];
+
+impl PlaneMetrics {
+    fn new(maker: &Maker, routes: &[&str]) -> Self {
+        let help = "Requests that the gate refused, by code.";
+        Self {
+            refusals: Code::ALL.map(|code| maker.counter("fencegate_refusals_total", &[("code", code.as_str())], help)),
+            unknown: maker.counter(
+                "fencegate_unknown_outcomes_total",
+                &[],
+                "Writes that were sent and of which nobody knows what became.",
+            ),
+            routes: routes.iter().map(|name| RouteMetrics::new(maker, name)).collect(),
+        }
+    }
+
+    pub fn refused(&self, code: Code) {
+        if let Some(place) = Code::ALL.iter().position(|&each| each == code) {
+            self.refusals[place].increment(1);
+        }
+    }
+
+    pub fn unknown(&self) {
+        self.unknown.increment(1);
+    }
+
+    /// The handles for one write.
+    #[must_use]
+    pub fn route(&self, name: &str, method: &http::Method) -> &OperationMetrics {
+        let operation = match method.as_str() {
+            "PUT" => 0,
+            "POST" => 1,
+            "PATCH" => 2,
+            "DELETE" => 3,
+            _ => 4,
+        };
+        let route = self.routes.iter().find(|route| route.name == name).unwrap_or(&self.routes[0]);
+        &route.operations[operation]
+    }
+}
+
+impl RouteMetrics {
+    fn new(maker: &Maker, name: &str) -> Self {
+        // Route names live as long as the process, as metric labels do.
+        let resource: &'static str = Box::leak(name.to_owned().into_boxed_str());
+        let stale = maker.counter(
+            "stale_fencing_token_total",
+            &[("resource", resource)],
+            "Writes refused because their lease has changed hands.",
+        );
+        let operations = OPERATIONS.map(|operation| {
+            let labels = [("resource", resource), ("operation", operation)];
+            OperationMetrics {
+                conflicts: maker.counter(
+                    "fencing_token_conflicts_total",
+                    &labels,
+                    "Writes refused for their fence token.",
+                ),
+                validation: maker.histogram_with(
+                    "fencing_validation_duration_seconds",
+                    &labels,
+                    "Time taken to judge a write's fence token.",
+                ),
+                active: maker.gauge("active_fenced_operations", &labels, "Writes on their way to the store."),
+                stale: stale.clone(),
+            }
+        });
+        Self { name: name.to_owned(), operations }
+    }
+}
+
+impl OperationMetrics {
+    /// A write was judged.
+    pub fn judged(&self, seconds: f64, refusal: Option<&Refusal>) {
+        self.validation.record(seconds);
+        match refusal {
+            None => {}
+            Some(Refusal::Stale { .. }) => {
+                self.stale.increment(1);
+                self.conflicts.increment(1);
+            }
+            Some(_) => self.conflicts.increment(1),
+        }
+    }
+
+    /// A write is on its way until this is dropped.
+    #[must_use]
+    pub fn active(&self) -> Active {
+        self.active.increment(1.0);
+        Active(self.active.clone())
+    }
+}
+
+/// A write on its way.
+pub struct Active(Gauge);
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
     }
 }
 

@@ -7,9 +7,9 @@ use axum::{Json, extract::State, http::StatusCode};
 use super::{
     Shared,
     extract::Body,
-    problem::Problem,
     wire::{BackupBody, BackupRequest},
 };
+use crate::problem::Problem;
 use crate::table::backup;
 
 /// Copy the fence table into a new folder.

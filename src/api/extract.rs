@@ -11,10 +11,11 @@ use axum::{
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 
-use super::{listen::HEAD_TIMEOUT, problem::Problem};
+use super::listen::HEAD_TIMEOUT;
 use crate::{
     config::LeaseSettings,
-    fence::{Code, FenceToken, HolderId, LeaseId, ObjectId, RequestId, Ttl, ids::IdFault},
+    fence::{Code, FenceToken, HolderId, LeaseId, ObjectId, RequestId, Ttl, code::Limit, ids::IdFault},
+    problem::Problem,
 };
 
 /// Refuses a request whose Host is a name other than localhost: a web page that had its own name
@@ -66,7 +67,7 @@ fn is_json(headers: &HeaderMap) -> Result<(), Problem> {
 
 fn unreadable(rejection: &BytesRejection) -> Problem {
     if rejection.status() == axum::http::StatusCode::PAYLOAD_TOO_LARGE {
-        return Problem::new(Code::RequestTooLarge, "the body is larger than this call takes");
+        return Problem::new(Code::RequestLimit(Limit::Body), "the body is larger than this call takes");
     }
     Problem::invalid("body", "could not be read to its end")
 }

@@ -10,7 +10,6 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use super::{
     Gate, Shared,
     extract::{self, Body, InPath, Query},
-    problem::Problem,
     wire::{
         AcquireRequest, BatchBody, BatchRequest, GrantBody, LeaseBody, LeaseList, LeaseState, ListQuery, ObjectBody,
         RenewRequest,
@@ -18,6 +17,7 @@ use super::{
 };
 use crate::{
     fence::{Code, HolderId, ObjectId},
+    problem::Problem,
     table::{
         codec::Key,
         ledger::{Granted, Wanted},

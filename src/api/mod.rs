@@ -7,7 +7,7 @@
 //! - [`watch`]: lease events as a stream.
 //! - [`ops`]: probes, metrics, drain.
 //! - [`listen`]: serving a port that nobody can stall.
-//! - [`problem`]: every refusal as problem+json. [`extract`]: bodies, queries and ids, checked.
+//! - [`extract`]: bodies, queries and ids, checked. Refusals are [`Problem`]s.
 
 pub mod backups;
 pub mod extract;
@@ -15,7 +15,6 @@ pub mod leases;
 pub mod listen;
 pub mod objects;
 pub mod ops;
-pub mod problem;
 pub mod receipts;
 pub mod tokens;
 pub mod watch;
@@ -40,10 +39,10 @@ use crate::{
     config::LeaseSettings,
     fence::{Code, LeaseId, Now, ObjectId, Record},
     metrics::Metrics,
+    problem::Problem,
     table::{TableFault, ledger::Ledger, news::News, records::Records},
+    write_path::receipts::Receipts,
 };
-
-use self::problem::Problem;
 
 /// What every handler can reach.
 pub struct Gate {
@@ -53,6 +52,7 @@ pub struct Gate {
     pub clock: Clock,
     pub limits: LeaseSettings,
     pub metrics: Arc<Metrics>,
+    pub receipts: Receipts,
     /// How many more may watch.
     pub watchers: Arc<Semaphore>,
     /// No new leases are handed out: the gate is about to stop.

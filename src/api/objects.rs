@@ -5,9 +5,9 @@ use axum::{Json, extract::State};
 use super::{
     Shared,
     extract::{self, Body, InPath},
-    problem::Problem,
     wire::{ObjectBody, RevokeBody, RevokeRequest},
 };
+use crate::problem::Problem;
 use crate::table::ledger::DrainReport;
 
 const REASON_MAX: usize = 1_024;

@@ -10,8 +10,9 @@ use axum::{
     routing::{get, post},
 };
 
-use super::{Shared, extract, problem::Problem};
+use super::{Shared, extract};
 use crate::fence::Code;
+use crate::problem::Problem;
 
 /// The ops port's calls.
 pub fn router(gate: Shared) -> Router {

@@ -1,11 +1,15 @@
-//! Receipts of refused writes. There are none before there is a data plane to refuse any.
+//! Receipts of refused writes.
 
-use axum::Json;
+use axum::{Json, extract::State};
 
-use super::wire::ReceiptList;
+use super::{
+    Shared,
+    wire::{ReceiptBody, ReceiptList},
+};
 
 /// The latest refused writes, newest first.
-#[utoipa::path(get, operation_id = "listReceipts", path = "/v1/receipts", tag = "receipts", responses((status = 200, body = ReceiptList)))]
-pub async fn list() -> Json<ReceiptList> {
-    Json(ReceiptList { receipts: vec![] })
+#[utoipa::path(get, operation_id = "listReceipts", path = "/v1/receipts", tag = "receipts", responses(
+    (status = 200, body = ReceiptList)))]
+pub async fn list(State(gate): State<Shared>) -> Json<ReceiptList> {
+    Json(ReceiptList { receipts: gate.receipts.list().iter().map(ReceiptBody::new).collect() })
 }

@@ -5,10 +5,10 @@ use axum::{Json, extract::State};
 use super::{
     Shared,
     extract::{self, Body},
-    problem::Problem,
     wire::{CheckBody, CheckRequest},
 };
 use crate::fence::{Denial, verdict::Presented};
+use crate::problem::Problem;
 
 /// Judge a token as a write with it would be judged.
 ///

@@ -16,11 +16,11 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use super::{
     Shared,
     extract::Query,
-    problem::Problem,
     wire::{EventBody, WatchQuery},
 };
 use crate::{
     fence::{Code, Hlc},
+    problem::Problem,
     table::news::{After, Item},
 };
 

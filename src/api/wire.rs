@@ -4,11 +4,12 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
-    fence::{How, Now, Record, State, WallMs, step::Announcement},
+    fence::{Fence, How, LeaseSeq, Now, Record, State, WallMs, step::Announcement},
     table::{
         ledger::{DrainReport, Granted},
         records::{LeaseView, Standing},
     },
+    write_path::receipts::Receipt,
 };
 
 /// An instant as people write it.
@@ -277,6 +278,22 @@ pub struct EventBody {
     pub ended_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+}
+
+impl ReceiptBody {
+    #[must_use]
+    pub fn new(receipt: &Receipt) -> Self {
+        Self {
+            receipt_id: receipt.receipt_id.clone(),
+            object_id: receipt.object.as_ref().map(ToString::to_string),
+            error: receipt.error.as_str().to_owned(),
+            write_seq: receipt.write_seq.map(LeaseSeq::get),
+            current_fence_seq: receipt.current_fence.map(Fence::get),
+            holder_id: receipt.holder.as_ref().map(ToString::to_string),
+            route: receipt.route.clone(),
+            timestamp: time(receipt.at),
+        }
+    }
 }
 
 impl From<DrainReport> for DrainBody {

@@ -36,7 +36,7 @@ pub struct Cli {
 enum Command {
     /// Run the gate.
     ///
-    /// Prints one line on standard output once it is up: `ready api=ADDR ops=ADDR`. SIGTERM and
+    /// Prints one line on standard output once it is up: `ready gate=ADDR api=ADDR ops=ADDR`. SIGTERM and
     /// SIGINT stop it in good order.
     Serve(serve::Args),
     /// Look a configuration over, and list everything that is wrong with it.

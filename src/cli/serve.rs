@@ -37,7 +37,7 @@ async fn serve(settings: &Settings, faults: Vec<Fault>) -> Done {
     let ports = app::prepare(settings, faults).map_err(Failed::Config)?;
     let running = app::start(settings, Clock::machine(), ports).await.map_err(Failed::Config)?;
     // Nobody may be listening to this line; the gate serves all the same.
-    let _ = writeln!(std::io::stdout(), "ready api={} ops={}", running.api, running.ops);
+    let _ = writeln!(std::io::stdout(), "ready gate={} api={} ops={}", running.listens, running.api, running.ops);
     loop {
         tokio::select! {
             _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),

@@ -13,9 +13,15 @@ pub enum Code {
     LeaseObjectMismatch,
     FenceTokenInvalid,
     FenceTokenMalformed,
+    // A request's, whoever it is for
+    MethodOverrideRefused,
+    TunnelRefused,
+    PathAmbiguous,
+    ObjectUnmapped,
+    BodyUnreadable,
+    RequestLimit(Limit),
     // A lease call's
     RequestInvalid,
-    RequestTooLarge,
     LeaseHeld,
     LeaseNotFound,
     LeaseNotHolder,
@@ -33,6 +39,17 @@ pub enum Code {
     ClockUntrusted,
     GateStopping,
     GateOverloaded,
+    // The store's
+    StoreUnreachable,
+    OutcomeUnknown,
+}
+
+/// What was larger than it may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Limit {
+    Headers,
+    Uri,
+    Body,
 }
 
 /// Who asked: the same code may carry another status for a writer than for a caller of the api.
@@ -44,15 +61,22 @@ pub enum Plane {
 
 impl Code {
     /// All of them, in the order of their declaration.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 33] = [
         Self::WriteUnfenced,
         Self::WriteStaleFence,
         Self::WriteFenceAhead,
         Self::LeaseObjectMismatch,
         Self::FenceTokenInvalid,
         Self::FenceTokenMalformed,
+        Self::MethodOverrideRefused,
+        Self::TunnelRefused,
+        Self::PathAmbiguous,
+        Self::ObjectUnmapped,
+        Self::BodyUnreadable,
+        Self::RequestLimit(Limit::Headers),
+        Self::RequestLimit(Limit::Uri),
+        Self::RequestLimit(Limit::Body),
         Self::RequestInvalid,
-        Self::RequestTooLarge,
         Self::LeaseHeld,
         Self::LeaseNotFound,
         Self::LeaseNotHolder,
@@ -69,6 +93,8 @@ impl Code {
         Self::ClockUntrusted,
         Self::GateStopping,
         Self::GateOverloaded,
+        Self::StoreUnreachable,
+        Self::OutcomeUnknown,
     ];
 
     /// The code's name on the wire.
@@ -82,7 +108,12 @@ impl Code {
             Self::FenceTokenInvalid => "FENCE_TOKEN_INVALID",
             Self::FenceTokenMalformed => "FENCE_TOKEN_MALFORMED",
             Self::RequestInvalid => "REQUEST_INVALID",
-            Self::RequestTooLarge => "REQUEST_LIMIT",
+            Self::MethodOverrideRefused => "METHOD_OVERRIDE_REFUSED",
+            Self::TunnelRefused => "TUNNEL_REFUSED",
+            Self::PathAmbiguous => "PATH_AMBIGUOUS",
+            Self::ObjectUnmapped => "OBJECT_UNMAPPED",
+            Self::BodyUnreadable => "BODY_UNREADABLE",
+            Self::RequestLimit(_) => "REQUEST_LIMIT",
             Self::LeaseHeld => "LEASE_HELD",
             Self::LeaseNotFound => "LEASE_NOT_FOUND",
             Self::LeaseNotHolder => "LEASE_NOT_HOLDER",
@@ -99,6 +130,8 @@ impl Code {
             Self::ClockUntrusted => "CLOCK_UNTRUSTED",
             Self::GateStopping => "GATE_STOPPING",
             Self::GateOverloaded => "GATE_OVERLOADED",
+            Self::StoreUnreachable => "STORE_UNREACHABLE",
+            Self::OutcomeUnknown => "OUTCOME_UNKNOWN",
         }
     }
 
@@ -118,9 +151,14 @@ impl Code {
             | Self::LeaseFenced
             | Self::RequestIdUsed
             | Self::SeqExhausted => 409,
-            Self::FenceTokenInvalid | Self::LeaseNotHolder | Self::NotLoopback => 403,
-            Self::FenceTokenMalformed | Self::RequestInvalid => 400,
-            Self::RequestTooLarge => 413,
+            Self::FenceTokenInvalid | Self::LeaseNotHolder | Self::NotLoopback | Self::TunnelRefused => 403,
+            Self::FenceTokenMalformed | Self::RequestInvalid | Self::MethodOverrideRefused => 400,
+            Self::PathAmbiguous | Self::ObjectUnmapped | Self::BodyUnreadable => 422,
+            Self::RequestLimit(Limit::Headers) => 431,
+            Self::RequestLimit(Limit::Uri) => 414,
+            Self::RequestLimit(Limit::Body) => 413,
+            Self::StoreUnreachable => 502,
+            Self::OutcomeUnknown => 504,
             Self::LeaseNotFound | Self::NotFound => 404,
             Self::MethodNotAllowed => 405,
             Self::FenceDraining
@@ -128,6 +166,15 @@ impl Code {
             | Self::ClockUntrusted
             | Self::GateStopping
             | Self::GateOverloaded => 503,
+        }
+    }
+
+    /// Whether something may have happened all the same.
+    #[must_use]
+    pub const fn side_effect(self) -> &'static str {
+        match self {
+            Self::OutcomeUnknown => "maybe",
+            _ => "none",
         }
     }
 
@@ -140,15 +187,22 @@ impl Code {
             | Self::TableUnavailable
             | Self::ClockUntrusted
             | Self::GateStopping
-            | Self::GateOverloaded => true,
+            | Self::GateOverloaded
+            | Self::StoreUnreachable => true,
             Self::WriteUnfenced
             | Self::WriteStaleFence
             | Self::WriteFenceAhead
             | Self::LeaseObjectMismatch
             | Self::FenceTokenInvalid
             | Self::FenceTokenMalformed
+            | Self::MethodOverrideRefused
+            | Self::TunnelRefused
+            | Self::PathAmbiguous
+            | Self::ObjectUnmapped
+            | Self::BodyUnreadable
+            | Self::RequestLimit(_)
+            | Self::OutcomeUnknown
             | Self::RequestInvalid
-            | Self::RequestTooLarge
             | Self::LeaseNotFound
             | Self::LeaseNotHolder
             | Self::LeaseTokenMismatch
@@ -172,11 +226,12 @@ mod tests {
         let mut names: Vec<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), Code::ALL.len());
+        assert_eq!(names.len(), Code::ALL.len() - 2, "one name for the three limits, else one each");
         for code in Code::ALL {
             for plane in [Plane::Data, Plane::Api] {
                 assert!((400..=599).contains(&code.status(plane)), "{code:?}");
-                assert_eq!(code.status(plane) == 503, code.is_retryable() && code != Code::LeaseHeld);
+                let by_status = matches!(code.status(plane), 502 | 503);
+                assert_eq!(by_status, code.is_retryable() && code != Code::LeaseHeld, "{code:?}");
             }
         }
     }

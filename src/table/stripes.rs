@@ -6,7 +6,7 @@
 //! load can never put an old fence back.
 //!
 //! Memory is bounded by objects in use: each stripe keeps a share of the capacity and replaces what
-//! was not looked at lately; sealed records are pinned.
+//! was not looked at lately; records that are sealed or have writes in flight are pinned.
 
 use std::{
     collections::HashMap,
@@ -41,6 +41,15 @@ struct Slot {
     record: Record,
     sealed: bool,
     touched: bool,
+    /// Writes that were admitted and have not been settled.
+    in_flight: u32,
+}
+
+/// Where a record is. It stays there while it has a write in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    stripe: usize,
+    slot: usize,
 }
 
 /// A load in progress: valid while nothing is published in its stripe.
@@ -61,9 +70,46 @@ impl Stripes {
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
+    fn stripe_of(&self, object: &ObjectId) -> usize {
+        self.hasher.hash_one(object) as usize % STRIPES
+    }
+
+    fn lock(&self, stripe: usize) -> MutexGuard<'_, Stripe> {
+        self.all[stripe].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn stripe(&self, object: &ObjectId) -> MutexGuard<'_, Stripe> {
-        let place = self.hasher.hash_one(object) as usize % STRIPES;
-        self.all[place].lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock(self.stripe_of(object))
+    }
+
+    /// Judges a write under its object's lock, and counts it in flight if it may go on. `None`: the
+    /// record is not in memory.
+    pub fn admit<P, E>(
+        &self,
+        object: &ObjectId,
+        judge: impl FnOnce(&Record, bool) -> Result<P, E>,
+    ) -> Option<Result<(P, Place), E>> {
+        let stripe = self.stripe_of(object);
+        let mut held = self.lock(stripe);
+        let slot = held.places.get(object).copied()?;
+        let found = &mut held.slots[slot];
+        found.touched = true;
+        Some(judge(&found.record, found.sealed).map(|permit| {
+            found.in_flight += 1;
+            (permit, Place { stripe, slot })
+        }))
+    }
+
+    /// Looks again at the record of a write that is in flight.
+    pub fn look_again<R>(&self, place: Place, look: impl FnOnce(&Record, bool) -> R) -> R {
+        let held = self.lock(place.stripe);
+        let found = &held.slots[place.slot];
+        look(&found.record, found.sealed)
+    }
+
+    /// A write that was in flight is settled.
+    pub fn settle(&self, place: Place) {
+        self.lock(place.stripe).slots[place.slot].in_flight -= 1;
     }
 
     /// Looks at an object's record under its stripe's lock: the record, and whether it is sealed.
@@ -111,7 +157,10 @@ impl Stripes {
         let mut stripe = self.stripe(&record.object);
         stripe.published += 1;
         match stripe.places.get(&record.object).copied() {
-            Some(place) => stripe.slots[place] = Slot { record, sealed: false, touched: true },
+            Some(place) => {
+                let slot = &mut stripe.slots[place];
+                (slot.record, slot.sealed, slot.touched) = (record, false, true);
+            }
             None => stripe.insert(record, false, self.capacity_each),
         }
     }
@@ -131,7 +180,7 @@ impl Stripes {
 impl Stripe {
     fn insert(&mut self, record: Record, sealed: bool, capacity: usize) {
         // Untouched: what is looked at outlives what merely came by.
-        let slot = Slot { record, sealed, touched: false };
+        let slot = Slot { record, sealed, touched: false, in_flight: 0 };
         let object = slot.record.object.clone();
         let place = match self.victim(capacity) {
             Some(place) => {
@@ -157,7 +206,7 @@ impl Stripe {
             let place = self.hand;
             self.hand = (self.hand + 1) % self.slots.len();
             let slot = &mut self.slots[place];
-            if slot.sealed {
+            if slot.sealed || slot.in_flight > 0 {
                 continue;
             }
             if !std::mem::take(&mut slot.touched) {
@@ -225,6 +274,23 @@ mod tests {
         assert_eq!(seen(&stripes, "sealed"), Some((7, true)));
         stripes.publish(record("sealed", 8));
         assert_eq!(seen(&stripes, "sealed"), Some((8, false)));
+    }
+
+    #[test]
+    fn a_record_with_a_write_in_flight_stays_where_it_is() {
+        let stripes = Stripes::new(STRIPES);
+        stripes.publish(record("busy", 1));
+        let object = ObjectId::new("busy").unwrap();
+        let admit = |judged: Result<(), ()>| stripes.admit(&object, |record, _| judged.map(|()| record.fence.get()));
+        assert!(matches!(admit(Err(())), Some(Err(()))));
+        let Some(Ok((1, place))) = admit(Ok(())) else { panic!("not admitted") };
+        for n in 0..20_000 {
+            stripes.publish(record(&format!("object-{n}"), 1));
+        }
+        stripes.publish(record("busy", 2));
+        assert_eq!(stripes.look_again(place, |record, _| record.fence.get()), 2);
+        stripes.settle(place);
+        evict(&stripes, "busy");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! - `crash`: kill -9 in a loop, also with what was not synced thrown away.
 //! - `process`: starting, stopping, configuration faults, full disks, failing syncs.
 //! - `cli`: the commands.
+//! - `write_path`: writes and reads through the gate, against a recording store in its own process.
 
 #![allow(unreachable_pub, reason = "a test program exports nothing; pub says what support offers")]
 #![allow(clippy::pedantic, reason = "tests are read, not called")]
@@ -23,3 +24,4 @@ mod recovery;
 mod support;
 mod waiting;
 mod watch;
+mod write_path;

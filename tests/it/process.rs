@@ -22,7 +22,7 @@ fn a_gate_says_when_it_is_ready_and_stops_in_good_order() {
     let site = Site::with_table();
     for signal in [Signal::TERM, Signal::INT] {
         let mut gate = site.serve();
-        assert_eq!(gate.ready, format!("ready api={} ops={}\n", gate.api, gate.ops));
+        assert_eq!(gate.ready, format!("ready gate={} api={} ops={}\n", gate.gate, gate.api, gate.ops));
         acquire(&mut gate.api(), &format!("{signal:?}"), "a", 60_000);
         gate.signal(signal);
         assert!(gate.child.wait().unwrap().success());
@@ -92,8 +92,13 @@ fn a_table_in_use_and_a_port_in_use_are_named() {
     drop(gate);
     let (one, two) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
     let (api, ops) = (one.local_addr().unwrap(), two.local_addr().unwrap());
-    fs::write(site.config(), format!("[api]\nlisten = '{api}'\n[ops]\nlisten = '{ops}'\n[table]\npath = 'gone'\n"))
-        .unwrap();
+    fs::write(
+        site.config(),
+        format!(
+            "[gate]\nlisten = '127.0.0.1:0'\n[api]\nlisten = '{api}'\n[ops]\nlisten = '{ops}'\n[table]\npath = 'gone'\n"
+        ),
+    )
+    .unwrap();
     let refused = site.run(&["serve"]);
     let said = stderr(&refused);
     assert_eq!(refused.status.code(), Some(2));
@@ -386,7 +391,7 @@ fn ports_that_overlap_are_found_before_anything_is_changed() {
     let site = Site::new();
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let text = format!(
-        "[api]\nlisten = '127.0.0.1:{free}'\n[ops]\nlisten = '0.0.0.0:{free}'\n[table]\ncreate = true\npath = '{}'\n[nonsense]\n",
+        "[gate]\nlisten = '127.0.0.1:0'\n[api]\nlisten = '127.0.0.1:{free}'\n[ops]\nlisten = '0.0.0.0:{free}'\n[table]\ncreate = true\npath = '{}'\n[nonsense]\n",
         site.data().display()
     );
     fs::write(site.config(), text).unwrap();

@@ -245,8 +245,7 @@ impl Core {
     }
 
     /// Seals the objects whose fences the draft moves, and opens them behind what was on its way to
-    /// the store. No write is in flight before there is a data plane, so there is nothing to wait
-    /// for, and both steps are one synced batch.
+    /// the store. Writes in flight are not waited for yet, so both steps are one synced batch.
     pub(super) fn drain(&mut self, round: &Round, draft: &mut Draft) -> Result<Vec<(ObjectId, Outcome)>, Refused> {
         let drains = draft.take_drains();
         let published: Result<Vec<Record>, _> =

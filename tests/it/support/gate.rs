@@ -37,6 +37,8 @@ pub struct TestGate {
 /// Free ports, and small limits.
 pub fn settings() -> Settings {
     let mut settings = Settings::default();
+    settings.gate.listen.set_port(0);
+    settings.gate.workers = 1;
     settings.api.listen.set_port(0);
     settings.ops.listen.set_port(0);
     settings.lease.ttl_ms_min = 10;
@@ -72,6 +74,11 @@ impl TestGate {
 
     pub fn api(&self) -> Conn {
         Conn::open(self.running().api).unwrap()
+    }
+
+    /// A connection to the gate itself, where writes go.
+    pub fn gate(&self) -> Conn {
+        Conn::open(self.running().listens).unwrap()
     }
 
     pub fn ops(&self) -> Conn {

@@ -72,6 +72,11 @@ impl Conn {
         stream.write_all(&[request.as_bytes(), body].concat())
     }
 
+    /// Sends bytes as they are.
+    pub fn send_raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.stream.get_mut().write_all(bytes)
+    }
+
     /// The head of an answer.
     pub fn read_head(&mut self) -> std::io::Result<(u16, Vec<(String, String)>)> {
         let bad = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, what.to_owned());

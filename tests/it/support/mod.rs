@@ -3,6 +3,7 @@
 pub mod gate;
 pub mod http;
 pub mod process;
+pub mod store;
 
 /// Waits until something shows, but not for ever.
 #[track_caller]

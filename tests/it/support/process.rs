@@ -53,7 +53,7 @@ impl Site {
 
     pub fn configure(&self, more: &str) {
         let text = format!(
-            "[api]\nlisten = '127.0.0.1:0'\n[ops]\nlisten = '127.0.0.1:0'\n[table]\npath = '{}'\n[log]\nformat = 'json'\n{more}",
+            "[gate]\nlisten = '127.0.0.1:0'\n[api]\nlisten = '127.0.0.1:0'\n[ops]\nlisten = '127.0.0.1:0'\n[table]\npath = '{}'\n[log]\nformat = 'json'\n{more}",
             self.data().display()
         );
         fs::write(self.config(), text).unwrap();
@@ -85,7 +85,7 @@ impl Site {
             ready.split_whitespace().find_map(|part| part.strip_prefix(name))?.strip_prefix('=')?.parse().ok()
         };
         match (address("api"), address("ops")) {
-            (Some(api), Some(ops)) => Ok(Gate { child, api, ops, ready }),
+            (Some(api), Some(ops)) => Ok(Gate { child, gate: address("gate").unwrap(), api, ops, ready }),
             _ => {
                 let status = child.wait().unwrap();
                 Err((status, fs::read_to_string(log).unwrap()))
@@ -101,6 +101,7 @@ impl Site {
 /// A gate that runs. Killed when dropped.
 pub struct Gate {
     pub child: Child,
+    pub gate: SocketAddr,
     pub api: SocketAddr,
     pub ops: SocketAddr,
     pub ready: String,

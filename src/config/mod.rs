@@ -4,10 +4,16 @@
 //! values stop the start, and all of them are listed at once. `config/fencegate.toml` holds every
 //! key with its default and advice; a test keeps the two the same.
 
+mod plane;
+
 use std::{fmt, net::SocketAddr, path::Path, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
+
+pub use plane::{
+    Forwarded, GateSettings, LeaseSource, Mode, Profile, Receipts, RouteSettings, StoreOverride, StoreSettings,
+};
 
 const PREFIX: &str = "FENCEGATE__";
 const TEST_FAULT: &str = "FENCEGATE_TEST_FAULT";
@@ -16,13 +22,19 @@ const TEST_FAULT: &str = "FENCEGATE_TEST_FAULT";
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
+    pub gate: GateSettings,
+    pub store: StoreSettings,
     pub api: Api,
     pub ops: Ops,
     pub table: TableSettings,
     pub lease: LeaseSettings,
     pub watch: Watch,
     pub shutdown: Shutdown,
+    pub receipts: Receipts,
     pub log: Log,
+    /// None given: one that takes a path's first segment for the object.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub route: Vec<RouteSettings>,
 }
 
 /// The port for lease calls.
@@ -240,20 +252,64 @@ fn overlay(tree: &mut Table, environment: Vec<(String, String)>, faults: &mut Ve
     let known = Table::try_from(Settings::default()).expect("the defaults are TOML");
     let mut given: Vec<_> = environment.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
     given.sort();
+    let route = Table::try_from(RouteSettings::all_keys()).expect("the defaults are TOML");
     for (name, value) in given {
         let path = name[PREFIX.len()..].to_lowercase();
-        let Some((section, key)) = path.split_once("__") else {
-            faults.push(Fault::new(name, format!("expected {PREFIX}SECTION__KEY")));
-            continue;
+        let parts: Vec<&str> = path.split("__").collect();
+        let placed = match parts.as_slice() {
+            ["route", index, key @ ..] if !key.is_empty() => match like(&route, key) {
+                Some(default) => put_route(tree, index, key, typed(&value, default)),
+                None => Err("there is no such setting"),
+            },
+            [section, key] => match like(&known, &[section, key]) {
+                Some(default) => put(tree, &[section, key], typed(&value, default)),
+                None => Err("there is no such setting"),
+            },
+            _ => Err("expected FENCEGATE__SECTION__KEY, or FENCEGATE__ROUTE__0__KEY"),
         };
-        let Some(default) = known.get(section).and_then(|section| section.get(key)) else {
-            faults.push(Fault::new(name, "there is no such setting"));
-            continue;
-        };
-        let place = tree.entry(section).or_insert_with(|| Value::Table(Table::new()));
-        if let Value::Table(place) = place {
-            place.insert(key.to_owned(), typed(&value, default));
+        if let Err(what) = placed {
+            faults.push(Fault::new(name, what));
         }
+    }
+}
+
+/// The default at a path: what is settable there, and its type.
+fn like<'a>(known: &'a Table, path: &[&str]) -> Option<&'a Value> {
+    match path {
+        [] => None,
+        [key] => known.get(*key).filter(|value| !value.is_table()),
+        [section, rest @ ..] => known.get(*section).and_then(Value::as_table).and_then(|section| like(section, rest)),
+    }
+}
+
+fn put(tree: &mut Table, path: &[&str], value: Value) -> Result<(), &'static str> {
+    match path {
+        [] => Ok(()),
+        [key] => {
+            tree.insert((*key).to_owned(), value);
+            Ok(())
+        }
+        [section, rest @ ..] => match tree.entry((*section).to_owned()).or_insert_with(|| Value::Table(Table::new())) {
+            Value::Table(section) => put(section, rest, value),
+            _ => Err("the file has something else there"),
+        },
+    }
+}
+
+fn put_route(tree: &mut Table, index: &str, key: &[&str], value: Value) -> Result<(), &'static str> {
+    let index: usize = index.parse().map_err(|_| "expected FENCEGATE__ROUTE__0__KEY, with the route's number")?;
+    let Value::Array(routes) = tree.entry("route").or_insert_with(|| Value::Array(vec![])) else {
+        return Err("the file has something else there");
+    };
+    if index > routes.len() {
+        return Err("routes are numbered from 0, without a gap");
+    }
+    if index == routes.len() {
+        routes.push(Value::Table(Table::new()));
+    }
+    match &mut routes[index] {
+        Value::Table(route) => put(route, key, value),
+        _ => Err("the file has something else there"),
     }
 }
 
@@ -286,13 +342,20 @@ fn deserialize(mut tree: Table, faults: &mut Vec<Fault>) -> Settings {
     }
 }
 
+/// Takes out what a path such as `route[1].store.url` leads to, or as much of it as there is.
 fn remove(tree: &mut Table, path: &str) -> bool {
-    match path.split_once('.') {
-        None => tree.remove(path).is_some(),
-        Some((section, rest)) => match tree.get_mut(section) {
-            Some(Value::Table(section)) => remove(section, rest),
-            Some(_) | None => tree.remove(section).is_some(),
-        },
+    let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
+    let (key, index) = match first.split_once('[') {
+        None => (first, None),
+        Some((key, index)) => (key, index.trim_end_matches(']').parse::<usize>().ok()),
+    };
+    let inner = match (tree.get_mut(key), index) {
+        (Some(Value::Array(items)), Some(index)) => items.get_mut(index),
+        (found, _) => found,
+    };
+    match (inner, rest) {
+        (Some(Value::Table(section)), Some(rest)) => remove(section, rest),
+        _ => tree.remove(key).is_some(),
     }
 }
 
@@ -328,6 +391,12 @@ impl Settings {
         );
         check(lease.batch_max >= 1, "lease.batch_max", "must be at least 1");
         check(lease.batch_max <= 1_024, "lease.batch_max", "must be at most 1024");
+        faults.extend(self.plane_faults());
+        let mut check = |ok: bool, key: &str, what: &str| {
+            if !ok {
+                faults.push(Fault::new(key, what));
+            }
+        };
         check(self.watch.history >= 1, "watch.history", "must be at least 1");
         faults
     }
@@ -348,7 +417,7 @@ mod tests {
 
     #[test]
     fn the_shipped_file_holds_every_key_with_its_default() {
-        let shipped: Table = include_str!("../config/fencegate.toml").parse().unwrap();
+        let shipped: Table = include_str!("../../config/fencegate.toml").parse().unwrap();
         let defaults = Table::try_from(Settings::default()).unwrap();
         assert_eq!(shipped, defaults);
         assert_eq!(read(shipped, vec![]), (Settings::default(), vec![]));

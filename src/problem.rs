@@ -8,9 +8,9 @@ use axum::{
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::wire::time;
 use crate::{
-    fence::{Code, Ended, How, Now, ObjectId, code::Plane, step::LeaseRefusal},
+    api::wire::time,
+    fence::{Code, Ended, Fence, How, LeaseSeq, Now, ObjectId, code::Plane, step::LeaseRefusal},
     table::ledger::Refused,
 };
 
@@ -50,6 +50,9 @@ pub struct Problem {
     expired_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     released_at: Option<String>,
+    /// Under which `GET /v1/receipts` has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    receipt_id: Option<String>,
     #[serde(skip)]
     which: Code,
 }
@@ -60,7 +63,13 @@ const RETRY_MS: u64 = 1_000;
 impl Problem {
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        let status = code.status(Plane::Api);
+        Self::on(Plane::Api, code, detail)
+    }
+
+    /// A refusal on either plane.
+    #[must_use]
+    pub fn on(plane: Plane, code: Code, detail: impl Into<String>) -> Self {
+        let status = code.status(plane);
         let title = StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("Refused");
         Self {
             kind: "about:blank",
@@ -69,7 +78,7 @@ impl Problem {
             detail: detail.into(),
             code: code.as_str(),
             retryable: code.is_retryable(),
-            side_effect: "none",
+            side_effect: code.side_effect(),
             object_id: None,
             lease_seq: None,
             fence: None,
@@ -79,6 +88,7 @@ impl Problem {
             retry_after_ms: code.is_retryable().then_some(RETRY_MS),
             expired_at: None,
             released_at: None,
+            receipt_id: None,
             which: code,
         }
     }
@@ -104,6 +114,62 @@ impl Problem {
     pub fn with_object(mut self, object: &ObjectId) -> Self {
         self.object_id = Some(object.as_str().to_owned());
         self
+    }
+
+    /// With the field that is wrong.
+    #[must_use]
+    pub fn with_field(mut self, field: &str) -> Self {
+        self.field = Some(field.to_owned());
+        self
+    }
+
+    /// With the numbers that a write was judged by.
+    #[must_use]
+    pub fn with_numbers(mut self, seq: Option<LeaseSeq>, fence: Option<Fence>) -> Self {
+        self.lease_seq = seq.map(LeaseSeq::get);
+        self.fence = fence.map(Fence::get);
+        self
+    }
+
+    /// With the receipt that was left of it.
+    #[must_use]
+    pub fn with_receipt(mut self, receipt_id: String) -> Self {
+        self.receipt_id = Some(receipt_id);
+        self
+    }
+
+    /// With the lease's end.
+    #[must_use]
+    pub fn with_end(mut self, ended: &Ended) -> Self {
+        match ended.how {
+            How::Released => self.released_at = Some(time(ended.at)),
+            How::Expired | How::Fenced { .. } => self.expired_at = Some(time(ended.at)),
+        }
+        self
+    }
+
+    /// The code.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        self.which
+    }
+
+    /// The body's bytes.
+    #[must_use]
+    pub fn body(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// How long to wait before trying again, in whole seconds, rounded up: not before the time.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<u64> {
+        self.retry_after_ms.map(|ms| ms.div_ceil(1_000))
+    }
+
+    /// The HTTP status.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
     /// Why the ledger did not carry a call out.
@@ -186,25 +252,18 @@ impl Problem {
     }
 
     fn ended(ended: &Ended) -> Self {
-        let mut problem = Self::new(Code::LeaseExpired, "this lease is over; acquire again");
-        match ended.how {
-            How::Released => problem.released_at = Some(time(ended.at)),
-            How::Expired | How::Fenced { .. } => problem.expired_at = Some(time(ended.at)),
-        }
-        problem
+        Self::new(Code::LeaseExpired, "this lease is over; acquire again").with_end(ended)
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let body = serde_json::to_vec(&self).unwrap_or_default();
-        let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], body).into_response();
+        let kind = [(header::CONTENT_TYPE, "application/problem+json")];
+        let mut response = (self.status(), kind, self.body()).into_response();
         let headers = response.headers_mut();
         headers.insert("fence-error", HeaderValue::from_static(self.code));
-        if let Some(ms) = self.retry_after_ms {
-            // Whole seconds, rounded up: not before the time.
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1_000)));
+        if let Some(seconds) = self.retry_after() {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response.extensions_mut().insert(self.which);
         response

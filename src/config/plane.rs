@@ -1,0 +1,238 @@
+//! Settings of the data plane: the gate's port, the store behind it, the routes.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Fault, Settings, loopback};
+use crate::{route::Routes, store::Address};
+
+/// The port for writes and reads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GateSettings {
+    pub listen: SocketAddr,
+    pub workers: usize,
+    pub connections_max: usize,
+    pub head_timeout_ms: u64,
+    pub body_timeout_ms: u64,
+    pub idle_timeout_ms: u64,
+    pub header_bytes_max: usize,
+    pub uri_bytes_max: usize,
+    pub body_bytes_max: u64,
+    pub hold_bytes: usize,
+    pub hold_total_bytes: usize,
+    pub streams_max: u32,
+    pub forwarded: Forwarded,
+}
+
+/// What the store is told about where a request came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Forwarded {
+    XForwarded,
+    Rfc7239,
+    Both,
+    Off,
+}
+
+/// The store behind the gate.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StoreSettings {
+    pub url: String,
+    pub connect_timeout_ms: u64,
+    pub response_timeout_ms: u64,
+    pub idle_timeout_ms: u64,
+    pub connections_max: usize,
+    pub queue_max: usize,
+}
+
+/// A route's own word on any of the store's settings.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StoreOverride {
+    pub url: Option<String>,
+    pub connect_timeout_ms: Option<u64>,
+    pub response_timeout_ms: Option<u64>,
+    pub idle_timeout_ms: Option<u64>,
+    pub connections_max: Option<usize>,
+    pub queue_max: Option<usize>,
+}
+
+impl StoreOverride {
+    /// The store's settings as this route has them.
+    #[must_use]
+    pub fn over(&self, store: &StoreSettings) -> StoreSettings {
+        StoreSettings {
+            url: self.url.clone().unwrap_or_else(|| store.url.clone()),
+            connect_timeout_ms: self.connect_timeout_ms.unwrap_or(store.connect_timeout_ms),
+            response_timeout_ms: self.response_timeout_ms.unwrap_or(store.response_timeout_ms),
+            idle_timeout_ms: self.idle_timeout_ms.unwrap_or(store.idle_timeout_ms),
+            connections_max: self.connections_max.unwrap_or(store.connections_max),
+            queue_max: self.queue_max.unwrap_or(store.queue_max),
+        }
+    }
+}
+
+/// Which object a path is about, and what to do with writes to it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouteSettings {
+    pub name: String,
+    #[serde(rename = "match")]
+    pub path: String,
+    pub object: String,
+    pub profile: Profile,
+    pub mode: Mode,
+    pub lease_source: LeaseSource,
+    pub store: StoreOverride,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    Http,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LeaseSource {
+    Gate,
+}
+
+/// What happens to a write that is not fenced as it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// It is refused.
+    Enforce,
+    /// It is forwarded, and the answer says what would have been.
+    Audit,
+    /// Nobody looks.
+    Off,
+}
+
+/// Receipts of refused writes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Receipts {
+    pub keep: usize,
+}
+
+impl Default for GateSettings {
+    fn default() -> Self {
+        Self {
+            listen: loopback(8080),
+            workers: 0,
+            connections_max: 10_000,
+            head_timeout_ms: 10_000,
+            body_timeout_ms: 30_000,
+            idle_timeout_ms: 60_000,
+            header_bytes_max: 32_768,
+            uri_bytes_max: 8_192,
+            body_bytes_max: 0,
+            hold_bytes: 65_536,
+            hold_total_bytes: 268_435_456,
+            streams_max: 256,
+            forwarded: Forwarded::XForwarded,
+        }
+    }
+}
+
+impl Default for StoreSettings {
+    fn default() -> Self {
+        Self {
+            url: "http://127.0.0.1:9000".to_owned(),
+            connect_timeout_ms: 1_000,
+            response_timeout_ms: 30_000,
+            idle_timeout_ms: 4_000,
+            connections_max: 256,
+            queue_max: 1_024,
+        }
+    }
+}
+
+impl Default for RouteSettings {
+    fn default() -> Self {
+        Self {
+            name: "default".to_owned(),
+            path: "/{object}/{rest...}".to_owned(),
+            object: "{object}".to_owned(),
+            profile: Profile::Http,
+            mode: Mode::Enforce,
+            lease_source: LeaseSource::Gate,
+            store: StoreOverride::default(),
+        }
+    }
+}
+
+impl Default for Receipts {
+    fn default() -> Self {
+        Self { keep: 1_024 }
+    }
+}
+
+impl RouteSettings {
+    /// A route with every key set, to know their names and types by.
+    pub(super) fn all_keys() -> Self {
+        let store = StoreSettings::default();
+        let store = StoreOverride {
+            url: Some(store.url),
+            connect_timeout_ms: Some(store.connect_timeout_ms),
+            response_timeout_ms: Some(store.response_timeout_ms),
+            idle_timeout_ms: Some(store.idle_timeout_ms),
+            connections_max: Some(store.connections_max),
+            queue_max: Some(store.queue_max),
+        };
+        Self { store, ..Self::default() }
+    }
+}
+
+impl Settings {
+    /// The routes, with the one that stands in where none is given.
+    #[must_use]
+    pub fn routes(&self) -> Vec<RouteSettings> {
+        if self.route.is_empty() { vec![RouteSettings::default()] } else { self.route.clone() }
+    }
+
+    /// What is wrong with the data plane's settings.
+    pub(super) fn plane_faults(&self) -> Vec<Fault> {
+        let mut faults = vec![];
+        let mut check = |ok: bool, key: &str, what: &str| {
+            if !ok {
+                faults.push(Fault::new(key, what));
+            }
+        };
+        let (gate, store) = (&self.gate, &self.store);
+        let taken = |address: SocketAddr| address == gate.listen && address.port() != 0;
+        check(!taken(self.api.listen), "gate.listen", "must differ from api.listen");
+        check(!taken(self.ops.listen), "gate.listen", "must differ from ops.listen");
+        check(gate.workers <= 1_024, "gate.workers", "must be at most 1024; 0 is one per core");
+        check(gate.connections_max >= 1, "gate.connections_max", "must be at least 1");
+        check(gate.head_timeout_ms >= 1, "gate.head_timeout_ms", "must be at least 1");
+        check(gate.body_timeout_ms >= 1, "gate.body_timeout_ms", "must be at least 1");
+        check(gate.idle_timeout_ms >= 1, "gate.idle_timeout_ms", "must be at least 1");
+        check(
+            (1_024..=1 << 20).contains(&gate.header_bytes_max),
+            "gate.header_bytes_max",
+            "must be from 1024 to 1048576",
+        );
+        check((64..=65_534).contains(&gate.uri_bytes_max), "gate.uri_bytes_max", "must be from 64 to 65534");
+        check(gate.hold_bytes <= gate.hold_total_bytes, "gate.hold_bytes", "must not be above gate.hold_total_bytes");
+        check(gate.streams_max >= 1, "gate.streams_max", "must be at least 1");
+        check(store.connections_max >= 1, "store.connections_max", "must be at least 1");
+        check(store.response_timeout_ms >= 1, "store.response_timeout_ms", "must be at least 1");
+        check(store.connect_timeout_ms >= 1, "store.connect_timeout_ms", "must be at least 1");
+        if let Err(what) = Address::parse(&store.url) {
+            faults.push(Fault::new("store.url", what));
+        }
+        for (place, route) in self.route.iter().enumerate() {
+            if let Some(Err(what)) = route.store.url.as_deref().map(Address::parse) {
+                faults.push(Fault::new(format!("route[{place}].store.url"), what));
+            }
+        }
+        faults.extend(Routes::new(self).err().unwrap_or_default());
+        faults
+    }
+}

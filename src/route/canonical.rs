@@ -1,0 +1,149 @@
+//! Paths that every parser reads in the same way.
+//!
+//! The object that the gate judges must be the object that the store writes. So a write whose path
+//! two parsers could read in two ways is refused, and the very bytes that were judged are forwarded.
+
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode_str;
+
+/// Why a path can be read in more than one way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ambiguous {
+    /// Not of the form `/...`.
+    Form,
+    /// An encoded slash or backslash.
+    EncodedSlash,
+    /// An encoded NUL or other control byte, or a raw one.
+    Control,
+    /// `%25` before two hex digits: decoded twice, it is something else.
+    DoubleEncoding,
+    /// `%` without two hex digits behind it.
+    BadEncoding,
+    /// Bytes that are not UTF-8 when decoded.
+    NotUtf8,
+    /// `.` or `..`, also encoded.
+    DotSegment,
+    /// `//`.
+    EmptySegment,
+    /// `;`, which some servers take for parameters, also encoded.
+    Semicolon,
+    /// `\`, which some servers take for a slash.
+    Backslash,
+}
+
+impl Ambiguous {
+    #[must_use]
+    pub const fn what(self) -> &'static str {
+        match self {
+            Self::Form => "it is not of the form /path",
+            Self::EncodedSlash => "it has an encoded slash or backslash",
+            Self::Control => "it has a control character",
+            Self::DoubleEncoding => "it is encoded twice",
+            Self::BadEncoding => "it has a % without two hex digits",
+            Self::NotUtf8 => "it is not UTF-8",
+            Self::DotSegment => "it has a dot segment",
+            Self::EmptySegment => "it has an empty segment",
+            Self::Semicolon => "it has a semicolon",
+            Self::Backslash => "it has a backslash",
+        }
+    }
+}
+
+/// The decoded segments of a path that is read in one way only.
+///
+/// # Errors
+/// With the first thing about it that is not.
+pub fn segments(path: &str) -> Result<Vec<Cow<'_, str>>, Ambiguous> {
+    let body = path.strip_prefix('/').ok_or(Ambiguous::Form)?;
+    let count = body.split('/').count();
+    body.split('/').enumerate().map(|(place, raw)| segment(raw, place + 1 == count)).collect()
+}
+
+fn segment(raw: &str, is_last: bool) -> Result<Cow<'_, str>, Ambiguous> {
+    if raw.is_empty() {
+        // A slash at the end is an empty last segment; nowhere else may one be empty.
+        return if is_last { Ok(Cow::Borrowed("")) } else { Err(Ambiguous::EmptySegment) };
+    }
+    check_encoding(raw.as_bytes())?;
+    let decoded = percent_decode_str(raw).decode_utf8().map_err(|_| Ambiguous::NotUtf8)?;
+    match decoded.chars().find_map(fault_of) {
+        Some(fault) => Err(fault),
+        None if &*decoded == "." || &*decoded == ".." => Err(Ambiguous::DotSegment),
+        None => Ok(decoded),
+    }
+}
+
+/// What a decoded character stands for when it stands alone.
+fn fault_of(c: char) -> Option<Ambiguous> {
+    match c {
+        '/' => Some(Ambiguous::EncodedSlash),
+        '\\' => Some(Ambiguous::Backslash),
+        ';' => Some(Ambiguous::Semicolon),
+        c if c.is_control() => Some(Ambiguous::Control),
+        _ => None,
+    }
+}
+
+fn check_encoding(raw: &[u8]) -> Result<(), Ambiguous> {
+    let hex = |at: usize| raw.get(at).is_some_and(u8::is_ascii_hexdigit);
+    for at in raw.iter().enumerate().filter(|(_, byte)| **byte == b'%').map(|(at, _)| at) {
+        if !hex(at + 1) || !hex(at + 2) {
+            return Err(Ambiguous::BadEncoding);
+        }
+        match &raw[at + 1..at + 3] {
+            b"25" if hex(at + 3) && hex(at + 4) => return Err(Ambiguous::DoubleEncoding),
+            b"5c" | b"5C" => return Err(Ambiguous::EncodedSlash),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_paths_are_split_and_decoded() {
+        let read = |path| segments(path).unwrap();
+        assert_eq!(read("/"), [""]);
+        assert_eq!(read("/a"), ["a"]);
+        assert_eq!(read("/a/b/"), ["a", "b", ""]);
+        assert_eq!(read("/a%20b/%C3%A4/..c/.d/e%25"), ["a b", "ä", "..c", ".d", "e%"]);
+        assert!(read("/plain/path").iter().all(|segment| matches!(segment, Cow::Borrowed(_))));
+    }
+
+    #[test]
+    fn what_can_be_read_in_two_ways_is_not_read() {
+        for (path, fault) in [
+            ("", Ambiguous::Form),
+            ("a", Ambiguous::Form),
+            ("*", Ambiguous::Form),
+            ("/a//b", Ambiguous::EmptySegment),
+            ("//a", Ambiguous::EmptySegment),
+            ("/a/./b", Ambiguous::DotSegment),
+            ("/a/../b", Ambiguous::DotSegment),
+            ("/a/%2e%2E/b", Ambiguous::DotSegment),
+            ("/a/.%2e", Ambiguous::DotSegment),
+            ("/a%2fb", Ambiguous::EncodedSlash),
+            ("/a%2Fb", Ambiguous::EncodedSlash),
+            ("/a%5cb", Ambiguous::EncodedSlash),
+            ("/a%00b", Ambiguous::Control),
+            ("/a%0ab", Ambiguous::Control),
+            ("/a%7Fb", Ambiguous::Control),
+            ("/a%252fb", Ambiguous::DoubleEncoding),
+            ("/a%2541", Ambiguous::DoubleEncoding),
+            ("/a%ff", Ambiguous::NotUtf8),
+            ("/a%c3", Ambiguous::NotUtf8),
+            ("/a;b=c/d", Ambiguous::Semicolon),
+            ("/a%3bb", Ambiguous::Semicolon),
+            ("/a\\b", Ambiguous::Backslash),
+            ("/a%", Ambiguous::BadEncoding),
+            ("/a%4", Ambiguous::BadEncoding),
+            ("/a%zz", Ambiguous::BadEncoding),
+        ] {
+            assert_eq!(segments(path), Err(fault), "{path}");
+        }
+    }
+}

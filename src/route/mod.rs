@@ -1,0 +1,173 @@
+//! Routes: which object a request is about.
+//!
+//! Pure. [`canonical`] reads a path in the one way that every parser would, or not at all;
+//! [`template`] fits it to a route and fills in the object's id.
+
+pub mod canonical;
+pub mod template;
+
+use std::borrow::Cow;
+
+use self::template::{ObjectTemplate, PathTemplate};
+use crate::{
+    config::{Fault, Mode, RouteSettings, Settings, StoreSettings},
+    fence::ObjectId,
+};
+
+/// One route.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Route {
+    pub name: String,
+    pub mode: Mode,
+    /// Which of [`Routes::stores`] is behind it.
+    pub store: usize,
+    path: PathTemplate,
+    object: ObjectTemplate,
+}
+
+/// All routes, the most specific first, and the stores behind them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Routes {
+    routes: Vec<Route>,
+    /// The first is the one for requests that no route matches.
+    pub stores: Vec<StoreSettings>,
+}
+
+impl Routes {
+    /// Reads the routes of a configuration.
+    ///
+    /// # Errors
+    /// With everything that is wrong with them.
+    pub fn new(settings: &Settings) -> Result<Self, Vec<Fault>> {
+        let mut faults = vec![];
+        let mut stores = vec![settings.store.clone()];
+        let mut routes: Vec<Route> = vec![];
+        for (place, given) in settings.routes().iter().enumerate() {
+            let at = |key: &str| format!("route[{place}].{key}");
+            if given.name.is_empty() || given.name.chars().any(char::is_control) {
+                faults.push(Fault::new(at("name"), "must be a word or two"));
+            }
+            if routes.iter().any(|route| route.name == given.name) {
+                faults.push(Fault::new(at("name"), format!("{:?} is another route's name too", given.name)));
+            }
+            let store = given.store.over(&settings.store);
+            let store = stores.iter().position(|each| *each == store).unwrap_or_else(|| {
+                stores.push(store);
+                stores.len() - 1
+            });
+            match parse(given) {
+                Err((key, what)) => faults.push(Fault::new(at(key), what)),
+                Ok((path, object)) => {
+                    routes.push(Route { name: given.name.clone(), mode: given.mode, store, path, object });
+                }
+            }
+        }
+        faults.extend(disagreements(&routes));
+        // The longest literal prefix wins, then the order in the file: this sort keeps it.
+        routes.sort_by_key(|route| std::cmp::Reverse(route.path.literal_prefix()));
+        if faults.is_empty() { Ok(Self { routes, stores }) } else { Err(faults) }
+    }
+
+    /// The route of a path and what it captures; the path's segments are decoded.
+    #[must_use]
+    pub fn find<'a>(&self, path: &'a [Cow<'_, str>]) -> Option<(&Route, Vec<&'a str>)> {
+        self.routes.iter().find_map(|route| Some((route, route.path.captures(path)?)))
+    }
+
+    /// All routes, the most specific first.
+    #[must_use]
+    pub fn all(&self) -> &[Route] {
+        &self.routes
+    }
+}
+
+impl Route {
+    /// The object that these captures name; `None` where they make no object id.
+    #[must_use]
+    pub fn object(&self, captures: &[&str]) -> Option<ObjectId> {
+        ObjectId::new(&self.object.fill(captures)).ok()
+    }
+}
+
+fn parse(given: &RouteSettings) -> Result<(PathTemplate, ObjectTemplate), (&'static str, String)> {
+    let path = PathTemplate::parse(&given.path).map_err(|fault| ("match", fault.to_string()))?;
+    let object = ObjectTemplate::parse(&given.object, &path).map_err(|fault| ("object", fault.to_string()))?;
+    Ok((path, object))
+}
+
+/// Two routes that could take the same path, with nothing but their order to choose by, must not
+/// differ in what they would do with it.
+fn disagreements(routes: &[Route]) -> Vec<Fault> {
+    let mut faults = vec![];
+    for (place, route) in routes.iter().enumerate() {
+        for other in &routes[..place] {
+            let tie = route.path.literal_prefix() == other.path.literal_prefix() && route.path.overlaps(&other.path);
+            let agree = (&route.object, route.mode, route.store) == (&other.object, other.mode, other.store);
+            if tie && !agree {
+                let what = format!("takes paths that route {:?} takes too, and they disagree", other.name);
+                faults.push(Fault::new(format!("route[{place}].match"), what));
+            }
+        }
+    }
+    faults
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(routes: &[(&str, &str, &str)]) -> Settings {
+        let route = routes
+            .iter()
+            .map(|(name, path, object)| RouteSettings {
+                name: (*name).to_owned(),
+                path: (*path).to_owned(),
+                object: (*object).to_owned(),
+                ..RouteSettings::default()
+            })
+            .collect();
+        Settings { route, ..Settings::default() }
+    }
+
+    fn object(settings: &Settings, path: &str) -> Option<String> {
+        let routes = Routes::new(settings).unwrap();
+        let segments = canonical::segments(path).unwrap();
+        let (route, captures) = routes.find(&segments)?;
+        Some(format!("{} {}", route.name, route.object(&captures)?))
+    }
+
+    #[test]
+    fn without_routes_the_first_segment_is_the_object() {
+        let none = Settings::default();
+        assert_eq!(object(&none, "/users/1"), Some("default users".to_owned()));
+        assert_eq!(object(&none, "/users"), Some("default users".to_owned()));
+        assert_eq!(object(&none, "/us%65rs/"), Some("default users".to_owned()));
+        assert_eq!(object(&none, "/"), None);
+    }
+
+    #[test]
+    fn the_longest_literal_prefix_wins_then_the_order_in_the_file() {
+        let some = settings(&[
+            ("any", "/{object}/{rest...}", "{object}"),
+            ("data", "/data/{domain}/{rest...}", "/data/{domain}/"),
+            ("audit", "/data/audit/{rest...}", "audit"),
+        ]);
+        assert_eq!(object(&some, "/data/audit/x"), Some("audit audit".to_owned()));
+        assert_eq!(object(&some, "/data/users/1"), Some("data /data/users/".to_owned()));
+        assert_eq!(object(&some, "/data"), Some("any data".to_owned()));
+        // However it is spelled, it is the same path.
+        assert_eq!(object(&some, "/%64ata/users/1"), Some("data /data/users/".to_owned()));
+    }
+
+    #[test]
+    fn routes_that_disagree_are_a_fault_and_each_is_named() {
+        let keys = |settings: &Settings| -> Vec<String> {
+            Routes::new(settings).unwrap_err().into_iter().map(|fault| fault.key).collect()
+        };
+        let tie = settings(&[("a", "/{x}/{rest...}", "{x}"), ("b", "/{y}/{z}", "{z}")]);
+        assert_eq!(keys(&tie), ["route[1].match"]);
+        assert!(Routes::new(&settings(&[("a", "/{x}/{rest...}", "{x}"), ("b", "/{y}", "{y}")])).is_ok());
+        let bad = settings(&[("a", "x", "{x}"), ("a", "/{x}", "{y}"), ("", "/{x}/b", "{x}")]);
+        assert_eq!(keys(&bad), ["route[0].match", "route[1].object", "route[2].name"]);
+    }
+}

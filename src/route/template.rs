@@ -1,0 +1,266 @@
+//! Templates: `/data/{domain}/{rest...}` for paths, `/data/{domain}/` for object ids.
+
+use thiserror::Error;
+
+/// Why a text is not a template.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum TemplateFault {
+    #[error("must begin with /")]
+    NoSlash,
+    #[error("has an empty segment; only {{rest...}} stands for more than one")]
+    EmptySegment,
+    #[error("{0:?}: a capture is a whole segment, such as {{bucket}}; its name is letters, digits and _")]
+    Capture(String),
+    #[error("{0:?} stands twice")]
+    Twice(String),
+    #[error("{{rest...}} must come last")]
+    RestNotLast,
+    #[error("must not be empty")]
+    Empty,
+    #[error("{0:?} is not captured by the route's match")]
+    Unknown(String),
+    #[error("{0:?} may hold several segments, so it names no single object")]
+    RestInObject(String),
+    #[error("holds a control character")]
+    Control,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Literal(String),
+    Capture,
+}
+
+/// A path's template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathTemplate {
+    segments: Vec<Segment>,
+    /// The captures' names, in their order.
+    names: Vec<String>,
+    rest: Option<String>,
+    literal_prefix: usize,
+}
+
+fn capture_name(segment: &str) -> Result<Option<&str>, TemplateFault> {
+    let bad = || TemplateFault::Capture(segment.to_owned());
+    match segment.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
+        None if segment.contains(['{', '}']) => Err(bad()),
+        None => Ok(None),
+        Some(inner) => {
+            let name = inner.strip_suffix("...").unwrap_or(inner);
+            let sound = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+            if sound { Ok(Some(inner)) } else { Err(bad()) }
+        }
+    }
+}
+
+impl PathTemplate {
+    /// Reads a path's template.
+    ///
+    /// # Errors
+    /// With what is wrong.
+    pub fn parse(text: &str) -> Result<Self, TemplateFault> {
+        if text.chars().any(char::is_control) {
+            return Err(TemplateFault::Control);
+        }
+        let body = text.strip_prefix('/').ok_or(TemplateFault::NoSlash)?;
+        let mut template = Self { segments: vec![], names: vec![], rest: None, literal_prefix: 0 };
+        for segment in body.split('/') {
+            template.push(segment)?;
+        }
+        template.literal_prefix = text.find('{').unwrap_or(text.len());
+        Ok(template)
+    }
+
+    fn push(&mut self, segment: &str) -> Result<(), TemplateFault> {
+        if self.rest.is_some() {
+            return Err(TemplateFault::RestNotLast);
+        }
+        if segment.is_empty() {
+            return Err(TemplateFault::EmptySegment);
+        }
+        let Some(inner) = capture_name(segment)? else {
+            self.segments.push(Segment::Literal(segment.to_owned()));
+            return Ok(());
+        };
+        let name = inner.strip_suffix("...").unwrap_or(inner);
+        if self.names.iter().any(|each| each == name) {
+            return Err(TemplateFault::Twice(name.to_owned()));
+        }
+        if inner.ends_with("...") {
+            self.rest = Some(name.to_owned());
+        } else {
+            self.segments.push(Segment::Capture);
+            self.names.push(name.to_owned());
+        }
+        Ok(())
+    }
+
+    /// How much of it is literal before the first capture: the more, the more specific.
+    #[must_use]
+    pub fn literal_prefix(&self) -> usize {
+        self.literal_prefix
+    }
+
+    /// The captured segments, if the path fits. Segments are decoded and none but the last is empty.
+    #[must_use]
+    pub fn captures<'a>(&self, path: &'a [std::borrow::Cow<'_, str>]) -> Option<Vec<&'a str>> {
+        let fits =
+            if self.rest.is_some() { path.len() >= self.segments.len() } else { path.len() == self.segments.len() };
+        if !fits {
+            return None;
+        }
+        let mut captures = Vec::with_capacity(self.names.len());
+        for (segment, given) in self.segments.iter().zip(path) {
+            match segment {
+                Segment::Literal(literal) if **given == **literal => {}
+                // Nothing is named by an empty segment: `/data/` is the parent of all, not an object.
+                Segment::Capture if !given.is_empty() => captures.push(&**given),
+                Segment::Literal(_) | Segment::Capture => return None,
+            }
+        }
+        Some(captures)
+    }
+
+    /// Whether some path fits both.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let lengths = match (&self.rest, &other.rest) {
+            (None, None) => self.segments.len() == other.segments.len(),
+            (Some(_), None) => other.segments.len() >= self.segments.len(),
+            (None, Some(_)) => self.segments.len() >= other.segments.len(),
+            (Some(_), Some(_)) => true,
+        };
+        lengths
+            && self.segments.iter().zip(&other.segments).all(|pair| match pair {
+                (Segment::Literal(one), Segment::Literal(two)) => one == two,
+                _ => true,
+            })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Piece {
+    Literal(String),
+    Capture(usize),
+}
+
+/// An object id's template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectTemplate {
+    pieces: Vec<Piece>,
+}
+
+impl ObjectTemplate {
+    /// Reads an object id's template against the path that its captures come from.
+    ///
+    /// # Errors
+    /// With what is wrong.
+    pub fn parse(text: &str, path: &PathTemplate) -> Result<Self, TemplateFault> {
+        if text.is_empty() {
+            return Err(TemplateFault::Empty);
+        }
+        if text.chars().any(char::is_control) {
+            return Err(TemplateFault::Control);
+        }
+        let mut pieces = vec![];
+        let mut left = text;
+        while let Some(begin) = left.find(['{', '}']) {
+            let end = left[begin..].find('}').map(|end| begin + end);
+            let Some(end) = end.filter(|end| left.as_bytes()[begin] == b'{' && *end > begin + 1) else {
+                return Err(TemplateFault::Capture(left.to_owned()));
+            };
+            let name = &left[begin + 1..end];
+            if path.rest.as_deref() == Some(name.trim_end_matches("...")) {
+                return Err(TemplateFault::RestInObject(name.to_owned()));
+            }
+            let place = path.names.iter().position(|each| each == name);
+            let place = place.ok_or_else(|| TemplateFault::Unknown(name.to_owned()))?;
+            if begin > 0 {
+                pieces.push(Piece::Literal(left[..begin].to_owned()));
+            }
+            pieces.push(Piece::Capture(place));
+            left = &left[end + 1..];
+        }
+        if !left.is_empty() {
+            pieces.push(Piece::Literal(left.to_owned()));
+        }
+        Ok(Self { pieces })
+    }
+
+    /// The object id that these captures name.
+    #[must_use]
+    pub fn fill(&self, captures: &[&str]) -> String {
+        self.pieces
+            .iter()
+            .map(|piece| match piece {
+                Piece::Literal(text) => text.as_str(),
+                Piece::Capture(place) => captures[*place],
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use super::*;
+
+    fn object(path: &str, object: &str, given: &str) -> Option<String> {
+        let path = PathTemplate::parse(path).unwrap();
+        let object = ObjectTemplate::parse(object, &path).unwrap();
+        let segments: Vec<Cow<'_, str>> = given[1..].split('/').map(Cow::Borrowed).collect();
+        path.captures(&segments).map(|captures| object.fill(&captures))
+    }
+
+    #[test]
+    fn a_path_names_one_object() {
+        let domain = |given| object("/data/{domain}/{rest...}", "/data/{domain}/", given);
+        assert_eq!(domain("/data/users/1").as_deref(), Some("/data/users/"));
+        assert_eq!(domain("/data/users/").as_deref(), Some("/data/users/"));
+        assert_eq!(domain("/data/users").as_deref(), Some("/data/users/"));
+        assert_eq!(domain("/data/users/a/b/c").as_deref(), Some("/data/users/"));
+        for other in ["/", "/data", "/data/", "/other/users/1", "/datax/users/1"] {
+            assert_eq!(domain(other), None, "{other}");
+        }
+        assert_eq!(object("/{a}/x/{b}", "{b}-{a}", "/1/x/2").as_deref(), Some("2-1"));
+        assert_eq!(object("/{a}/x/{b}", "{b}-{a}", "/1/x/2/3"), None);
+        assert_eq!(object("/{a}/x/{b}", "one", "/1/x/2").as_deref(), Some("one"));
+    }
+
+    #[test]
+    fn what_is_no_template_is_named() {
+        let path = |text: &str| PathTemplate::parse(text).unwrap_err();
+        assert_eq!(path("data"), TemplateFault::NoSlash);
+        assert_eq!(path("/data//x"), TemplateFault::EmptySegment);
+        assert_eq!(path("/data/"), TemplateFault::EmptySegment);
+        assert_eq!(path("/{a}/{a}"), TemplateFault::Twice("a".to_owned()));
+        assert_eq!(path("/{rest...}/a"), TemplateFault::RestNotLast);
+        for bad in ["/a{b}", "/{}", "/{...}", "/{a b}", "/{a", "/a}"] {
+            assert!(matches!(path(bad), TemplateFault::Capture(_)), "{bad}");
+        }
+        let base = PathTemplate::parse("/{a}/{rest...}").unwrap();
+        let object = |text: &str| ObjectTemplate::parse(text, &base).unwrap_err();
+        assert_eq!(object(""), TemplateFault::Empty);
+        assert_eq!(object("{b}"), TemplateFault::Unknown("b".to_owned()));
+        assert_eq!(object("x{rest}"), TemplateFault::RestInObject("rest".to_owned()));
+        for bad in ["{", "}", "{}", "a}b{"] {
+            assert!(matches!(object(bad), TemplateFault::Capture(_)), "{bad}");
+        }
+    }
+
+    #[test]
+    fn templates_that_share_a_path_overlap() {
+        let overlap = |one: &str, two: &str| {
+            let (one, two) = (PathTemplate::parse(one).unwrap(), PathTemplate::parse(two).unwrap());
+            assert_eq!(one.overlaps(&two), two.overlaps(&one));
+            one.overlaps(&two)
+        };
+        assert!(overlap("/data/{a}/{rest...}", "/{x}/{rest...}"));
+        assert!(overlap("/data/{a}", "/data/{b}/{rest...}"));
+        assert!(!overlap("/data/{a}", "/logs/{a}"));
+        assert!(!overlap("/data/{a}", "/data/{a}/b"));
+        assert!(overlap("/{a}/b", "/c/{d}"));
+    }
+}

@@ -1,0 +1,65 @@
+//! The way to the store: its address, and connections that each carry one request at a time.
+//!
+//! - [`Address`]: where it is.
+//! - [`pool`]: a worker's own connections to it.
+//! - [`body`]: what is sent.
+//!
+//! A write is never sent twice: nothing here tries again once a byte of it may have left.
+
+pub mod body;
+pub mod pool;
+
+use std::path::PathBuf;
+
+/// Where a store is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// Reads a store's URL.
+    ///
+    /// # Errors
+    /// With what is wrong with it.
+    pub fn parse(url: &str) -> Result<Self, String> {
+        if let Some(path) = url.strip_prefix("unix:") {
+            let path = PathBuf::from(path);
+            return if path.is_absolute() {
+                Ok(Self::Unix(path))
+            } else {
+                Err("unix: needs an absolute path".to_owned())
+            };
+        }
+        let uri: http::Uri = url.parse().map_err(|_| format!("{url:?} is not a URL"))?;
+        let (scheme, authority) = (uri.scheme_str(), uri.authority());
+        let (Some("http"), Some(authority)) = (scheme, authority) else {
+            return Err(format!("{url:?} must be http://HOST:PORT or unix:/PATH"));
+        };
+        if !matches!(uri.path(), "" | "/") || uri.query().is_some() || authority.as_str().contains('@') {
+            return Err(format!("{url:?} must have neither path, query nor user: requests are forwarded as they are"));
+        }
+        let host = authority.host().trim_matches(['[', ']']).to_owned();
+        Ok(Self::Tcp { host, port: authority.port_u16().unwrap_or(80) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_at_a_port_or_a_socket() {
+        let tcp = |host: &str, port| Ok(Address::Tcp { host: host.to_owned(), port });
+        assert_eq!(Address::parse("http://127.0.0.1:9000"), tcp("127.0.0.1", 9000));
+        assert_eq!(Address::parse("http://store/"), tcp("store", 80));
+        assert_eq!(Address::parse("http://[::1]:9000"), tcp("::1", 9000));
+        assert_eq!(Address::parse("unix:/run/store.sock"), Ok(Address::Unix("/run/store.sock".into())));
+        for bad in
+            ["", "store", "ftp://store", "http://store/path", "http://u:p@store", "unix:store.sock", "http://s?q"]
+        {
+            assert!(Address::parse(bad).is_err(), "{bad}");
+        }
+    }
+}

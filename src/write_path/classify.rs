@@ -1,0 +1,189 @@
+//! What a request is: a read, a write to one object, or nothing that is forwarded. Pure.
+//!
+//! The only place that knows header names and what methods mean. GET, HEAD and OPTIONS read; every
+//! other method writes, known or not; CONNECT, TRACE and upgrades are refused, and so is whatever could
+//! make a store see another method than the gate did.
+
+use std::borrow::Cow;
+
+use http::{HeaderMap, Method, Uri, header, request::Parts};
+
+use crate::{
+    config::GateSettings,
+    fence::{Code, FenceToken, ObjectId, code::Limit, verdict::Presented},
+    route::{Route, Routes, canonical},
+};
+
+/// The header that carries a token.
+pub const FENCE_TOKEN: &str = "fence-token";
+
+/// What a request is.
+#[derive(Debug)]
+pub enum Class<'a> {
+    Read { store: usize },
+    Write(Target<'a>),
+}
+
+/// A write and what it brought along.
+#[derive(Debug)]
+pub struct Target<'a> {
+    pub route: &'a Route,
+    pub object: ObjectId,
+    pub presented: Presented,
+}
+
+/// Why a request is not forwarded, before any token is looked at.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Unfit {
+    pub code: Code,
+    pub detail: Cow<'static, str>,
+    pub field: Option<&'static str>,
+}
+
+fn unfit(code: Code, detail: impl Into<Cow<'static, str>>) -> Unfit {
+    Unfit { code, detail: detail.into(), field: None }
+}
+
+fn invalid(field: &'static str, detail: &'static str) -> Unfit {
+    Unfit { code: Code::RequestInvalid, detail: detail.into(), field: Some(field) }
+}
+
+/// Says what a request is.
+///
+/// # Errors
+/// With why it is not forwarded.
+pub fn classify<'a>(head: &Parts, routes: &'a Routes, limits: &GateSettings) -> Result<Class<'a>, Unfit> {
+    check_size(head, limits)?;
+    check_tunnel(head)?;
+    check_host(&head.uri, &head.headers)?;
+    check_override(&head.uri, &head.headers)?;
+    let segments = canonical::segments(head.uri.path());
+    if is_read(&head.method) {
+        let route = segments.ok().and_then(|segments| routes.find(&segments).map(|(route, _)| route.store));
+        return Ok(Class::Read { store: route.unwrap_or(0) });
+    }
+    let segments = segments.map_err(|why| {
+        unfit(Code::PathAmbiguous, format!("two servers could read this path in two ways: {}", why.what()))
+    })?;
+    let unmapped = || unfit(Code::ObjectUnmapped, "no route says which object this path belongs to");
+    let (route, captures) = routes.find(&segments).ok_or_else(unmapped)?;
+    let object = route.object(&captures).ok_or_else(unmapped)?;
+    Ok(Class::Write(Target { route, object, presented: presented(&head.headers)? }))
+}
+
+fn is_read(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+}
+
+fn check_size(head: &Parts, limits: &GateSettings) -> Result<(), Unfit> {
+    let uri = head.uri.path_and_query().map_or(0, |path| path.as_str().len());
+    if uri > limits.uri_bytes_max {
+        return Err(unfit(Code::RequestLimit(Limit::Uri), "the URI is longer than gate.uri_bytes_max"));
+    }
+    let headers: usize = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if headers > limits.header_bytes_max {
+        return Err(unfit(Code::RequestLimit(Limit::Headers), "the headers are larger than gate.header_bytes_max"));
+    }
+    let length = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    match length {
+        Some(length) if limits.body_bytes_max > 0 && length > limits.body_bytes_max => {
+            Err(unfit(Code::RequestLimit(Limit::Body), "the body is larger than gate.body_bytes_max"))
+        }
+        Some::<u64>(_) | None => Ok(()),
+    }
+}
+
+/// Behind a tunnel nobody sees what is written. An offer of h2c is not refused: it is not passed on.
+fn check_tunnel(head: &Parts) -> Result<(), Unfit> {
+    if head.method == Method::CONNECT {
+        return Err(unfit(Code::TunnelRefused, "no tunnel leads through a gate"));
+    }
+    if head.method == Method::TRACE {
+        return Err(unfit(Code::TunnelRefused, "TRACE would show the store's view of the request, token and all"));
+    }
+    let mut offers = head.headers.get_all(header::UPGRADE).iter();
+    let only_h2c = offers.all(|offer| offer.as_bytes().eq_ignore_ascii_case(b"h2c"));
+    if only_h2c { Ok(()) } else { Err(unfit(Code::TunnelRefused, "no upgraded connection leads through a gate")) }
+}
+
+/// One host, and the same in the request line if it is there.
+fn check_host(uri: &Uri, headers: &HeaderMap) -> Result<(), Unfit> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let (host, second) = (hosts.next(), hosts.next());
+    if second.is_some() {
+        return Err(invalid("Host", "there is more than one Host"));
+    }
+    match (uri.authority(), host) {
+        (Some(authority), Some(host)) if !host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes()) => {
+            Err(unfit(Code::PathAmbiguous, "the request line names another host than the Host header"))
+        }
+        _ => Ok(()),
+    }
+}
+
+const OVERRIDE_HEADERS: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
+const OVERRIDE_KEYS: [&str; 4] = ["_method", "x-http-method-override", "x-http-method", "x-method-override"];
+
+fn check_override(uri: &Uri, headers: &HeaderMap) -> Result<(), Unfit> {
+    let in_header = OVERRIDE_HEADERS.iter().any(|name| headers.contains_key(*name));
+    let in_query = uri.query().is_some_and(|query| {
+        form_urlencoded::parse(query.as_bytes())
+            .any(|(key, _)| OVERRIDE_KEYS.iter().any(|name| key.eq_ignore_ascii_case(name)))
+    });
+    if in_header || in_query {
+        return Err(unfit(
+            Code::MethodOverrideRefused,
+            "a method override would make the store do something else than the gate has judged",
+        ));
+    }
+    Ok(())
+}
+
+/// The token that a write presents.
+fn presented(headers: &HeaderMap) -> Result<Presented, Unfit> {
+    let malformed = |detail: &'static str| Err(unfit(Code::FenceTokenMalformed, detail));
+    if names(headers, header::CONNECTION.as_str()) {
+        return malformed("Fence-Token is named in Connection, so the next hop would drop it");
+    }
+    if names(headers, header::TRAILER.as_str()) {
+        return malformed("Fence-Token is announced as a trailer; it must be a header");
+    }
+    if is_signed(headers) {
+        return malformed(
+            "Fence-Token is among the SignedHeaders; the store does not get to see it, so the signature would break",
+        );
+    }
+    let mut tokens = headers.get_all(FENCE_TOKEN).iter();
+    match (tokens.next(), tokens.next()) {
+        (None, _) => Ok(Presented::Nothing),
+        (Some(_), Some(_)) => malformed("Fence-Token was sent twice"),
+        (Some(value), None) => Ok(match value.to_str().map(FenceToken::parse) {
+            Ok(Ok(token)) => Presented::Token(token),
+            Ok(Err(fault)) => Presented::Unreadable(fault),
+            Err(_) => Presented::Unreadable(crate::fence::token::TokenFault::Shape),
+        }),
+    }
+}
+
+/// Whether a list header names the token's.
+fn names(headers: &HeaderMap, list: &str) -> bool {
+    headers
+        .get_all(list)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|name| name.trim().eq_ignore_ascii_case(FENCE_TOKEN))
+}
+
+fn is_signed(headers: &HeaderMap) -> bool {
+    headers
+        .get_all(header::AUTHORIZATION)
+        .iter()
+        .filter_map(|value| value.to_str().ok()?.split("SignedHeaders=").nth(1))
+        .flat_map(|list| list.split([',', ' ']).next().unwrap_or("").split(';'))
+        .any(|name| name.trim().eq_ignore_ascii_case(FENCE_TOKEN))
+}
+
+#[cfg(test)]
+#[path = "classify_tests.rs"]
+mod tests;

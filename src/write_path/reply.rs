@@ -1,0 +1,162 @@
+//! The store's answer or a refusal, as a response.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Response, header};
+use http_body::{Body, Frame, SizeHint};
+
+use super::{Plane, classify::Unfit, forward::StoreReply, receipts::Receipt};
+use crate::{
+    fence::{Code, Fence, LeaseSeq, ObjectId, Refusal, code::Plane as Side, verdict::Unusable},
+    problem::Problem,
+};
+
+const FENCE_ERROR: HeaderName = HeaderName::from_static("fence-error");
+const FENCE_OUTCOME: HeaderName = HeaderName::from_static("fence-outcome");
+
+/// A response's body.
+pub enum ReplyBody {
+    Own(Option<Bytes>),
+    Store(StoreReply),
+}
+
+impl Body for ReplyBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match self.get_mut() {
+            Self::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Store(reply) => Pin::new(reply).poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Own(bytes) => bytes.is_none(),
+            Self::Store(reply) => reply.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Self::Store(reply) => reply.size_hint(),
+        }
+    }
+}
+
+/// A request that is not forwarded: why, and what it was about.
+#[derive(Debug)]
+pub struct Refused {
+    pub problem: Problem,
+    pub object: Option<ObjectId>,
+    pub route: Option<String>,
+    pub seq: Option<LeaseSeq>,
+    pub fence: Option<Fence>,
+}
+
+impl Refused {
+    #[must_use]
+    pub fn new(code: Code, detail: impl Into<String>) -> Self {
+        Self { problem: Problem::on(Side::Data, code, detail), object: None, route: None, seq: None, fence: None }
+    }
+
+    /// About this object, by this route.
+    #[must_use]
+    pub fn about(mut self, object: &ObjectId, route: &str) -> Self {
+        self.problem = self.problem.with_object(object);
+        self.object = Some(object.clone());
+        self.route = Some(route.to_owned());
+        self
+    }
+
+    fn numbered(mut self, seq: Option<LeaseSeq>, fence: Option<Fence>) -> Self {
+        self.problem = self.problem.with_numbers(seq, fence);
+        (self.seq, self.fence) = (seq, fence);
+        self
+    }
+}
+
+impl From<Unfit> for Refused {
+    fn from(unfit: Unfit) -> Self {
+        let mut refused = Self::new(unfit.code, unfit.detail);
+        if let Some(field) = unfit.field {
+            refused.problem = refused.problem.with_field(field);
+        }
+        refused
+    }
+}
+
+/// What a refused write is told: one line per way to be refused.
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        let code = refusal.code();
+        match refusal {
+            Refusal::Unfenced => {
+                Self::new(code, "this write needs a Fence-Token: acquire a lease for the object first")
+            }
+            Refusal::Malformed(fault) => Self::new(code, fault.to_string()),
+            Refusal::Mismatch { token_object } => {
+                Self::new(code, format!("this token is for {token_object}, not for the object that would be written"))
+            }
+            Refusal::Unusable(Unusable::Table) => Self::new(code, "the fence table cannot be used now; reads go on"),
+            Refusal::Unusable(Unusable::Clock) => Self::new(code, "the gate's clock has not been set; reads go on"),
+            Refusal::Stale { seq, fence } => Self::new(
+                code,
+                format!("the fence has moved to {fence}: somebody else has the lease by now; acquire again"),
+            )
+            .numbered(Some(seq), Some(fence)),
+            Refusal::Ahead { seq, fence } => {
+                Self::new(code, format!("this gate has granted nothing above {fence}; is the token another gate's?"))
+                    .numbered(Some(seq), Some(fence))
+            }
+            Refusal::WrongSecret { seq } => {
+                Self::new(code, "this token was not made by this gate's table").numbered(Some(seq), None)
+            }
+            Refusal::Draining { fence } => {
+                Self::new(code, "the lease is changing hands; try again in a moment").numbered(None, Some(fence))
+            }
+            Refusal::Ended { seq, ended } => {
+                let mut refused =
+                    Self::new(code, "the lease is over; acquire again").numbered(Some(seq), Some(seq.into()));
+                refused.problem = refused.problem.with_end(&ended);
+                refused
+            }
+        }
+    }
+}
+
+/// Refuses, and leaves a receipt.
+pub fn refuse(plane: &Plane, refused: Refused) -> Response<ReplyBody> {
+    let Refused { problem, object, route, seq, fence } = refused;
+    let code = problem.code();
+    plane.metrics.refused(code);
+    let receipt_id = plane.gate.receipts.add(Receipt {
+        receipt_id: String::new(),
+        object,
+        error: code,
+        write_seq: seq,
+        current_fence: fence,
+        holder: None,
+        route,
+        at: plane.gate.now().wall,
+    });
+    let problem = problem.with_receipt(receipt_id);
+    let mut response = Response::new(ReplyBody::Own(Some(Bytes::from(problem.body()))));
+    *response.status_mut() = problem.status();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    headers.insert(FENCE_ERROR, HeaderValue::from_static(code.as_str()));
+    if code == Code::OutcomeUnknown {
+        headers.insert(FENCE_OUTCOME, HeaderValue::from_static("unknown"));
+    }
+    if let Some(seconds) = problem.retry_after() {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}

@@ -1,0 +1,440 @@
+//! Writes and reads through the gate, over raw sockets, against a recording store in another process.
+//! Each refusal is held against what the store applied: nothing that was not judged.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    process::Command,
+};
+
+use fencegate::config::{Mode, RouteSettings, Settings};
+use serde_json::Value;
+
+use super::support::{
+    gate::{TestGate, acquire, settings, text},
+    http::Answer,
+    process::binary,
+    store::Store,
+    until,
+};
+
+struct Bench {
+    store: Store,
+    gate: TestGate,
+    lease: Value,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    fn with(change: impl FnOnce(&mut Settings)) -> Self {
+        let store = Store::start();
+        let mut settings = settings();
+        settings.store.url = store.url();
+        settings.store.response_timeout_ms = 300;
+        change(&mut settings);
+        let gate = TestGate::with(&settings);
+        let lease = acquire(&mut gate.api(), "users", "a", 60_000);
+        Self { store, gate, lease }
+    }
+
+    fn token(&self) -> &str {
+        text(&self.lease, "fence_token")
+    }
+
+    #[track_caller]
+    fn put(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        self.gate.gate().call("PUT", path, headers, b"value")
+    }
+
+    /// A refusal of which the store saw nothing.
+    #[track_caller]
+    fn refused(&self, answer: &Answer, status: u16, code: &str) -> Value {
+        let body = answer.refusal(status, code);
+        assert_eq!(self.store.story(), Vec::<String>::new(), "the store applied something");
+        assert!(body["receipt_id"].is_string(), "{body}");
+        body
+    }
+
+    /// Sends bytes as they are; returns the status and the whole answer.
+    fn raw(&self, request: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.gate.running().listens).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        (answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0), answer)
+    }
+}
+
+#[test]
+fn a_fenced_write_is_forwarded_with_its_number_and_without_its_token() {
+    let bench = Bench::new();
+    let headers = [
+        ("fence-token", bench.token()),
+        ("fence-seq", "777"),
+        ("x-mine", "1"),
+        ("connection", "x-hop"),
+        ("x-hop", "1"),
+    ];
+    let answer = bench.put("/users/1?a=b%20c", &headers);
+    assert_eq!((answer.status, answer.body.as_slice()), (200, &b"PUT /users/1?a=b%20c 5\n"[..]));
+    assert_eq!((answer.header("fence-seq"), answer.header("fence-outcome")), (Some("1"), Some("settled")));
+    assert_eq!((answer.header("fence-expires-in"), answer.header("x-kept")), (Some("60000"), Some("yes")));
+    let applied = bench.store.applied();
+    let sent = &applied[0]["headers"];
+    assert_eq!(
+        (&sent["fence-seq"], &sent["fence-object"], &sent["x-mine"]),
+        (&"1".into(), &"users".into(), &"1".into())
+    );
+    assert_eq!(
+        (&sent["fence-token"], &sent["x-hop"], &sent["content-length"]),
+        (&Value::Null, &Value::Null, &"5".into())
+    );
+    assert_eq!((&sent["via"], &sent["x-forwarded-for"]), (&"1.1 fencegate".into(), &"127.0.0.1".into()));
+    assert!(sent["x-request-id"].is_string());
+}
+
+#[test]
+fn a_write_without_a_token_is_unfenced_whatever_its_method() {
+    let bench = Bench::new();
+    for method in ["PUT", "POST", "PATCH", "DELETE", "COPY", "MKCOL", "PROPPATCH", "put", "PURGE"] {
+        let answer = bench.gate.gate().call(method, "/users/1", &[], b"");
+        bench.refused(&answer, 428, "WRITE_UNFENCED");
+    }
+    for method in ["PUT", "POST", "PATCH", "DELETE", "COPY", "MKCOL", "PURGE"] {
+        let answer = bench.gate.gate().call(method, "/users/1", &[("fence-token", bench.token())], b"");
+        assert_eq!(answer.status, 200, "{method}");
+    }
+}
+
+#[test]
+fn a_stale_an_expired_a_foreign_and_a_forged_token_are_refused() {
+    let bench = Bench::new();
+    let other = acquire(&mut bench.gate.api(), "orders", "a", 60_000);
+    let answer = bench.put("/users/1", &[("fence-token", text(&other, "fence_token"))]);
+    let mismatch = bench.refused(&answer, 409, "LEASE_OBJECT_MISMATCH");
+    assert_eq!(text(&mismatch, "object_id"), "users");
+    let forged = |seq: u64| format!("fg1.{seq}.dXNlcnM.AAAAAAAAAAAAAAAAAAAAAA");
+    bench.refused(&bench.put("/users/1", &[("fence-token", &forged(1))]), 403, "FENCE_TOKEN_INVALID");
+    let ahead = bench.refused(&bench.put("/users/1", &[("fence-token", &forged(9))]), 412, "WRITE_FENCE_AHEAD");
+    assert_eq!((ahead["lease_seq"].as_u64(), ahead["fence"].as_u64()), (Some(9), Some(1)));
+    bench.gate.clock.advance(60_000);
+    let expired = bench.refused(&bench.put("/users/1", &[("fence-token", bench.token())]), 412, "LEASE_EXPIRED");
+    assert_eq!(
+        (expired["retryable"].as_bool(), text(&expired, "expired_at")),
+        (Some(false), "2027-01-15T08:01:00.000Z")
+    );
+    acquire(&mut bench.gate.api(), "users", "b", 60_000);
+    let stale = bench.refused(&bench.put("/users/1", &[("fence-token", bench.token())]), 412, "WRITE_STALE_FENCE");
+    assert_eq!((stale["lease_seq"].as_u64(), stale["fence"].as_u64()), (Some(1), Some(2)));
+    assert!(bench.gate.shows("stale_fencing_token_total{resource=\"default\"} 1\n"));
+    let receipts = bench.gate.api().get("/v1/receipts").expect(200);
+    let errors: Vec<_> =
+        receipts["receipts"].as_array().unwrap().iter().map(|receipt| text(receipt, "error")).collect();
+    assert_eq!(
+        errors,
+        ["WRITE_STALE_FENCE", "LEASE_EXPIRED", "WRITE_FENCE_AHEAD", "FENCE_TOKEN_INVALID", "LEASE_OBJECT_MISMATCH"]
+    );
+    assert_eq!(receipts["receipts"][0]["receipt_id"], stale["receipt_id"]);
+}
+
+#[test]
+fn what_is_no_token_is_said_to_be_none() {
+    let bench = Bench::new();
+    let secret = "AAAAAAAAAAAAAAAAAAAAAA";
+    let tokens = ["-1", "1.0", "0x1", "+1", "01", "0", "18446744073709551616", ""]
+        .map(|seq| format!("fg1.{seq}.dXNlcnM.{secret}"));
+    let others = [
+        " ".to_owned(),
+        format!("fg1.1.dXNlcnM=.{secret}"),
+        format!("fg1.1.dXNlcnN.{secret}"),
+        format!("fg1.1.dXNlcnM.{secret}.x"),
+        "x".repeat(9 * 1024),
+        format!("{0}, {0}", bench.token()),
+    ];
+    for token in tokens.iter().chain(&others) {
+        bench.refused(&bench.put("/users/1", &[("fence-token", token)]), 400, "FENCE_TOKEN_MALFORMED");
+    }
+    let token = bench.token();
+    for headers in [
+        &[("fence-token", token), ("fence-token", token)][..],
+        &[("fence-token", token), ("connection", "fence-token")],
+        &[("fence-token", token), ("trailer", "Fence-Token")],
+    ] {
+        bench.refused(&bench.put("/users/1", headers), 400, "FENCE_TOKEN_MALFORMED");
+    }
+    // As a trailer only, without being announced: there is no token when the write is judged.
+    let request = format!(
+        "PUT /users/1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n1\r\na\r\n0\r\nfence-token: {token}\r\n\r\n"
+    );
+    assert_eq!(bench.raw(&request).0, 428);
+    let request = format!(
+        "PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n1\r\na\r\n0\r\nfence-token: {token}\r\n\r\n"
+    );
+    assert_eq!(bench.raw(&request).0, 400);
+    assert!(bench.store.story().is_empty());
+}
+
+#[test]
+fn a_path_that_can_be_read_in_two_ways_is_not_written() {
+    let bench = Bench::new();
+    let token = bench.token();
+    for path in [
+        "/users/../orders/1",
+        "/users/./1",
+        "/users/%2e%2e/orders",
+        "/users%2f1",
+        "/users%5c1",
+        "/users//1",
+        "//users/1",
+        "/users;a/1",
+        "/users%3b/1",
+        "/users\\1",
+        "/users%00",
+        "/users%ff",
+        "/users%252f1",
+        "/users/%zz",
+    ] {
+        let answer = bench.put(path, &[("fence-token", token)]);
+        // hyper itself turns some of these away, with a bare 400.
+        if answer.status != 400 {
+            bench.refused(&answer, 422, "PATH_AMBIGUOUS");
+        }
+        assert!(bench.store.story().is_empty(), "{path}");
+    }
+    bench.refused(&bench.put("/", &[("fence-token", token)]), 422, "OBJECT_UNMAPPED");
+    let absolute = format!(
+        "PUT http://other/users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+    );
+    let (status, answer) = bench.raw(&absolute);
+    assert!(status == 422 && answer.contains("PATH_AMBIGUOUS"), "{answer}");
+    assert!(bench.store.story().is_empty());
+    // However it is spelled, it is the same object.
+    assert_eq!(bench.put("/us%65rs/1", &[("fence-token", token)]).status, 200);
+    assert_eq!(bench.store.story(), ["PUT /us%65rs/1"], "and the very bytes are forwarded");
+}
+
+#[test]
+fn no_tunnel_no_upgrade_and_no_hidden_method_gets_through() {
+    let bench = Bench::new();
+    let token = bench.token();
+    let call = |method: &str, path: &str, headers: &[(&str, &str)]| bench.gate.gate().call(method, path, headers, b"");
+    for method in ["GET", "POST"] {
+        for name in ["x-http-method-override", "x-http-method", "x-method-override"] {
+            let answer = call(method, "/users/1", &[("fence-token", token), (name, "DELETE")]);
+            bench.refused(&answer, 400, "METHOD_OVERRIDE_REFUSED");
+        }
+    }
+    bench.refused(&call("POST", "/users/1?_method=DELETE", &[("fence-token", token)]), 400, "METHOD_OVERRIDE_REFUSED");
+    bench.refused(&call("TRACE", "/users/1", &[]), 403, "TUNNEL_REFUSED");
+    bench.refused(
+        &call("GET", "/users/1", &[("connection", "upgrade"), ("upgrade", "websocket")]),
+        403,
+        "TUNNEL_REFUSED",
+    );
+    let (status, answer) = bench.raw("CONNECT users:80 HTTP/1.1\r\nhost: users:80\r\nconnection: close\r\n\r\n");
+    assert!(status == 403 && answer.contains("TUNNEL_REFUSED"), "{answer}");
+    assert!(bench.store.story().is_empty());
+    // An offer of h2c is not passed on.
+    assert_eq!(call("GET", "/users/1", &[("connection", "upgrade"), ("upgrade", "h2c")]).status, 200);
+    assert_eq!(bench.store.applied()[0]["headers"]["upgrade"], Value::Null);
+}
+
+#[test]
+fn reads_pass_without_a_token_also_when_the_table_is_shut() {
+    let bench = Bench::new();
+    assert_eq!(bench.gate.gate().get("/users/1").status, 200);
+    assert_eq!(bench.gate.gate().get("/users/../x").status, 200, "a read may be spelled as it likes");
+    bench.gate.table.fail_next(fencegate::table::memory::DiskFault::Sync);
+    bench.gate.api().post("/v1/objects/x/revoke", &serde_json::json!({ "reason": "fail" }));
+    let answer = bench.put("/users/1", &[("fence-token", bench.token())]);
+    answer.refusal(503, "TABLE_UNAVAILABLE");
+    assert!(answer.header("retry-after").is_some());
+    assert_eq!(bench.gate.gate().get("/users/1").status, 200);
+    assert_eq!(bench.store.story(), ["GET /users/1", "GET /users/../x", "GET /users/1"]);
+}
+
+#[test]
+fn a_store_that_is_away_hangs_resets_or_babbles_is_told_apart() {
+    let bench = Bench::new();
+    let token = bench.token();
+    let put = |what: &str| bench.put("/users/1", &[("fence-token", token), ("x-store", what)]);
+    for what in ["hang", "reset", "garbage"] {
+        let answer = put(what);
+        let body = answer.json();
+        assert_eq!((answer.status, text(&body, "code")), (504, "OUTCOME_UNKNOWN"), "{what}: {body}");
+        assert_eq!((text(&body, "side_effect"), body["retryable"].as_bool()), ("maybe", Some(false)));
+        assert_eq!(answer.header("fence-outcome"), Some("unknown"));
+    }
+    assert_eq!(bench.store.story().len(), 3, "each was sent once, and once only");
+    for (status, outcome) in
+        [(200, "settled"), (201, "settled"), (404, "settled"), (500, "settled"), (202, "unknown"), (503, "unknown")]
+    {
+        let answer = put(&status.to_string());
+        assert_eq!((answer.status, answer.header("fence-outcome")), (status, Some(outcome)));
+    }
+    let away = Bench::with(|settings| settings.store.url = "http://127.0.0.1:1".to_owned());
+    let refused = away.put("/users/1", &[("fence-token", away.token())]).refusal(502, "STORE_UNREACHABLE");
+    assert_eq!(refused["retryable"], true);
+    away.gate.gate().get("/users/1").refusal(502, "STORE_UNREACHABLE");
+}
+
+#[test]
+fn a_body_that_breaks_off_is_not_written() {
+    let bench = Bench::new();
+    for framing in ["content-length: 10\r\n\r\nhalf", "transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n"] {
+        let mut stream = TcpStream::connect(bench.gate.running().listens).unwrap();
+        let token = bench.token();
+        write!(stream, "PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\n{framing}").unwrap();
+        drop(stream);
+    }
+    until("both have gone", || {
+        bench.gate.shows("active_fenced_operations{resource=\"default\",operation=\"put\"} 0\n")
+    });
+    assert_eq!(bench.put("/users/2", &[("fence-token", bench.token())]).status, 200);
+    assert_eq!(bench.store.story(), ["PUT /users/2"]);
+}
+
+#[test]
+fn a_verdict_comes_before_the_body_is_asked_for() {
+    let bench = Bench::new();
+    let mut conn = bench.gate.gate();
+    let expect = |token: &str| {
+        format!("PUT /users/1 HTTP/1.1\r\nhost: x\r\n{token}expect: 100-continue\r\ncontent-length: 5\r\n\r\n")
+    };
+    conn.send_raw(expect("").as_bytes()).unwrap();
+    assert_eq!(conn.read_head().unwrap().0, 428, "refused, and no 100 before it");
+    let mut conn = bench.gate.gate();
+    conn.send_raw(expect(&format!("fence-token: {}\r\n", bench.token())).as_bytes()).unwrap();
+    assert_eq!(conn.read_head().unwrap().0, 100);
+    conn.send_raw(b"value").unwrap();
+    assert_eq!(conn.receive().unwrap().status, 200);
+    assert_eq!(bench.store.applied()[0]["headers"]["expect"], Value::Null);
+}
+
+#[test]
+fn bodies_of_every_size_and_framing_arrive_whole() {
+    let bench = Bench::new();
+    let token = bench.token().to_owned();
+    let mut conn = bench.gate.gate();
+    for size in [0, 1, 65_535, 65_536, 65_537, 1 << 20, 5 << 20] {
+        let answer = conn.call("PUT", "/users/1", &[("fence-token", &token)], &vec![7; size]);
+        assert_eq!(answer.body, format!("PUT /users/1 {size}\n").as_bytes(), "{size}");
+    }
+    for pieces in [1, 3, 100] {
+        let piece = format!("{:x}\r\n{}\r\n", 5_000, "x".repeat(5_000));
+        let body = format!("{}0\r\n\r\n", piece.repeat(pieces));
+        conn.send_raw(
+            format!(
+                "PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\ntransfer-encoding: chunked\r\n\r\n{body}"
+            )
+            .as_bytes(),
+        )
+        .unwrap();
+        let answer = conn.receive().unwrap();
+        assert_eq!(answer.body, format!("PUT /users/1 {}\n", 5_000 * pieces).as_bytes());
+    }
+}
+
+#[test]
+fn http_2_goes_the_same_way() {
+    let bench = Bench::new();
+    let url = format!("http://{}/users/1", bench.gate.running().listens);
+    let curl = |arguments: &[&str]| {
+        let mut command = Command::new("curl");
+        command
+            .args(["-s", "--http2-prior-knowledge", "-w", " %{http_version} %{http_code}"])
+            .args(arguments)
+            .arg(&url);
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    let token = format!("fence-token: {}", bench.token());
+    assert_eq!(curl(&["-X", "PUT", "-d", "value", "-H", &token]), "PUT /users/1 5\n 2 200");
+    assert!(curl(&["-X", "PUT", "-d", "value"]).ends_with(" 2 428"));
+    assert_eq!(curl(&[]), "GET /users/1 0\n 2 200");
+    assert_eq!(bench.store.story(), ["PUT /users/1", "GET /users/1"]);
+}
+
+#[test]
+fn audit_forwards_and_says_what_would_have_been_and_off_does_not_look() {
+    let route = |name: &str, mode| RouteSettings {
+        name: name.to_owned(),
+        path: format!("/{name}/{{object}}/{{rest...}}"),
+        object: "{object}".to_owned(),
+        mode,
+        ..RouteSettings::default()
+    };
+    let bench = Bench::with(|settings| settings.route = vec![route("audit", Mode::Audit), route("off", Mode::Off)]);
+    let audit = bench.put("/audit/users/1", &[]);
+    assert_eq!((audit.status, audit.header("fence-would")), (200, Some("WRITE_UNFENCED")));
+    let good = bench.put("/audit/users/1", &[("fence-token", bench.token())]);
+    assert_eq!((good.status, good.header("fence-would"), good.header("fence-seq")), (200, None, Some("1")));
+    let off = bench.put("/off/users/1", &[("fence-token", "nonsense")]);
+    assert_eq!((off.status, off.header("fence-would")), (200, None));
+    assert_eq!(bench.store.applied()[2]["headers"]["fence-token"], Value::Null, "a token never goes further");
+    bench.put("/audit/../users/1", &[]).refusal(422, "PATH_AMBIGUOUS");
+}
+
+#[test]
+fn a_client_that_hangs_up_does_not_make_its_write_invisible() {
+    let bench = Bench::with(|settings| settings.store.response_timeout_ms = 60_000);
+    let active = |n: u32| format!("active_fenced_operations{{resource=\"default\",operation=\"put\"}} {n}\n");
+    let mut conn = bench.gate.gate();
+    conn.send("PUT", "/users/1", &[("fence-token", bench.token()), ("x-store", "hang")], b"value").unwrap();
+    until("the store has it", || !bench.store.story().is_empty());
+    drop(conn);
+    // Other requests are answered, and this one is still counted.
+    assert_eq!(bench.put("/users/2", &[("fence-token", bench.token())]).status, 200);
+    assert!(bench.gate.shows(&active(1)));
+}
+
+#[test]
+fn slow_and_silent_clients_are_let_go() {
+    let bench = Bench::with(|settings| {
+        settings.gate.head_timeout_ms = 200;
+        settings.gate.idle_timeout_ms = 300;
+    });
+    let closes = |start: &[u8], served: bool| {
+        let mut stream = TcpStream::connect(bench.gate.running().listens).unwrap();
+        stream.write_all(start).unwrap();
+        let mut seen = vec![];
+        // The gate's clock is the test's: it moves until the connection is closed.
+        stream.set_read_timeout(Some(std::time::Duration::from_millis(50))).unwrap();
+        until("the connection is closed", || {
+            bench.gate.clock.advance(50);
+            let mut buffer = [0; 1024];
+            match stream.read(&mut buffer) {
+                Ok(0) => true,
+                Ok(read) => {
+                    seen.extend_from_slice(&buffer[..read]);
+                    false
+                }
+                Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+            }
+        });
+        assert_eq!(seen.starts_with(b"HTTP/1.1 200"), served);
+    };
+    closes(b"", false);
+    closes(b"GET /us", false);
+    closes(b"PRI * HTTP/2.0\r\n", false);
+    closes(b"GET /users/1 HTTP/1.1\r\nhost: x\r\n\r\n", true);
+    closes(b"GET /users/1 HTTP/1.1\r\nhost: x\r\n\r\nGET /", true);
+}
+
+#[test]
+fn a_port_that_another_process_shares_is_an_error() {
+    use socket2::{Domain, Socket, Type};
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_reuse_port(true).unwrap();
+    socket.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
+    socket.listen(1).unwrap();
+    let taken = socket.local_addr().unwrap().as_socket().unwrap();
+    let site = super::support::process::Site::with_table();
+    let config = std::fs::read_to_string(site.config()).unwrap();
+    std::fs::write(site.config(), config.replacen("127.0.0.1:0", &taken.to_string(), 1)).unwrap();
+    let refused = Command::new(binary()).args(["serve", "--config"]).arg(site.config()).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("gate.listen: cannot listen"), "{refused:?}");
+}
