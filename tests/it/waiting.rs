@@ -167,8 +167,12 @@ fn a_waiter_that_hangs_up_gets_no_lease() {
     queued(&gate, 1);
     let told = queue(&gate, &waiting("users", "patient", LONG), 2);
     drop(gone);
+    // The gate has noticed once the next second has swept the queue.
+    until("one waits", || {
+        gate.clock.advance(1);
+        gate.shows("fencegate_lease_waiters 1\n")
+    });
     release(&mut api, &held);
-    // Were the hang-up not noticed in time, the grant would be withdrawn and passed on.
     let lease = told.recv().unwrap().expect(201);
     assert_eq!(text(&lease, "holder_id"), "patient");
     let listed = api.get("/v1/leases?holder_id=gone&state=held").expect(200);
