@@ -1,8 +1,6 @@
 //! A lease: the right of one holder to write one object until its deadline.
 
-use super::{
-    BootMs, Fence, FenceToken, Hlc, HolderId, LeaseId, LeaseSeq, Now, ObjectId, RequestId, Secret, Ttl, WallMs,
-};
+use super::{BootMs, FenceToken, Hlc, HolderId, LeaseId, LeaseSeq, Now, ObjectId, RequestId, Secret, Ttl, WallMs};
 
 /// The lease at an object's fence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,11 +105,5 @@ impl LeaseRow {
             tainted: lease.tainted,
             ended,
         }
-    }
-
-    /// Whether a fence has passed it by.
-    #[must_use]
-    pub fn is_below(&self, fence: Fence) -> bool {
-        Fence::from(self.seq) < fence
     }
 }

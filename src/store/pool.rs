@@ -70,12 +70,6 @@ impl Pool {
         &self.settings
     }
 
-    /// How many connections are open, and how many of them idle.
-    #[must_use]
-    pub fn counts(&self) -> (usize, usize) {
-        (self.open.get(), self.idle.borrow().len())
-    }
-
     /// A connection: an idle one, a new one, or the next that becomes free.
     ///
     /// # Errors

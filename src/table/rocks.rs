@@ -42,7 +42,6 @@ pub struct RocksTable {
 /// Figures for `table stats`.
 #[derive(Clone, Debug)]
 pub struct RocksStats {
-    pub estimated_keys: u64,
     pub sst_bytes: u64,
     pub memtable_bytes: u64,
 }
@@ -194,7 +193,6 @@ impl RocksTable {
     pub fn stats(&self) -> RocksStats {
         let number = |name: &str| self.db.property_int_value(name).ok().flatten().unwrap_or(0);
         RocksStats {
-            estimated_keys: number("rocksdb.estimate-num-keys"),
             sst_bytes: number("rocksdb.total-sst-files-size"),
             memtable_bytes: number("rocksdb.cur-size-all-mem-tables"),
         }

@@ -182,6 +182,15 @@ fn a_default_build_refuses_test_faults() {
     assert_eq!(check(failpoints_binary(), "nonsense").status.code(), Some(2));
 }
 
+/// A gate whose twentieth sync and all after it fare as strace's `inject` says: the ledger's syncs are
+/// fdatasync calls of one thread. With -D the gate is our child, and strace its companion.
+fn with_syncs(fate: &str) -> Command {
+    let mut command = Command::new("strace");
+    let inject = format!("inject=fdatasync:{fate}");
+    command.args(["-D", "-f", "-qq", "-e", "trace=fdatasync", "-e", &inject, "-o", "/dev/null", "--"]).arg(binary());
+    command
+}
+
 /// Acquires lease after lease until the table fails. Returns what was acknowledged.
 fn fill_until_it_fails(api: &mut Conn) -> Vec<(String, String)> {
     let mut acknowledged = vec![];
@@ -234,21 +243,8 @@ fn latches(site: &Site, gate: super::support::process::Gate) -> Vec<String> {
 #[test]
 fn a_failed_sync_latches_the_table_and_loses_nothing() {
     let site = Site::with_table();
-    let mut command = Command::new("strace");
     // The ledger's syncs are fdatasync calls of one thread; the twentieth fails.
-    // With -D the gate is our child, and strace its companion.
-    command.args([
-        "-D",
-        "-f",
-        "-qq",
-        "-e",
-        "trace=fdatasync",
-        "-e",
-        "inject=fdatasync:error=EIO:when=20+",
-        "-o",
-        "/dev/null",
-    ]);
-    command.arg("--").arg(binary());
+    let command = with_syncs("error=EIO:when=20+");
     let states = latches(&site, site.serve_with(command));
     assert!(states.iter().all(|state| state == "held"), "{states:?}");
 }
@@ -298,19 +294,8 @@ fn a_full_disk_latches_the_table_and_loses_nothing() {
 #[test]
 fn a_gate_whose_log_nobody_reads_serves_and_latches_all_the_same() {
     let site = Site::with_table();
-    let mut command = Command::new("strace");
-    command.args([
-        "-D",
-        "-f",
-        "-qq",
-        "-e",
-        "trace=fdatasync",
-        "-e",
-        "inject=fdatasync:error=EIO:when=20+",
-        "-o",
-        "/dev/null",
-    ]);
-    command.arg("--").arg(binary()).args(["serve", "--config"]).arg(site.config());
+    let mut command = with_syncs("error=EIO:when=20+");
+    command.args(["serve", "--config"]).arg(site.config());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -356,20 +341,8 @@ fn half_a_request_does_not_hold_a_stop_up() {
 fn a_stop_keeps_its_deadline_though_the_disk_hangs() {
     let site = Site::with_table();
     site.configure("[shutdown]\ndeadline_ms = 300\n");
-    let mut command = Command::new("strace");
     // From the twentieth on, a sync takes five seconds.
-    command.args([
-        "-D",
-        "-f",
-        "-qq",
-        "-e",
-        "trace=fdatasync",
-        "-e",
-        "inject=fdatasync:delay_enter=5000000:when=20+",
-        "-o",
-        "/dev/null",
-    ]);
-    command.arg("--").arg(binary());
+    let command = with_syncs("delay_enter=5000000:when=20+");
     let mut gate = site.serve_with(command);
     let mut api = gate.api();
     for n in 0..30 {
