@@ -1,7 +1,7 @@
 //! Leases: acquire, renew, release, list, get.
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::State,
     http::{HeaderMap, StatusCode},
 };
@@ -10,6 +10,7 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use super::{
     Gate, Shared,
     extract::{self, Body, InPath, Query},
+    listen::Caller,
     wire::{
         AcquireRequest, BatchBody, BatchRequest, GrantBody, LeaseBody, LeaseList, LeaseState, ListQuery, ObjectBody,
         RenewRequest,
@@ -37,6 +38,7 @@ const LIMIT_MAX: usize = 1_000;
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn acquire(
     State(gate): State<Shared>,
+    Extension(caller): Extension<Caller>,
     Body(request): Body<AcquireRequest>,
 ) -> Result<(StatusCode, Json<GrantBody>), Problem> {
     let wanted = Wanted {
@@ -47,7 +49,7 @@ pub async fn acquire(
         request: extract::request_id(request.request_id.as_deref())?,
         takeover: request.takeover.unwrap_or(false),
     };
-    let granted = grant(&gate, wanted).await?;
+    let granted = grant(&gate, &caller, wanted).await?;
     let body = granted.first().map(|granted| GrantBody::new(granted, gate.now()));
     body.map(|body| (StatusCode::CREATED, Json(body))).ok_or_else(Problem::table_unavailable)
 }
@@ -61,6 +63,7 @@ pub async fn acquire(
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn acquire_batch(
     State(gate): State<Shared>,
+    Extension(caller): Extension<Caller>,
     Body(request): Body<BatchRequest>,
 ) -> Result<(StatusCode, Json<BatchBody>), Problem> {
     let wanted = Wanted {
@@ -71,14 +74,23 @@ pub async fn acquire_batch(
         request: extract::request_id(request.request_id.as_deref())?,
         takeover: request.takeover.unwrap_or(false),
     };
-    let granted = grant(&gate, wanted).await?;
+    let granted = grant(&gate, &caller, wanted).await?;
     let now = gate.now();
     let leases = granted.iter().map(|granted| GrantBody::new(granted, now)).collect();
     Ok((StatusCode::CREATED, Json(BatchBody { leases })))
 }
 
-async fn grant(gate: &Gate, wanted: Wanted) -> Result<Vec<Granted>, Problem> {
-    gate.ledger.acquire(wanted).await.map_err(|refused| Problem::refused(&refused, gate.now()))
+/// A grant whose caller is gone is given back, unless its request can be asked for again.
+async fn grant(gate: &Gate, caller: &Caller, wanted: Wanted) -> Result<Vec<Granted>, Problem> {
+    let can_ask_again = wanted.request.is_some();
+    let refused = |refused| Problem::refused(&refused, gate.now());
+    let granted = gate.ledger.acquire(wanted).await.map_err(refused)?;
+    if can_ask_again || !caller.is_gone() {
+        return Ok(granted);
+    }
+    let leases = granted.into_iter().map(|granted| (granted.object, granted.lease.lease_id)).collect();
+    gate.ledger.withdraw(leases).await.map_err(refused)?;
+    Err(Problem::new(Code::LeaseExpired, "the caller had hung up when its turn came; the lease was given back"))
 }
 
 /// The objects of a batch, in the one order that every batch uses.

@@ -5,7 +5,15 @@
 //! must never want for file descriptors because of them. Calls that last (waiting, watching) get half
 //! of the api's room, so that short ones always get in.
 
-use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    io::ErrorKind,
+    mem::MaybeUninit,
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{Router, extract::ConnectInfo};
 use hyper::server::conn::http1;
@@ -14,6 +22,7 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
+use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -51,8 +60,31 @@ impl Room {
         let files =
             files.map_or(API_MAX, |files| usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(API_MAX));
         let ops = OPS_MAX.min(files / 4).max(1);
-        let api = API_MAX.min(files.saturating_sub(ops)).max(4);
+        // A connection to the api is two files: see `Caller`.
+        let api = API_MAX.min(files.saturating_sub(ops) / 2).max(4);
         Self { api, ops, waiting: api / 4, watching: api / 4 }
+    }
+}
+
+/// The other end of a connection, to be asked whether it is still there. A second handle on the socket:
+/// the runtime may not have been told yet what the kernel knows.
+#[derive(Clone, Debug)]
+pub struct Caller(Option<Arc<OwnedFd>>);
+
+impl Caller {
+    fn of(stream: &TcpStream) -> Self {
+        // Where the files have run out, nobody is called gone.
+        Self(stream.as_fd().try_clone_to_owned().ok().map(Arc::new))
+    }
+
+    /// Whether it has hung up, as far as the kernel has heard.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        let Some(socket) = &self.0 else { return false };
+        match SockRef::from(&**socket).peek(&mut [MaybeUninit::uninit()]) {
+            Ok(bytes) => bytes == 0,
+            Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        }
     }
 }
 
@@ -113,7 +145,8 @@ fn serve_one(
     router: &Router,
     graceful: &GracefulShutdown,
 ) {
-    let router = router.clone().layer(axum::Extension(ConnectInfo(peer)));
+    let caller = axum::Extension(Caller::of(&stream));
+    let router = router.clone().layer(axum::Extension(ConnectInfo(peer))).layer(caller);
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
     let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
@@ -138,9 +171,9 @@ mod tests {
                 "{files}: {room:?}"
             );
             if files >= 1_024 {
-                assert!((room.api + room.ops) as u64 + OTHER_FILES <= files, "{files}: {room:?}");
+                assert!((2 * room.api + room.ops) as u64 + OTHER_FILES <= files, "{files}: {room:?}");
             }
         }
-        assert_eq!(Room::within(None).api, API_MAX - OPS_MAX);
+        assert_eq!(Room::within(None).api, (API_MAX - OPS_MAX) / 2);
     }
 }

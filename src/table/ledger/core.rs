@@ -140,7 +140,7 @@ impl Core {
             Command::Acquire { reply, .. } if latched => unavailable(round, reply),
             Command::Renew { reply, .. } if latched => self.answer_renewal(round, reply, Err(Refused::Unavailable)),
             Command::Release { reply, .. } | Command::Revoke { reply, .. } if latched => unavailable(round, reply),
-            Command::End { reply, .. } if latched => unavailable(round, reply),
+            Command::End { reply, .. } | Command::Withdraw { reply, .. } if latched => unavailable(round, reply),
             Command::Acquire { wanted, reply } => self.acquire(round, wanted, reply),
             Command::Renew { lease_id, holder, token, ttl, rotate, reply } => {
                 let rotate = rotate.then(|| self.new_lease_id());
@@ -156,6 +156,12 @@ impl Core {
                     self.change(round, &object, Event::End { lease_id: lease }).map(|_| ())
                 });
                 answer(round, reply, ended);
+            }
+            Command::Withdraw { leases, reply } => {
+                let withdrawn = leases.into_iter().try_for_each(|(object, lease_id)| {
+                    self.change(round, &object, Event::Withdraw { lease_id }).map(|_| ())
+                });
+                answer(round, reply, withdrawn);
             }
             Command::Revoke { object, reason, reply } => {
                 let revoked = self.revoke(round, &object, reason);

@@ -116,6 +116,11 @@ pub enum Command {
         leases: Vec<(ObjectId, LeaseId)>,
         reply: Reply<()>,
     },
+    /// Grants that nobody was there to take are given back.
+    Withdraw {
+        leases: Vec<(ObjectId, LeaseId)>,
+        reply: Reply<()>,
+    },
     Revoke {
         object: ObjectId,
         reason: String,
@@ -177,7 +182,13 @@ impl Ledger {
     /// # Errors
     /// With why not.
     pub async fn acquire(&self, wanted: Wanted) -> Result<Vec<Granted>, Refused> {
-        self.call(|reply| Command::Acquire { wanted, reply }).await
+        let (reply, answer) = oneshot::channel();
+        let mut pending = Pending { answer, ledger: self, can_ask_again: wanted.request.is_some() };
+        match self.queue.try_send(Command::Acquire { wanted, reply }) {
+            Ok(()) => (&mut pending.answer).await.unwrap_or(Err(Refused::Stopping)),
+            Err(TrySendError::Full(_)) => Err(Refused::Overloaded),
+            Err(TrySendError::Disconnected(_)) => Err(Refused::Stopping),
+        }
     }
 
     /// Renews a lease, or rotates it.
@@ -214,6 +225,15 @@ impl Ledger {
     /// Where the table is not usable.
     pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Refused> {
         self.call(|reply| Command::End { leases, reply }).await
+    }
+
+    /// Gives back leases that were granted to a caller who was gone by then. Those that were used
+    /// since are left alone.
+    ///
+    /// # Errors
+    /// Where the table is not usable: they then run out by themselves.
+    pub async fn withdraw(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Refused> {
+        self.call(|reply| Command::Withdraw { leases, reply }).await
     }
 
     /// Moves an object's fence past whoever holds it. The record is as the revocation left it.
@@ -255,6 +275,29 @@ impl Ledger {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
         closed
+    }
+}
+
+/// An acquire whose answer is being waited for. Whoever stops waiting gives back what was granted to it
+/// and not taken.
+struct Pending<'a> {
+    answer: oneshot::Receiver<Result<Vec<Granted>, Refused>>,
+    ledger: &'a Ledger,
+    can_ask_again: bool,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        // From here on the ledger itself notices that nobody is there.
+        self.answer.close();
+        if let Ok(Ok(granted)) = self.answer.try_recv()
+            && !self.can_ask_again
+        {
+            let leases = granted.into_iter().map(|granted| (granted.object, granted.lease.lease_id)).collect();
+            let (reply, _) = oneshot::channel();
+            // Where the ledger has no time for it, the lease runs out by itself.
+            let _ = self.ledger.queue.try_send(Command::Withdraw { leases, reply });
+        }
     }
 }
 
