@@ -16,9 +16,6 @@ export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 # scripts/setup has fetched every crate, so nothing after it needs the network.
 LOCKED := --locked --offline
 
-RUN_CONFIG := config/run.toml
-RUN_DATA := run-data
-
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup setup-test build run test test-fresh failpoints check bench figures clean
@@ -35,14 +32,8 @@ setup-test: ## the same, and what the tests need
 build: setup ## build target/debug/fencegate
 	cargo build $(LOCKED)
 
-# RocksDB's CURRENT file shows that the table is there; only then is it left as it is.
-run: build ## start a gate on this machine, its data in run-data/ (the table is made at the first start)
-	@if [ -z "$$(find $(RUN_DATA) -name CURRENT 2>/dev/null)" ]; then \
-		echo "run: making the table in $(RUN_DATA)/"; \
-		cargo run $(LOCKED) --quiet -- table init --config $(RUN_CONFIG) || exit; \
-	fi; \
-	echo "run: starting the gate with $(RUN_CONFIG); Ctrl-C stops it"; \
-	exec cargo run $(LOCKED) --quiet -- serve --config $(RUN_CONFIG)
+run: build ## try it: a gate before a store in memory, with lines to copy
+	exec target/debug/fencegate demo
 
 # The binary with failpoints is copied aside; `cargo test` puts the default one back into place.
 define build_failpoints
@@ -57,6 +48,7 @@ failpoints: setup ## build target/failpoints/fencegate, the binary that tests ma
 test: setup-test ## run every test
 	$(build_failpoints)
 	cargo test $(LOCKED)
+	python3 -B bench/test_ratios.py
 
 test-fresh: ## run `make test` in a new Debian system, then again without network (needs root)
 	@scripts/setup fresh
@@ -73,12 +65,15 @@ check: setup ## check format, lints and documentation, warnings being errors
 	cargo clippy $(LOCKED) --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc $(LOCKED) --no-deps
 
-bench: setup ## run the benchmarks
+bench: ## run the benchmarks, then the gate side by side with nginx and HAProxy (QUICK=1: shorter)
+	@scripts/setup build bench
 	cargo bench $(LOCKED)
+	cargo build $(LOCKED) --release --bin fencegate
+	QUICK="$(QUICK)" bench/run
 
 figures: setup ## print the README's figures: start and memory on a table of 1,000,000 objects
 	cargo build $(LOCKED) --release --bin fencegate --example fill
 	scripts/figures
 
-clean: ## remove target/ (ccache keeps RocksDB; run-data/ stays)
+clean: ## remove target/ (ccache keeps RocksDB)
 	rm -rf target

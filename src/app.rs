@@ -35,6 +35,8 @@ use crate::{
 };
 
 const BACKLOG: u32 = 1_024;
+/// How often metrics take up what they have gathered.
+const UPKEEP: Duration = Duration::from_secs(5);
 
 /// Ports that are ours; nobody is answered on them yet.
 pub struct Ports {
@@ -80,6 +82,9 @@ pub struct Running {
     pub api: SocketAddr,
     pub ops: SocketAddr,
     pub gate: Shared,
+    plane: Arc<Plane>,
+    /// As of the start: what a reload cannot change.
+    settings: Settings,
     servers: Vec<JoinHandle<()>>,
     workers: Vec<std::thread::JoinHandle<()>>,
     /// Keeps other processes off the data folder.
@@ -130,13 +135,22 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     let (api, ops) = (address("api.listen", &ports.api)?, address("ops.listen", &ports.ops)?);
     let cannot = |error| Faults(vec![Fault::new("gate.listen", format!("cannot listen: {error}"))]);
     let listens = ports.gate[0].local_addr().map_err(cannot)?;
-    let plane = Plane::new(Arc::clone(&gate), settings);
+    let plane = Plane::new(Arc::clone(&gate), settings)?;
     let workers = accept::start(&plane, ports.gate, &gate.stopping.subscribe()).map_err(cannot)?;
     let servers = vec![
+        tokio::spawn(keep_up(Arc::clone(&gate))),
         listen::serve(ports.api, room.api, api::router(Arc::clone(&gate)), gate.stopping.subscribe()),
         listen::serve(ports.ops, room.ops, api::ops::router(Arc::clone(&gate)), gate.stopping.subscribe()),
     ];
-    Ok(Running { listens, api, ops, gate, servers, workers, _lock: lock })
+    Ok(Running { listens, api, ops, gate, plane, servers, workers, settings: settings.clone(), _lock: lock })
+}
+
+/// Keeps the metrics' memory small while nobody looks at them.
+async fn keep_up(gate: Shared) {
+    let mut stopping = gate.stopping.subscribe();
+    while tokio::time::timeout(UPKEEP, stopping.wait_for(|stopping| *stopping)).await.is_err() {
+        gate.metrics.keep_up();
+    }
 }
 
 fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shared {
@@ -199,6 +213,23 @@ fn report(begun: &Begun, metrics: &Metrics) {
 }
 
 impl Running {
+    /// Goes by other settings, as far as that is possible without a restart: routes, stores, the limits
+    /// and certificates of the gate's port.
+    ///
+    /// # Errors
+    /// With everything that is wrong; the old settings stay.
+    pub fn reload(&self, settings: Result<Settings, Faults>) -> Result<(), Faults> {
+        let reloaded = settings.and_then(|settings| {
+            self.plane.reload(&settings)?;
+            for key in self.settings.fixed_differences(&settings) {
+                tracing::warn!(key, "this setting changes with a restart only; the old value stays");
+            }
+            Ok(())
+        });
+        self.plane.metrics().reloaded(reloaded.is_ok());
+        reloaded
+    }
+
     /// Stops in good order, within the deadline.
     ///
     /// # Errors

@@ -16,6 +16,20 @@ pub const fn no_sync() -> bool {
     false
 }
 
+/// Forward writes whose lease is over, as a gate would that does not look.
+#[cfg(feature = "failpoints")]
+#[must_use]
+pub fn forward_stale() -> bool {
+    is("forward-stale")
+}
+
+/// Forward writes whose lease is over: never, in this build.
+#[cfg(not(feature = "failpoints"))]
+#[must_use]
+pub const fn forward_stale() -> bool {
+    false
+}
+
 #[cfg(feature = "failpoints")]
 fn is(name: &str) -> bool {
     use std::sync::OnceLock;
@@ -30,7 +44,7 @@ fn is(name: &str) -> bool {
 pub fn check(fault: Option<&str>) -> Result<(), String> {
     match fault {
         None => Ok(()),
-        Some("no-sync") if cfg!(feature = "failpoints") => Ok(()),
+        Some("no-sync" | "forward-stale") if cfg!(feature = "failpoints") => Ok(()),
         Some(name) if cfg!(feature = "failpoints") => Err(format!("FENCEGATE_TEST_FAULT: no fault is called {name:?}")),
         Some(_) => Err("FENCEGATE_TEST_FAULT is set, but this build has no test faults; unset it".to_owned()),
     }

@@ -4,9 +4,10 @@
 //! - [`fence`]: pure. Ids, numbers, leases, `judge` and `step`: every rule there is.
 //! - [`table`]: the fence table, durable: schema, RocksDB, the single-writer ledger.
 //! - [`write_path`]: the path of a write: accept, classify, decide, forward, reply.
-//! - [`route`]: which object a request is about. [`store`]: the way to the store.
+//! - [`route`]: which object a request is about. [`store`]: the way to the store. [`tls`].
 //! - [`api`]: the lease api and the ops port, over HTTP.
 //! - [`app`]: puts the parts together, starts and stops them.
+//! - [`demo`]: a gate before a store in memory, to try and to watch.
 //! - [`cli`]: one file per subcommand. [`client`]: the little HTTP client that they use.
 //! - [`config`] reads the environment, [`clock`] reads clocks, [`metrics`] names every metric;
 //!   nothing else does.
@@ -17,6 +18,7 @@ pub mod cli;
 pub mod client;
 pub mod clock;
 pub mod config;
+pub mod demo;
 pub mod failpoints;
 pub mod fence;
 pub mod metrics;
@@ -24,4 +26,5 @@ pub mod problem;
 pub mod route;
 pub mod store;
 pub mod table;
+pub mod tls;
 pub mod write_path;

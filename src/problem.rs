@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use crate::{
     api::wire::time,
-    fence::{Code, Ended, Fence, How, LeaseSeq, Now, ObjectId, code::Plane, step::LeaseRefusal},
+    fence::{Code, Ended, Fence, How, LeaseSeq, Now, ObjectId, code::Plane, step::LeaseRefusal, verdict::Successor},
     table::ledger::Refused,
 };
 
@@ -50,6 +50,11 @@ pub struct Problem {
     expired_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     released_at: Option<String>,
+    /// Who has the lease by now, after a stale write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    successor_holder: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    successor_lease_id: Option<String>,
     /// Under which `GET /v1/receipts` has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     receipt_id: Option<String>,
@@ -88,6 +93,8 @@ impl Problem {
             retry_after_ms: code.is_retryable().then_some(RETRY_MS),
             expired_at: None,
             released_at: None,
+            successor_holder: None,
+            successor_lease_id: None,
             receipt_id: None,
             which: code,
         }
@@ -128,6 +135,16 @@ impl Problem {
     pub fn with_numbers(mut self, seq: Option<LeaseSeq>, fence: Option<Fence>) -> Self {
         self.lease_seq = seq.map(LeaseSeq::get);
         self.fence = fence.map(Fence::get);
+        self
+    }
+
+    /// With whoever has the lease by now.
+    #[must_use]
+    pub fn with_successor(mut self, successor: Option<Successor>) -> Self {
+        if let Some(Successor { holder, lease_id }) = successor {
+            self.successor_holder = Some(holder.to_string());
+            self.successor_lease_id = Some(lease_id.to_string());
+        }
         self
     }
 

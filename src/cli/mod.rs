@@ -3,6 +3,7 @@
 //! Exit codes: 0 done; 1 refused, failed or unreachable; 2 a wrong command line or configuration.
 
 mod check;
+mod demo;
 mod drain;
 mod lease;
 mod manual;
@@ -23,6 +24,8 @@ use crate::config::{self, Faults, LogFormat, Settings};
 /// holder acquires a lease, gets a fence token, and sends it with every write; once the lease has
 /// changed hands, its token is refused for ever.
 ///
+/// To see it: `fencegate demo --story`.
+///
 /// To begin: `fencegate table init --config FILE`, then `fencegate serve --config FILE`, then
 /// `fencegate lease acquire --object users --holder me`.
 #[derive(Debug, Parser)]
@@ -39,6 +42,8 @@ enum Command {
     /// Prints one line on standard output once it is up: `ready gate=ADDR api=ADDR ops=ADDR`. SIGTERM and
     /// SIGINT stop it in good order.
     Serve(serve::Args),
+    /// Try it out: a gate before a store in memory, with lines to copy, or the split brain as a story.
+    Demo(demo::Args),
     /// Look a configuration over, and list everything that is wrong with it.
     Check(ConfigArgs),
     /// Acquire, renew, release and look at leases of a running gate.
@@ -101,6 +106,7 @@ pub fn run() -> ExitCode {
     }
     let done = match cli.command {
         Command::Serve(args) => serve::run(&args),
+        Command::Demo(args) => demo::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Lease(command) => lease::run(command),
         Command::Table(command) => table::run(command),

@@ -1,6 +1,6 @@
 //! `fencegate serve`
 
-use std::{io::Write, time::Duration};
+use std::{io::Write, path::Path, time::Duration};
 
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -24,13 +24,13 @@ pub(super) fn run(args: &Args) -> Done {
     let (settings, faults) = config::examine(&args.config.config).map_err(Failed::Config)?;
     log(&settings, args.log_format);
     let runtime = runtime()?;
-    let done = runtime.block_on(serve(&settings, faults));
+    let done = runtime.block_on(serve(&args.config.config, &settings, faults));
     // Past the deadline nothing is waited for.
     runtime.shutdown_background();
     done
 }
 
-async fn serve(settings: &Settings, faults: Vec<Fault>) -> Done {
+async fn serve(path: &Path, settings: &Settings, faults: Vec<Fault>) -> Done {
     let hear = |kind| signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")));
     let (mut terminate, mut interrupt) = (hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?);
     let mut hangup = hear(SignalKind::hangup())?;
@@ -43,7 +43,10 @@ async fn serve(settings: &Settings, faults: Vec<Fault>) -> Done {
             _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),
             _ = interrupt.recv() => tracing::info!("stopping: SIGINT"),
             _ = hangup.recv() => {
-                tracing::warn!("SIGHUP: settings are read at the start only; restart to change them");
+                match running.reload(config::load(path)) {
+                    Ok(()) => tracing::info!("SIGHUP: the settings were read again"),
+                    Err(faults) => tracing::error!(%faults, "SIGHUP: the settings are faulty; the old ones stay"),
+                }
                 continue;
             }
         }

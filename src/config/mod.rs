@@ -360,6 +360,26 @@ fn remove(tree: &mut Table, path: &str) -> bool {
 }
 
 impl Settings {
+    /// The keys whose values differ and that a reload cannot change.
+    #[must_use]
+    pub fn fixed_differences(&self, other: &Self) -> Vec<&'static str> {
+        [
+            ("gate.listen", self.gate.listen == other.gate.listen),
+            ("gate.workers", self.gate.workers == other.gate.workers),
+            ("api", self.api == other.api),
+            ("ops", self.ops == other.ops),
+            ("table", self.table == other.table),
+            ("lease", self.lease == other.lease),
+            ("watch", self.watch == other.watch),
+            ("shutdown", self.shutdown == other.shutdown),
+            ("receipts", self.receipts == other.receipts),
+            ("log", self.log == other.log),
+        ]
+        .into_iter()
+        .filter_map(|(key, is_same)| (!is_same).then_some(key))
+        .collect()
+    }
+
     /// What no single value shows: bounds, and values that contradict each other.
     fn faults(&self) -> Vec<Fault> {
         let mut faults = vec![];

@@ -1,11 +1,15 @@
 //! Settings of the data plane: the gate's port, the store behind it, the routes.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, Settings, loopback};
-use crate::{route::Routes, store::Address};
+use crate::{
+    route::Routes,
+    store::{Address, Way},
+    tls::{Acceptor, Connector},
+};
 
 /// The port for writes and reads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,6 +28,9 @@ pub struct GateSettings {
     pub hold_total_bytes: usize,
     pub streams_max: u32,
     pub forwarded: Forwarded,
+    /// Both empty: no TLS on this port.
+    pub tls_cert_file: PathBuf,
+    pub tls_key_file: PathBuf,
 }
 
 /// What the store is told about where a request came from.
@@ -46,6 +53,10 @@ pub struct StoreSettings {
     pub idle_timeout_ms: u64,
     pub connections_max: usize,
     pub queue_max: usize,
+    /// Whom an `https` store's certificate must come from; empty: whoever the system trusts.
+    pub tls_ca_file: PathBuf,
+    /// What an `https` store's certificate must be for; empty: the URL's host.
+    pub tls_server_name: String,
 }
 
 /// A route's own word on any of the store's settings.
@@ -58,6 +69,8 @@ pub struct StoreOverride {
     pub idle_timeout_ms: Option<u64>,
     pub connections_max: Option<usize>,
     pub queue_max: Option<usize>,
+    pub tls_ca_file: Option<PathBuf>,
+    pub tls_server_name: Option<String>,
 }
 
 impl StoreOverride {
@@ -71,6 +84,37 @@ impl StoreOverride {
             idle_timeout_ms: self.idle_timeout_ms.unwrap_or(store.idle_timeout_ms),
             connections_max: self.connections_max.unwrap_or(store.connections_max),
             queue_max: self.queue_max.unwrap_or(store.queue_max),
+            tls_ca_file: self.tls_ca_file.clone().unwrap_or_else(|| store.tls_ca_file.clone()),
+            tls_server_name: self.tls_server_name.clone().unwrap_or_else(|| store.tls_server_name.clone()),
+        }
+    }
+}
+
+impl StoreSettings {
+    /// Where the store is, and how to get there.
+    ///
+    /// # Errors
+    /// With the key that is wrong, and what is.
+    pub fn way(&self) -> Result<Way, (&'static str, String)> {
+        let address = Address::parse(&self.url).map_err(|what| ("url", what))?;
+        let Address::Tls { host, .. } = &address else { return Ok(Way { address, tls: None }) };
+        let roots = Some(self.tls_ca_file.as_path()).filter(|path| !path.as_os_str().is_empty());
+        let name = if self.tls_server_name.is_empty() { host } else { &self.tls_server_name };
+        let tls = Connector::new(roots, name).map_err(|what| ("tls_ca_file", what))?;
+        Ok(Way { address, tls: Some(tls) })
+    }
+}
+
+impl GateSettings {
+    /// What this port takes TLS connections in with; `None` where it takes plain ones.
+    ///
+    /// # Errors
+    /// With what is wrong.
+    pub fn tls(&self) -> Result<Option<Acceptor>, String> {
+        match (self.tls_cert_file.as_os_str().is_empty(), self.tls_key_file.as_os_str().is_empty()) {
+            (true, true) => Ok(None),
+            (false, false) => Acceptor::load(&self.tls_cert_file, &self.tls_key_file).map(Some),
+            _ => Err("gate.tls_cert_file and gate.tls_key_file go together".to_owned()),
         }
     }
 }
@@ -136,6 +180,8 @@ impl Default for GateSettings {
             hold_total_bytes: 268_435_456,
             streams_max: 256,
             forwarded: Forwarded::XForwarded,
+            tls_cert_file: PathBuf::new(),
+            tls_key_file: PathBuf::new(),
         }
     }
 }
@@ -149,6 +195,8 @@ impl Default for StoreSettings {
             idle_timeout_ms: 4_000,
             connections_max: 256,
             queue_max: 1_024,
+            tls_ca_file: PathBuf::new(),
+            tls_server_name: String::new(),
         }
     }
 }
@@ -184,6 +232,8 @@ impl RouteSettings {
             idle_timeout_ms: Some(store.idle_timeout_ms),
             connections_max: Some(store.connections_max),
             queue_max: Some(store.queue_max),
+            tls_ca_file: Some(store.tls_ca_file),
+            tls_server_name: Some(store.tls_server_name),
         };
         Self { store, ..Self::default() }
     }
@@ -224,12 +274,16 @@ impl Settings {
         check(store.connections_max >= 1, "store.connections_max", "must be at least 1");
         check(store.response_timeout_ms >= 1, "store.response_timeout_ms", "must be at least 1");
         check(store.connect_timeout_ms >= 1, "store.connect_timeout_ms", "must be at least 1");
-        if let Err(what) = Address::parse(&store.url) {
-            faults.push(Fault::new("store.url", what));
+        if let Err(what) = gate.tls() {
+            faults.push(Fault::new("gate.tls_cert_file", what));
         }
-        for (place, route) in self.route.iter().enumerate() {
-            if let Some(Err(what)) = route.store.url.as_deref().map(Address::parse) {
-                faults.push(Fault::new(format!("route[{place}].store.url"), what));
+        if let Err((key, what)) = store.way() {
+            faults.push(Fault::new(format!("store.{key}"), what));
+        }
+        for (place, route) in self.route.iter().enumerate().filter(|(_, route)| route.store != StoreOverride::default())
+        {
+            if let Err((key, what)) = route.store.over(store).way() {
+                faults.push(Fault::new(format!("route[{place}].store.{key}"), what));
             }
         }
         faults.extend(Routes::new(self).err().unwrap_or_default());

@@ -64,6 +64,14 @@ impl Record {
         }
     }
 
+    /// Its lease has been written with, so the answer that granted it did arrive. Not worth a synced
+    /// write of its own: a crash that forgets it only lets the same holder ask for the same lease again.
+    pub fn mark_used(&mut self) {
+        if let State::Open { lease } = &mut self.state {
+            lease.used = true;
+        }
+    }
+
     /// The lease at the fence, open or ended.
     #[must_use]
     pub fn lease(&self) -> Option<(&Lease, Option<&Ended>)> {

@@ -29,6 +29,16 @@ pub enum TokenFault {
     Object,
     #[error("the secret must be 16 bytes as unpadded base64url")]
     Secret,
+    #[error("a write carries one fence token; this one came with several")]
+    Twice,
+    #[error("the fence token is named in Connection, so the next hop would drop it")]
+    InConnection,
+    #[error("the fence token is announced as a trailer; it must be a header")]
+    InTrailer,
+    #[error(
+        "the fence token is among the SignedHeaders; the store does not get to see it, so the signature would break"
+    )]
+    Signed,
 }
 
 /// The unguessable part of a token. Compares in constant time and prints as `***`.

@@ -5,7 +5,9 @@
 //! past its deadline. Linkage comes before the numbers, since counters of two objects cannot be
 //! compared. Only `judge` can build a [`Permit`], and forwarding takes one.
 
-use super::{Code, Ended, Fence, FenceToken, LeaseId, LeaseSeq, Now, ObjectId, Record, State, token::TokenFault};
+use super::{
+    Code, Ended, Fence, FenceToken, HolderId, LeaseId, LeaseSeq, Now, ObjectId, Record, State, token::TokenFault,
+};
 
 /// What a write brought along.
 #[derive(Clone, Debug)]
@@ -40,6 +42,7 @@ pub struct Permit {
     object: ObjectId,
     seq: LeaseSeq,
     lease_id: LeaseId,
+    holder: HolderId,
     remaining_ms: u64,
 }
 
@@ -59,6 +62,11 @@ impl Permit {
         &self.lease_id
     }
 
+    #[must_use]
+    pub fn holder(&self) -> &HolderId {
+        &self.holder
+    }
+
     /// What was left of the lease when it was judged.
     #[must_use]
     pub fn remaining_ms(&self) -> u64 {
@@ -73,11 +81,18 @@ pub enum Refusal {
     Malformed(TokenFault),
     Mismatch { token_object: ObjectId },
     Unusable(Unusable),
-    Stale { seq: LeaseSeq, fence: Fence },
+    Stale { seq: LeaseSeq, fence: Fence, successor: Option<Successor> },
     Ahead { seq: LeaseSeq, fence: Fence },
     WrongSecret { seq: LeaseSeq },
     Draining { fence: Fence },
-    Ended { seq: LeaseSeq, ended: Ended },
+    Ended { seq: LeaseSeq, holder: HolderId, ended: Ended },
+}
+
+/// Whoever has the lease at the fence by now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Successor {
+    pub holder: HolderId,
+    pub lease_id: LeaseId,
 }
 
 impl Refusal {
@@ -134,7 +149,9 @@ pub fn judge(target: &ObjectId, view: View<'_>, presented: &Presented, now: Now)
     };
     let (seq, fence) = (token.seq, record.fence);
     if Fence::from(seq) < fence {
-        return Err(Refusal::Stale { seq, fence }.into());
+        let heir = record.open_lease();
+        let successor = heir.map(|lease| Successor { holder: lease.holder.clone(), lease_id: lease.lease_id.clone() });
+        return Err(Refusal::Stale { seq, fence, successor }.into());
     }
     if Fence::from(seq) > fence {
         return Err(Refusal::Ahead { seq, fence }.into());
@@ -160,7 +177,7 @@ fn at_the_fence(record: &Record, sealed: bool, token: &FenceToken, now: Now) -> 
         return Err(Refusal::Draining { fence: record.fence }.into());
     }
     if let Some(ended) = ended {
-        return Err(Refusal::Ended { seq, ended: ended.clone() }.into());
+        return Err(Refusal::Ended { seq, holder: lease.holder.clone(), ended: ended.clone() }.into());
     }
     if !lease.is_live(now) {
         return Err(Denial::Overdue(lease.lease_id.clone()));
@@ -169,6 +186,7 @@ fn at_the_fence(record: &Record, sealed: bool, token: &FenceToken, now: Now) -> 
         object: record.object.clone(),
         seq,
         lease_id: lease.lease_id.clone(),
+        holder: lease.holder.clone(),
         remaining_ms: lease.remaining_ms(now),
     })
 }

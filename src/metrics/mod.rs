@@ -2,12 +2,16 @@
 //!
 //! Labels are of bounded number: codes, kinds, reasons. Never an object id, a holder or a token.
 
+mod plane;
+
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
+pub use plane::{Active, OperationMetrics, PlaneMetrics, RouteMetrics, Standing, Tally, add};
+
 use crate::{
     fence::{
-        Code, Refusal,
+        Code,
         step::{Kind, LeaseRefusal},
     },
     table::ledger::{Granted, Refused},
@@ -25,25 +29,23 @@ pub struct Metrics {
     pub ledger: LedgerMetrics,
     pub table: TableMetrics,
     pub api: ApiMetrics,
+    pub plane: PlaneMetrics,
     maker: Maker,
 }
 
 struct Maker(PrometheusRecorder);
 
 impl Maker {
-    fn key(name: &'static str, labels: &[(&'static str, &'static str)]) -> Key {
-        Key::from_parts(
-            name,
-            labels.iter().map(|&(key, value)| Label::from_static_parts(key, value)).collect::<Vec<_>>(),
-        )
+    fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
+        Key::from_parts(name, labels.iter().map(|&(key, value)| Label::new(key, value.to_owned())).collect::<Vec<_>>())
     }
 
-    fn counter(&self, name: &'static str, labels: &[(&'static str, &'static str)], help: &'static str) -> Counter {
+    fn counter(&self, name: &'static str, labels: &[(&'static str, &str)], help: &'static str) -> Counter {
         self.0.describe_counter(KeyName::from_const_str(name), Some(Unit::Count), help.into());
         self.0.register_counter(&Self::key(name, labels), &METADATA)
     }
 
-    fn gauge(&self, name: &'static str, labels: &[(&'static str, &'static str)], help: &'static str) -> Gauge {
+    fn gauge(&self, name: &'static str, labels: &[(&'static str, &str)], help: &'static str) -> Gauge {
         self.0.describe_gauge(KeyName::from_const_str(name), None, help.into());
         self.0.register_gauge(&Self::key(name, labels), &METADATA)
     }
@@ -52,12 +54,7 @@ impl Maker {
         self.histogram_with(name, &[], help)
     }
 
-    fn histogram_with(
-        &self,
-        name: &'static str,
-        labels: &[(&'static str, &'static str)],
-        help: &'static str,
-    ) -> Histogram {
+    fn histogram_with(&self, name: &'static str, labels: &[(&'static str, &str)], help: &'static str) -> Histogram {
         self.0.describe_histogram(KeyName::from_const_str(name), None, help.into());
         self.0.register_histogram(&Self::key(name, labels), &METADATA)
     }
@@ -86,21 +83,27 @@ impl Metrics {
             ledger: LedgerMetrics::new(&maker),
             table: TableMetrics::new(&maker),
             api: ApiMetrics::new(&maker),
+            plane: PlaneMetrics::new(&maker),
             handle: maker.0.handle(),
             maker,
         }
     }
 
-    /// The data plane's metrics, for these routes.
+    /// A route's metrics. Asked for again, they are the same ones.
     #[must_use]
-    pub fn plane<'a>(&self, routes: impl Iterator<Item = &'a str>) -> PlaneMetrics {
-        PlaneMetrics::new(&self.maker, &routes.collect::<Vec<_>>())
+    pub fn route(&self, name: &str) -> RouteMetrics {
+        RouteMetrics::new(&self.maker, name)
+    }
+
+    /// Takes up what histograms have gathered since the last time; without it they grow.
+    pub fn keep_up(&self) {
+        self.handle.run_upkeep();
     }
 
     /// The text that Prometheus scrapes.
     #[must_use]
     pub fn render(&self) -> String {
-        self.handle.run_upkeep();
+        self.keep_up();
         self.handle.render()
     }
 }
@@ -219,132 +222,6 @@ impl LedgerMetrics {
     pub fn clock_stepped(&self, ms: i64) {
         self.clock_step.increment(ms as f64 / 1_000.0);
         self.clock_steps.increment(1);
-    }
-}
-
-/// What the data plane counts.
-pub struct PlaneMetrics {
-    refusals: [Counter; Code::ALL.len()],
-    unknown: Counter,
-    routes: Vec<RouteMetrics>,
-}
-
-/// What a route counts, by operation.
-#[derive(Clone)]
-pub struct RouteMetrics {
-    name: String,
-    operations: [OperationMetrics; OPERATIONS.len()],
-}
-
-/// What one operation on one route counts.
-#[derive(Clone)]
-pub struct OperationMetrics {
-    conflicts: Counter,
-    validation: Histogram,
-    active: Gauge,
-    stale: Counter,
-}
-
-/// The operations told apart; all other methods are one.
-const OPERATIONS: [&str; 5] = ["put", "post", "patch", "delete", "other"];
-
-impl PlaneMetrics {
-    fn new(maker: &Maker, routes: &[&str]) -> Self {
-        let help = "Requests that the gate refused, by code.";
-        Self {
-            refusals: Code::ALL.map(|code| maker.counter("fencegate_refusals_total", &[("code", code.as_str())], help)),
-            unknown: maker.counter(
-                "fencegate_unknown_outcomes_total",
-                &[],
-                "Writes that were sent and of which nobody knows what became.",
-            ),
-            routes: routes.iter().map(|name| RouteMetrics::new(maker, name)).collect(),
-        }
-    }
-
-    pub fn refused(&self, code: Code) {
-        if let Some(place) = Code::ALL.iter().position(|&each| each == code) {
-            self.refusals[place].increment(1);
-        }
-    }
-
-    pub fn unknown(&self) {
-        self.unknown.increment(1);
-    }
-
-    /// The handles for one write.
-    #[must_use]
-    pub fn route(&self, name: &str, method: &http::Method) -> &OperationMetrics {
-        let operation = match method.as_str() {
-            "PUT" => 0,
-            "POST" => 1,
-            "PATCH" => 2,
-            "DELETE" => 3,
-            _ => 4,
-        };
-        let route = self.routes.iter().find(|route| route.name == name).unwrap_or(&self.routes[0]);
-        &route.operations[operation]
-    }
-}
-
-impl RouteMetrics {
-    fn new(maker: &Maker, name: &str) -> Self {
-        // Route names live as long as the process, as metric labels do.
-        let resource: &'static str = Box::leak(name.to_owned().into_boxed_str());
-        let stale = maker.counter(
-            "stale_fencing_token_total",
-            &[("resource", resource)],
-            "Writes refused because their lease has changed hands.",
-        );
-        let operations = OPERATIONS.map(|operation| {
-            let labels = [("resource", resource), ("operation", operation)];
-            OperationMetrics {
-                conflicts: maker.counter(
-                    "fencing_token_conflicts_total",
-                    &labels,
-                    "Writes refused for their fence token.",
-                ),
-                validation: maker.histogram_with(
-                    "fencing_validation_duration_seconds",
-                    &labels,
-                    "Time taken to judge a write's fence token.",
-                ),
-                active: maker.gauge("active_fenced_operations", &labels, "Writes on their way to the store."),
-                stale: stale.clone(),
-            }
-        });
-        Self { name: name.to_owned(), operations }
-    }
-}
-
-impl OperationMetrics {
-    /// A write was judged.
-    pub fn judged(&self, seconds: f64, refusal: Option<&Refusal>) {
-        self.validation.record(seconds);
-        match refusal {
-            None => {}
-            Some(Refusal::Stale { .. }) => {
-                self.stale.increment(1);
-                self.conflicts.increment(1);
-            }
-            Some(_) => self.conflicts.increment(1),
-        }
-    }
-
-    /// A write is on its way until this is dropped.
-    #[must_use]
-    pub fn active(&self) -> Active {
-        self.active.increment(1.0);
-        Active(self.active.clone())
-    }
-}
-
-/// A write on its way.
-pub struct Active(Gauge);
-
-impl Drop for Active {
-    fn drop(&mut self) {
-        self.0.decrement(1.0);
     }
 }
 

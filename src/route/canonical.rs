@@ -69,6 +69,7 @@ fn segment(raw: &str, is_last: bool) -> Result<Cow<'_, str>, Ambiguous> {
     let decoded = percent_decode_str(raw).decode_utf8().map_err(|_| Ambiguous::NotUtf8)?;
     match decoded.chars().find_map(fault_of) {
         Some(fault) => Err(fault),
+        None if has_escape(decoded.as_bytes()) => Err(Ambiguous::DoubleEncoding),
         None if &*decoded == "." || &*decoded == ".." => Err(Ambiguous::DotSegment),
         None => Ok(decoded),
     }
@@ -91,13 +92,16 @@ fn check_encoding(raw: &[u8]) -> Result<(), Ambiguous> {
         if !hex(at + 1) || !hex(at + 2) {
             return Err(Ambiguous::BadEncoding);
         }
-        match &raw[at + 1..at + 3] {
-            b"25" if hex(at + 3) && hex(at + 4) => return Err(Ambiguous::DoubleEncoding),
-            b"5c" | b"5C" => return Err(Ambiguous::EncodedSlash),
-            _ => {}
+        if matches!(&raw[at + 1..at + 3], b"5c" | b"5C") {
+            return Err(Ambiguous::EncodedSlash);
         }
     }
     Ok(())
+}
+
+/// Whether what was decoded could be decoded once more.
+fn has_escape(decoded: &[u8]) -> bool {
+    decoded.windows(3).any(|bytes| bytes[0] == b'%' && bytes[1].is_ascii_hexdigit() && bytes[2].is_ascii_hexdigit())
 }
 
 #[cfg(test)]
@@ -134,6 +138,8 @@ mod tests {
             ("/a%7Fb", Ambiguous::Control),
             ("/a%252fb", Ambiguous::DoubleEncoding),
             ("/a%2541", Ambiguous::DoubleEncoding),
+            ("/a%25%32%66b", Ambiguous::DoubleEncoding),
+            ("/a%25%32f", Ambiguous::DoubleEncoding),
             ("/a%ff", Ambiguous::NotUtf8),
             ("/a%c3", Ambiguous::NotUtf8),
             ("/a;b=c/d", Ambiguous::Semicolon),

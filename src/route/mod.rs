@@ -19,6 +19,8 @@ use crate::{
 pub struct Route {
     pub name: String,
     pub mode: Mode,
+    /// Its place in [`Routes::all`].
+    pub place: usize,
     /// Which of [`Routes::stores`] is behind it.
     pub store: usize,
     path: PathTemplate,
@@ -58,13 +60,14 @@ impl Routes {
             match parse(given) {
                 Err((key, what)) => faults.push(Fault::new(at(key), what)),
                 Ok((path, object)) => {
-                    routes.push(Route { name: given.name.clone(), mode: given.mode, store, path, object });
+                    routes.push(Route { name: given.name.clone(), mode: given.mode, place: 0, store, path, object });
                 }
             }
         }
         faults.extend(disagreements(&routes));
         // The longest literal prefix wins, then the order in the file: this sort keeps it.
         routes.sort_by_key(|route| std::cmp::Reverse(route.path.literal_prefix()));
+        routes.iter_mut().enumerate().for_each(|(place, route)| route.place = place);
         if faults.is_empty() { Ok(Self { routes, stores }) } else { Err(faults) }
     }
 
@@ -72,6 +75,12 @@ impl Routes {
     #[must_use]
     pub fn find<'a>(&self, path: &'a [Cow<'_, str>]) -> Option<(&Route, Vec<&'a str>)> {
         self.routes.iter().find_map(|route| Some((route, route.path.captures(path)?)))
+    }
+
+    /// Another route whose objects lie below this path.
+    #[must_use]
+    pub fn below(&self, path: &[Cow<'_, str>], of: &Route) -> Option<&Route> {
+        self.routes.iter().find(|route| route.place != of.place && route.path.lies_below(path))
     }
 
     /// All routes, the most specific first.

@@ -122,6 +122,17 @@ impl PathTemplate {
         Some(captures)
     }
 
+    /// Whether what fits lies below this path: deeper, and the same as far as the path goes.
+    #[must_use]
+    pub fn lies_below(&self, path: &[std::borrow::Cow<'_, str>]) -> bool {
+        let path = if path.last().is_some_and(|last| last.is_empty()) { &path[..path.len() - 1] } else { path };
+        self.segments.len() > path.len()
+            && self.segments.iter().zip(path).all(|(segment, given)| match segment {
+                Segment::Literal(literal) => **given == **literal,
+                Segment::Capture => true,
+            })
+    }
+
     /// Whether some path fits both.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {

@@ -11,11 +11,22 @@ pub mod pool;
 
 use std::path::PathBuf;
 
+use crate::tls::Connector;
+
 /// Where a store is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     Tcp { host: String, port: u16 },
+    Tls { host: String, port: u16 },
     Unix(PathBuf),
+}
+
+/// Where a store is, and what it takes to get there.
+#[derive(Clone)]
+pub struct Way {
+    pub address: Address,
+    /// For `https`, and only for it.
+    pub tls: Option<Connector>,
 }
 
 impl Address {
@@ -34,14 +45,17 @@ impl Address {
         }
         let uri: http::Uri = url.parse().map_err(|_| format!("{url:?} is not a URL"))?;
         let (scheme, authority) = (uri.scheme_str(), uri.authority());
-        let (Some("http"), Some(authority)) = (scheme, authority) else {
-            return Err(format!("{url:?} must be http://HOST:PORT or unix:/PATH"));
+        let (Some(scheme @ ("http" | "https")), Some(authority)) = (scheme, authority) else {
+            return Err(format!("{url:?} must be http://HOST:PORT, https://HOST:PORT or unix:/PATH"));
         };
         if !matches!(uri.path(), "" | "/") || uri.query().is_some() || authority.as_str().contains('@') {
             return Err(format!("{url:?} must have neither path, query nor user: requests are forwarded as they are"));
         }
         let host = authority.host().trim_matches(['[', ']']).to_owned();
-        Ok(Self::Tcp { host, port: authority.port_u16().unwrap_or(80) })
+        Ok(match scheme {
+            "https" => Self::Tls { host, port: authority.port_u16().unwrap_or(443) },
+            _ => Self::Tcp { host, port: authority.port_u16().unwrap_or(80) },
+        })
     }
 }
 
@@ -55,6 +69,8 @@ mod tests {
         assert_eq!(Address::parse("http://127.0.0.1:9000"), tcp("127.0.0.1", 9000));
         assert_eq!(Address::parse("http://store/"), tcp("store", 80));
         assert_eq!(Address::parse("http://[::1]:9000"), tcp("::1", 9000));
+        let tls = Address::Tls { host: "store".to_owned(), port: 443 };
+        assert_eq!(Address::parse("https://store"), Ok(tls));
         assert_eq!(Address::parse("unix:/run/store.sock"), Ok(Address::Unix("/run/store.sock".into())));
         for bad in
             ["", "store", "ftp://store", "http://store/path", "http://u:p@store", "unix:store.sock", "http://s?q"]

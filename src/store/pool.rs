@@ -21,9 +21,10 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
     sync::oneshot,
+    task::AbortHandle,
 };
 
-use super::{Address, body::StoreBody};
+use super::{Address, Way, body::StoreBody};
 use crate::{config::StoreSettings, fence::BootMs};
 
 /// Why there is no connection.
@@ -37,7 +38,7 @@ pub enum NoLane {
 
 /// A worker's connections to one store.
 pub struct Pool {
-    address: Address,
+    way: Way,
     settings: StoreSettings,
     idle: RefCell<Vec<Idle>>,
     open: Cell<usize>,
@@ -45,23 +46,29 @@ pub struct Pool {
 }
 
 struct Idle {
-    sender: SendRequest<StoreBody>,
-    sent: Rc<Cell<u64>>,
+    link: Link,
     since: BootMs,
 }
 
-/// One connection, in use by one request. Dropped, it is closed.
-pub struct Lane {
-    sender: Option<SendRequest<StoreBody>>,
+/// A connection: the way to send on it, the task that carries it, and what has left on it.
+struct Link {
+    sender: SendRequest<StoreBody>,
+    task: AbortHandle,
     sent: Rc<Cell<u64>>,
+}
+
+/// One connection, in use by one request. Dropped, it is closed, whatever is going on on it.
+pub struct Lane {
+    link: Option<Link>,
+    was_idle: bool,
     pool: Rc<Pool>,
 }
 
 impl Pool {
     /// A pool without connections.
     #[must_use]
-    pub fn new(address: Address, settings: StoreSettings) -> Rc<Self> {
-        Rc::new(Self { address, settings, idle: RefCell::default(), open: Cell::new(0), queue: RefCell::default() })
+    pub fn new(way: Way, settings: StoreSettings) -> Rc<Self> {
+        Rc::new(Self { way, settings, idle: RefCell::default(), open: Cell::new(0), queue: RefCell::default() })
     }
 
     /// What this store is given.
@@ -92,8 +99,8 @@ impl Pool {
     }
 
     fn take_idle(self: &Rc<Self>) -> Option<Lane> {
-        let Idle { sender, sent, .. } = self.idle.borrow_mut().pop()?;
-        Some(Lane { sender: Some(sender), sent, pool: Rc::clone(self) })
+        let Idle { link, .. } = self.idle.borrow_mut().pop()?;
+        Some(Lane { link: Some(link), was_idle: true, pool: Rc::clone(self) })
     }
 
     async fn wait(&self) -> Result<(), NoLane> {
@@ -106,9 +113,9 @@ impl Pool {
             }
             queue.push_back(tell);
         }
-        // Told or forgotten: look again.
-        let _ = told.await;
-        Ok(())
+        // Told or forgotten: look again. One that gives up leaves the queue by dropping its end.
+        let patience = Duration::from_millis(self.settings.response_timeout_ms);
+        tokio::time::timeout(patience, told).await.map(drop).map_err(|_| NoLane::Overloaded)
     }
 
     fn tell_next(&self) {
@@ -127,12 +134,12 @@ impl Pool {
     async fn connect(self: &Rc<Self>) -> Result<Lane, NoLane> {
         self.open.set(self.open.get() + 1);
         // From here on the lane's drop counts the connection out, also if connecting fails.
-        let mut lane = Lane { sender: None, sent: Rc::default(), pool: Rc::clone(self) };
+        let mut lane = Lane { link: None, was_idle: false, pool: Rc::clone(self) };
         let patience = Duration::from_millis(self.settings.connect_timeout_ms);
-        let connected = tokio::time::timeout(patience, dial(&self.address, Rc::clone(&lane.sent))).await;
+        let connected = tokio::time::timeout(patience, Box::pin(dial(&self.way))).await;
         match connected {
-            Ok(Ok(sender)) => {
-                lane.sender = Some(sender);
+            Ok(Ok(link)) => {
+                lane.link = Some(link);
                 Ok(lane)
             }
             Ok(Err(error)) => Err(NoLane::Unreachable(error.to_string())),
@@ -140,58 +147,80 @@ impl Pool {
         }
     }
 
+    /// Connections that are idle, those in use, and how many wait for one.
+    #[must_use]
+    pub fn standing(&self) -> (usize, usize, usize) {
+        let idle = self.idle.borrow().len();
+        (idle, self.open.get() - idle, self.queue.borrow().len())
+    }
+
     /// Lets go of connections that have been idle for too long.
     pub fn tidy(&self, now: BootMs) {
         let patience = self.settings.idle_timeout_ms;
         let before = self.idle.borrow().len();
-        self.idle.borrow_mut().retain(|idle| now.since(idle.since) < patience && !idle.sender.is_closed());
+        self.idle.borrow_mut().retain(|idle| now.since(idle.since) < patience && !idle.link.sender.is_closed());
         let gone = before - self.idle.borrow().len();
         (0..gone).for_each(|_| self.closed());
     }
 }
 
-async fn dial(address: &Address, sent: Rc<Cell<u64>>) -> io::Result<SendRequest<StoreBody>> {
-    match address {
-        Address::Tcp { host, port } => {
-            let stream = TcpStream::connect((host.as_str(), *port)).await?;
-            stream.set_nodelay(true)?;
-            shake_hands(Counted { inner: stream, sent }).await
+async fn dial(way: &Way) -> io::Result<Link> {
+    let sent = Rc::<Cell<u64>>::default();
+    let count = Rc::clone(&sent);
+    match &way.address {
+        Address::Tcp { host, port } => shake_hands(Counted { inner: connect(host, *port).await?, count }, sent).await,
+        Address::Tls { host, port } => {
+            let stream = Counted { inner: connect(host, *port).await?, count };
+            let tls = way.tls.as_ref().ok_or_else(|| io::Error::other("no TLS was set up for this store"))?;
+            shake_hands(tls.connect(stream).await?, sent).await
         }
-        Address::Unix(path) => shake_hands(Counted { inner: UnixStream::connect(path).await?, sent }).await,
+        Address::Unix(path) => {
+            let stream = Counted { inner: UnixStream::connect(path).await?, count };
+            shake_hands(stream, sent).await
+        }
     }
 }
 
-async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin + 'static>(
-    stream: Counted<S>,
-) -> io::Result<SendRequest<StoreBody>> {
+async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((host, port)).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin + 'static>(stream: S, sent: Rc<Cell<u64>>) -> io::Result<Link> {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-    tokio::task::spawn_local(async move {
+    let task = tokio::task::spawn_local(async move {
         // Whoever uses it is told what went wrong.
         let _ = connection.await;
     });
-    Ok(sender)
+    Ok(Link { sender, task: task.abort_handle(), sent })
 }
 
 impl Lane {
+    fn link(&mut self) -> &mut Link {
+        self.link.as_mut().expect("a lane is only handed out with a connection in it")
+    }
+
     /// The way to send.
-    ///
-    /// # Panics
-    /// Never: a lane is only handed out with a connection in it.
     pub fn sender(&mut self) -> &mut SendRequest<StoreBody> {
-        self.sender.as_mut().expect("a lane in use has its connection")
+        &mut self.link().sender
     }
 
     /// How many bytes have left on this connection, ever.
+    pub fn counter(&mut self) -> Rc<Cell<u64>> {
+        Rc::clone(&self.link().sent)
+    }
+
+    /// Whether it has carried another request before.
     #[must_use]
-    pub fn sent(&self) -> u64 {
-        self.sent.get()
+    pub fn was_idle(&self) -> bool {
+        self.was_idle
     }
 
     /// The answer has been read to its end: others may use the connection.
     pub fn give_back(mut self, now: BootMs) {
-        if let Some(sender) = self.sender.take().filter(|sender| !sender.is_closed()) {
-            let idle = Idle { sender, sent: Rc::clone(&self.sent), since: now };
-            self.pool.idle.borrow_mut().push(idle);
+        if let Some(link) = self.link.take().filter(|link| !link.sender.is_closed()) {
+            self.pool.idle.borrow_mut().push(Idle { link, since: now });
             // It is still open: the drop that follows must not count it out.
             self.pool.open.set(self.pool.open.get() + 1);
         }
@@ -200,6 +229,10 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
+        if let Some(link) = self.link.take() {
+            // A body that waits for ever would keep the connection open.
+            link.task.abort();
+        }
         self.pool.closed();
     }
 }
@@ -207,13 +240,13 @@ impl Drop for Lane {
 /// A stream that counts what leaves on it.
 struct Counted<S> {
     inner: S,
-    sent: Rc<Cell<u64>>,
+    count: Rc<Cell<u64>>,
 }
 
 impl<S> Counted<S> {
     fn count(&self, written: &Poll<io::Result<usize>>) {
         if let Poll::Ready(Ok(bytes)) = written {
-            self.sent.set(self.sent.get() + *bytes as u64);
+            self.count.set(self.count.get() + *bytes as u64);
         }
     }
 }

@@ -96,6 +96,7 @@ impl Stripes {
         found.touched = true;
         Some(judge(&found.record, found.sealed).map(|permit| {
             found.in_flight += 1;
+            found.record.mark_used();
             (permit, Place { stripe, slot })
         }))
     }

@@ -6,14 +6,16 @@
 
 use std::borrow::Cow;
 
-use http::{HeaderMap, Method, Uri, header, request::Parts};
+use http::{HeaderMap, Method, Uri, Version, header, request::Parts};
 
 use crate::{
     config::GateSettings,
-    fence::{Code, FenceToken, ObjectId, code::Limit, verdict::Presented},
+    fence::{Code, FenceToken, ObjectId, code::Limit, token::TokenFault, verdict::Presented},
     route::{Route, Routes, canonical},
 };
 
+/// Where a COPY or MOVE writes to.
+const DESTINATION: &str = "destination";
 /// The header that carries a token.
 pub const FENCE_TOKEN: &str = "fence-token";
 
@@ -55,7 +57,7 @@ fn invalid(field: &'static str, detail: &'static str) -> Unfit {
 pub fn classify<'a>(head: &Parts, routes: &'a Routes, limits: &GateSettings) -> Result<Class<'a>, Unfit> {
     check_size(head, limits)?;
     check_tunnel(head)?;
-    check_host(&head.uri, &head.headers)?;
+    check_host(head)?;
     check_override(&head.uri, &head.headers)?;
     let segments = canonical::segments(head.uri.path());
     if is_read(&head.method) {
@@ -68,7 +70,45 @@ pub fn classify<'a>(head: &Parts, routes: &'a Routes, limits: &GateSettings) -> 
     let unmapped = || unfit(Code::ObjectUnmapped, "no route says which object this path belongs to");
     let (route, captures) = routes.find(&segments).ok_or_else(unmapped)?;
     let object = route.object(&captures).ok_or_else(unmapped)?;
-    Ok(Class::Write(Target { route, object, presented: presented(&head.headers)? }))
+    check_reach(head, &segments, route, routes)?;
+    check_destination(&head.headers, &object, routes)?;
+    Ok(Class::Write(Target { route, object, presented: presented(&head.headers) }))
+}
+
+/// What these methods do to a path they may do to all that lies below it.
+fn reaches_below(method: &Method) -> bool {
+    matches!(method.as_str(), "DELETE" | "MOVE" | "COPY")
+}
+
+/// A write must not reach objects that lie below its own.
+fn check_reach(head: &Parts, path: &[Cow<'_, str>], route: &Route, routes: &Routes) -> Result<(), Unfit> {
+    match routes.below(path, route).filter(|_| reaches_below(&head.method)) {
+        None => Ok(()),
+        Some(below) => Err(unfit(
+            Code::ObjectUnmapped,
+            format!("objects of route {:?} lie below this path; write to them one by one", below.name),
+        )),
+    }
+}
+
+/// Where a write names a second path (COPY, MOVE), that must belong to the same object.
+fn check_destination(headers: &HeaderMap, object: &ObjectId, routes: &Routes) -> Result<(), Unfit> {
+    let mut destinations = headers.get_all(DESTINATION).iter();
+    let (Some(destination), second) = (destinations.next(), destinations.next()) else { return Ok(()) };
+    let ambiguous = || unfit(Code::PathAmbiguous, "two servers could read the Destination in two ways");
+    let uri: Uri = destination.to_str().ok().and_then(|text| text.parse().ok()).ok_or_else(ambiguous)?;
+    if second.is_some() {
+        return Err(ambiguous());
+    }
+    let segments = canonical::segments(uri.path()).map_err(|_| ambiguous())?;
+    let found = routes.find(&segments).and_then(|(route, captures)| route.object(&captures));
+    if found.as_ref() == Some(object) {
+        return Ok(());
+    }
+    Err(unfit(
+        Code::LeaseObjectMismatch,
+        "the Destination belongs to another object, which this write has no token for",
+    ))
 }
 
 fn is_read(method: &Method) -> bool {
@@ -106,17 +146,18 @@ fn check_tunnel(head: &Parts) -> Result<(), Unfit> {
     if only_h2c { Ok(()) } else { Err(unfit(Code::TunnelRefused, "no upgraded connection leads through a gate")) }
 }
 
-/// One host, and the same in the request line if it is there.
-fn check_host(uri: &Uri, headers: &HeaderMap) -> Result<(), Unfit> {
-    let mut hosts = headers.get_all(header::HOST).iter();
+/// One host, and the same in the request line if it is there. HTTP/1.1 must name it.
+fn check_host(head: &Parts) -> Result<(), Unfit> {
+    let mut hosts = head.headers.get_all(header::HOST).iter();
     let (host, second) = (hosts.next(), hosts.next());
     if second.is_some() {
         return Err(invalid("Host", "there is more than one Host"));
     }
-    match (uri.authority(), host) {
+    match (head.uri.authority(), host) {
         (Some(authority), Some(host)) if !host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes()) => {
             Err(unfit(Code::PathAmbiguous, "the request line names another host than the Host header"))
         }
+        (_, None) if head.version == Version::HTTP_11 => Err(invalid("Host", "there is no Host")),
         _ => Ok(()),
     }
 }
@@ -139,29 +180,27 @@ fn check_override(uri: &Uri, headers: &HeaderMap) -> Result<(), Unfit> {
     Ok(())
 }
 
-/// The token that a write presents.
-fn presented(headers: &HeaderMap) -> Result<Presented, Unfit> {
-    let malformed = |detail: &'static str| Err(unfit(Code::FenceTokenMalformed, detail));
+/// The token that a write presents. What stands in its way is a fault of the token.
+fn presented(headers: &HeaderMap) -> Presented {
+    let mut tokens = headers.get_all(FENCE_TOKEN).iter();
+    let (token, second) = (tokens.next(), tokens.next());
+    if second.is_some() {
+        return Presented::Unreadable(TokenFault::Twice);
+    }
     if names(headers, header::CONNECTION.as_str()) {
-        return malformed("Fence-Token is named in Connection, so the next hop would drop it");
+        return Presented::Unreadable(TokenFault::InConnection);
     }
     if names(headers, header::TRAILER.as_str()) {
-        return malformed("Fence-Token is announced as a trailer; it must be a header");
+        return Presented::Unreadable(TokenFault::InTrailer);
     }
     if is_signed(headers) {
-        return malformed(
-            "Fence-Token is among the SignedHeaders; the store does not get to see it, so the signature would break",
-        );
+        return Presented::Unreadable(TokenFault::Signed);
     }
-    let mut tokens = headers.get_all(FENCE_TOKEN).iter();
-    match (tokens.next(), tokens.next()) {
-        (None, _) => Ok(Presented::Nothing),
-        (Some(_), Some(_)) => malformed("Fence-Token was sent twice"),
-        (Some(value), None) => Ok(match value.to_str().map(FenceToken::parse) {
-            Ok(Ok(token)) => Presented::Token(token),
-            Ok(Err(fault)) => Presented::Unreadable(fault),
-            Err(_) => Presented::Unreadable(crate::fence::token::TokenFault::Shape),
-        }),
+    match token.map(|token| token.to_str().map(FenceToken::parse)) {
+        None => Presented::Nothing,
+        Some(Ok(Ok(token))) => Presented::Token(token),
+        Some(Ok(Err(fault))) => Presented::Unreadable(fault),
+        Some(Err(_)) => Presented::Unreadable(TokenFault::Shape),
     }
 }
 

@@ -86,29 +86,71 @@ fn what_is_too_large_is_said_to_be() {
 
 #[test]
 fn a_token_is_one_header_that_only_the_gate_sees() {
-    let seen = |headers: &[(&str, &str)]| match classify(
-        &head("PUT", "/users/1", headers),
-        &routes(),
-        &GateSettings::default(),
-    ) {
-        Ok(Class::Write(target)) => match target.presented {
-            Presented::Nothing => "nothing",
-            Presented::Unreadable(_) => "unreadable",
-            Presented::Token(_) => "token",
-        },
-        Ok(Class::Read { .. }) => "read",
-        Err(unfit) => unfit.code.as_str(),
+    let seen = |headers: &[(&str, &str)]| match presented(&head("PUT", "/users/1", headers).headers) {
+        Presented::Nothing => Err(None),
+        Presented::Unreadable(fault) => Err(Some(fault)),
+        Presented::Token(_) => Ok(()),
     };
-    assert_eq!(seen(&[]), "nothing");
-    assert_eq!(seen(&[("Fence-Token", TOKEN)]), "token");
-    assert_eq!(seen(&[("Fence-Token", "")]), "unreadable");
-    assert_eq!(seen(&[("Fence-Token", &format!("{TOKEN}, {TOKEN}"))]), "unreadable");
-    let malformed = "FENCE_TOKEN_MALFORMED";
-    assert_eq!(seen(&[("Fence-Token", TOKEN), ("Fence-Token", TOKEN)]), malformed);
-    assert_eq!(seen(&[("Fence-Token", TOKEN), ("Connection", "close, Fence-Token")]), malformed);
-    assert_eq!(seen(&[("Fence-Token", TOKEN), ("Trailer", "fence-token")]), malformed);
+    let fault = |fault| Err(Some(fault));
+    assert_eq!(seen(&[]), Err(None));
+    assert_eq!(seen(&[("Fence-Token", TOKEN)]), Ok(()));
+    assert_eq!(seen(&[("Fence-Token", "")]), fault(TokenFault::Shape));
+    assert!(seen(&[("Fence-Token", &format!("{TOKEN}, {TOKEN}"))]).is_err_and(|fault| fault.is_some()));
+    assert_eq!(seen(&[("Fence-Token", TOKEN), ("Fence-Token", TOKEN)]), fault(TokenFault::Twice));
+    let named = [("Fence-Token", TOKEN), ("Connection", "close, Fence-Token")];
+    assert_eq!(seen(&named), fault(TokenFault::InConnection));
+    assert_eq!(seen(&[("Trailer", "x, fence-token")]), fault(TokenFault::InTrailer));
     let signed = "AWS4-HMAC-SHA256 Credential=a/b, SignedHeaders=fence-token;host, Signature=c";
-    assert_eq!(seen(&[("Fence-Token", TOKEN), ("Authorization", signed)]), malformed);
+    assert_eq!(seen(&[("Fence-Token", TOKEN), ("Authorization", signed)]), fault(TokenFault::Signed));
     let unsigned = "AWS4-HMAC-SHA256 Credential=a/b, SignedHeaders=host;x-amz-date, Signature=c";
-    assert_eq!(seen(&[("Fence-Token", TOKEN), ("Authorization", unsigned)]), "token");
+    assert_eq!(seen(&[("Fence-Token", TOKEN), ("Authorization", unsigned)]), Ok(()));
+}
+
+#[test]
+fn http_1_1_names_its_host() {
+    let mut without = head("PUT", "/users/1", &[]);
+    without.headers.remove("host");
+    let code = |head: &Parts| classify(head, &routes(), &GateSettings::default()).err().map(|unfit| unfit.code);
+    assert_eq!(code(&without), Some(Code::RequestInvalid));
+    without.version = Version::HTTP_10;
+    assert_eq!(code(&without), None);
+}
+
+#[test]
+fn a_second_path_belongs_to_the_same_object() {
+    let to = |destination: &str| class("MOVE", "/users/1", &[("destination", destination)]);
+    assert_eq!(to("/users/2"), "users");
+    assert_eq!(to("http://store/users/2"), "users");
+    assert_eq!(to("/orders/2"), "LEASE_OBJECT_MISMATCH");
+    assert_eq!(to("/"), "LEASE_OBJECT_MISMATCH");
+    assert_eq!(to("/users/../orders"), "PATH_AMBIGUOUS");
+    assert_eq!(to(""), "PATH_AMBIGUOUS");
+    let twice = [("destination", "/users/2"), ("destination", "/users/3")];
+    assert_eq!(class("COPY", "/users/1", &twice), "PATH_AMBIGUOUS");
+}
+
+#[test]
+fn nothing_is_deleted_together_with_objects_below_it() {
+    let route = |name: &str, path: &str, object: &str| crate::config::RouteSettings {
+        name: name.to_owned(),
+        path: path.to_owned(),
+        object: object.to_owned(),
+        ..crate::config::RouteSettings::default()
+    };
+    let any = route("any", "/{object}/{rest...}", "{object}");
+    let data = route("data", "/data/{domain}/{rest...}", "/data/{domain}/");
+    let routes = Routes::new(&Settings { route: vec![any, data], ..Settings::default() }).unwrap();
+    let class = |method: &str, path: &str| match classify(&head(method, path, &[]), &routes, &GateSettings::default()) {
+        Ok(Class::Write(target)) => target.object.to_string(),
+        Ok(Class::Read { .. }) => "read".to_owned(),
+        Err(unfit) => unfit.code.as_str().to_owned(),
+    };
+    for parent in ["/data", "/data/"] {
+        for method in ["DELETE", "MOVE", "COPY"] {
+            assert_eq!(class(method, parent), "OBJECT_UNMAPPED", "{method} {parent}");
+        }
+        assert_eq!(class("PUT", parent), "data", "a PUT does not reach below");
+    }
+    assert_eq!(class("DELETE", "/data/users"), "/data/users/");
+    assert_eq!(class("DELETE", "/other"), "other");
 }

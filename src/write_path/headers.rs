@@ -48,6 +48,12 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// Whether the client says that it takes trailers: then the gate does, too.
+fn takes_trailers(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(header::TE).iter().filter_map(|value| value.to_str().ok());
+    codings.any(|list| list.split(',').any(|coding| coding.trim().eq_ignore_ascii_case("trailers")))
+}
+
 /// Takes every `Fence-*` header out: they are between client and gate, or gate and store.
 fn strip_fence(headers: &mut HeaderMap) {
     let ours: Vec<HeaderName> = headers.keys().filter(|name| name.as_str().starts_with("fence-")).cloned().collect();
@@ -61,6 +67,7 @@ fn strip_fence(headers: &mut HeaderMap) {
 pub struct Origin {
     pub peer: Option<IpAddr>,
     pub version: Version,
+    pub is_tls: bool,
     pub forwarded: Forwarded,
 }
 
@@ -72,7 +79,11 @@ pub fn to_store(
     new_id: impl FnOnce() -> HeaderValue,
 ) {
     strip_fence(headers);
+    let takes_trailers = takes_trailers(headers);
     strip_hop_by_hop(headers);
+    if takes_trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
     headers.remove(header::EXPECT);
     headers.remove(header::PROXY_AUTHORIZATION);
     headers.append(header::VIA, via(origin.version));
@@ -103,16 +114,17 @@ fn forwarded(headers: &mut HeaderMap, origin: &Origin) {
         Forwarded::Both => (true, true),
     };
     let host = headers.get(header::HOST).cloned();
+    let scheme = if origin.is_tls { "https" } else { "http" };
     if x_forwarded {
         append(headers, &FORWARDED_FOR, &peer.to_string());
-        headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+        headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(scheme));
         if let Some(host) = &host {
             headers.entry(FORWARDED_HOST).or_insert_with(|| host.clone());
         }
     }
     if rfc7239 {
         let peer = if peer.is_ipv6() { format!("\"[{peer}]\"") } else { peer.to_string() };
-        append(headers, &header::FORWARDED, &format!("for={peer};proto=http"));
+        append(headers, &header::FORWARDED, &format!("for={peer};proto={scheme}"));
     }
 }
 
@@ -149,7 +161,7 @@ mod tests {
     }
 
     fn origin(forwarded: Forwarded) -> Origin {
-        Origin { peer: Some("10.1.2.3".parse().unwrap()), version: Version::HTTP_11, forwarded }
+        Origin { peer: Some("10.1.2.3".parse().unwrap()), version: Version::HTTP_11, is_tls: false, forwarded }
     }
 
     #[test]
@@ -171,7 +183,7 @@ mod tests {
         to_store(&mut headers, &origin(Forwarded::Off), None, || HeaderValue::from_static("id-1"));
         let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
-        assert_eq!(names, ["host", "traceparent", "via", "x-kept", "x-request-id"]);
+        assert_eq!(names, ["host", "te", "traceparent", "via", "x-kept", "x-request-id"]);
     }
 
     #[test]

@@ -11,17 +11,17 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
 
-use super::Plane;
+use super::{Plane, Worker};
 
 /// A body, as far as it has come.
 pub enum Held {
     Whole {
-        bytes: Bytes,
+        parts: VecDeque<Bytes>,
         trailers: Option<HeaderMap>,
     },
     /// Longer than may be held: its beginning, and where the rest comes from.
@@ -37,6 +37,8 @@ pub enum NoBody {
     /// The client broke off, or sent what is no body.
     Cut,
     Slow,
+    /// Larger than bodies may be at all.
+    TooLong,
 }
 
 /// A share of what may be held.
@@ -46,12 +48,12 @@ pub struct Share {
 }
 
 impl Share {
-    /// Takes a share, if there is one left.
+    /// Takes a share of `total`, if there is one left.
     #[must_use]
-    pub fn take(plane: &Arc<Plane>, bytes: usize) -> Option<Self> {
+    pub fn take(plane: &Arc<Plane>, bytes: usize, total: usize) -> Option<Self> {
         let before = plane.held_bytes.fetch_add(bytes, Ordering::Relaxed);
         let share = Self { plane: Arc::clone(plane), bytes };
-        (before + bytes <= plane.settings.hold_total_bytes).then_some(share)
+        (before + bytes <= total).then_some(share)
     }
 }
 
@@ -74,16 +76,16 @@ async fn next_frame(body: &mut Incoming, is_h2: bool, patience: Duration) -> Res
     }
 }
 
-/// Collects a body of up to `limit` bytes.
+/// Collects a body of up to `limit` bytes; one of more than `max` is not wanted at all.
 ///
 /// # Errors
-/// Where it does not come, or not whole.
-pub async fn hold(mut body: Incoming, is_h2: bool, limit: usize, patience: Duration) -> Result<Held, NoBody> {
+/// Where it does not come, or not whole, or is too large.
+pub async fn hold(mut body: Incoming, is_h2: bool, limit: usize, max: u64, patience: Duration) -> Result<Held, NoBody> {
     let mut parts: VecDeque<Bytes> = VecDeque::new();
     let mut size = 0;
     loop {
         let Some(frame) = next_frame(&mut body, is_h2, patience).await? else {
-            return Ok(Held::Whole { bytes: join(parts, size), trailers: None });
+            return Ok(Held::Whole { parts, trailers: None });
         };
         match frame.into_data() {
             Ok(data) => {
@@ -91,29 +93,45 @@ pub async fn hold(mut body: Incoming, is_h2: bool, limit: usize, patience: Durat
                 if !data.is_empty() {
                     parts.push_back(data);
                 }
+                if size as u64 > max {
+                    return Err(NoBody::TooLong);
+                }
                 if size > limit {
                     return Ok(Held::Long { first: parts, rest: body });
                 }
                 if body.is_end_stream() {
-                    return Ok(Held::Whole { bytes: join(parts, size), trailers: None });
+                    return Ok(Held::Whole { parts, trailers: None });
                 }
             }
             Err(frame) => {
                 let trailers = frame.into_trailers().ok();
-                return Ok(Held::Whole { bytes: join(parts, size), trailers });
+                return Ok(Held::Whole { parts, trailers });
             }
         }
     }
 }
 
-/// One piece as it is; several as one.
-fn join(mut parts: VecDeque<Bytes>, size: usize) -> Bytes {
-    if parts.len() == 1 {
-        return parts.pop_front().unwrap_or_default();
+/// How much of a refused request's body is read on, and for how long.
+const DISCARD_BYTES: usize = 16 << 20;
+const DISCARD_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Reads a refused request's body on, within bounds, and throws it away: while it is still coming, some
+/// clients cannot read their answer (HTTP/1.1: the connection would be reset under it; HTTP/2: so would
+/// the stream).
+pub fn discard(worker: &Worker, mut body: Incoming, is_h2: bool) {
+    if body.is_end_stream() || worker.stopping.get() {
+        return;
     }
-    let mut whole = BytesMut::with_capacity(size);
-    for part in parts {
-        whole.extend_from_slice(&part);
-    }
-    whole.freeze()
+    tokio::task::spawn_local(async move {
+        let read_on = async {
+            let mut left = DISCARD_BYTES;
+            while let Ok(Some(frame)) = next_frame(&mut body, is_h2, DISCARD_PATIENCE).await {
+                left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+                if left == 0 {
+                    return;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(DISCARD_PATIENCE, read_on).await;
+    });
 }

@@ -1,92 +1,128 @@
 //! The path of a write: `accept -> classify -> decide -> forward -> reply`, one file per stage.
 //!
-//! - [`accept`]: the port, connections, their limits and timeouts; a worker per core.
+//! - [`accept`]: the port; a worker per core. [`connection`]: one client's connection, its timeouts.
 //! - [`classify`]: what a request is: a read, a write to one object, or nothing that is forwarded.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
-//! - [`forward`]: to the store and back, once. [`hold`]: bodies that are collected first.
+//! - [`forward`]: to the store and back, once. [`hold`]: bodies that are collected first. [`commit`]:
+//!   longer ones, whose end is held back until the write has been judged again. [`carry`]: what goes on
+//!   when the client is gone.
 //! - [`reply`]: the store's answer or a refusal, as a response. [`receipts`]: what was refused lately.
 //! - [`headers`]: what is taken from and added to a request on its way.
+//! - [`handle`]: the stages, one after the other. [`plan`]: the settings they go by.
 
 pub mod accept;
+pub mod carry;
 pub mod classify;
+pub mod commit;
+pub mod connection;
 pub mod decide;
 pub mod forward;
+pub mod handle;
 pub mod headers;
 pub mod hold;
+pub mod plan;
 pub mod receipts;
 pub mod reply;
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     rc::Rc,
-    sync::{Arc, atomic::AtomicUsize},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 use arc_swap::ArcSwap;
 
+use self::plan::{Outfit, Plan};
 use crate::{
     api::Shared,
-    config::{GateSettings, Settings},
+    config::{Faults, Settings},
     fence::BootMs,
-    metrics::PlaneMetrics,
-    route::Routes,
-    store::{Address, pool::Pool},
+    metrics::{PlaneMetrics, Tally},
 };
 
 /// What all workers share.
 pub struct Plane {
     pub gate: Shared,
-    pub routes: ArcSwap<Routes>,
-    pub settings: GateSettings,
-    pub metrics: PlaneMetrics,
+    plan: ArcSwap<Plan>,
+    /// The plan's, where a worker can look without taking the plan up.
+    generation: AtomicU64,
     /// Bytes of bodies that are being held.
     pub held_bytes: AtomicUsize,
     pub connections: AtomicUsize,
 }
 
 impl Plane {
-    /// A data plane for sound settings.
+    /// A data plane for these settings.
     ///
-    /// # Panics
-    /// Where the settings' routes were not checked before.
-    #[must_use]
-    pub fn new(gate: Shared, settings: &Settings) -> Arc<Self> {
-        let routes = Routes::new(settings).expect("routes are checked with the settings");
-        let metrics = gate.metrics.plane(routes.all().iter().map(|route| route.name.as_str()));
-        Arc::new(Self {
+    /// # Errors
+    /// With what is wrong with them, or with the files that they name.
+    pub fn new(gate: Shared, settings: &Settings) -> Result<Arc<Self>, Faults> {
+        let plan = Plan::new(settings, 0, &gate.metrics)?;
+        Ok(Arc::new(Self {
             gate,
-            routes: ArcSwap::from_pointee(routes),
-            settings: settings.gate.clone(),
-            metrics,
+            plan: ArcSwap::from_pointee(plan),
+            generation: AtomicU64::new(0),
             held_bytes: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
-        })
+        }))
+    }
+
+    /// Goes by other settings from the next request on.
+    ///
+    /// # Errors
+    /// With what is wrong with them; the old ones stay.
+    pub fn reload(&self, settings: &Settings) -> Result<(), Faults> {
+        let generation = self.generation.load(Ordering::Acquire) + 1;
+        self.plan.store(Arc::new(Plan::new(settings, generation, &self.gate.metrics)?));
+        self.generation.store(generation, Ordering::Release);
+        Ok(())
+    }
+
+    pub fn metrics(&self) -> &PlaneMetrics {
+        &self.gate.metrics.plane
     }
 }
 
 /// What belongs to one worker alone.
 pub struct Worker {
     pub plane: Arc<Plane>,
-    pub pools: Vec<Rc<Pool>>,
+    outfit: RefCell<Rc<Outfit>>,
+    pub tally: Tally,
     /// The boot clock, as of the last tick: good enough for timeouts.
     pub now: Cell<BootMs>,
+    /// No more writes are begun: the gate is about to stop.
+    pub closing: Cell<bool>,
+    /// Exchanges with the store that go on without a client.
+    pub carried: Cell<usize>,
     /// The worker's runtime is going away: nothing can be carried on.
     pub stopping: Cell<bool>,
 }
 
 impl Worker {
     fn new(plane: Arc<Plane>) -> Rc<Self> {
-        let routes = plane.routes.load();
-        let pools = routes
-            .stores
-            .iter()
-            .map(|store| {
-                let address = Address::parse(&store.url).expect("addresses are checked with the settings");
-                Pool::new(address, store.clone())
-            })
-            .collect();
+        let outfit = RefCell::new(Outfit::new(plane.plan.load_full(), None));
         let now = plane.gate.now().boot;
-        drop(routes);
-        Rc::new(Self { plane, pools, now: Cell::new(now), stopping: Cell::new(false) })
+        Rc::new(Self {
+            plane,
+            outfit,
+            tally: Tally::default(),
+            now: Cell::new(now),
+            closing: Cell::new(false),
+            carried: Cell::new(0),
+            stopping: Cell::new(false),
+        })
+    }
+
+    /// The newest plan and this worker's connections for it.
+    pub fn outfit(&self) -> Rc<Outfit> {
+        let newest = self.plane.generation.load(Ordering::Acquire);
+        if self.outfit.borrow().plan.generation != newest {
+            let taken_up = Outfit::new(self.plane.plan.load_full(), Some(&**self.outfit.borrow()));
+            *self.outfit.borrow_mut() = taken_up;
+        }
+        Rc::clone(&self.outfit.borrow())
     }
 }

@@ -9,43 +9,69 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, header};
 use http_body::{Body, Frame, SizeHint};
 
-use super::{Plane, classify::Unfit, forward::StoreReply, receipts::Receipt};
+use super::{Plane, carry::StoreReply, classify::Unfit, connection::Busy, receipts::Receipt};
 use crate::{
-    fence::{Code, Fence, LeaseSeq, ObjectId, Refusal, code::Plane as Side, verdict::Unusable},
+    fence::{Code, Fence, HolderId, LeaseSeq, ObjectId, Refusal, code::Plane as Side, verdict::Unusable},
     problem::Problem,
+    store::body::Cut,
 };
 
 const FENCE_ERROR: HeaderName = HeaderName::from_static("fence-error");
 const FENCE_OUTCOME: HeaderName = HeaderName::from_static("fence-outcome");
 
 /// A response's body.
-pub enum ReplyBody {
+pub struct ReplyBody {
+    content: Content,
+    /// Its connection is busy until this body is gone.
+    _busy: Option<Busy>,
+}
+
+enum Content {
     Own(Option<Bytes>),
     Store(StoreReply),
 }
 
+impl ReplyBody {
+    #[must_use]
+    pub fn own(bytes: Vec<u8>) -> Self {
+        let bytes = Some(bytes).filter(|bytes| !bytes.is_empty()).map(Bytes::from);
+        Self { content: Content::Own(bytes), _busy: None }
+    }
+
+    #[must_use]
+    pub fn store(reply: StoreReply) -> Self {
+        Self { content: Content::Store(reply), _busy: None }
+    }
+
+    /// Keeps a connection busy while this body is there.
+    #[must_use]
+    pub fn during(self, busy: Busy) -> Self {
+        Self { content: self.content, _busy: Some(busy) }
+    }
+}
+
 impl Body for ReplyBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Cut;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match self.get_mut() {
-            Self::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Store(reply) => Pin::new(reply).poll_frame(context),
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        match &mut self.get_mut().content {
+            Content::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Content::Store(reply) => Pin::new(reply).poll_frame(context),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Own(bytes) => bytes.is_none(),
-            Self::Store(reply) => reply.is_end_stream(),
+        match &self.content {
+            Content::Own(bytes) => bytes.is_none(),
+            Content::Store(reply) => reply.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Self::Store(reply) => reply.size_hint(),
+        match &self.content {
+            Content::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Content::Store(reply) => reply.size_hint(),
         }
     }
 }
@@ -58,12 +84,14 @@ pub struct Refused {
     pub route: Option<String>,
     pub seq: Option<LeaseSeq>,
     pub fence: Option<Fence>,
+    pub holder: Option<HolderId>,
 }
 
 impl Refused {
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { problem: Problem::on(Side::Data, code, detail), object: None, route: None, seq: None, fence: None }
+        let problem = Problem::on(Side::Data, code, detail);
+        Self { problem, object: None, route: None, seq: None, fence: None, holder: None }
     }
 
     /// About this object, by this route.
@@ -75,8 +103,15 @@ impl Refused {
         self
     }
 
+    /// Of a write that was admitted: whose it was. What its refusal says itself stands.
+    #[must_use]
+    pub fn by(mut self, holder: Option<HolderId>, seq: Option<LeaseSeq>) -> Self {
+        self.holder = self.holder.or(holder);
+        let (seq, fence) = (self.seq.or(seq), self.fence);
+        self.numbered(seq, fence)
+    }
+
     fn numbered(mut self, seq: Option<LeaseSeq>, fence: Option<Fence>) -> Self {
-        self.problem = self.problem.with_numbers(seq, fence);
         (self.seq, self.fence) = (seq, fence);
         self
     }
@@ -106,11 +141,12 @@ impl From<Refusal> for Refused {
             }
             Refusal::Unusable(Unusable::Table) => Self::new(code, "the fence table cannot be used now; reads go on"),
             Refusal::Unusable(Unusable::Clock) => Self::new(code, "the gate's clock has not been set; reads go on"),
-            Refusal::Stale { seq, fence } => Self::new(
-                code,
-                format!("the fence has moved to {fence}: somebody else has the lease by now; acquire again"),
-            )
-            .numbered(Some(seq), Some(fence)),
+            Refusal::Stale { seq, fence, successor } => {
+                let detail = format!("the fence has moved to {fence}, so this lease is over for ever; acquire again");
+                let mut refused = Self::new(code, detail).numbered(Some(seq), Some(fence));
+                refused.problem = refused.problem.with_successor(successor);
+                refused
+            }
             Refusal::Ahead { seq, fence } => {
                 Self::new(code, format!("this gate has granted nothing above {fence}; is the token another gate's?"))
                     .numbered(Some(seq), Some(fence))
@@ -121,33 +157,38 @@ impl From<Refusal> for Refused {
             Refusal::Draining { fence } => {
                 Self::new(code, "the lease is changing hands; try again in a moment").numbered(None, Some(fence))
             }
-            Refusal::Ended { seq, ended } => {
+            Refusal::Ended { seq, holder, ended } => {
                 let mut refused =
                     Self::new(code, "the lease is over; acquire again").numbered(Some(seq), Some(seq.into()));
                 refused.problem = refused.problem.with_end(&ended);
+                refused.holder = Some(holder);
                 refused
             }
         }
     }
 }
 
-/// Refuses, and leaves a receipt.
-pub fn refuse(plane: &Plane, refused: Refused) -> Response<ReplyBody> {
-    let Refused { problem, object, route, seq, fence } = refused;
+/// Refuses, and leaves a receipt. To a HEAD the headers say it all.
+pub fn refuse(plane: &Plane, refused: Refused, is_head: bool) -> Response<ReplyBody> {
+    let Refused { problem, object, route, seq, fence, holder } = refused;
+    // Where the refusal itself needed no fence, what is in memory is good enough to tell.
+    let known =
+        |object: &ObjectId| plane.gate.records.stripes.view(object, |found| found.map(|(record, _)| record.fence));
+    let fence = fence.or_else(|| object.as_ref().and_then(known));
     let code = problem.code();
-    plane.metrics.refused(code);
+    plane.metrics().refused(code);
     let receipt_id = plane.gate.receipts.add(Receipt {
         receipt_id: String::new(),
         object,
         error: code,
         write_seq: seq,
         current_fence: fence,
-        holder: None,
+        holder,
         route,
         at: plane.gate.now().wall,
     });
-    let problem = problem.with_receipt(receipt_id);
-    let mut response = Response::new(ReplyBody::Own(Some(Bytes::from(problem.body()))));
+    let problem = problem.with_numbers(seq, fence).with_receipt(receipt_id);
+    let mut response = Response::new(ReplyBody::own(if is_head { vec![] } else { problem.body() }));
     *response.status_mut() = problem.status();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));

@@ -9,19 +9,29 @@
 //! - `process`: starting, stopping, configuration faults, full disks, failing syncs.
 //! - `cli`: the commands.
 //! - `write_path`: writes and reads through the gate, against a recording store in its own process.
+//! - `tls`: on both sides. `reload`: SIGHUP. `secrets`: none leaks. `demo`, `readme`: what they print works.
+//! - `conformance`: every refusal and every bad input, and what the store saw of it.
+//! - `transparency`: large, many and odd requests on both protocols, with clients that others wrote.
 
 #![allow(unreachable_pub, reason = "a test program exports nothing; pub says what support offers")]
 #![allow(clippy::pedantic, reason = "tests are read, not called")]
 
 mod api;
 mod cli;
+mod conformance;
 mod contract;
 mod crash;
+mod demo;
 mod expiry;
 mod leases;
 mod process;
+mod readme;
 mod recovery;
+mod reload;
+mod secrets;
 mod support;
+mod tls;
+mod transparency;
 mod waiting;
 mod watch;
 mod write_path;

@@ -1,5 +1,6 @@
-//! Writes and reads through the gate, over raw sockets, against a recording store in another process.
-//! Each refusal is held against what the store applied: nothing that was not judged.
+//! Writes and reads through the gate, over raw sockets, against a recording store in another process:
+//! what is changed on the way and what is not, modes, timeouts. What is refused, and how, is in
+//! `conformance`.
 
 use std::{
     io::{Read, Write},
@@ -7,66 +8,15 @@ use std::{
     process::Command,
 };
 
-use fencegate::config::{Mode, RouteSettings, Settings};
+use fencegate::config::{Mode, RouteSettings};
 use serde_json::Value;
 
 use super::support::{
-    gate::{TestGate, acquire, settings, text},
-    http::Answer,
+    bench::Bench,
+    gate::{acquire, text},
     process::binary,
-    store::Store,
     until,
 };
-
-struct Bench {
-    store: Store,
-    gate: TestGate,
-    lease: Value,
-}
-
-impl Bench {
-    fn new() -> Self {
-        Self::with(|_| {})
-    }
-
-    fn with(change: impl FnOnce(&mut Settings)) -> Self {
-        let store = Store::start();
-        let mut settings = settings();
-        settings.store.url = store.url();
-        settings.store.response_timeout_ms = 300;
-        change(&mut settings);
-        let gate = TestGate::with(&settings);
-        let lease = acquire(&mut gate.api(), "users", "a", 60_000);
-        Self { store, gate, lease }
-    }
-
-    fn token(&self) -> &str {
-        text(&self.lease, "fence_token")
-    }
-
-    #[track_caller]
-    fn put(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
-        self.gate.gate().call("PUT", path, headers, b"value")
-    }
-
-    /// A refusal of which the store saw nothing.
-    #[track_caller]
-    fn refused(&self, answer: &Answer, status: u16, code: &str) -> Value {
-        let body = answer.refusal(status, code);
-        assert_eq!(self.store.story(), Vec::<String>::new(), "the store applied something");
-        assert!(body["receipt_id"].is_string(), "{body}");
-        body
-    }
-
-    /// Sends bytes as they are; returns the status and the whole answer.
-    fn raw(&self, request: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.gate.running().listens).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        (answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0), answer)
-    }
-}
 
 #[test]
 fn a_fenced_write_is_forwarded_with_its_number_and_without_its_token() {
@@ -94,19 +44,6 @@ fn a_fenced_write_is_forwarded_with_its_number_and_without_its_token() {
     );
     assert_eq!((&sent["via"], &sent["x-forwarded-for"]), (&"1.1 fencegate".into(), &"127.0.0.1".into()));
     assert!(sent["x-request-id"].is_string());
-}
-
-#[test]
-fn a_write_without_a_token_is_unfenced_whatever_its_method() {
-    let bench = Bench::new();
-    for method in ["PUT", "POST", "PATCH", "DELETE", "COPY", "MKCOL", "PROPPATCH", "put", "PURGE"] {
-        let answer = bench.gate.gate().call(method, "/users/1", &[], b"");
-        bench.refused(&answer, 428, "WRITE_UNFENCED");
-    }
-    for method in ["PUT", "POST", "PATCH", "DELETE", "COPY", "MKCOL", "PURGE"] {
-        let answer = bench.gate.gate().call(method, "/users/1", &[("fence-token", bench.token())], b"");
-        assert_eq!(answer.status, 200, "{method}");
-    }
 }
 
 #[test]
@@ -141,108 +78,6 @@ fn a_stale_an_expired_a_foreign_and_a_forged_token_are_refused() {
 }
 
 #[test]
-fn what_is_no_token_is_said_to_be_none() {
-    let bench = Bench::new();
-    let secret = "AAAAAAAAAAAAAAAAAAAAAA";
-    let tokens = ["-1", "1.0", "0x1", "+1", "01", "0", "18446744073709551616", ""]
-        .map(|seq| format!("fg1.{seq}.dXNlcnM.{secret}"));
-    let others = [
-        " ".to_owned(),
-        format!("fg1.1.dXNlcnM=.{secret}"),
-        format!("fg1.1.dXNlcnN.{secret}"),
-        format!("fg1.1.dXNlcnM.{secret}.x"),
-        "x".repeat(9 * 1024),
-        format!("{0}, {0}", bench.token()),
-    ];
-    for token in tokens.iter().chain(&others) {
-        bench.refused(&bench.put("/users/1", &[("fence-token", token)]), 400, "FENCE_TOKEN_MALFORMED");
-    }
-    let token = bench.token();
-    for headers in [
-        &[("fence-token", token), ("fence-token", token)][..],
-        &[("fence-token", token), ("connection", "fence-token")],
-        &[("fence-token", token), ("trailer", "Fence-Token")],
-    ] {
-        bench.refused(&bench.put("/users/1", headers), 400, "FENCE_TOKEN_MALFORMED");
-    }
-    // As a trailer only, without being announced: there is no token when the write is judged.
-    let request = format!(
-        "PUT /users/1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n1\r\na\r\n0\r\nfence-token: {token}\r\n\r\n"
-    );
-    assert_eq!(bench.raw(&request).0, 428);
-    let request = format!(
-        "PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n1\r\na\r\n0\r\nfence-token: {token}\r\n\r\n"
-    );
-    assert_eq!(bench.raw(&request).0, 400);
-    assert!(bench.store.story().is_empty());
-}
-
-#[test]
-fn a_path_that_can_be_read_in_two_ways_is_not_written() {
-    let bench = Bench::new();
-    let token = bench.token();
-    for path in [
-        "/users/../orders/1",
-        "/users/./1",
-        "/users/%2e%2e/orders",
-        "/users%2f1",
-        "/users%5c1",
-        "/users//1",
-        "//users/1",
-        "/users;a/1",
-        "/users%3b/1",
-        "/users\\1",
-        "/users%00",
-        "/users%ff",
-        "/users%252f1",
-        "/users/%zz",
-    ] {
-        let answer = bench.put(path, &[("fence-token", token)]);
-        // hyper itself turns some of these away, with a bare 400.
-        if answer.status != 400 {
-            bench.refused(&answer, 422, "PATH_AMBIGUOUS");
-        }
-        assert!(bench.store.story().is_empty(), "{path}");
-    }
-    bench.refused(&bench.put("/", &[("fence-token", token)]), 422, "OBJECT_UNMAPPED");
-    let absolute = format!(
-        "PUT http://other/users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-    );
-    let (status, answer) = bench.raw(&absolute);
-    assert!(status == 422 && answer.contains("PATH_AMBIGUOUS"), "{answer}");
-    assert!(bench.store.story().is_empty());
-    // However it is spelled, it is the same object.
-    assert_eq!(bench.put("/us%65rs/1", &[("fence-token", token)]).status, 200);
-    assert_eq!(bench.store.story(), ["PUT /us%65rs/1"], "and the very bytes are forwarded");
-}
-
-#[test]
-fn no_tunnel_no_upgrade_and_no_hidden_method_gets_through() {
-    let bench = Bench::new();
-    let token = bench.token();
-    let call = |method: &str, path: &str, headers: &[(&str, &str)]| bench.gate.gate().call(method, path, headers, b"");
-    for method in ["GET", "POST"] {
-        for name in ["x-http-method-override", "x-http-method", "x-method-override"] {
-            let answer = call(method, "/users/1", &[("fence-token", token), (name, "DELETE")]);
-            bench.refused(&answer, 400, "METHOD_OVERRIDE_REFUSED");
-        }
-    }
-    bench.refused(&call("POST", "/users/1?_method=DELETE", &[("fence-token", token)]), 400, "METHOD_OVERRIDE_REFUSED");
-    bench.refused(&call("TRACE", "/users/1", &[]), 403, "TUNNEL_REFUSED");
-    bench.refused(
-        &call("GET", "/users/1", &[("connection", "upgrade"), ("upgrade", "websocket")]),
-        403,
-        "TUNNEL_REFUSED",
-    );
-    let (status, answer) = bench.raw("CONNECT users:80 HTTP/1.1\r\nhost: users:80\r\nconnection: close\r\n\r\n");
-    assert!(status == 403 && answer.contains("TUNNEL_REFUSED"), "{answer}");
-    assert!(bench.store.story().is_empty());
-    // An offer of h2c is not passed on.
-    assert_eq!(call("GET", "/users/1", &[("connection", "upgrade"), ("upgrade", "h2c")]).status, 200);
-    assert_eq!(bench.store.applied()[0]["headers"]["upgrade"], Value::Null);
-}
-
-#[test]
 fn reads_pass_without_a_token_also_when_the_table_is_shut() {
     let bench = Bench::new();
     assert_eq!(bench.gate.gate().get("/users/1").status, 200);
@@ -254,47 +89,6 @@ fn reads_pass_without_a_token_also_when_the_table_is_shut() {
     assert!(answer.header("retry-after").is_some());
     assert_eq!(bench.gate.gate().get("/users/1").status, 200);
     assert_eq!(bench.store.story(), ["GET /users/1", "GET /users/../x", "GET /users/1"]);
-}
-
-#[test]
-fn a_store_that_is_away_hangs_resets_or_babbles_is_told_apart() {
-    let bench = Bench::new();
-    let token = bench.token();
-    let put = |what: &str| bench.put("/users/1", &[("fence-token", token), ("x-store", what)]);
-    for what in ["hang", "reset", "garbage"] {
-        let answer = put(what);
-        let body = answer.json();
-        assert_eq!((answer.status, text(&body, "code")), (504, "OUTCOME_UNKNOWN"), "{what}: {body}");
-        assert_eq!((text(&body, "side_effect"), body["retryable"].as_bool()), ("maybe", Some(false)));
-        assert_eq!(answer.header("fence-outcome"), Some("unknown"));
-    }
-    assert_eq!(bench.store.story().len(), 3, "each was sent once, and once only");
-    for (status, outcome) in
-        [(200, "settled"), (201, "settled"), (404, "settled"), (500, "settled"), (202, "unknown"), (503, "unknown")]
-    {
-        let answer = put(&status.to_string());
-        assert_eq!((answer.status, answer.header("fence-outcome")), (status, Some(outcome)));
-    }
-    let away = Bench::with(|settings| settings.store.url = "http://127.0.0.1:1".to_owned());
-    let refused = away.put("/users/1", &[("fence-token", away.token())]).refusal(502, "STORE_UNREACHABLE");
-    assert_eq!(refused["retryable"], true);
-    away.gate.gate().get("/users/1").refusal(502, "STORE_UNREACHABLE");
-}
-
-#[test]
-fn a_body_that_breaks_off_is_not_written() {
-    let bench = Bench::new();
-    for framing in ["content-length: 10\r\n\r\nhalf", "transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n"] {
-        let mut stream = TcpStream::connect(bench.gate.running().listens).unwrap();
-        let token = bench.token();
-        write!(stream, "PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\n{framing}").unwrap();
-        drop(stream);
-    }
-    until("both have gone", || {
-        bench.gate.shows("active_fenced_operations{resource=\"default\",operation=\"put\"} 0\n")
-    });
-    assert_eq!(bench.put("/users/2", &[("fence-token", bench.token())]).status, 200);
-    assert_eq!(bench.store.story(), ["PUT /users/2"]);
 }
 
 #[test]
@@ -355,6 +149,16 @@ fn http_2_goes_the_same_way() {
     assert!(curl(&["-X", "PUT", "-d", "value"]).ends_with(" 2 428"));
     assert_eq!(curl(&[]), "GET /users/1 0\n 2 200");
     assert_eq!(bench.store.story(), ["PUT /users/1", "GET /users/1"]);
+}
+
+#[test]
+fn a_reads_body_arrives_too_however_it_is_framed() {
+    let bench = Bench::new();
+    let chunked = "GET /users/1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nvalue\r\n0\r\n\r\n";
+    let lengthy = "GET /users/1 HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nvalue";
+    for request in [chunked, lengthy] {
+        assert_eq!(bench.raw(request.as_bytes()).body, b"GET /users/1 5\n");
+    }
 }
 
 #[test]

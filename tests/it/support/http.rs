@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{Shutdown, SocketAddr, TcpStream},
     time::Duration,
 };
 
@@ -43,12 +43,25 @@ impl Answer {
     /// A refusal: its code must be in the body and in the header, with the right status.
     #[track_caller]
     pub fn refusal(&self, status: u16, code: &str) -> Value {
+        self.problem(status, code, "none")
+    }
+
+    /// A write of which nobody knows what has become.
+    #[track_caller]
+    pub fn unknown(&self) -> Value {
+        let body = self.problem(504, "OUTCOME_UNKNOWN", "maybe");
+        assert_eq!((self.header("fence-outcome"), body["retryable"].as_bool()), (Some("unknown"), Some(false)));
+        body
+    }
+
+    #[track_caller]
+    fn problem(&self, status: u16, code: &str, side_effect: &str) -> Value {
         let body = self.json();
         assert_eq!((self.status, body["code"].as_str()), (status, Some(code)), "{body}");
         assert_eq!(self.header("fence-error"), Some(code));
         assert_eq!(self.header("content-type"), Some("application/problem+json"));
         assert_eq!(body["status"], status);
-        assert_eq!(body["side_effect"], "none");
+        assert_eq!(body["side_effect"], side_effect);
         assert!(body["detail"].as_str().is_some_and(|detail| !detail.is_empty()));
         body
     }
@@ -75,6 +88,12 @@ impl Conn {
     /// Sends bytes as they are.
     pub fn send_raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.stream.get_mut().write_all(bytes)
+    }
+
+    /// Says that nothing more will be sent; the answer can still be read.
+    pub fn close_write(&mut self) {
+        // Whoever has hung up already has answered before.
+        let _ = self.stream.get_ref().shutdown(Shutdown::Write);
     }
 
     /// The head of an answer.

@@ -1,6 +1,8 @@
 //! What the tests stand on.
 
+pub mod bench;
 pub mod gate;
+pub mod h2;
 pub mod http;
 pub mod process;
 pub mod store;

@@ -112,6 +112,11 @@ impl Gate {
         Conn::open(self.api).unwrap()
     }
 
+    /// A connection to the gate itself, where writes go.
+    pub fn gate(&self) -> Conn {
+        Conn::open(self.gate).unwrap()
+    }
+
     pub fn ops(&self) -> Conn {
         Conn::open(self.ops).unwrap()
     }

@@ -16,9 +16,19 @@ pub struct Store {
 
 impl Store {
     pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// One that speaks TLS, with this certificate and its key.
+    pub fn with_tls(certificate: &Path, key: &Path) -> Self {
+        Self::with(&[certificate, key])
+    }
+
+    fn with(tls: &[&Path]) -> Self {
         let log = tempfile::NamedTempFile::new().unwrap();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/recording.py");
-        let mut child = Command::new("python3").arg(script).arg(log.path()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child =
+            Command::new("python3").arg(script).arg(log.path()).args(tls).stdout(Stdio::piped()).spawn().unwrap();
         let mut port = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut port).unwrap();
         Self { child, port: port.trim().parse().unwrap(), log }
@@ -30,8 +40,23 @@ impl Store {
 
     /// Every request that the store has applied, in its order.
     pub fn applied(&self) -> Vec<Value> {
+        self.events("applied")
+    }
+
+    /// How often something has happened: a request has `begun`, the first of a `body` was there, a body
+    /// was `cut` off.
+    pub fn saw(&self, event: &str) -> usize {
+        self.events(event).len()
+    }
+
+    fn events(&self, wanted: &str) -> Vec<Value> {
         let text = std::fs::read_to_string(self.log.path()).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        // A line that is still being written is not there yet.
+        let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        lines
+            .map(|line| serde_json::from_str::<Value>(line).unwrap())
+            .filter(|event| event["event"].as_str() == Some(wanted))
+            .collect()
     }
 
     /// The methods and paths of what was applied.

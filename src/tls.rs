@@ -1,0 +1,102 @@
+//! TLS, on the gate's port and towards the store. The only file that knows rustls.
+//!
+//! Certificates and keys are read from PEM files when settings are read, and again by a reload.
+
+use std::{io, path::Path, sync::Arc};
+
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    crypto::aws_lc_rs,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+pub use tokio_rustls::{client::TlsStream as StoreStream, server::TlsStream as ClientStream};
+
+/// Takes TLS connections in.
+#[derive(Clone)]
+pub struct Acceptor(TlsAcceptor);
+
+impl Acceptor {
+    /// Reads a certificate chain and its key.
+    ///
+    /// # Errors
+    /// With what is wrong, never with what is in the files.
+    pub fn load(certificates: &Path, key: &Path) -> Result<Self, String> {
+        let chain = read_certificates(certificates)?;
+        let key = PrivateKeyDer::from_pem_file(key)
+            .map_err(|fault| format!("no private key can be read from {}: {fault}", key.display()))?;
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|fault| fault.to_string())?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .map_err(|fault| format!("certificate and key do not go together: {fault}"))?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Self(TlsAcceptor::from(Arc::new(config))))
+    }
+
+    /// Shakes hands with a client.
+    ///
+    /// # Errors
+    /// Where the client does not.
+    pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<ClientStream<S>> {
+        self.0.accept(stream).await
+    }
+}
+
+/// Makes TLS connections to a store.
+#[derive(Clone)]
+pub struct Connector {
+    connector: TlsConnector,
+    name: ServerName<'static>,
+}
+
+impl Connector {
+    /// Trusts the certificates in `roots`, or the system's where that is `None`, for a store that calls
+    /// itself `name`.
+    ///
+    /// # Errors
+    /// With what is wrong.
+    pub fn new(roots: Option<&Path>, name: &str) -> Result<Self, String> {
+        let mut trusted = RootCertStore::empty();
+        let (certificates, whence) = match roots {
+            Some(path) => (read_certificates(path)?, path.display().to_string()),
+            None => (rustls_native_certs::load_native_certs().certs, "the system's store".to_owned()),
+        };
+        trusted.add_parsable_certificates(certificates);
+        if trusted.is_empty() {
+            return Err(format!("{whence} holds no certificate to trust; give one by tls_ca_file"));
+        }
+        let config = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|fault| fault.to_string())?
+            .with_root_certificates(trusted)
+            .with_no_client_auth();
+        let name = ServerName::try_from(name.to_owned())
+            .map_err(|_| format!("{name:?} is not a name a certificate can carry"))?;
+        Ok(Self { connector: TlsConnector::from(Arc::new(config)), name })
+    }
+
+    /// Shakes hands with the store.
+    ///
+    /// # Errors
+    /// Where it does not prove to be who it should be.
+    pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<StoreStream<S>> {
+        self.connector.connect(self.name.clone(), stream).await
+    }
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let unreadable = |fault| format!("no certificate can be read from {}: {fault}", path.display());
+    let certificates: Vec<_> =
+        CertificateDer::pem_file_iter(path).map_err(unreadable)?.collect::<Result<_, _>>().map_err(unreadable)?;
+    if certificates.is_empty() {
+        return Err(format!("{} holds no certificate", path.display()));
+    }
+    Ok(certificates)
+}

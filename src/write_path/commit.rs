@@ -1,0 +1,288 @@
+//! A body that is too long to be held: it streams, but not its end. The frame that completes the
+//! request is held back until the write has been judged again, under its object's lock: the commit
+//! point. A write that does not get past it was never sent whole.
+//!
+//! With a Content-Length the completing frame is the one with the last byte; without one it is the last
+//! frame with data in it, together with the end marker. Empty frames do not count. An HTTP/2 stream that
+//! was reset without an error looks like an end, and is none.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    fmt,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame};
+use hyper::body::Incoming;
+use tokio::{sync::Notify, time::Sleep};
+
+use super::{
+    Worker,
+    classify::FENCE_TOKEN,
+    hold::{Share, discard},
+};
+use crate::{fence::Denial, store::body::Cut};
+
+/// Why a body was broken off.
+#[derive(Clone, Debug)]
+pub enum Broken {
+    /// The client broke off, or sent what is no body.
+    Client,
+    Slow,
+    TooLong,
+    TokenInTrailer,
+    Denied(Denial),
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Client => "the body broke off",
+            Self::Slow => "the body did not come in time",
+            Self::TooLong => "the body is larger than gate.body_bytes_max",
+            Self::TokenInTrailer => "Fence-Token came as a trailer; it must be a header",
+            Self::Denied(_) => "the lease was over before the body was",
+        })
+    }
+}
+
+impl std::error::Error for Broken {}
+
+/// How far a streamed body is. Shared by the body, which hyper owns, and whoever waits for the answer.
+#[derive(Debug, Default)]
+pub struct Progress {
+    released: Cell<bool>,
+    /// An answer has come before the end of the body: nothing more is sent.
+    parked: Cell<bool>,
+    broken: RefCell<Option<Broken>>,
+    waits_for_client: Cell<bool>,
+    change: Notify,
+}
+
+impl Progress {
+    /// The whole body may go, or has gone.
+    #[must_use]
+    pub fn is_released(&self) -> bool {
+        self.released.get()
+    }
+
+    /// Nothing more is sent: the end that is held back stays back.
+    pub fn park(&self) {
+        self.parked.set(true);
+    }
+
+    #[must_use]
+    pub fn broken(&self) -> Option<Broken> {
+        self.broken.borrow().clone()
+    }
+
+    /// Nothing was heard of the store for `patience`: behind the commit point, or before it while the
+    /// store takes nothing more. A client that takes its time has its own timeout.
+    pub async fn stalled(&self, patience: Duration, sent: impl Fn() -> u64) {
+        while !self.is_released() {
+            let before = sent();
+            tokio::select! {
+                () = self.change.notified() => {}
+                () = tokio::time::sleep(patience) => {
+                    if sent() == before && !self.waits_for_client.get() && !self.is_released() {
+                        return;
+                    }
+                }
+            }
+        }
+        tokio::time::sleep(patience).await;
+    }
+}
+
+/// Judges a write once more.
+pub type JudgeAgain = Box<dyn Fn() -> Result<(), Denial>>;
+
+/// A body on its way to the store.
+pub struct Upload {
+    /// What was read before it turned out to be too long to be held, and the room it takes.
+    first: VecDeque<Bytes>,
+    share: Option<Share>,
+    /// `None` once it is over.
+    rest: Option<Incoming>,
+    is_h2: bool,
+    /// The client waits for a 100 Continue, which it has not been sent.
+    asks_first: bool,
+    worker: Rc<Worker>,
+    /// What is left of the Content-Length, where there is one.
+    to_come: Option<u64>,
+    /// What may still come.
+    room: u64,
+    /// The last frame with data, while it is not known whether another follows.
+    held_back: Option<Bytes>,
+    /// What may go.
+    ready: VecDeque<Frame<Bytes>>,
+    is_over: bool,
+    /// `None` for what nobody judges: reads, and writes of routes that do not enforce.
+    judge: Option<JudgeAgain>,
+    progress: Rc<Progress>,
+    patience: Duration,
+    alarm: Option<Pin<Box<Sleep>>>,
+}
+
+/// What is known of a body that will be streamed.
+pub struct Stream {
+    pub first: VecDeque<Bytes>,
+    pub share: Option<Share>,
+    pub rest: Incoming,
+    pub is_h2: bool,
+    pub length: Option<u64>,
+    /// It comes only when it is asked for.
+    pub asks_first: bool,
+    /// The largest body that is let through.
+    pub limit: u64,
+    pub patience: Duration,
+}
+
+enum Piece {
+    Data(Bytes),
+    Last(Option<Frame<Bytes>>),
+}
+
+impl Upload {
+    #[must_use]
+    pub fn new(stream: Stream, judge: Option<JudgeAgain>, worker: Rc<Worker>) -> (Self, Rc<Progress>) {
+        let Stream { first, share, rest, is_h2, length, asks_first, limit, patience } = stream;
+        let progress = Rc::new(Progress::default());
+        let upload = Self {
+            first,
+            share,
+            rest: Some(rest),
+            is_h2,
+            asks_first,
+            worker,
+            to_come: length,
+            room: limit,
+            held_back: None,
+            ready: VecDeque::new(),
+            is_over: false,
+            judge,
+            progress: Rc::clone(&progress),
+            patience,
+            alarm: None,
+        };
+        (upload, progress)
+    }
+
+    /// The next piece of the client's body.
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Piece, Broken>> {
+        if let Some(bytes) = self.first.pop_front() {
+            return Poll::Ready(Ok(Piece::Data(bytes)));
+        }
+        (self.share, self.asks_first) = (None, false);
+        let Some(rest) = &mut self.rest else { return Poll::Ready(Ok(Piece::Last(None))) };
+        let frame = match Pin::new(&mut *rest).poll_frame(context) {
+            Poll::Pending => {
+                self.progress.waits_for_client.set(true);
+                let patience = self.patience;
+                let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+                ready!(alarm.as_mut().poll(context));
+                return Poll::Ready(Err(Broken::Slow));
+            }
+            Poll::Ready(frame) => frame,
+        };
+        self.alarm = None;
+        self.progress.waits_for_client.set(false);
+        Poll::Ready(match frame {
+            None if self.is_h2 && !rest.is_end_stream() => Err(Broken::Client),
+            None => Ok(Piece::Last(None)),
+            Some(Err(_)) => Err(Broken::Client),
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(bytes) => Ok(Piece::Data(bytes)),
+                Err(frame) if frame.trailers_ref().is_some_and(|fields| fields.contains_key(FENCE_TOKEN)) => {
+                    Err(Broken::TokenInTrailer)
+                }
+                Err(frame) => Ok(Piece::Last(Some(frame))),
+            },
+        })
+    }
+
+    /// Takes a piece in, and makes ready what may go.
+    fn take(&mut self, piece: Piece) -> Result<(), Broken> {
+        match piece {
+            Piece::Data(bytes) if bytes.is_empty() => {}
+            Piece::Data(bytes) => {
+                let length = bytes.len() as u64;
+                self.room = self.room.checked_sub(length).ok_or(Broken::TooLong)?;
+                match &mut self.to_come {
+                    Some(to_come) => {
+                        *to_come = to_come.checked_sub(length).ok_or(Broken::Client)?;
+                        if *to_come == 0 {
+                            self.commit()?;
+                        }
+                        self.ready.push_back(Frame::data(bytes));
+                    }
+                    None => self.ready.extend(self.held_back.replace(bytes).map(Frame::data)),
+                }
+            }
+            Piece::Last(_) if self.to_come.is_some_and(|to_come| to_come > 0) => return Err(Broken::Client),
+            Piece::Last(trailers) => {
+                self.commit()?;
+                self.ready.extend(self.held_back.take().map(Frame::data));
+                self.ready.extend(trailers);
+                (self.rest, self.is_over) = (None, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// The commit point: from here on the write may land.
+    fn commit(&mut self) -> Result<(), Broken> {
+        if self.progress.is_released() {
+            return Ok(());
+        }
+        if let Some(judge) = &self.judge {
+            judge().map_err(Broken::Denied)?;
+        }
+        self.progress.released.set(true);
+        self.progress.change.notify_one();
+        Ok(())
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if let Some(rest) = self.rest.take().filter(|_| !self.asks_first) {
+            discard(&self.worker, rest, self.is_h2);
+        }
+    }
+}
+
+impl Body for Upload {
+    type Data = Bytes;
+    type Error = Cut;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        let upload = &mut *self;
+        loop {
+            if upload.progress.parked.get() {
+                // Its connection will be closed once the early answer has been read.
+                return Poll::Pending;
+            }
+            if let Some(frame) = upload.ready.pop_front() {
+                return Poll::Ready(Some(Ok(frame)));
+            }
+            if upload.is_over {
+                return Poll::Ready(None);
+            }
+            let taken = ready!(upload.poll_piece(context)).and_then(|piece| upload.take(piece));
+            if let Err(broken) = taken {
+                *upload.progress.broken.borrow_mut() = Some(broken.clone());
+                return Poll::Ready(Some(Err(Box::new(broken))));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over && self.ready.is_empty()
+    }
+}

@@ -1,0 +1,281 @@
+//! Bodies that are too long to be held. They stream, but their end is held back until the write has been
+//! judged again: whatever goes wrong before that, the store never gets a whole request, and the writer is
+//! told that nobody knows.
+
+use ::h2::Reason;
+use fencegate::table::memory::DiskFault;
+use serde_json::json;
+
+use crate::support::{
+    bench::{Bench, TTL},
+    h2::{H2, Stream},
+    http::Conn,
+    until,
+};
+
+/// What is streamed is longer than this, and what is let through not longer than that.
+const HOLD_BYTES: usize = 16;
+const BODY_MAX: u64 = 256;
+/// The whole of a body here; three quarters of it are sent at first.
+const LENGTH: usize = 64;
+const FIRST: usize = 32;
+const SECOND: usize = 16;
+const LAST: usize = LENGTH - FIRST - SECOND;
+
+fn streaming() -> Bench {
+    Bench::with(|settings| {
+        settings.gate.hold_bytes = HOLD_BYTES;
+        settings.gate.body_bytes_max = BODY_MAX;
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Framing {
+    Length,
+    Chunks,
+}
+
+const FRAMINGS: [Framing; 2] = [Framing::Length, Framing::Chunks];
+
+impl Framing {
+    fn field(self) -> String {
+        match self {
+            Self::Length => format!("content-length: {LENGTH}"),
+            Self::Chunks => "transfer-encoding: chunked".to_owned(),
+        }
+    }
+
+    fn piece(self, size: usize) -> Vec<u8> {
+        let bytes = "x".repeat(size);
+        match self {
+            Self::Length => bytes.into_bytes(),
+            Self::Chunks => format!("{size:x}\r\n{bytes}\r\n").into_bytes(),
+        }
+    }
+
+    /// What is missing after [`begin`].
+    fn rest(self) -> Vec<u8> {
+        let end = if self == Self::Chunks { &b"0\r\n\r\n"[..] } else { b"" };
+        [&self.piece(LAST)[..], end].concat()
+    }
+}
+
+fn head(bench: &Bench, framing: Framing, more: &str) -> String {
+    let (token, field) = (bench.token(), framing.field());
+    format!("PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\n{more}{field}\r\n\r\n")
+}
+
+/// A write that is not over, and of which the store has got something.
+#[track_caller]
+fn begin(bench: &Bench, framing: Framing) -> Conn {
+    let seen = Seen::now(bench);
+    let mut conn = bench.gate.gate();
+    conn.send_raw(head(bench, framing, "").as_bytes()).unwrap();
+    feed(bench, &seen, |size| conn.send_raw(&framing.piece(size)).unwrap());
+    conn
+}
+
+/// What the store had seen before a write began.
+struct Seen {
+    begun: usize,
+    body: usize,
+}
+
+impl Seen {
+    fn now(bench: &Bench) -> Self {
+        Self { begun: bench.store.saw("begun"), body: bench.store.saw("body") }
+    }
+}
+
+/// Sends the first pieces, one after the other: the last that came may be held back, those before not.
+#[track_caller]
+fn feed(bench: &Bench, seen: &Seen, mut send: impl FnMut(usize)) {
+    send(FIRST);
+    until("the store has the head", || bench.store.saw("begun") > seen.begun);
+    send(SECOND);
+    until("the store has some of the body", || bench.store.saw("body") > seen.body);
+}
+
+/// The writer is told that nobody knows; the store has seen the body break off.
+#[track_caller]
+fn is_unknown(bench: &Bench, mut conn: Conn) {
+    let told = conn.receive().unwrap().unknown();
+    assert!(told["receipt_id"].is_string(), "{told}");
+    never_whole(bench, 1);
+}
+
+#[track_caller]
+fn never_whole(bench: &Bench, times: usize) {
+    until("the store has seen it break off", || bench.store.saw("cut") == times);
+    assert_eq!(bench.store.story(), Vec::<String>::new());
+}
+
+#[test]
+fn a_long_body_arrives_whole() {
+    let bench = streaming();
+    for framing in FRAMINGS {
+        let mut conn = begin(&bench, framing);
+        conn.send_raw(&framing.rest()).unwrap();
+        let answer = conn.receive().unwrap();
+        assert_eq!((answer.status, answer.header("fence-outcome")), (200, Some("settled")), "{framing:?}");
+        assert_eq!(answer.body, format!("PUT /users/1 {LENGTH}\n").as_bytes());
+    }
+    let mut h2 = bench.h2();
+    let mut stream = begin_h2(&bench, &mut h2, &[]);
+    stream.send(&[b'x'; LAST], true);
+    assert_eq!(stream.receive().unwrap().body, format!("PUT /users/1 {LENGTH}\n").as_bytes());
+    assert_eq!((bench.store.story().len(), bench.store.saw("cut")), (3, 0));
+}
+
+#[test]
+fn a_long_body_that_breaks_off_is_never_whole() {
+    for framing in FRAMINGS {
+        let bench = streaming();
+        let mut conn = begin(&bench, framing);
+        conn.close_write();
+        is_unknown(&bench, conn);
+    }
+    // What is no chunk is no end either.
+    let bench = streaming();
+    let mut conn = begin(&bench, Framing::Chunks);
+    conn.send_raw(b"zz\r\n").unwrap();
+    is_unknown(&bench, conn);
+}
+
+#[test]
+fn a_long_body_whose_client_is_gone_is_never_whole() {
+    for framing in FRAMINGS {
+        let bench = streaming();
+        drop(begin(&bench, framing));
+        never_whole(&bench, 1);
+    }
+}
+
+#[test]
+fn a_long_body_that_does_not_come_in_time_is_never_whole() {
+    let bench = Bench::with(|settings| {
+        settings.gate.hold_bytes = HOLD_BYTES;
+        settings.gate.body_timeout_ms = 50;
+    });
+    let mut conn = bench.gate.gate();
+    let beginning = [head(&bench, Framing::Length, "").as_bytes(), &Framing::Length.piece(FIRST)[..]].concat();
+    conn.send_raw(&beginning).unwrap();
+    is_unknown(&bench, conn);
+}
+
+#[test]
+fn a_long_body_that_turns_out_too_large_is_never_whole() {
+    let bench = streaming();
+    let mut conn = begin(&bench, Framing::Chunks);
+    let more = Framing::Chunks.piece(32).repeat(8);
+    // The gate may have hung up before all of it is sent.
+    let _ = conn.send_raw(&more);
+    is_unknown(&bench, conn);
+    // Where the length is known, nothing is sent at all.
+    let answer = bench.gate.gate().call("PUT", "/users/1", &[("fence-token", bench.token())], &[b'x'; 257]);
+    answer.refusal(413, "REQUEST_LIMIT");
+    assert_eq!(bench.store.saw("begun"), 1);
+}
+
+#[test]
+fn a_long_body_with_a_token_in_its_trailer_is_never_whole() {
+    let bench = streaming();
+    let mut conn = begin(&bench, Framing::Chunks);
+    conn.send_raw(format!("0\r\nfence-token: {}\r\n\r\n", bench.token()).as_bytes()).unwrap();
+    is_unknown(&bench, conn);
+    let mut h2 = bench.h2();
+    let mut stream = begin_h2(&bench, &mut h2, &[]);
+    stream.send_trailer("fence-token", bench.token());
+    stream.receive().unwrap().unknown();
+    never_whole(&bench, 2);
+}
+
+/// What happens between a long write's beginning and its end, and makes it one that may not land.
+const CHANGES: [&str; 5] = ["revoked", "released", "expired", "the table is shut", "the clock is unset"];
+
+fn change(bench: &Bench, what: &str) {
+    let reason = json!({ "reason": "conformance" });
+    match what {
+        "revoked" => drop(bench.gate.api().post("/v1/objects/users/revoke", &reason).expect(200)),
+        "released" => bench.release(&bench.lease),
+        "expired" => bench.gate.clock.advance(TTL),
+        "the table is shut" => {
+            bench.gate.table.fail_next(DiskFault::Sync);
+            assert_eq!(bench.gate.api().post("/v1/objects/another/revoke", &reason).status, 503);
+        }
+        _ => bench.gate.clock.step_wall(i64::MIN),
+    }
+}
+
+#[test]
+fn a_long_write_is_judged_again_before_its_end_is_let_go() {
+    for what in CHANGES {
+        for framing in FRAMINGS {
+            println!("{what} {framing:?}");
+            let bench = streaming();
+            let mut conn = begin(&bench, framing);
+            change(&bench, what);
+            // The gate may have hung up already.
+            let _ = conn.send_raw(&framing.rest());
+            is_unknown(&bench, conn);
+        }
+    }
+}
+
+#[test]
+fn an_answer_before_the_end_of_a_long_body_is_passed_on_as_unknown() {
+    for framing in FRAMINGS {
+        let bench = streaming();
+        for (times, store) in ["early", "early-read"].into_iter().enumerate() {
+            println!("{store} {framing:?}");
+            let mut conn = bench.gate.gate();
+            conn.send_raw(head(&bench, framing, &format!("x-store: {store}\r\n")).as_bytes()).unwrap();
+            conn.send_raw(&framing.piece(FIRST)).unwrap();
+            let answer = conn.receive().unwrap();
+            assert_eq!((answer.status, answer.header("fence-outcome")), (200, Some("unknown")));
+            assert_eq!((answer.body.as_slice(), answer.header("fence-seq")), (&b"PUT /users/1 early\n"[..], Some("1")));
+            // The end that was held back is not let go any more.
+            let _ = conn.send_raw(&framing.piece(SECOND));
+            let _ = conn.send_raw(&framing.rest());
+            // A store that reads nothing sees nothing break off.
+            never_whole(&bench, times);
+        }
+    }
+}
+
+#[track_caller]
+fn begin_h2(bench: &Bench, h2: &mut H2, more: &[(&str, &str)]) -> Stream {
+    let headers = [&[("fence-token", bench.token())][..], more].concat();
+    let seen = Seen::now(bench);
+    let mut stream = h2.begin("PUT", "/users/1", &headers);
+    feed(bench, &seen, |size| stream.send(&vec![b'x'; size], false));
+    stream
+}
+
+#[test]
+fn a_long_http_2_body_that_is_reset_is_never_whole() {
+    let length = LENGTH.to_string();
+    let known = [("content-length", length.as_str())];
+    // NO_ERROR looks like an end, and is none; also where all bytes but the last piece are there.
+    for reason in [Reason::NO_ERROR, Reason::CANCEL] {
+        for more in [&[][..], &known[..]] {
+            println!("{reason:?} {more:?}");
+            let bench = streaming();
+            let mut h2 = bench.h2();
+            let mut stream = begin_h2(&bench, &mut h2, more);
+            stream.reset(reason);
+            never_whole(&bench, 1);
+        }
+    }
+}
+
+#[test]
+fn a_long_http_2_write_is_judged_again_before_its_end_is_let_go() {
+    let bench = streaming();
+    let mut h2 = bench.h2();
+    let mut stream = begin_h2(&bench, &mut h2, &[]);
+    change(&bench, "revoked");
+    stream.send(&[b'x'; LAST], true);
+    stream.receive().unwrap().unknown();
+    never_whole(&bench, 1);
+}

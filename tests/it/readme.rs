@@ -1,0 +1,85 @@
+//! The README's `sh` blocks, as they stand there, run by a shell.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Child, ChildStdout, Command, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::support::process::binary;
+
+fn blocks() -> Vec<String> {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    text.split("\n```sh\n").skip(1).map(|rest| rest.split("\n```\n").next().unwrap().to_owned() + "\n").collect()
+}
+
+/// Killed when dropped. Someone has to listen to what it says.
+struct Demo {
+    child: Child,
+    _says: BufReader<ChildStdout>,
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What `make run` starts, and its ready line.
+fn demo() -> (Demo, String) {
+    let mut child = Command::new(binary()).arg("demo").stdout(Stdio::piped()).spawn().unwrap();
+    let mut ready = String::new();
+    let mut says = BufReader::new(child.stdout.take().unwrap());
+    says.read_line(&mut ready).unwrap();
+    (Demo { child, _says: says }, ready)
+}
+
+fn address<'a>(ready: &'a str, name: &str) -> &'a str {
+    ready.split_whitespace().find_map(|part| part.strip_prefix(name)?.strip_prefix('=')).unwrap()
+}
+
+#[test]
+fn the_readmes_commands_work_when_copied() {
+    let (_demo, ready) = demo();
+    let blocks = blocks();
+    assert_eq!(blocks.len(), 5, "{blocks:#?}");
+    // The demo may be on other ports than a reader's, and the gate that the last block starts must be.
+    let script = blocks
+        .concat()
+        .replace("127.0.0.1:8080", address(&ready, "gate"))
+        .replace("127.0.0.1:8081", address(&ready, "api"));
+    // The gate runs on in the background; its ready line is the last thing to be said.
+    let script = format!("{script}\nwait\n");
+    let folder = tempfile::tempdir().unwrap();
+    let path = format!("{}:/usr/local/bin:/usr/bin:/bin", binary().parent().unwrap().display());
+    let mut command = Command::new("bash");
+    command.args(["-euc", &script]).current_dir(&folder).env("PATH", path).stdout(Stdio::piped()).process_group(0);
+    for port in ["GATE", "API", "OPS"] {
+        command.env(format!("FENCEGATE__{port}__LISTEN"), "127.0.0.1:0");
+    }
+    let mut shell = command.spawn().unwrap();
+    let mut lines = BufReader::new(shell.stdout.take().unwrap());
+    let mut said = String::new();
+    while lines.read_line(&mut said).unwrap() > 0 && !said.contains("ready gate=") {}
+    kill_process_group(Pid::from_child(&shell), Signal::TERM).unwrap();
+    shell.wait().unwrap();
+    for part in [
+        "HTTP/1.1 201 Created",
+        "fence-outcome: settled",
+        "HTTP/1.1 428",
+        "WRITE_UNFENCED",
+        "}hello",
+        "HTTP/1.1 412",
+        "\"error\":\"WRITE_STALE_FENCE\"",
+        "orders",
+        "pod-a",
+        "ready gate=",
+    ] {
+        assert!(said.contains(part), "{part} is not in:\n{said}");
+    }
+}

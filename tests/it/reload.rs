@@ -1,0 +1,91 @@
+//! SIGHUP: new settings without a restart, or the old ones and a word about it.
+
+use rustix::process::Signal;
+
+use super::support::{
+    gate::{acquire, text},
+    process::{Gate, Site},
+    store::Store,
+    until,
+};
+
+/// A gate before a store, with a route for `/a/...`.
+fn start(store: &Store) -> (Site, Gate) {
+    let site = Site::with_table();
+    site.configure(&config(store, "enforce"));
+    let gate = site.serve();
+    (site, gate)
+}
+
+fn config(store: &Store, mode: &str) -> String {
+    format!(
+        "[store]\nurl = '{}'\n[[route]]\nname = 'r'\nmatch = '/a/{{object}}/{{rest...}}'\nobject = '{{object}}'\nmode = '{mode}'\n",
+        store.url()
+    )
+}
+
+fn reload(gate: &Gate, shows: &str) {
+    gate.signal(Signal::HUP);
+    until(shows, || String::from_utf8(gate.ops().get("/metrics").body).unwrap().contains(shows));
+}
+
+#[test]
+fn new_settings_hold_from_the_next_request_on_also_on_a_connection_that_is_open() {
+    let store = Store::start();
+    let (site, gate) = start(&store);
+    let mut conn = gate.gate();
+    conn.call("PUT", "/a/users/1", &[], b"x").refusal(428, "WRITE_UNFENCED");
+    conn.call("PUT", "/b/users/1", &[], b"x").refusal(422, "OBJECT_UNMAPPED");
+    site.configure(&config(&store, "audit").replace("/a/", "/b/"));
+    reload(&gate, "fencegate_reloads_total{result=\"applied\"} 1\n");
+    let answer = conn.call("PUT", "/b/users/1", &[], b"x");
+    assert_eq!((answer.status, answer.header("fence-would")), (200, Some("WRITE_UNFENCED")));
+    conn.call("PUT", "/a/users/1", &[], b"x").refusal(422, "OBJECT_UNMAPPED");
+    assert_eq!(store.story(), ["PUT /b/users/1"]);
+}
+
+#[test]
+fn another_store_takes_over() {
+    let (one, two) = (Store::start(), Store::start());
+    let (site, gate) = start(&one);
+    let lease = acquire(&mut gate.api(), "users", "me", 60_000);
+    let token = text(&lease, "fence_token");
+    let mut conn = gate.gate();
+    assert_eq!(conn.call("PUT", "/a/users/1", &[("fence-token", token)], b"x").status, 200);
+    site.configure(&config(&two, "enforce"));
+    reload(&gate, "fencegate_reloads_total{result=\"applied\"} 1\n");
+    assert_eq!(conn.call("PUT", "/a/users/2", &[("fence-token", token)], b"x").status, 200);
+    assert_eq!((one.story(), two.story()), (vec!["PUT /a/users/1".to_owned()], vec!["PUT /a/users/2".to_owned()]));
+}
+
+#[test]
+fn faulty_settings_are_refused_whole_and_the_old_ones_stay() {
+    let store = Store::start();
+    let (site, gate) = start(&store);
+    let mut conn = gate.gate();
+    for (round, bad) in
+        ["[nonsense]\n", "[[route]]\nmatch = 'x'\n", "[store]\nurl = 'ftp://x'\n", "not TOML"].iter().enumerate()
+    {
+        site.configure(bad);
+        reload(&gate, &format!("fencegate_reloads_total{{result=\"refused\"}} {}\n", round + 1));
+        assert!(String::from_utf8(gate.ops().get("/metrics").body).unwrap().contains("fencegate_reload_failed 1\n"));
+        conn.call("PUT", "/a/users/1", &[], b"x").refusal(428, "WRITE_UNFENCED");
+    }
+    let log = site.log();
+    assert!(log.contains("route[0].match") && log.contains("store.url") && log.contains("the old ones stay"), "{log}");
+    site.configure(&config(&store, "off"));
+    reload(&gate, "fencegate_reload_failed 0\n");
+    assert_eq!(conn.call("PUT", "/a/users/1", &[], b"x").status, 200);
+}
+
+#[test]
+fn what_takes_a_restart_is_named() {
+    let store = Store::start();
+    let (site, gate) = start(&store);
+    site.configure(&format!("{}[lease]\nttl_ms_default = 5000\n[receipts]\nkeep = 1\n", config(&store, "enforce")));
+    reload(&gate, "fencegate_reloads_total{result=\"applied\"} 1\n");
+    until("both are named", || {
+        let log = site.log();
+        log.contains("\"key\":\"lease\"") && log.contains("\"key\":\"receipts\"") && !log.contains("\"key\":\"table\"")
+    });
+}

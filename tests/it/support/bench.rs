@@ -1,0 +1,126 @@
+//! A gate in this process with a recording store behind it in another, and one lease.
+
+use fencegate::config::Settings;
+use serde_json::Value;
+
+use super::{
+    gate::{TestGate, acquire, settings, text},
+    h2::H2,
+    http::{Answer, Conn},
+    store::Store,
+};
+
+/// Where nobody listens.
+pub const AWAY: &str = "http://127.0.0.1:1";
+/// How long the bench's lease lasts.
+pub const TTL: u64 = 60_000;
+/// All the room that there is for bodies, after [`small_room`].
+pub const ROOM: usize = 64;
+
+/// Driven clocks jump; no connection is let go for that.
+const DAY: u64 = 86_400_000;
+
+/// Room for one body at a time: see [`Bench::fill_room`].
+pub fn small_room(settings: &mut Settings) {
+    settings.gate.hold_bytes = ROOM;
+    settings.gate.hold_total_bytes = ROOM;
+}
+
+pub struct Bench {
+    pub store: Store,
+    pub gate: TestGate,
+    /// On `users`, held by `a`.
+    pub lease: Value,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    pub fn with(change: impl FnOnce(&mut Settings)) -> Self {
+        let store = Store::start();
+        let mut settings = settings();
+        settings.store.url = store.url();
+        settings.gate.head_timeout_ms = DAY;
+        settings.gate.idle_timeout_ms = DAY;
+        change(&mut settings);
+        let gate = TestGate::with(&settings);
+        let lease = acquire(&mut gate.api(), "users", "a", TTL);
+        Self { store, gate, lease }
+    }
+
+    pub fn token(&self) -> &str {
+        text(&self.lease, "fence_token")
+    }
+
+    #[track_caller]
+    pub fn call(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+        self.gate.gate().call(method, path, headers, b"value")
+    }
+
+    #[track_caller]
+    pub fn put(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        self.call("PUT", path, headers)
+    }
+
+    /// Sends bytes as they are.
+    #[track_caller]
+    pub fn raw(&self, request: &[u8]) -> Answer {
+        let mut conn = self.gate.gate();
+        conn.send_raw(request).unwrap();
+        conn.receive().unwrap()
+    }
+
+    /// An HTTP/2 connection.
+    pub fn h2(&self) -> H2 {
+        H2::open(self.gate.running().listens)
+    }
+
+    /// A refusal of which the store saw nothing, and which gives no secret away.
+    #[track_caller]
+    pub fn refused(&self, answer: &Answer, status: u16, code: &str) -> Value {
+        let body = answer.refusal(status, code);
+        assert_eq!(self.store.saw("begun"), 0, "the store got something");
+        assert!(body["receipt_id"].is_string(), "{body}");
+        assert_eq!(answer.header("retry-after").is_some(), body["retryable"] == true, "{body}");
+        let secret = self.token().rsplit('.').next().unwrap();
+        assert!(!body.to_string().contains(secret), "{body}");
+        body
+    }
+
+    /// What hyper itself turns away, since it is no HTTP: a bare 400. The store saw nothing of it.
+    #[track_caller]
+    pub fn turned_away(&self, answer: &Answer) {
+        assert_eq!((answer.status, answer.header("fence-error")), (400, None));
+        assert_eq!(self.store.saw("begun"), 0, "the store got something");
+    }
+
+    /// A write of a body that takes all the room there is, and does not come to its end: no other body is
+    /// let in while the connection is open.
+    #[track_caller]
+    pub fn fill_room(&self, path: &str, token: &str) -> Conn {
+        let mut conn = self.gate.gate();
+        let head = format!(
+            "PUT {path} HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\nexpect: 100-continue\r\ncontent-length: {ROOM}\r\n\r\n"
+        );
+        conn.send_raw(head.as_bytes()).unwrap();
+        assert_eq!(conn.read_head().unwrap().0, 100, "the body is asked for once there is room for it");
+        conn
+    }
+
+    /// Gives a lease back.
+    #[track_caller]
+    pub fn release(&self, lease: &Value) {
+        let path = format!("/v1/leases/{}", text(lease, "lease_id"));
+        self.gate.api().delete(&path, text(lease, "fence_token")).expect(200);
+    }
+}
+
+impl Drop for Bench {
+    /// Lets the gate's threads end: one program has many benches.
+    fn drop(&mut self) {
+        self.gate.table.release_syncs();
+        self.gate.running().gate.stopping.send_replace(true);
+    }
+}

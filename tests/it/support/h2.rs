@@ -1,0 +1,243 @@
+//! HTTP/2 with prior knowledge: a client for what is allowed, and frames written by hand for what no
+//! client would send.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream as StdStream},
+    time::Duration,
+};
+
+use ::h2::{
+    Error, Reason, SendStream,
+    client::{ResponseFuture, SendRequest, handshake},
+};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
+use tokio::{
+    net::TcpStream,
+    runtime::{Builder, Handle, Runtime},
+};
+
+use super::http::Answer;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connection; each call is a stream of its own.
+pub struct H2 {
+    runtime: Runtime,
+    sender: SendRequest<Bytes>,
+    authority: String,
+}
+
+/// A request whose body is not over yet.
+pub struct Stream {
+    response: ResponseFuture,
+    body: SendStream<Bytes>,
+    handle: Handle,
+}
+
+impl H2 {
+    pub fn open(address: SocketAddr) -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let sender = runtime.block_on(async {
+            let stream = TcpStream::connect(address).await.unwrap();
+            stream.set_nodelay(true).unwrap();
+            let (sender, connection) = handshake(stream).await.unwrap();
+            tokio::spawn(async move {
+                // Whoever waits for an answer is told what went wrong.
+                let _ = connection.await;
+            });
+            sender
+        });
+        Self { runtime, sender, authority: address.to_string() }
+    }
+
+    fn send(&mut self, method: &str, target: &str, headers: &[(&str, &str)], is_whole: bool) -> Stream {
+        let uri =
+            if target.starts_with('/') { format!("http://{}{target}", self.authority) } else { target.to_owned() };
+        let mut request = Request::builder().method(method).uri(uri);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(()).unwrap();
+        let mut sender = self.runtime.block_on(self.sender.clone().ready()).unwrap();
+        let (response, body) = sender.send_request(request, is_whole).unwrap();
+        Stream { response, body, handle: self.runtime.handle().clone() }
+    }
+
+    /// Sends a request's head; the body is to come. A target is a path, or a whole URI.
+    #[track_caller]
+    pub fn begin(&mut self, method: &str, target: &str, headers: &[(&str, &str)]) -> Stream {
+        self.send(method, target, headers, false)
+    }
+
+    #[track_caller]
+    pub fn call(&mut self, method: &str, target: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        let mut stream = self.send(method, target, headers, body.is_empty());
+        if !body.is_empty() {
+            stream.send(body, true);
+        }
+        stream.receive().unwrap()
+    }
+}
+
+impl Stream {
+    /// Sends a piece of the body. A stream that is over by then has been answered: [`Self::receive`] tells.
+    pub fn send(&mut self, body: &[u8], is_last: bool) {
+        let _ = self.body.send_data(Bytes::copy_from_slice(body), is_last);
+    }
+
+    /// Ends the body with a trailer.
+    pub fn send_trailer(&mut self, name: &'static str, value: &str) {
+        let mut trailers = HeaderMap::new();
+        trailers.insert(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
+        let _ = self.body.send_trailers(trailers);
+    }
+
+    pub fn reset(&mut self, reason: Reason) {
+        self.body.send_reset(reason);
+    }
+
+    pub fn receive(self) -> Result<Answer, Error> {
+        let Self { response, body: _open, handle } = self;
+        let read = async {
+            let (head, mut incoming) = response.await?.into_parts();
+            let mut body = vec![];
+            while let Some(piece) = incoming.data().await {
+                let piece = match piece {
+                    Ok(piece) => piece,
+                    // The rest of the request is not wanted, and this is all of the answer.
+                    Err(error) if error.reason() == Some(Reason::NO_ERROR) => break,
+                    Err(error) => return Err(error),
+                };
+                incoming.flow_control().release_capacity(piece.len())?;
+                body.extend_from_slice(&piece);
+            }
+            let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+            let headers = head.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
+            Ok::<_, Error>(Answer { status: head.status.as_u16(), headers, body })
+        };
+        handle.block_on(async { tokio::time::timeout(PATIENCE, read).await.expect("an answer in time") })
+    }
+}
+
+/// The types of frames that matter here, and their flags.
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// A stream was reset because what came on it is no HTTP.
+pub const PROTOCOL_ERROR: u32 = 1;
+
+/// A connection on which frames are written by hand. It acknowledges nothing.
+pub struct RawH2 {
+    stream: StdStream,
+}
+
+struct Frame {
+    kind: u8,
+    flags: u8,
+    stream: u32,
+    payload: Vec<u8>,
+}
+
+impl RawH2 {
+    pub fn open(address: SocketAddr) -> Self {
+        let stream = StdStream::connect(address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut raw = Self { stream };
+        raw.stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+        raw.send(SETTINGS, 0, 0, &[]);
+        raw
+    }
+
+    fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        let mut frame = vec![length[1], length[2], length[3], kind, flags];
+        frame.extend_from_slice(&stream.to_be_bytes());
+        frame.extend_from_slice(payload);
+        self.stream.write_all(&frame).unwrap();
+    }
+
+    /// A request's head, each field as a literal that nobody has to remember.
+    pub fn send_headers(&mut self, stream: u32, fields: &[(&str, &str)], is_last: bool) {
+        let mut block = vec![];
+        for (name, value) in fields {
+            block.push(0);
+            for text in [name, value] {
+                push_length(&mut block, text.len());
+                block.extend_from_slice(text.as_bytes());
+            }
+        }
+        self.send(HEADERS, END_HEADERS | end(is_last), stream, &block);
+    }
+
+    pub fn send_data(&mut self, stream: u32, bytes: &[u8], is_last: bool) {
+        self.send(DATA, end(is_last), stream, bytes);
+    }
+
+    fn receive(&mut self) -> Frame {
+        let mut head = [0; 9];
+        self.stream.read_exact(&mut head).unwrap();
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let stream = u32::from_be_bytes([head[5] & 0x7f, head[6], head[7], head[8]]);
+        let mut payload = vec![0; length as usize];
+        self.stream.read_exact(&mut payload).unwrap();
+        Frame { kind: head[3], flags: head[4], stream, payload }
+    }
+
+    /// Why a stream was reset; it must not be answered.
+    #[track_caller]
+    pub fn expect_reset(&mut self, stream: u32) -> u32 {
+        loop {
+            let frame = self.receive();
+            assert!(frame.stream != stream || frame.kind != HEADERS, "it was answered");
+            if (frame.kind, frame.stream) == (RST_STREAM, stream) {
+                return u32::from_be_bytes(frame.payload.try_into().unwrap());
+            }
+        }
+    }
+
+    /// Waits until the other end says that it takes no more requests.
+    pub fn expect_goodbye(&mut self) {
+        while self.receive().kind != GOAWAY {}
+    }
+
+    /// The body of a stream's answer.
+    pub fn expect_body(&mut self, stream: u32) -> Vec<u8> {
+        let mut body = vec![];
+        loop {
+            let frame = self.receive();
+            if (frame.kind, frame.stream) == (DATA, stream) {
+                body.extend_from_slice(&frame.payload);
+                if frame.flags & END_STREAM != 0 {
+                    return body;
+                }
+            }
+        }
+    }
+}
+
+fn end(is_last: bool) -> u8 {
+    if is_last { END_STREAM } else { 0 }
+}
+
+/// A length in HPACK, of text that is spelled out.
+fn push_length(block: &mut Vec<u8>, length: usize) {
+    if length < 0x7f {
+        block.push(length as u8);
+        return;
+    }
+    block.push(0x7f);
+    let mut rest = length - 0x7f;
+    while rest >= 0x80 {
+        block.push((rest % 0x80) as u8 | 0x80);
+        rest /= 0x80;
+    }
+    block.push(rest as u8);
+}

@@ -1,0 +1,177 @@
+//! TLS on the gate's port and towards the store, with curl and Python's ssl on the other ends.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustix::process::Signal;
+
+use super::support::{
+    gate::{acquire, text},
+    process::{Gate, Site, binary, stderr},
+    store::Store,
+    until,
+};
+
+/// An authority and certificates that it has signed, as PEM files.
+struct Authority {
+    folder: tempfile::TempDir,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.distinguished_name.push(rcgen::DnType::CommonName, "the authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+        Self { folder, issuer: Issuer::new(params, key) }
+    }
+
+    fn ca(&self) -> PathBuf {
+        self.folder.path().join("ca.pem")
+    }
+
+    /// A certificate for `name`, and its key.
+    fn sign(&self, name: &str) -> (PathBuf, PathBuf) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let at = |kind: &str| self.folder.path().join(format!("{name}-{kind}.pem"));
+        fs::write(at("cert"), certificate.pem()).unwrap();
+        fs::write(at("key"), key.serialize_pem()).unwrap();
+        (at("cert"), at("key"))
+    }
+}
+
+/// A site whose gate's port has a certificate for `gate.test`.
+fn with_port_tls(authority: &Authority, store: &str) -> Site {
+    let site = Site::with_table();
+    let (cert, key) = authority.sign("gate.test");
+    let config = fs::read_to_string(site.config()).unwrap();
+    let tls = format!("[gate]\ntls_cert_file = '{}'\ntls_key_file = '{}'", cert.display(), key.display());
+    fs::write(site.config(), format!("{}[store]\n{store}", config.replacen("[gate]", &tls, 1))).unwrap();
+    site
+}
+
+fn curl(gate: &Gate, ca: &Path, arguments: &[&str]) -> String {
+    let port = gate.gate.port();
+    let done = Command::new("curl")
+        .args(["-s", "--cacert", ca.to_str().unwrap(), "--resolve", &format!("gate.test:{port}:127.0.0.1")])
+        .args(["-w", " %{http_version} %{http_code}"])
+        .args(arguments)
+        .arg(format!("https://gate.test:{port}/users/1"))
+        .output();
+    String::from_utf8(done.unwrap().stdout).unwrap()
+}
+
+#[test]
+fn the_gates_port_speaks_tls_with_both_protocols() {
+    let (store, authority) = (Store::start(), Authority::new());
+    let site = with_port_tls(&authority, &format!("url = '{}'\n", store.url()));
+    let gate = site.serve();
+    let lease = acquire(&mut gate.api(), "users", "a", 60_000);
+    let token = format!("fence-token: {}", text(&lease, "fence_token"));
+    for (protocol, version) in [("--http1.1", "1.1"), ("--http2", "2")] {
+        let write = ["-X", "PUT", "-d", "value"];
+        let put = |more: &[&str]| curl(&gate, &authority.ca(), &[&[protocol][..], &write, more].concat());
+        assert_eq!(put(&["-H", &token]), format!("PUT /users/1 5\n {version} 200"));
+        assert!(put(&[]).ends_with(&format!(" {version} 428")));
+    }
+    assert_eq!(store.applied()[0]["headers"]["x-forwarded-proto"], "https");
+    // Whoever does not speak TLS gets nothing, and nobody else is held up.
+    let mut plain = TcpStream::connect(gate.gate).unwrap();
+    plain.write_all(b"GET /users/1 HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    let mut said = vec![];
+    let _ = plain.read_to_end(&mut said);
+    assert!(!said.starts_with(b"HTTP/"), "{said:?}");
+    assert_eq!(store.story().len(), 2);
+    gate.stop();
+}
+
+#[test]
+fn a_reload_exchanges_the_certificate() {
+    let (store, authority) = (Store::start(), Authority::new());
+    let site = with_port_tls(&authority, &format!("url = '{}'\n", store.url()));
+    let gate = site.serve();
+    assert_eq!(curl(&gate, &authority.ca(), &[]), "GET /users/1 0\n 2 200");
+    let other = Authority::new();
+    let (cert, key) = other.sign("gate.test");
+    for (from, to) in [(cert, "gate.test-cert.pem"), (key, "gate.test-key.pem")] {
+        fs::copy(from, authority.folder.path().join(to)).unwrap();
+    }
+    assert_eq!(curl(&gate, &authority.ca(), &[]), "GET /users/1 0\n 2 200", "not before it is told to");
+    gate.signal(Signal::HUP);
+    until("the new certificate", || curl(&gate, &other.ca(), &[]) == "GET /users/1 0\n 2 200");
+    assert_eq!(curl(&gate, &authority.ca(), &[]), " 0 000", "the old one is no longer shown");
+}
+
+#[test]
+fn an_https_store_must_prove_who_it_is() {
+    let authority = Authority::new();
+    let (cert, key) = authority.sign("store.test");
+    let store = Store::with_tls(&cert, &key);
+    let url = format!("https://127.0.0.1:{}", store.port);
+    let serve = |ca: &Path, name: &str| {
+        let site = Site::with_table();
+        let tls = format!("tls_ca_file = '{}'\ntls_server_name = '{name}'\n", ca.display());
+        site.configure(&format!("[store]\nurl = '{url}'\n{tls}"));
+        let gate = site.serve();
+        let lease = acquire(&mut gate.api(), "users", "a", 60_000);
+        let token = text(&lease, "fence_token").to_owned();
+        let mut conn = gate.gate();
+        let answers: Vec<_> =
+            (0..3).map(|_| conn.call("PUT", "/users/1", &[("fence-token", &token)], &[7; 100_000])).collect();
+        (site, answers)
+    };
+    let (_site, answers) = serve(&authority.ca(), "store.test");
+    assert!(answers.iter().all(|answer| answer.body == b"PUT /users/1 100000\n"), "{answers:?}");
+    assert_eq!(store.story().len(), 3);
+    let stranger = Authority::new();
+    for (ca, name) in [(stranger.ca(), "store.test"), (authority.ca(), "other.test")] {
+        let (_site, answers) = serve(&ca, name);
+        for answer in answers {
+            let refused = answer.refusal(502, "STORE_UNREACHABLE");
+            assert!(text(&refused, "detail").contains("certificate"), "{refused}");
+        }
+    }
+    assert_eq!(store.story().len(), 3, "nothing is sent to a store that has not proved who it is");
+}
+
+#[test]
+fn certificates_that_cannot_be_used_stop_the_start() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+    let (cert, _) = authority.sign("one.test");
+    let (_, foreign) = authority.sign("two.test");
+    let nothing = folder.path().join("nothing.pem");
+    fs::write(&nothing, "no certificate\n").unwrap();
+    for (section, key, config) in [
+        ("gate", "gate.tls_cert_file", format!("tls_cert_file = '{}'", cert.display())),
+        (
+            "gate",
+            "gate.tls_cert_file",
+            format!("tls_cert_file = '{}'\ntls_key_file = '{}'", cert.display(), foreign.display()),
+        ),
+        (
+            "gate",
+            "gate.tls_cert_file",
+            format!("tls_cert_file = '{}'\ntls_key_file = '{}'", nothing.display(), foreign.display()),
+        ),
+        ("store", "store.tls_ca_file", format!("url = 'https://x'\ntls_ca_file = '{}'", nothing.display())),
+        ("store", "store.tls_ca_file", format!("url = 'https://x'\ntls_ca_file = '{}/away'", folder.path().display())),
+    ] {
+        let file = folder.path().join("config.toml");
+        fs::write(&file, format!("[{section}]\n{config}\n")).unwrap();
+        let refused = Command::new(binary()).args(["check", "--config"]).arg(&file).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{config}");
+        assert!(stderr(&refused).contains(&format!("{key}: ")), "{}", stderr(&refused));
+    }
+}

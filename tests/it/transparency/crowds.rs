@@ -1,0 +1,195 @@
+//! Many at once: connections that each wait for their own answer, and bodies that the gate holds.
+
+use std::{collections::HashSet, future::poll_fn, net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use h2::{
+    Reason, SendStream,
+    client::{ResponseFuture, SendRequest},
+};
+use http::Request;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::{runtime, sync::mpsc};
+
+use super::{Line, Text, connect, settled, whole};
+use crate::support::http::Conn;
+
+const CONNECTIONS: usize = 1_000;
+
+/// Lets this process have as many files as the system allows it.
+fn allow_files(wanted: u64) {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < wanted) {
+        limit.current = limit.maximum;
+        setrlimit(Resource::Nofile, limit).unwrap();
+    }
+    let allowed = getrlimit(Resource::Nofile).current;
+    assert!(allowed.is_none_or(|allowed| allowed >= wanted), "{wanted} files are needed, {allowed:?} are allowed");
+}
+
+#[test]
+fn a_thousand_connections_at_once_get_their_own_answers_and_go_on() {
+    allow_files(2_048);
+    let line = Line::new();
+    let mut conns: Vec<Conn> = (0..CONNECTIONS).map(|_| line.conn()).collect();
+    let text = Text::first(CONNECTIONS);
+    for round in 0..2 {
+        for (number, conn) in conns.iter_mut().enumerate() {
+            let head = format!(
+                "PUT /users/{round}-{number} HTTP/1.1\r\nhost: x\r\nfence-token: {}\r\nx-echo: {round}-{number}\r\n\
+                 content-length: {}\r\n\r\n",
+                line.token,
+                number + 1
+            );
+            conn.send_raw(head.as_bytes()).unwrap();
+        }
+        line.until_under_way(CONNECTIONS);
+        for (number, conn) in conns.iter_mut().enumerate() {
+            conn.send_raw(&text[..=number]).unwrap();
+        }
+        for (number, conn) in conns.iter_mut().enumerate() {
+            let answer = conn.receive().unwrap();
+            settled(&answer, number as u64 + 1);
+            assert_eq!(answer.header("x-echo"), Some(format!("{round}-{number}").as_str()));
+        }
+    }
+    assert_eq!(line.store.writes_once_each(), 2 * CONNECTIONS);
+}
+
+const H2_CONNECTIONS: usize = 40;
+/// On each of them: as many as are allowed.
+const STREAMS: usize = 256;
+const HELD: usize = 10_000;
+const TURNED_AWAY: usize = H2_CONNECTIONS * STREAMS - HELD;
+const LENGTH: usize = 16;
+/// What a held body may cost, its stream, its task and its headers included.
+const COST: usize = 32 << 10;
+/// Nothing here waits for ever.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What a write was told.
+struct Told {
+    status: u16,
+    error: Option<String>,
+    body: Vec<u8>,
+}
+
+async fn hear(response: ResponseFuture) -> Result<Told, h2::Error> {
+    let (head, mut body) = response.await?.into_parts();
+    let error = head.headers.get("fence-error").map(|code| code.to_str().unwrap().to_owned());
+    let mut whole = vec![];
+    while let Some(data) = body.data().await {
+        match data {
+            Ok(data) => {
+                body.flow_control().release_capacity(data.len())?;
+                whole.extend_from_slice(&data);
+            }
+            // The gate needs no more of the request's body, and has answered.
+            Err(error) if error.reason() == Some(Reason::NO_ERROR) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Told { status: head.status.as_u16(), error, body: whole })
+}
+
+/// Writes that have begun, and what will be heard of them.
+struct Begun {
+    bodies: Vec<SendStream<Bytes>>,
+    heard: mpsc::Receiver<(usize, Result<Told, h2::Error>)>,
+    /// A connection lasts as long as this.
+    _senders: Vec<SendRequest<Bytes>>,
+}
+
+/// Sends the heads and half the bodies of as many writes as the streams allow.
+async fn begin(gate: SocketAddr, token: &str) -> Begun {
+    let half = Bytes::from(Text::first(LENGTH / 2));
+    let (tell, heard) = mpsc::channel(H2_CONNECTIONS * STREAMS);
+    let (mut senders, mut bodies) = (vec![], vec![]);
+    for _ in 0..H2_CONNECTIONS {
+        senders.push(connect(gate).await);
+    }
+    for _ in 0..STREAMS {
+        for sender in &mut senders {
+            let number = bodies.len();
+            let request = Request::put(format!("http://{gate}/users/{number}"))
+                .header("fence-token", token)
+                .header("content-length", LENGTH)
+                .body(())
+                .unwrap();
+            poll_fn(|context| sender.poll_ready(context)).await.unwrap();
+            let (response, mut body) = sender.send_request(request, false).unwrap();
+            body.send_data(half.clone(), false).unwrap();
+            bodies.push(body);
+            let tell = tell.clone();
+            tokio::spawn(async move {
+                let told = hear(response).await;
+                // Nobody listens any more where the test has failed.
+                let _ = tell.send((number, told)).await;
+            });
+        }
+    }
+    Begun { bodies, heard, _senders: senders }
+}
+
+impl Begun {
+    /// The next `count` answers.
+    async fn hear(&mut self, count: usize) -> Vec<(usize, Told)> {
+        let mut all = Vec::with_capacity(count);
+        while all.len() < count {
+            let heard = tokio::time::timeout(PATIENCE, self.heard.recv()).await;
+            let heard = heard.unwrap_or_else(|_| panic!("{} of {count} answers came", all.len()));
+            let (number, told) = heard.unwrap();
+            all.push((number, told.unwrap_or_else(|error| panic!("write {number}: {error}"))));
+        }
+        all
+    }
+
+    /// Sends the rest of every body but these.
+    fn finish(&mut self, but: &HashSet<usize>) {
+        let rest = Bytes::from(Text::first(LENGTH).split_off(LENGTH / 2));
+        for (number, body) in self.bodies.iter_mut().enumerate().filter(|(number, _)| !but.contains(number)) {
+            body.send_data(rest.clone(), true).unwrap_or_else(|error| panic!("write {number}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn ten_thousand_held_http_2_bodies_fit_the_rest_are_turned_away_and_all_room_is_given_back() {
+    allow_files(1_024);
+    let (room, streams, queue) = ((HELD * LENGTH).to_string(), STREAMS.to_string(), HELD.to_string());
+    let line = Line::with(&[
+        ("GATE__HOLD_BYTES", &room),
+        ("GATE__HOLD_TOTAL_BYTES", &room),
+        ("GATE__STREAMS_MAX", &streams),
+        ("STORE__CONNECTIONS_MAX", "16"),
+        ("STORE__QUEUE_MAX", &queue),
+    ]);
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let growth = line.growth(|| {
+        let mut begun = runtime.block_on(begin(line.gate.gate, &line.token));
+        // Whoever is turned away is told so while the others are held.
+        let refusals = runtime.block_on(begun.hear(TURNED_AWAY));
+        for (number, Told { status, error, body }) in &refusals {
+            let said = (*status, error.as_deref());
+            assert_eq!(said, (503, Some("GATE_OVERLOADED")), "{number}: {}", String::from_utf8_lossy(body));
+        }
+        line.until_under_way(HELD);
+        assert_eq!(line.store.writes_once_each(), 0, "a held body is not sent");
+        assert_eq!(line.conn().get("/users/5").body, Text::first(5), "a read needs no room");
+
+        let refused: HashSet<usize> = refusals.iter().map(|(number, _)| *number).collect();
+        begun.finish(&refused);
+        for (number, Told { status, body, .. }) in runtime.block_on(begun.hear(HELD)) {
+            assert_eq!(status, 200, "{number}: {}", String::from_utf8_lossy(&body));
+            whole(&body, LENGTH as u64);
+        }
+        let report = line.store.report();
+        let written = report["written"].as_object().unwrap();
+        assert!(refused.iter().all(|number| !written.contains_key(&format!("/users/{number}"))));
+    });
+    assert_eq!(line.store.writes_once_each(), HELD);
+    assert!(growth < (H2_CONNECTIONS * STREAMS * COST) as u64, "{} MiB more", growth >> 20);
+    // One body as large as all the room there is.
+    let answer = line.conn().call("PUT", "/users/last", &[("fence-token", &line.token)], &Text::first(HELD * LENGTH));
+    settled(&answer, (HELD * LENGTH) as u64);
+}
