@@ -48,6 +48,8 @@ fn start() -> Bench {
         mark,
         takeover_after_ms: 0,
         waiters_max: 1,
+        unclean: false,
+        bound_ms: 0,
     });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     Bench { runtime, ledger: Ledger::start(core, &clock), table, _folder: folder }

@@ -35,6 +35,8 @@ use crate::{
 };
 
 const BACKLOG: u32 = 1_024;
+/// How long a stop waits for the last use of the table.
+const LAST_USE: Duration = Duration::from_secs(2);
 /// How often metrics take up what they have gathered.
 const UPKEEP: Duration = Duration::from_secs(5);
 
@@ -135,7 +137,7 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     let (api, ops) = (address("api.listen", &ports.api)?, address("ops.listen", &ports.ops)?);
     let cannot = |error| Faults(vec![Fault::new("gate.listen", format!("cannot listen: {error}"))]);
     let listens = ports.gate[0].local_addr().map_err(cannot)?;
-    let plane = Plane::new(Arc::clone(&gate), settings)?;
+    let plane = Plane::new(Arc::clone(&gate), settings, room.gate)?;
     let workers = accept::start(&plane, ports.gate, &gate.stopping.subscribe()).map_err(cannot)?;
     let servers = vec![
         tokio::spawn(keep_up(Arc::clone(&gate))),
@@ -156,7 +158,7 @@ async fn keep_up(gate: Shared) {
 fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shared {
     let metrics = Arc::new(Metrics::new());
     report(&begun, &metrics);
-    let Begun { table, context, meta, mark, .. } = begun;
+    let Begun { table, context, meta, mark, was_clean, .. } = begun;
     let run = meta.run;
     let first = mark.max(clock.now().mark());
     let records = Arc::new(Records::new(table, context, settings.table.cache_objects));
@@ -170,6 +172,8 @@ fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shar
         mark: first,
         takeover_after_ms: settings.lease.takeover_after_ms,
         waiters_max: settings.lease.waiters_max.min(room.waiting),
+        unclean: !was_clean,
+        bound_ms: settings.bound_ms(),
     });
     let ledger = Ledger::start(core, &clock);
     Arc::new(Gate {
@@ -178,6 +182,7 @@ fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shar
         news,
         clock,
         limits: settings.lease.clone(),
+        deadline: Duration::from_millis(settings.shutdown.deadline_ms),
         metrics,
         receipts: Receipts::new(settings.receipts.keep, run),
         watchers: Arc::new(Semaphore::new(room.watching)),
@@ -235,7 +240,11 @@ impl Running {
     /// # Errors
     /// With what was not in good order: the next start counts as unclean.
     pub async fn stop(self, deadline: Duration) -> Result<(), &'static str> {
-        tokio::time::timeout(deadline, self.stop_in_order()).await.unwrap_or(Err("the deadline has passed"))
+        let table = Arc::clone(&self.gate.records.table);
+        let stopped = tokio::time::timeout(deadline, self.stop_in_order()).await;
+        // Whoever still waits for the table then has waited long enough.
+        let _ = tokio::time::timeout(LAST_USE, tokio::task::spawn_blocking(move || table.close())).await;
+        stopped.unwrap_or(Err("the deadline has passed"))
     }
 
     async fn stop_in_order(self) -> Result<(), &'static str> {

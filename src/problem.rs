@@ -211,6 +211,11 @@ impl Problem {
                 problem
             }
             Refused::Overloaded => Self::new(Code::GateOverloaded, "too many lease calls are waiting; come back later"),
+            Refused::Draining { object } => Self::new(
+                Code::FenceDraining,
+                "the fence has moved, but writes of older leases are still on their way to the store; the drain goes on. Ask again, with the same request_id if there was one",
+            )
+            .with_object(object),
             Refused::Stopping => Self::new(
                 Code::GateStopping,
                 "this gate is stopping; ask another one, or this one again once it is back",

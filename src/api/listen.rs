@@ -32,6 +32,8 @@ use tokio::{
 /// How many connections a process may have, by the system's limit on files.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
+    /// Clients of the gate's own port. As many again are left for the store's side.
+    pub gate: usize,
     pub api: usize,
     pub ops: usize,
     /// Of the api's: calls that wait for a lease, and streams of events.
@@ -43,6 +45,8 @@ pub struct Room {
 const OTHER_FILES: u64 = 512;
 const OPS_MAX: usize = 128;
 const API_MAX: usize = 32_768;
+/// Where the system has no limit.
+const FILES_MAX: usize = 1 << 20;
 
 impl Room {
     /// Raises the limit on files as far as it goes, and shares it out.
@@ -58,11 +62,13 @@ impl Room {
 
     fn within(files: Option<u64>) -> Self {
         let files =
-            files.map_or(API_MAX, |files| usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(API_MAX));
+            files.map_or(FILES_MAX, |files| usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(FILES_MAX));
         let ops = OPS_MAX.min(files / 4).max(1);
+        let left = files.saturating_sub(ops);
         // A connection to the api is two files: see `Caller`.
-        let api = API_MAX.min(files.saturating_sub(ops) / 2).max(4);
-        Self { api, ops, waiting: api / 4, watching: api / 4 }
+        let api = API_MAX.min(left / 8).max(4);
+        let gate = (left.saturating_sub(2 * api) / 2).max(4);
+        Self { gate, api, ops, waiting: api / 4, watching: api / 4 }
     }
 }
 
@@ -171,9 +177,10 @@ mod tests {
                 "{files}: {room:?}"
             );
             if files >= 1_024 {
-                assert!((2 * room.api + room.ops) as u64 + OTHER_FILES <= files, "{files}: {room:?}");
+                let all = 2 * room.gate + 2 * room.api + room.ops;
+                assert!(all as u64 + OTHER_FILES <= files, "{files}: {room:?}");
             }
         }
-        assert_eq!(Room::within(None).api, (API_MAX - OPS_MAX) / 2);
+        assert_eq!(Room::within(None).api, API_MAX);
     }
 }

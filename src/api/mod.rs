@@ -20,9 +20,12 @@ pub mod tokens;
 pub mod watch;
 pub mod wire;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use axum::{
@@ -44,6 +47,9 @@ use crate::{
     write_path::receipts::Receipts,
 };
 
+/// How often it is looked whether writes are still on their way.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
 /// What every handler can reach.
 pub struct Gate {
     pub records: Arc<Records>,
@@ -51,6 +57,8 @@ pub struct Gate {
     pub news: Arc<News>,
     pub clock: Clock,
     pub limits: LeaseSettings,
+    /// How long a stop, or a drain, may wait.
+    pub deadline: Duration,
     pub metrics: Arc<Metrics>,
     pub receipts: Receipts,
     /// How many more may watch.
@@ -75,6 +83,16 @@ impl Gate {
         self.draining.store(true, Ordering::Release);
         // A ledger that is gone has nothing left to do.
         let _ = self.ledger.close().await;
+    }
+
+    /// Returns when no write is on its way to the store, or a deadline has passed: whether it is so.
+    pub async fn idle(&self, deadline: Duration) -> bool {
+        let idle = async {
+            while !self.records.stripes.is_idle() {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        tokio::time::timeout(deadline, idle).await.is_ok()
     }
 
     /// Reads the table off the api's own threads.

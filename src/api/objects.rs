@@ -8,7 +8,7 @@ use super::{
     wire::{ObjectBody, RevokeBody, RevokeRequest},
 };
 use crate::problem::Problem;
-use crate::table::ledger::DrainReport;
+use crate::table::ledger::Revoked;
 
 const REASON_MAX: usize = 1_024;
 
@@ -43,8 +43,9 @@ pub async fn revoke(
     if reason.is_empty() || reason.len() > REASON_MAX || reason.chars().any(char::is_control) {
         return Err(Problem::invalid("reason", format!("must be 1 to {REASON_MAX} bytes without control characters")));
     }
-    tracing::info!(%object, reason, force = request.force.unwrap_or(false), "audit: an operator revokes");
-    let revoked = gate.ledger.revoke(object, reason).await;
-    let record = revoked.map_err(|refused| Problem::refused(&refused, gate.now()))?;
-    Ok(Json(RevokeBody { object: ObjectBody::new(&record, gate.now()), drain: DrainReport::default().into() }))
+    let force = request.force.unwrap_or(false);
+    tracing::info!(%object, reason, force, "audit: an operator revokes");
+    let revoked = gate.ledger.revoke(object, reason, force).await;
+    let Revoked { record, drain } = revoked.map_err(|refused| Problem::refused(&refused, gate.now()))?;
+    Ok(Json(RevokeBody { object: ObjectBody::new(&record, gate.now()), drain: drain.into() }))
 }

@@ -58,5 +58,11 @@ async fn drain(
     }
     tracing::info!("audit: draining, as asked on the ops port");
     gate.drain().await;
-    Ok("drained\n")
+    if gate.idle(gate.deadline).await {
+        return Ok("drained\n");
+    }
+    Err(Problem::new(
+        Code::FenceDraining,
+        "writes are still on their way to the store; ask again, or stop all the same",
+    ))
 }

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 pub use plane::{
-    Forwarded, GateSettings, LeaseSource, Mode, Profile, Receipts, RouteSettings, StoreOverride, StoreSettings,
+    Forwarded, GateSettings, LeaseSource, Mode, PartialBody, Profile, Receipts, RouteSettings, StoreOverride,
+    StoreSettings,
 };
 
 const PREFIX: &str = "FENCEGATE__";

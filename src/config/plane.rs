@@ -50,6 +50,8 @@ pub struct StoreSettings {
     pub url: String,
     pub connect_timeout_ms: u64,
     pub response_timeout_ms: u64,
+    pub delivery_bound_ms: u64,
+    pub apply_bound_ms: u64,
     pub idle_timeout_ms: u64,
     pub connections_max: usize,
     pub queue_max: usize,
@@ -66,6 +68,8 @@ pub struct StoreOverride {
     pub url: Option<String>,
     pub connect_timeout_ms: Option<u64>,
     pub response_timeout_ms: Option<u64>,
+    pub delivery_bound_ms: Option<u64>,
+    pub apply_bound_ms: Option<u64>,
     pub idle_timeout_ms: Option<u64>,
     pub connections_max: Option<usize>,
     pub queue_max: Option<usize>,
@@ -81,6 +85,8 @@ impl StoreOverride {
             url: self.url.clone().unwrap_or_else(|| store.url.clone()),
             connect_timeout_ms: self.connect_timeout_ms.unwrap_or(store.connect_timeout_ms),
             response_timeout_ms: self.response_timeout_ms.unwrap_or(store.response_timeout_ms),
+            delivery_bound_ms: self.delivery_bound_ms.unwrap_or(store.delivery_bound_ms),
+            apply_bound_ms: self.apply_bound_ms.unwrap_or(store.apply_bound_ms),
             idle_timeout_ms: self.idle_timeout_ms.unwrap_or(store.idle_timeout_ms),
             connections_max: self.connections_max.unwrap_or(store.connections_max),
             queue_max: self.queue_max.unwrap_or(store.queue_max),
@@ -91,6 +97,14 @@ impl StoreOverride {
 }
 
 impl StoreSettings {
+    /// How long a write may still land once its connection is gone: on its way through the network, and
+    /// in the store itself. A Unix socket delivers nothing late.
+    #[must_use]
+    pub fn bound_ms(&self) -> u64 {
+        let delivery = if self.url.starts_with("unix:") { 0 } else { self.delivery_bound_ms };
+        delivery.saturating_add(self.apply_bound_ms)
+    }
+
     /// Where the store is, and how to get there.
     ///
     /// # Errors
@@ -130,7 +144,21 @@ pub struct RouteSettings {
     pub profile: Profile,
     pub mode: Mode,
     pub lease_source: LeaseSource,
+    /// What the store does with a body that broke off.
+    pub partial_body: PartialBody,
+    /// Answers that settle a write, of those that by themselves do not.
+    pub settles: Vec<u16>,
     pub store: StoreOverride,
+}
+
+/// What a store does with a request whose body broke off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PartialBody {
+    /// Nobody knows: the write is unknown.
+    Unknown,
+    /// It throws it away: nothing was written.
+    Discards,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -192,6 +220,8 @@ impl Default for StoreSettings {
             url: "http://127.0.0.1:9000".to_owned(),
             connect_timeout_ms: 1_000,
             response_timeout_ms: 30_000,
+            delivery_bound_ms: 10_000,
+            apply_bound_ms: 30_000,
             idle_timeout_ms: 4_000,
             connections_max: 256,
             queue_max: 1_024,
@@ -210,6 +240,8 @@ impl Default for RouteSettings {
             profile: Profile::Http,
             mode: Mode::Enforce,
             lease_source: LeaseSource::Gate,
+            partial_body: PartialBody::Unknown,
+            settles: vec![],
             store: StoreOverride::default(),
         }
     }
@@ -229,6 +261,8 @@ impl RouteSettings {
             url: Some(store.url),
             connect_timeout_ms: Some(store.connect_timeout_ms),
             response_timeout_ms: Some(store.response_timeout_ms),
+            delivery_bound_ms: Some(store.delivery_bound_ms),
+            apply_bound_ms: Some(store.apply_bound_ms),
             idle_timeout_ms: Some(store.idle_timeout_ms),
             connections_max: Some(store.connections_max),
             queue_max: Some(store.queue_max),
@@ -244,6 +278,13 @@ impl Settings {
     #[must_use]
     pub fn routes(&self) -> Vec<RouteSettings> {
         if self.route.is_empty() { vec![RouteSettings::default()] } else { self.route.clone() }
+    }
+
+    /// The longest that a write to any store may still land once its connection is gone.
+    #[must_use]
+    pub fn bound_ms(&self) -> u64 {
+        let routes = self.route.iter().map(|route| route.store.over(&self.store).bound_ms());
+        routes.chain([self.store.bound_ms()]).max().unwrap_or(0)
     }
 
     /// What is wrong with the data plane's settings.

@@ -121,6 +121,8 @@ pub struct LedgerMetrics {
     round_changes: Histogram,
     leases_live: Gauge,
     waiters: Gauge,
+    draining: Gauge,
+    drain_seconds: Histogram,
     records_in_memory: Gauge,
     latched: Gauge,
     clock_step: Gauge,
@@ -145,6 +147,15 @@ impl LedgerMetrics {
             round_changes: maker.histogram("fencegate_ledger_round_changes", "Lease changes made durable by one sync."),
             leases_live: maker.gauge("fencegate_leases_live", &[], "Leases that are held."),
             waiters: maker.gauge("fencegate_lease_waiters", &[], "Acquires that wait for their turn."),
+            draining: maker.gauge(
+                "fencegate_advances_draining",
+                &[],
+                "Leases that are changing hands and wait for older writes to settle.",
+            ),
+            drain_seconds: maker.histogram(
+                "fencegate_drain_seconds",
+                "How long a change of hands waited for older writes, where it had to.",
+            ),
             records_in_memory: maker.gauge("fencegate_table_records_in_memory", &[], "Objects in use, kept in memory."),
             latched: maker.gauge(
                 "fencegate_table_latched",
@@ -198,15 +209,21 @@ impl LedgerMetrics {
                 LeaseRefusal::Held { .. } | LeaseRefusal::SeqExhausted | LeaseRefusal::ClockUntrusted => 6,
             },
             Err(Refused::Unavailable | Refused::Unsure) => 5,
-            Err(Refused::RequestIdUsed | Refused::Overloaded | Refused::Stopping) => 6,
+            Err(Refused::RequestIdUsed | Refused::Overloaded | Refused::Stopping | Refused::Draining { .. }) => 6,
         };
         self.renewal_rejected[reason].increment(1);
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge")]
-    pub fn gauges(&self, live: usize, waiters: usize) {
+    pub fn gauges(&self, live: usize, waiters: usize, draining: usize) {
         self.leases_live.set(live as f64);
         self.waiters.set(waiters as f64);
+        self.draining.set(draining as f64);
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "a measurement")]
+    pub fn drained(&self, waited_ms: u64) {
+        self.drain_seconds.record(waited_ms as f64 / 1_000.0);
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge")]

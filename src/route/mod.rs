@@ -10,9 +10,12 @@ use std::borrow::Cow;
 
 use self::template::{ObjectTemplate, PathTemplate};
 use crate::{
-    config::{Fault, Mode, RouteSettings, Settings, StoreSettings},
+    config::{Fault, Mode, PartialBody, RouteSettings, Settings, StoreSettings},
     fence::ObjectId,
 };
+
+/// Statuses that leave open whether the store has done it, or will.
+pub const UNSETTLING: [u16; 6] = [202, 408, 499, 502, 503, 504];
 
 /// One route.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +26,9 @@ pub struct Route {
     pub place: usize,
     /// Which of [`Routes::stores`] is behind it.
     pub store: usize,
+    /// The store throws away a body that broke off.
+    pub discards: bool,
+    pub settles: Vec<u16>,
     path: PathTemplate,
     object: ObjectTemplate,
 }
@@ -57,10 +63,17 @@ impl Routes {
                 stores.push(store);
                 stores.len() - 1
             });
+            if let Some(odd) = given.settles.iter().find(|status| !UNSETTLING.contains(status)) {
+                let what = format!("{odd} says by itself what became of a write; only {UNSETTLING:?} do not");
+                faults.push(Fault::new(at("settles"), what));
+            }
             match parse(given) {
                 Err((key, what)) => faults.push(Fault::new(at(key), what)),
                 Ok((path, object)) => {
-                    routes.push(Route { name: given.name.clone(), mode: given.mode, place: 0, store, path, object });
+                    let discards = given.partial_body == PartialBody::Discards;
+                    let (name, settles) = (given.name.clone(), given.settles.clone());
+                    let mode = given.mode;
+                    routes.push(Route { name, mode, place: 0, store, discards, settles, path, object });
                 }
             }
         }

@@ -75,6 +75,15 @@ impl MemoryTable {
         }
     }
 
+    /// What a crash at this moment would leave, as a table of its own: whoever still uses this one cannot
+    /// change it.
+    #[must_use]
+    pub fn after_a_crash(&self) -> Self {
+        let synced = self.disk().synced.clone();
+        let disk = Disk { visible: synced.clone(), synced, ..Disk::default() };
+        Self { disk: Mutex::new(disk), ..Self::default() }
+    }
+
     /// Everything that was not synced is gone.
     pub fn crash(&self) {
         let mut disk = self.disk();

@@ -5,7 +5,8 @@
 //!   [`memory`] a table in memory that can be made to fail, for tests and the simulation.
 //! - [`data_folder`], [`key_file`], [`open`]: the folder and its lock, the key beside the table, and
 //!   how a run of the gate begins on it.
-//! - [`stripes`]: the records in memory, which writes are judged against.
+//! - [`stripes`]: the records in memory, which writes are judged against; [`flight`]: the writes of each
+//!   that are on their way.
 //! - [`records`]: reading, through memory to the table. Writing is the ledger's alone.
 //! - [`ledger`]: the single writer: decide, seal, persist, publish, drain, answer.
 //! - [`news`]: what the ledger tells watchers.
@@ -16,6 +17,7 @@
 pub mod backup;
 pub mod codec;
 pub mod data_folder;
+pub mod flight;
 pub mod key_file;
 pub mod ledger;
 pub mod memory;
@@ -102,6 +104,10 @@ pub trait Table: Send + Sync + 'static {
     /// # Errors
     /// Where the copy cannot be made.
     fn checkpoint(&self, folder: &Path) -> Result<(), TableFault>;
+
+    /// Closes the table, once nobody is reading or writing. A process that ends with a table open may
+    /// crash in doing so: its threads outlive what they stand on.
+    fn close(&self) {}
 
     /// How many reads the table has served: start-up must not need more of them as it grows.
     fn reads(&self) -> u64;

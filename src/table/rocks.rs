@@ -14,7 +14,10 @@
 use std::{
     fs, io,
     path::Path,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use rocksdb::{
@@ -33,9 +36,9 @@ pub enum Recovered {
     TailLost { why: String },
 }
 
-/// An open RocksDB.
+/// An open RocksDB, until it is closed.
 pub struct RocksTable {
-    db: DB,
+    db: RwLock<Option<DB>>,
     reads: AtomicU64,
 }
 
@@ -96,6 +99,15 @@ fn note_lost_tail(folder: &Path, why: &str) -> Result<(), TableFault> {
 }
 
 impl RocksTable {
+    fn new(db: DB) -> Self {
+        Self { db: RwLock::new(Some(db)), reads: AtomicU64::new(0) }
+    }
+
+    fn with<R>(&self, use_it: impl FnOnce(&DB) -> Result<R, TableFault>) -> Result<R, TableFault> {
+        let db = self.db.read().unwrap_or_else(PoisonError::into_inner);
+        db.as_ref().map_or_else(|| Err(TableFault::Read("it has been closed".to_owned())), use_it)
+    }
+
     /// Whether a folder holds a table at all.
     #[must_use]
     pub fn exists(folder: &Path) -> bool {
@@ -108,7 +120,7 @@ impl RocksTable {
     /// Where the folder cannot be written or holds a table already.
     pub fn create(folder: &Path) -> Result<Self, TableFault> {
         let db = DB::open(&options(true), folder).map_err(|error| write_fault(&error))?;
-        Ok(Self { db, reads: AtomicU64::new(0) })
+        Ok(Self::new(db))
     }
 
     /// Opens a table that is there, and says whether all of it is.
@@ -130,7 +142,7 @@ impl RocksTable {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Recovered::Whole,
             Err(error) => return Err(TableFault::Read(error.to_string())),
         };
-        let table = Self { db, reads: AtomicU64::new(0) };
+        let table = Self::new(db);
         table.flush()?;
         Ok((table, recovered))
     }
@@ -168,7 +180,7 @@ impl RocksTable {
         let mut options = options(false);
         options.set_wal_recovery_mode(DBRecoveryMode::SkipAnyCorruptedRecord);
         let db = DB::open_for_read_only(&options, folder, false).map_err(|error| read_fault(&error))?;
-        Ok(Self { db, reads: AtomicU64::new(0) })
+        Ok(Self::new(db))
     }
 
     /// Opens a table to look at it, also while a gate is running on it.
@@ -177,7 +189,7 @@ impl RocksTable {
     /// Where it cannot be read or is corrupt.
     pub fn open_read_only(folder: &Path) -> Result<Self, TableFault> {
         let db = DB::open_for_read_only(&options(false), folder, false).map_err(|error| read_fault(&error))?;
-        Ok(Self { db, reads: AtomicU64::new(0) })
+        Ok(Self::new(db))
     }
 
     /// Moves everything from the log into synced table files.
@@ -185,13 +197,14 @@ impl RocksTable {
     /// # Errors
     /// Where that fails; nothing is lost by it.
     pub fn flush(&self) -> Result<(), TableFault> {
-        self.db.flush().map_err(|error| write_fault(&error))
+        self.with(|db| db.flush().map_err(|error| write_fault(&error)))
     }
 
     /// Sizes, as RocksDB estimates them.
     #[must_use]
     pub fn stats(&self) -> RocksStats {
-        let number = |name: &str| self.db.property_int_value(name).ok().flatten().unwrap_or(0);
+        let read = |name: &str| self.with(|db| db.property_int_value(name).map_err(|error| read_fault(&error)));
+        let number = |name: &str| read(name).ok().flatten().unwrap_or(0);
         RocksStats {
             sst_bytes: number("rocksdb.total-sst-files-size"),
             memtable_bytes: number("rocksdb.cur-size-all-mem-tables"),
@@ -202,19 +215,19 @@ impl RocksTable {
 impl Table for RocksTable {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, TableFault> {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        self.db.get(key).map_err(|error| read_fault(&error))
+        self.with(|db| db.get(key).map_err(|error| read_fault(&error)))
     }
 
     fn scan(&self, from: &[u8], until: &[u8], limit: usize) -> Result<Vec<Row>, TableFault> {
         let mut bounds = ReadOptions::default();
         bounds.set_iterate_upper_bound(until);
-        let rows: Vec<Row> = self
-            .db
-            .iterator_opt(IteratorMode::From(from, Direction::Forward), bounds)
-            .take(limit)
-            .map(|row| row.map(|(key, value)| (key.into_vec(), value.into_vec())))
-            .collect::<Result<_, _>>()
-            .map_err(|error| read_fault(&error))?;
+        let rows: Vec<Row> = self.with(|db| {
+            db.iterator_opt(IteratorMode::From(from, Direction::Forward), bounds)
+                .take(limit)
+                .map(|row| row.map(|(key, value)| (key.into_vec(), value.into_vec())))
+                .collect::<Result<_, _>>()
+                .map_err(|error| read_fault(&error))
+        })?;
         self.reads.fetch_add(rows.len() as u64, Ordering::Relaxed);
         Ok(rows)
     }
@@ -229,12 +242,18 @@ impl Table for RocksTable {
         }
         let mut options = WriteOptions::default();
         options.set_sync(!crate::failpoints::no_sync());
-        self.db.write_opt(writes, &options).map_err(|error| write_fault(&error))
+        self.with(|db| db.write_opt(writes, &options).map_err(|error| write_fault(&error)))
     }
 
     fn checkpoint(&self, folder: &Path) -> Result<(), TableFault> {
-        let checkpoint = Checkpoint::new(&self.db).map_err(|error| write_fault(&error))?;
-        checkpoint.create_checkpoint(folder).map_err(|error| write_fault(&error))
+        self.with(|db| {
+            let checkpoint = Checkpoint::new(db).map_err(|error| write_fault(&error))?;
+            checkpoint.create_checkpoint(folder).map_err(|error| write_fault(&error))
+        })
+    }
+
+    fn close(&self) {
+        drop(self.db.write().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     fn reads(&self) -> u64 {

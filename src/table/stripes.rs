@@ -11,19 +11,29 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use crate::fence::{ObjectId, Record};
+use super::flight::{End, Flight, Flying, Stage, Tally};
+use crate::fence::{BootMs, ObjectId, Record};
 
 const STRIPES: usize = 1024;
 
 /// All stripes.
-#[derive(Debug)]
 pub struct Stripes {
     all: Box<[Mutex<Stripe>]>,
     hasher: RandomState,
     capacity_each: usize,
+    /// The boot clock, a second old at most: good enough to know what is pinned.
+    now: AtomicU64,
+    /// Until then nothing is known of any object: the last run did not end in good order.
+    unknown_until: AtomicU64,
+    /// Objects whose last write in flight has ended while an advance waited for it.
+    drained: Mutex<Vec<ObjectId>>,
+    wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 #[derive(Debug, Default)]
@@ -41,8 +51,7 @@ struct Slot {
     record: Record,
     sealed: bool,
     touched: bool,
-    /// Writes that were admitted and have not been settled.
-    in_flight: u32,
+    flight: Flight,
 }
 
 /// Where a record is. It stays there while it has a write in flight.
@@ -66,7 +75,32 @@ impl Stripes {
             all: (0..STRIPES).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
             capacity_each: capacity.div_ceil(STRIPES).max(1),
+            now: AtomicU64::new(0),
+            unknown_until: AtomicU64::new(0),
+            drained: Mutex::default(),
+            wake: OnceLock::new(),
         }
+    }
+
+    /// Calls `wake` when an object has drained: see [`Self::take_drained`].
+    pub fn on_drained(&self, wake: impl Fn() + Send + Sync + 'static) {
+        let _ = self.wake.set(Box::new(wake));
+    }
+
+    /// Objects that have drained since the last call.
+    #[must_use]
+    pub fn take_drained(&self) -> Vec<ObjectId> {
+        std::mem::take(&mut self.drained.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Nothing is known of any object until then.
+    pub fn set_all_unknown(&self, until: BootMs) {
+        self.unknown_until.store(until.0, Ordering::Relaxed);
+    }
+
+    /// Time has passed.
+    pub fn tick(&self, now: BootMs) {
+        self.now.store(now.0, Ordering::Relaxed);
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
@@ -95,22 +129,44 @@ impl Stripes {
         let found = &mut held.slots[slot];
         found.touched = true;
         Some(judge(&found.record, found.sealed).map(|permit| {
-            found.in_flight += 1;
+            found.flight.admit();
             found.record.mark_used();
             (permit, Place { stripe, slot })
         }))
     }
 
-    /// Looks again at the record of a write that is in flight.
-    pub fn look_again<R>(&self, place: Place, look: impl FnOnce(&Record, bool) -> R) -> R {
-        let held = self.lock(place.stripe);
-        let found = &held.slots[place.slot];
-        look(&found.record, found.sealed)
+    /// Judges a write once more, and lets it go on to another stage if it may.
+    ///
+    /// # Errors
+    /// With what the judge says; the write stays where it is.
+    pub fn go_on<P, E>(
+        &self,
+        place: Place,
+        (from, to): (&Stage, &Stage),
+        judge: impl FnOnce(&Record, bool) -> Result<P, E>,
+    ) -> Result<P, E> {
+        let mut held = self.lock(place.stripe);
+        let found = &mut held.slots[place.slot];
+        let permit = judge(&found.record, found.sealed)?;
+        found.flight.go_on(from, to);
+        Ok(permit)
     }
 
-    /// A write that was in flight is settled.
-    pub fn settle(&self, place: Place) {
-        self.lock(place.stripe).slots[place.slot].in_flight -= 1;
+    /// A write goes back to where nothing of it was sent.
+    pub fn back_out(&self, place: Place, from: &Stage) {
+        self.lock(place.stripe).slots[place.slot].flight.go_on(from, &Stage::Waiting);
+    }
+
+    /// A write has come to its end.
+    pub fn end(&self, place: Place, from: &Stage, how: End) {
+        let mut held = self.lock(place.stripe);
+        let found = &mut held.slots[place.slot];
+        if found.flight.end(from, how) {
+            let object = found.record.object.clone();
+            drop(held);
+            self.drained.lock().unwrap_or_else(PoisonError::into_inner).push(object);
+            self.wake.get().inspect(|wake| wake());
+        }
     }
 
     /// Looks at an object's record under its stripe's lock: the record, and whether it is sealed.
@@ -139,18 +195,84 @@ impl Stripes {
         if stripe.published != ticket.published {
             return false;
         }
-        stripe.insert(record, false, self.capacity_each);
+        stripe.insert(record, false, self.capacity_each, self.clock());
         true
     }
 
-    /// Closes an object to new writes while its fence moves. `newest` is what the ledger decided
-    /// against, in case the record is not in memory.
-    pub fn seal(&self, newest: &Record) {
+    /// Closes an object to new writes while its fence moves, and stops those that can be stopped. What
+    /// is on its way is read under the same lock. `newest` is what the ledger decided against, in case
+    /// the record is not in memory.
+    pub fn seal(&self, newest: &Record) -> Flying {
         let mut stripe = self.stripe(&newest.object);
-        match stripe.places.get(&newest.object).copied() {
-            Some(place) => stripe.slots[place].sealed = true,
-            None => stripe.insert(newest.clone(), true, self.capacity_each),
-        }
+        let place = match stripe.places.get(&newest.object).copied() {
+            Some(place) => place,
+            None => stripe.insert(newest.clone(), true, self.capacity_each, self.clock()),
+        };
+        let slot = &mut stripe.slots[place];
+        slot.sealed = true;
+        slot.flight.tidy(self.clock());
+        slot.flight.begin_drain();
+        slot.flight.flying(self.all_unknown_until())
+    }
+
+    /// What is on its way of an object.
+    #[must_use]
+    pub fn flying(&self, object: &ObjectId) -> Flying {
+        self.with_flight(object, |flight| flight.flying(self.all_unknown_until()))
+            .unwrap_or_else(|| Flight::default().flying(self.all_unknown_until()))
+    }
+
+    /// An object's advance is over: what became of the writes that it found.
+    #[must_use]
+    pub fn end_drain(&self, object: &ObjectId) -> Tally {
+        let end = |flight: &mut Flight| {
+            let tally = flight.end_drain();
+            flight.tidy(self.clock());
+            tally
+        };
+        self.with_flight(object, end).unwrap_or_default()
+    }
+
+    /// Nobody shall wait for what is on its way of this object now.
+    pub fn force(&self, object: &ObjectId) {
+        self.with_flight(object, Flight::force);
+    }
+
+    /// Nothing is known of this object until then. It must be in memory.
+    pub fn set_unknown(&self, object: &ObjectId, until: BootMs) {
+        self.with_flight(object, |flight| flight.set_unknown(until));
+    }
+
+    fn with_flight<R>(&self, object: &ObjectId, look: impl FnOnce(&mut Flight) -> R) -> Option<R> {
+        let mut stripe = self.stripe(object);
+        let place = stripe.places.get(object).copied()?;
+        Some(look(&mut stripe.slots[place].flight))
+    }
+
+    /// Whether nothing at all is on its way, nor may still land.
+    #[must_use]
+    pub fn is_all_settled(&self, now: BootMs) -> bool {
+        let is_settled = |slot: &Slot| !slot.flight.pins(now);
+        self.all_unknown_until() <= now
+            && self
+                .all
+                .iter()
+                .all(|stripe| stripe.lock().unwrap_or_else(PoisonError::into_inner).slots.iter().all(is_settled))
+    }
+
+    /// Whether no write is on its way.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let is_idle = |slot: &Slot| !slot.flight.is_busy();
+        self.all.iter().all(|stripe| stripe.lock().unwrap_or_else(PoisonError::into_inner).slots.iter().all(is_idle))
+    }
+
+    fn clock(&self) -> BootMs {
+        BootMs(self.now.load(Ordering::Relaxed))
+    }
+
+    fn all_unknown_until(&self) -> BootMs {
+        BootMs(self.unknown_until.load(Ordering::Relaxed))
     }
 
     /// Puts a durable record before everyone's eyes. Opens the seal, always inserts.
@@ -162,7 +284,9 @@ impl Stripes {
                 let slot = &mut stripe.slots[place];
                 (slot.record, slot.sealed, slot.touched) = (record, false, true);
             }
-            None => stripe.insert(record, false, self.capacity_each),
+            None => {
+                stripe.insert(record, false, self.capacity_each, self.clock());
+            }
         }
     }
 
@@ -179,11 +303,11 @@ impl Stripes {
 }
 
 impl Stripe {
-    fn insert(&mut self, record: Record, sealed: bool, capacity: usize) {
+    fn insert(&mut self, record: Record, sealed: bool, capacity: usize, now: BootMs) -> usize {
         // Untouched: what is looked at outlives what merely came by.
-        let slot = Slot { record, sealed, touched: false, in_flight: 0 };
+        let slot = Slot { record, sealed, touched: false, flight: Flight::default() };
         let object = slot.record.object.clone();
-        let place = match self.victim(capacity) {
+        let place = match self.victim(capacity, now) {
             Some(place) => {
                 let old = std::mem::replace(&mut self.slots[place], slot);
                 self.places.remove(&old.record.object);
@@ -195,11 +319,12 @@ impl Stripe {
             }
         };
         self.places.insert(object, place);
+        place
     }
 
     /// A slot to replace: not pinned, and not touched since the hand last passed. `None` while
     /// there is room, or where everything is pinned.
-    fn victim(&mut self, capacity: usize) -> Option<usize> {
+    fn victim(&mut self, capacity: usize, now: BootMs) -> Option<usize> {
         if self.slots.len() < capacity {
             return None;
         }
@@ -207,7 +332,7 @@ impl Stripe {
             let place = self.hand;
             self.hand = (self.hand + 1) % self.slots.len();
             let slot = &mut self.slots[place];
-            if slot.sealed || slot.in_flight > 0 {
+            if slot.sealed || slot.flight.pins(now) {
                 continue;
             }
             if !std::mem::take(&mut slot.touched) {
@@ -289,8 +414,12 @@ mod tests {
             stripes.publish(record(&format!("object-{n}"), 1));
         }
         stripes.publish(record("busy", 2));
-        assert_eq!(stripes.look_again(place, |record, _| record.fence.get()), 2);
-        stripes.settle(place);
+        let (waiting, committed) = (Stage::Waiting, Stage::Committed);
+        let again = stripes.go_on(place, (&waiting, &committed), |record, _| Ok::<_, ()>(record.fence.get()));
+        assert_eq!(again, Ok(2));
+        assert!(!stripes.is_all_settled(BootMs(0)));
+        stripes.end(place, &committed, End::Settled);
+        assert!(stripes.is_all_settled(BootMs(0)));
         evict(&stripes, "busy");
     }
 

@@ -1,8 +1,13 @@
-//! What goes on when the client is gone: a write that was begun, and the store's answer to it.
+//! What goes on when the client is gone, or slow: a write that was begun, and the store's answer to it.
+//!
+//! A write is settled by its whole answer. The gate reads a write's answer ahead of its client, so that a
+//! slow one does not keep the object from being handed over; beyond [`AHEAD_BYTES`] it is passed on as it
+//! comes, and the write stays in flight until its end.
 
 use std::{
     cell::Cell,
-    future::Future,
+    collections::VecDeque,
+    future::{Future, poll_fn},
     pin::Pin,
     rc::Rc,
     task::{Context, Poll},
@@ -14,8 +19,11 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::Sleep;
 
-use super::{Worker, decide::Admitted};
+use super::{Worker, inflight::InFlight};
 use crate::store::{body::Cut, pool::Lane};
+
+/// How much of a write's answer is read ahead of its client.
+pub const AHEAD_BYTES: usize = 65_536;
 
 /// Counts what is carried on: a worker does not stop before it is done.
 struct Carrying(Rc<Worker>);
@@ -33,30 +41,105 @@ impl Drop for Carrying {
     }
 }
 
-/// What is kept while an answer is being read.
+/// An answer that was read ahead.
+pub enum Ahead {
+    Whole(VecDeque<Frame<Bytes>>),
+    /// There is more of it.
+    Part(VecDeque<Frame<Bytes>>, Incoming),
+    Broken(String),
+}
+
+/// Reads an answer ahead of its client.
+pub async fn read_ahead(mut incoming: Incoming, patience: Duration) -> Ahead {
+    let mut frames = VecDeque::new();
+    let mut size = 0;
+    let read = async {
+        while !incoming.is_end_stream() {
+            match poll_fn(|context| Pin::new(&mut incoming).poll_frame(context)).await {
+                None => break,
+                Some(Err(error)) => return Err(error.to_string()),
+                Some(Ok(frame)) => {
+                    size += frame.data_ref().map_or(0, Bytes::len);
+                    frames.push_back(frame);
+                    if size > AHEAD_BYTES {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        Ok(true)
+    };
+    match tokio::time::timeout(patience, read).await {
+        Ok(Ok(true)) => Ahead::Whole(frames),
+        Ok(Ok(false)) => Ahead::Part(frames, incoming),
+        Ok(Err(why)) => Ahead::Broken(why),
+        Err(_) => Ahead::Broken("it did not come to its end in time".to_owned()),
+    }
+}
+
+/// What is kept while an answer is being passed on.
 pub struct Carried {
     pub worker: Rc<Worker>,
     pub lane: Lane,
     pub is_write: bool,
-    /// The connection can carry another request behind this one.
-    pub reuse: bool,
-    pub admitted: Option<Rc<Admitted>>,
+    /// The connection can carry another request behind this one, and the write is settled by its answer.
+    pub settles: bool,
+    pub in_flight: Option<Rc<InFlight>>,
 }
 
-/// A store's answer, on its way to the client. When it is over, the connection is free again and the
-/// write is settled. If the client goes away first, a write's answer is read on without it.
+impl Carried {
+    /// The answer has come to its end.
+    fn finish(self) {
+        if !self.settles {
+            return self.lose();
+        }
+        if let Some(in_flight) = &self.in_flight {
+            in_flight.settle();
+        }
+        self.lane.give_back(self.worker.now.get());
+    }
+
+    /// The answer will not come to its end: the write is unknown from when its connection is closed.
+    fn lose(self) {
+        if !self.is_write {
+            return;
+        }
+        let Self { worker, lane, in_flight, .. } = self;
+        worker.plane.metrics().unknown();
+        if in_flight.is_none() || worker.stopping.get() {
+            return;
+        }
+        let carrying = Carrying::new(&worker);
+        tokio::task::spawn_local(async move {
+            lane.close().await;
+            in_flight.inspect(|in_flight| in_flight.lose());
+            drop(carrying);
+        });
+    }
+}
+
+/// A store's answer, on its way to the client: what was read ahead, then the rest as it comes. If the
+/// client goes away first, a write's answer is read on without it.
 pub struct StoreReply {
+    ahead: VecDeque<Frame<Bytes>>,
     incoming: Option<Incoming>,
     carried: Option<Carried>,
     patience: Duration,
-    /// A write's answer must be over by then; set when it is first waited for.
+    /// A write's answer must be over by then, a read's must have gone on; set when it is waited for.
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
 impl StoreReply {
+    /// An answer that is here already.
     #[must_use]
-    pub fn new(incoming: Incoming, carried: Carried, patience: Duration) -> Self {
-        let mut reply = Self { incoming: Some(incoming), carried: Some(carried), patience, alarm: None };
+    pub fn whole(ahead: VecDeque<Frame<Bytes>>) -> Self {
+        Self { ahead, incoming: None, carried: None, patience: Duration::ZERO, alarm: None }
+    }
+
+    /// An answer of which the rest, or all, is still to come.
+    #[must_use]
+    pub fn coming(ahead: VecDeque<Frame<Bytes>>, incoming: Incoming, carried: Carried, patience: Duration) -> Self {
+        let mut reply = Self { ahead, incoming: Some(incoming), carried: Some(carried), patience, alarm: None };
         reply.finish_if_over();
         reply
     }
@@ -68,8 +151,14 @@ impl StoreReply {
     }
 
     fn finish(&mut self) {
-        if let Some(Carried { worker, lane, reuse: true, .. }) = self.carried.take() {
-            lane.give_back(worker.now.get());
+        if let Some(carried) = self.carried.take() {
+            carried.finish();
+        }
+    }
+
+    fn lose(&mut self) {
+        if let Some(carried) = self.carried.take() {
+            carried.lose();
         }
     }
 
@@ -85,19 +174,27 @@ impl Body for StoreReply {
     type Error = Cut;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        if let Some(frame) = self.ahead.pop_front() {
+            return Poll::Ready(Some(Ok(frame)));
+        }
         let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
         let frame = Pin::new(incoming).poll_frame(context);
         match &frame {
             Poll::Ready(None) => self.finish(),
             // Nothing comes behind trailers.
             Poll::Ready(Some(Ok(frame))) if frame.is_trailers() => self.finish(),
-            Poll::Ready(Some(Ok(_))) => self.finish_if_over(),
+            Poll::Ready(Some(Ok(_))) => {
+                // A read may take as long as it likes, as long as something comes.
+                if self.carried.as_ref().is_some_and(|carried| !carried.is_write) {
+                    self.alarm = None;
+                }
+                self.finish_if_over();
+            }
             // The connection is of no more use.
-            Poll::Ready(Some(Err(_))) => drop(self.carried.take()),
+            Poll::Ready(Some(Err(_))) => self.lose(),
             Poll::Pending => {
-                let is_write = self.carried.as_ref().is_some_and(|carried| carried.is_write);
-                if is_write && self.poll_alarm(context).is_ready() {
-                    drop(self.carried.take());
+                if self.poll_alarm(context).is_ready() {
+                    self.lose();
                     return Poll::Ready(Some(Err("the store's answer did not come to its end in time".into())));
                 }
             }
@@ -106,11 +203,22 @@ impl Body for StoreReply {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.as_ref().is_none_or(Body::is_end_stream)
+        self.ahead.is_empty() && self.incoming.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.as_ref().map_or_else(SizeHint::default, Body::size_hint)
+        let ahead: u64 = self.ahead.iter().filter_map(Frame::data_ref).map(|bytes| bytes.len() as u64).sum();
+        let rest = match &self.incoming {
+            None if self.ahead.iter().any(Frame::is_trailers) => SizeHint::default(),
+            None => SizeHint::with_exact(0),
+            Some(incoming) => incoming.size_hint(),
+        };
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest.lower() + ahead);
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(upper + ahead);
+        }
+        hint
     }
 }
 
@@ -122,11 +230,10 @@ impl Drop for StoreReply {
         }
         let carrying = Carrying::new(&carried.worker);
         let (incoming, alarm) = (self.incoming.take(), self.alarm.take());
-        let mut rest = Self { incoming, carried: Some(carried), patience: self.patience, alarm };
+        let mut rest =
+            Self { ahead: VecDeque::new(), incoming, carried: Some(carried), patience: self.patience, alarm };
         tokio::task::spawn_local(async move {
-            while let Some(Ok(_)) = std::future::poll_fn(|context| Pin::new(&mut rest).poll_frame(context)).await {}
-            // Over or not, nothing more is waited for.
-            drop(rest.carried.take());
+            while let Some(Ok(_)) = poll_fn(|context| Pin::new(&mut rest).poll_frame(context)).await {}
             drop(carrying);
         });
     }

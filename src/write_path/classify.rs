@@ -59,30 +59,32 @@ pub fn classify<'a>(head: &Parts, routes: &'a Routes, limits: &GateSettings) -> 
     check_tunnel(head)?;
     check_host(head)?;
     check_override(&head.uri, &head.headers)?;
+    check_coding(&head.headers)?;
     let segments = canonical::segments(head.uri.path());
     if is_read(&head.method) {
         let route = segments.ok().and_then(|segments| routes.find(&segments).map(|(route, _)| route.store));
         return Ok(Class::Read { store: route.unwrap_or(0) });
     }
+    check_rewrite(&head.headers)?;
     let segments = segments.map_err(|why| {
         unfit(Code::PathAmbiguous, format!("two servers could read this path in two ways: {}", why.what()))
     })?;
     let unmapped = || unfit(Code::ObjectUnmapped, "no route says which object this path belongs to");
     let (route, captures) = routes.find(&segments).ok_or_else(unmapped)?;
     let object = route.object(&captures).ok_or_else(unmapped)?;
-    check_reach(head, &segments, route, routes)?;
-    check_destination(&head.headers, &object, routes)?;
+    check_reach(&head.method, &segments, route, routes)?;
+    check_destination(head, &object, routes)?;
     Ok(Class::Write(Target { route, object, presented: presented(&head.headers) }))
 }
 
-/// What these methods do to a path they may do to all that lies below it.
+/// These methods write one resource; what others do to a path they may do to all that lies below it.
 fn reaches_below(method: &Method) -> bool {
-    matches!(method.as_str(), "DELETE" | "MOVE" | "COPY")
+    !matches!(*method, Method::PUT | Method::POST | Method::PATCH)
 }
 
 /// A write must not reach objects that lie below its own.
-fn check_reach(head: &Parts, path: &[Cow<'_, str>], route: &Route, routes: &Routes) -> Result<(), Unfit> {
-    match routes.below(path, route).filter(|_| reaches_below(&head.method)) {
+fn check_reach(method: &Method, path: &[Cow<'_, str>], route: &Route, routes: &Routes) -> Result<(), Unfit> {
+    match routes.below(path, route).filter(|_| reaches_below(method)) {
         None => Ok(()),
         Some(below) => Err(unfit(
             Code::ObjectUnmapped,
@@ -92,8 +94,8 @@ fn check_reach(head: &Parts, path: &[Cow<'_, str>], route: &Route, routes: &Rout
 }
 
 /// Where a write names a second path (COPY, MOVE), that must belong to the same object.
-fn check_destination(headers: &HeaderMap, object: &ObjectId, routes: &Routes) -> Result<(), Unfit> {
-    let mut destinations = headers.get_all(DESTINATION).iter();
+fn check_destination(head: &Parts, object: &ObjectId, routes: &Routes) -> Result<(), Unfit> {
+    let mut destinations = head.headers.get_all(DESTINATION).iter();
     let (Some(destination), second) = (destinations.next(), destinations.next()) else { return Ok(()) };
     let ambiguous = || unfit(Code::PathAmbiguous, "two servers could read the Destination in two ways");
     let uri: Uri = destination.to_str().ok().and_then(|text| text.parse().ok()).ok_or_else(ambiguous)?;
@@ -101,9 +103,11 @@ fn check_destination(headers: &HeaderMap, object: &ObjectId, routes: &Routes) ->
         return Err(ambiguous());
     }
     let segments = canonical::segments(uri.path()).map_err(|_| ambiguous())?;
-    let found = routes.find(&segments).and_then(|(route, captures)| route.object(&captures));
-    if found.as_ref() == Some(object) {
-        return Ok(());
+    let found = routes.find(&segments);
+    if let Some((route, captures)) = found
+        && route.object(&captures).as_ref() == Some(object)
+    {
+        return check_reach(&head.method, &segments, route, routes);
     }
     Err(unfit(
         Code::LeaseObjectMismatch,
@@ -166,7 +170,7 @@ const OVERRIDE_HEADERS: [&str; 3] = ["x-http-method-override", "x-http-method", 
 const OVERRIDE_KEYS: [&str; 4] = ["_method", "x-http-method-override", "x-http-method", "x-method-override"];
 
 fn check_override(uri: &Uri, headers: &HeaderMap) -> Result<(), Unfit> {
-    let in_header = OVERRIDE_HEADERS.iter().any(|name| headers.contains_key(*name));
+    let in_header = headers.keys().any(|name| is_one_of(name.as_str(), &OVERRIDE_HEADERS));
     let in_query = uri.query().is_some_and(|query| {
         form_urlencoded::parse(query.as_bytes())
             .any(|(key, _)| OVERRIDE_KEYS.iter().any(|name| key.eq_ignore_ascii_case(name)))
@@ -178,6 +182,31 @@ fn check_override(uri: &Uri, headers: &HeaderMap) -> Result<(), Unfit> {
         ));
     }
     Ok(())
+}
+
+/// Some stores read `_` in a header's name as `-`.
+fn is_one_of(name: &str, names: &[&str]) -> bool {
+    let same = |(a, b): (u8, u8)| a == b || (a == b'_' && b == b'-');
+    names.iter().any(|each| each.len() == name.len() && name.bytes().zip(each.bytes()).all(same))
+}
+
+/// Headers by which some frameworks write to another path than the request's.
+const REWRITE_HEADERS: [&str; 2] = ["x-original-url", "x-rewrite-url"];
+
+fn check_rewrite(headers: &HeaderMap) -> Result<(), Unfit> {
+    if headers.keys().any(|name| is_one_of(name.as_str(), &REWRITE_HEADERS)) {
+        return Err(unfit(Code::PathAmbiguous, "a header names another path, which some servers would write to"));
+    }
+    Ok(())
+}
+
+/// A body must come as it is to be stored: only the chunks are taken off on the way.
+fn check_coding(headers: &HeaderMap) -> Result<(), Unfit> {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    if codings.all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
+        return Ok(());
+    }
+    Err(invalid("Transfer-Encoding", "only chunked is understood; what is coded otherwise would be stored as it is"))
 }
 
 /// The token that a write presents. What stands in its way is a fault of the token.

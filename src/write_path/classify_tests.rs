@@ -107,6 +107,17 @@ fn a_token_is_one_header_that_only_the_gate_sees() {
 }
 
 #[test]
+fn no_header_makes_a_store_write_elsewhere_or_something_else() {
+    assert_eq!(class("GET", "/users/1", &[("X_HTTP_Method_Override", "DELETE")]), "METHOD_OVERRIDE_REFUSED");
+    for name in ["X-Original-URL", "x_rewrite_url"] {
+        assert_eq!(class("PUT", "/users/1", &[(name, "/orders/1")]), "PATH_AMBIGUOUS");
+        assert_eq!(class("GET", "/users/1", &[(name, "/orders/1")]), "read");
+    }
+    assert_eq!(class("PUT", "/users/1", &[("transfer-encoding", "gzip, chunked")]), "REQUEST_INVALID");
+    assert_eq!(class("PUT", "/users/1", &[("transfer-encoding", "Chunked")]), "users");
+}
+
+#[test]
 fn http_1_1_names_its_host() {
     let mut without = head("PUT", "/users/1", &[]);
     without.headers.remove("host");
@@ -140,16 +151,25 @@ fn nothing_is_deleted_together_with_objects_below_it() {
     let any = route("any", "/{object}/{rest...}", "{object}");
     let data = route("data", "/data/{domain}/{rest...}", "/data/{domain}/");
     let routes = Routes::new(&Settings { route: vec![any, data], ..Settings::default() }).unwrap();
-    let class = |method: &str, path: &str| match classify(&head(method, path, &[]), &routes, &GateSettings::default()) {
+    let class_to = |method: &str, path: &str, headers: &[(&str, &str)]| match classify(
+        &head(method, path, headers),
+        &routes,
+        &GateSettings::default(),
+    ) {
         Ok(Class::Write(target)) => target.object.to_string(),
         Ok(Class::Read { .. }) => "read".to_owned(),
         Err(unfit) => unfit.code.as_str().to_owned(),
     };
+    let class = |method: &str, path: &str| class_to(method, path, &[]);
+    assert_eq!(class_to("MOVE", "/data/users/1", &[("destination", "/data/users/2")]), "/data/users/");
+    assert_eq!(class_to("MOVE", "/other/1", &[("destination", "/other")]), "other");
     for parent in ["/data", "/data/"] {
-        for method in ["DELETE", "MOVE", "COPY"] {
+        for method in ["DELETE", "MOVE", "COPY", "delete", "PURGE", "PROPPATCH"] {
             assert_eq!(class(method, parent), "OBJECT_UNMAPPED", "{method} {parent}");
         }
-        assert_eq!(class("PUT", parent), "data", "a PUT does not reach below");
+        for method in ["PUT", "POST", "PATCH"] {
+            assert_eq!(class(method, parent), "data", "{method} does not reach below");
+        }
     }
     assert_eq!(class("DELETE", "/data/users"), "/data/users/");
     assert_eq!(class("DELETE", "/other"), "other");

@@ -24,9 +24,11 @@ use tokio::{sync::Notify, time::Sleep};
 use super::{
     Worker,
     classify::FENCE_TOKEN,
+    headers::strip_fence,
     hold::{Share, discard},
+    inflight::InFlight,
 };
-use crate::{fence::Denial, store::body::Cut};
+use crate::{clock::Stopwatch, fence::Denial, store::body::Cut};
 
 /// Why a body was broken off.
 #[derive(Clone, Debug)]
@@ -56,7 +58,8 @@ impl std::error::Error for Broken {}
 /// How far a streamed body is. Shared by the body, which hyper owns, and whoever waits for the answer.
 #[derive(Debug, Default)]
 pub struct Progress {
-    released: Cell<bool>,
+    /// Since when the whole body may go.
+    released: Cell<Option<Stopwatch>>,
     /// An answer has come before the end of the body: nothing more is sent.
     parked: Cell<bool>,
     broken: RefCell<Option<Broken>>,
@@ -68,6 +71,12 @@ impl Progress {
     /// The whole body may go, or has gone.
     #[must_use]
     pub fn is_released(&self) -> bool {
+        self.released.get().is_some()
+    }
+
+    /// Since when it may.
+    #[must_use]
+    pub fn released(&self) -> Option<Stopwatch> {
         self.released.get()
     }
 
@@ -99,9 +108,6 @@ impl Progress {
     }
 }
 
-/// Judges a write once more.
-pub type JudgeAgain = Box<dyn Fn() -> Result<(), Denial>>;
-
 /// A body on its way to the store.
 pub struct Upload {
     /// What was read before it turned out to be too long to be held, and the room it takes.
@@ -122,8 +128,8 @@ pub struct Upload {
     /// What may go.
     ready: VecDeque<Frame<Bytes>>,
     is_over: bool,
-    /// `None` for what nobody judges: reads, and writes of routes that do not enforce.
-    judge: Option<JudgeAgain>,
+    /// `None` for what nobody judges: reads, and writes of routes that do not look.
+    in_flight: Option<Rc<InFlight>>,
     progress: Rc<Progress>,
     patience: Duration,
     alarm: Option<Pin<Box<Sleep>>>,
@@ -150,7 +156,7 @@ enum Piece {
 
 impl Upload {
     #[must_use]
-    pub fn new(stream: Stream, judge: Option<JudgeAgain>, worker: Rc<Worker>) -> (Self, Rc<Progress>) {
+    pub fn new(stream: Stream, in_flight: Option<Rc<InFlight>>, worker: Rc<Worker>) -> (Self, Rc<Progress>) {
         let Stream { first, share, rest, is_h2, length, asks_first, limit, patience } = stream;
         let progress = Rc::new(Progress::default());
         let upload = Self {
@@ -165,7 +171,7 @@ impl Upload {
             held_back: None,
             ready: VecDeque::new(),
             is_over: false,
-            judge,
+            in_flight,
             progress: Rc::clone(&progress),
             patience,
             alarm: None,
@@ -201,7 +207,10 @@ impl Upload {
                 Err(frame) if frame.trailers_ref().is_some_and(|fields| fields.contains_key(FENCE_TOKEN)) => {
                     Err(Broken::TokenInTrailer)
                 }
-                Err(frame) => Ok(Piece::Last(Some(frame))),
+                Err(frame) => Ok(Piece::Last(frame.into_trailers().ok().map(|mut trailers| {
+                    strip_fence(&mut trailers);
+                    Frame::trailers(trailers)
+                }))),
             },
         })
     }
@@ -240,10 +249,10 @@ impl Upload {
         if self.progress.is_released() {
             return Ok(());
         }
-        if let Some(judge) = &self.judge {
-            judge().map_err(Broken::Denied)?;
+        if let Some(in_flight) = &self.in_flight {
+            in_flight.commit().map_err(Broken::Denied)?;
         }
-        self.progress.released.set(true);
+        self.progress.released.set(Some(Stopwatch::start()));
         self.progress.change.notify_one();
         Ok(())
     }

@@ -55,9 +55,14 @@ pub struct Connection {
     since: Cell<BootMs>,
     /// Since when the client has taken nothing of what is there for it.
     blocked: Cell<Option<BootMs>>,
+    /// HTTP/2 answers that are being taken: since when the client has asked for no more of each.
+    replies: RefCell<Vec<Weak<Cell<BootMs>>>>,
     ending: Cell<Ending>,
     told: Notify,
 }
+
+/// The store, and not the client, is waited for.
+const NOT_THE_CLIENT: BootMs = BootMs(u64::MAX);
 
 impl Connection {
     fn new(now: BootMs) -> Rc<Self> {
@@ -68,9 +73,15 @@ impl Connection {
             is_h2: Cell::new(false),
             since: Cell::new(now),
             blocked: Cell::new(None),
+            replies: RefCell::default(),
             ending: Cell::new(Ending::No),
             told: Notify::new(),
         })
+    }
+
+    /// What it was answered has not all been taken.
+    fn is_blocked(&self) -> bool {
+        self.blocked.get().is_some()
     }
 
     fn end(&self, how: Ending) {
@@ -80,6 +91,14 @@ impl Connection {
 
     fn is_stale(&self, settings: &GateSettings, now: BootMs) -> bool {
         if self.blocked.get().is_some_and(|since| now.since(since) >= settings.body_timeout_ms) {
+            return true;
+        }
+        if self.is_blocked() {
+            return false;
+        }
+        let mut replies = self.replies.borrow_mut();
+        replies.retain(|reply| reply.strong_count() > 0);
+        if replies.iter().filter_map(Weak::upgrade).any(|since| now.since(since.get()) >= settings.body_timeout_ms) {
             return true;
         }
         let patience = match (self.active.get(), self.had_request.get()) {
@@ -112,7 +131,8 @@ impl Connections {
 
     /// Closes every connection that is at nothing.
     pub fn close_idle(&self) {
-        self.open().iter().filter(|each| each.active.get() == 0).for_each(|idle| idle.end(Ending::Now));
+        let is_idle = |each: &&Rc<Connection>| each.active.get() == 0 && !each.is_blocked();
+        self.open().iter().filter(is_idle).for_each(|idle| idle.end(Ending::Now));
     }
 
     fn open(&self) -> Vec<Rc<Connection>> {
@@ -237,6 +257,8 @@ fn builder(settings: &GateSettings) -> auto::Builder<Local> {
 pub struct Busy {
     connection: Rc<Connection>,
     worker: Rc<Worker>,
+    /// Since when the client has asked for no more of its HTTP/2 answer. On HTTP/1.1 the socket tells.
+    asked: Option<Rc<Cell<BootMs>>>,
 }
 
 impl Busy {
@@ -244,7 +266,23 @@ impl Busy {
         connection.active.set(connection.active.get() + 1);
         connection.had_request.set(true);
         connection.is_h2.set(version == Version::HTTP_2);
-        Self { connection: Rc::clone(connection), worker: Rc::clone(worker) }
+        Self { connection: Rc::clone(connection), worker: Rc::clone(worker), asked: None }
+    }
+
+    /// An answer is there to be taken.
+    pub fn answered(&mut self) {
+        if self.connection.is_h2.get() {
+            let asked = Rc::new(Cell::new(self.worker.now.get()));
+            self.connection.replies.borrow_mut().push(Rc::downgrade(&asked));
+            self.asked = Some(asked);
+        }
+    }
+
+    /// The client has asked for more, and got it or not.
+    pub fn asked(&self, got_it: bool) {
+        if let Some(asked) = &self.asked {
+            asked.set(if got_it { self.worker.now.get() } else { NOT_THE_CLIENT });
+        }
     }
 }
 

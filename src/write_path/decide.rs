@@ -3,46 +3,30 @@
 
 use std::sync::Arc;
 
+use super::inflight::InFlight;
 use crate::{
     api::Gate,
     fence::{
-        Denial, ObjectId, Permit, Refusal,
+        Denial, ObjectId, Permit, Refusal, Ttl,
         verdict::{self, Presented, Unusable, View},
     },
-    table::{records::Records, stripes::Place},
+    table::stripes::Place,
 };
 
-/// A write that was admitted and is not settled yet.
-pub struct InFlight {
-    records: Arc<Records>,
-    place: Place,
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.records.stripes.settle(self.place);
-    }
-}
-
-/// A write that may go on: its permit, its place among those in flight, and what it showed.
-pub struct Admitted {
-    pub permit: Permit,
-    pub in_flight: InFlight,
-    presented: Presented,
-}
-
 /// Judges a write. Reads the record if it is not in memory, and ends a lease that has run out before
-/// anyone is told so.
+/// anyone is told so. `bound`: how long the write may still land once its connection is gone.
 ///
 /// # Errors
 /// With the refusal that the write gets.
-pub async fn decide(gate: &Arc<Gate>, object: &ObjectId, presented: Presented) -> Result<Admitted, Refusal> {
+pub async fn decide(
+    gate: &Arc<Gate>,
+    object: &ObjectId,
+    presented: Presented,
+    bound: Ttl,
+) -> Result<InFlight, Refusal> {
     loop {
         match judge(gate, object, &presented) {
-            Some(Ok((permit, place))) => {
-                let in_flight = InFlight { records: Arc::clone(&gate.records), place };
-                return Ok(Admitted { permit, in_flight, presented });
-            }
+            Some(Ok(admitted)) => return Ok(InFlight::new(Arc::clone(gate), admitted, presented, bound)),
             Some(Err(Denial::Refused(refusal))) => return Err(refusal),
             Some(Err(Denial::Overdue(lease))) => {
                 let ended = gate.ledger.end(vec![(object.clone(), lease)]).await;
@@ -74,24 +58,4 @@ fn judge(gate: &Gate, object: &ObjectId, presented: &Presented) -> Option<Judged
     gate.records
         .stripes
         .admit(object, |record, sealed| verdict::judge(object, View::Known { record, sealed }, presented, now))
-}
-
-impl Admitted {
-    /// Judges the write once more, at the last moment before it is sent.
-    ///
-    /// # Errors
-    /// As for the first time. A lease that ran out meanwhile is [`Denial::Overdue`].
-    pub fn judge_again(&self, gate: &Gate) -> Result<(), Denial> {
-        let now = gate.now();
-        if gate.records.latched().is_some() {
-            return Err(Refusal::Unusable(Unusable::Table).into());
-        }
-        let object = self.permit.object();
-        gate.records
-            .stripes
-            .look_again(self.in_flight.place, |record, sealed| {
-                verdict::judge(object, View::Known { record, sealed }, &self.presented, now)
-            })
-            .map(drop)
-    }
 }

@@ -1,33 +1,36 @@
 //! To the store and back, once.
 //!
 //! A write takes its permit along, is judged again at the last moment before it is sent, and is sent
-//! at most once: whatever fails behind the first byte is [`Code::OutcomeUnknown`]. A client that hangs
-//! up does not make its write invisible: the rest of the work is carried on without it.
+//! at most once. It is settled by its whole answer; whatever fails behind the first byte is
+//! [`Code::OutcomeUnknown`], and its object waits for the bound before anyone else gets it. A client that
+//! hangs up does not make its write invisible: the rest of the work is carried on without it.
 
 use std::{cell::Cell, collections::VecDeque, rc::Rc, sync::Arc, time::Duration};
 
-use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header, request::Parts};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header, request::Parts};
 use http_body::Body;
 use hyper::body::Incoming;
 
 use super::{
     Worker,
-    carry::{Carried, StoreReply},
+    carry::{Ahead, Carried, StoreReply, read_ahead},
     classify::FENCE_TOKEN,
-    commit::{Broken, JudgeAgain, Progress, Stream, Upload},
-    decide::Admitted,
-    headers::{self, Origin},
+    commit::{Broken, Progress, Stream, Upload},
+    headers::{self, Origin, Outcome},
     hold::{self, Held, NoBody, Share},
+    inflight::InFlight,
     plan::Plan,
     reply::{Refused, ReplyBody},
 };
 use crate::{
     clock::Stopwatch,
     fence::{Code, Denial, code::Limit},
+    route::UNSETTLING,
     store::{
         body::StoreBody,
         pool::{Lane, NoLane, Pool},
     },
+    table::flight::Cancel,
 };
 
 /// A request on its way.
@@ -36,13 +39,29 @@ pub struct Job {
     pub plan: Arc<Plan>,
     pub pool: Rc<Pool>,
     pub origin: Origin,
-    pub is_write: bool,
+    /// `None` for reads.
+    pub write: Option<WriteOf>,
     /// Set as soon as something may be sent.
     pub begun: Rc<Cell<bool>>,
     /// `None` for reads, and where nobody judges.
-    pub admitted: Option<Rc<Admitted>>,
+    pub in_flight: Option<Rc<InFlight>>,
     /// What the write would have been told if it were judged in earnest.
     pub would: Option<Code>,
+}
+
+/// What a route knows of its store's ways with writes.
+pub struct WriteOf {
+    /// It throws away a body that broke off.
+    pub discards: bool,
+    /// Answers that settle a write, of those that by themselves do not.
+    pub settles: Vec<u16>,
+}
+
+impl WriteOf {
+    /// Whether an answer says what became of a write.
+    fn is_settled_by(&self, status: u16) -> bool {
+        !UNSETTLING.contains(&status) || self.settles.contains(&status)
+    }
 }
 
 /// A body, ready to be sent.
@@ -62,12 +81,12 @@ pub async fn forward(job: Job, mut head: Parts, body: Incoming) -> Result<Respon
     let Outgoing { body, share, progress } = job.body(&head, body).await?;
     to_origin_form(&mut head);
     let id = || HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).unwrap_or(HeaderValue::from_static("0"));
-    headers::to_store(&mut head.headers, &job.origin, job.admitted.as_ref().map(|admitted| &admitted.permit), id);
-    frame(&mut head, progress.is_some());
+    headers::to_store(&mut head.headers, &job.origin, job.in_flight.as_ref().map(|in_flight| &in_flight.permit), id);
+    frame(&mut head, &body);
     let sent = job.send(Request::from_parts(head, body), progress.as_deref()).await;
     drop(share);
-    let (lane, response) = sent?;
-    Ok(job.answer(lane, response, progress.as_deref()))
+    let (lane, response, since) = sent?;
+    job.answer(lane, response, since, progress.as_deref()).await
 }
 
 impl Job {
@@ -83,12 +102,13 @@ impl Job {
             share: None,
             rest: body,
             is_h2: self.origin.version == Version::HTTP_2,
-            length,
-            asks_first: head.headers.contains_key(header::EXPECT),
+            // Before trailers it is not the last byte that completes the request: see `frame`.
+            length: length.filter(|_| !head.headers.contains_key(header::TRAILER)),
+            asks_first: self.origin.version != Version::HTTP_2 && head.headers.contains_key(header::EXPECT),
             limit,
             patience: Duration::from_millis(settings.body_timeout_ms),
         };
-        if !self.is_write || length.is_some_and(|length| length > settings.hold_bytes as u64) {
+        if self.write.is_none() || length.is_some_and(|length| length > settings.hold_bytes as u64) {
             return Ok(self.stream(stream));
         }
         let expected = length.and_then(|length| usize::try_from(length).ok()).unwrap_or(settings.hold_bytes);
@@ -101,7 +121,8 @@ impl Job {
             Held::Whole { trailers: Some(trailers), .. } if trailers.contains_key(FENCE_TOKEN) => {
                 Err(unsent(&Broken::TokenInTrailer))
             }
-            Held::Whole { parts, trailers } => {
+            Held::Whole { parts, mut trailers } => {
+                trailers.iter_mut().for_each(headers::strip_fence);
                 Ok(Outgoing { body: StoreBody::held(parts, trailers), share: Some(share), progress: None })
             }
             Held::Long { first, rest } => {
@@ -113,11 +134,7 @@ impl Job {
     }
 
     fn stream(&self, stream: Stream) -> Outgoing {
-        let judge = self.admitted.clone().map(|admitted| {
-            let worker = Rc::clone(&self.worker);
-            Box::new(move || admitted.judge_again(&worker.plane.gate)) as JudgeAgain
-        });
-        let (upload, progress) = Upload::new(stream, judge, Rc::clone(&self.worker));
+        let (upload, progress) = Upload::new(stream, self.in_flight.clone(), Rc::clone(&self.worker));
         Outgoing { body: StoreBody::Stream(Box::pin(upload)), share: None, progress: Some(progress) }
     }
 
@@ -125,11 +142,11 @@ impl Job {
         &self,
         mut request: Request<StoreBody>,
         progress: Option<&Progress>,
-    ) -> Result<(Lane, Response<Incoming>), Refused> {
-        let patience = Duration::from_millis(self.pool.settings().response_timeout_ms);
+    ) -> Result<(Lane, Response<Incoming>, Stopwatch), Refused> {
+        let patience = self.patience();
         loop {
             let mut lane = self.pool.lane().await.map_err(no_lane)?;
-            self.judge_again().await?;
+            let cancel = self.go_on(progress.is_some()).await?;
             let (counter, stopwatch) = (lane.counter(), Stopwatch::start());
             let before = counter.get();
             self.begun.set(true);
@@ -141,24 +158,28 @@ impl Job {
             };
             let sent = tokio::select! {
                 biased;
-                sent = lane.sender().try_send_request(request) => Some(sent),
-                () = stalled => None,
-            };
-            let (why, unsent) = match sent {
-                Some(Ok(response)) => {
-                    self.worker.plane.metrics().answered(self.is_write, stopwatch.seconds());
-                    return Ok((lane, response));
-                }
-                Some(Err(mut error)) => {
+                sent = lane.sender().try_send_request(request) => sent.map_err(|mut error| {
                     let unsent = error.take_message();
                     (error.into_error().to_string(), unsent)
-                }
-                None => (format!("nothing was heard of it for {} ms", patience.as_millis()), None),
+                }),
+                () = stalled => Err((format!("nothing was heard of it for {} ms", patience.as_millis()), None)),
+                () = told_to_stop(cancel, progress) => Err(("the lease is changing hands".to_owned(), None)),
             };
+            let (why, unsent) = match sent {
+                Ok(response) => {
+                    let since = progress.and_then(Progress::released).unwrap_or(stopwatch);
+                    self.worker.plane.metrics().answered(self.write.is_some(), since.seconds());
+                    return Ok((lane, response, since));
+                }
+                Err(failed) => failed,
+            };
+            let was_idle = lane.was_idle();
+            // Nothing more leaves from here on; what is unknown is counted from here on.
+            lane.close().await;
             match unsent {
                 // The connection died while it was idle, and nothing of this request was taken up.
-                Some(unsent) if lane.was_idle() && counter.get() == before => {
-                    self.begun.set(false);
+                Some(unsent) if was_idle && counter.get() == before => {
+                    self.back_out();
                     request = unsent;
                 }
                 Some(_) | None => return Err(self.failed(counter.get() > before, &why, progress).await),
@@ -166,38 +187,68 @@ impl Job {
         }
     }
 
-    async fn judge_again(&self) -> Result<(), Refused> {
-        let Some(admitted) = &self.admitted else { return Ok(()) };
-        let gate = &self.worker.plane.gate;
+    fn patience(&self) -> Duration {
+        Duration::from_millis(self.pool.settings().response_timeout_ms)
+    }
+
+    /// Judges the write again, at the last moment before something of it is sent. What is sent whole is
+    /// committed by that; what streams is told when to stop.
+    async fn go_on(&self, streams: bool) -> Result<Option<Cancel>, Refused> {
+        let Some(in_flight) = &self.in_flight else { return Ok(None) };
         loop {
-            match admitted.judge_again(gate) {
-                Ok(()) => return Ok(()),
+            let judged = if streams { in_flight.begin_stream().map(Some) } else { in_flight.commit().map(|()| None) };
+            match judged {
+                Ok(cancel) => return Ok(cancel),
                 Err(Denial::Refused(refusal)) => return Err(refusal.into()),
                 Err(Denial::Overdue(lease)) => {
-                    let object = admitted.permit.object().clone();
-                    let ended = gate.ledger.end(vec![(object, lease)]).await;
+                    let object = in_flight.permit.object().clone();
+                    let ended = self.worker.plane.gate.ledger.end(vec![(object, lease)]).await;
                     ended.map_err(|_| Refused::new(Code::TableUnavailable, "the fence table cannot be used now"))?;
                 }
             }
         }
     }
 
+    fn back_out(&self) {
+        self.begun.set(false);
+        self.in_flight.as_ref().inspect(|in_flight| in_flight.back_out());
+    }
+
+    /// What to tell the client of a request whose connection is closed and that was not answered.
     async fn failed(&self, something_left: bool, why: &str, progress: Option<&Progress>) -> Refused {
         let broken = progress.and_then(Progress::broken);
+        let is_partial = progress.is_some_and(|progress| !progress.is_released());
+        if !something_left {
+            self.back_out();
+            return match broken {
+                Some(Broken::Denied(_)) => self.why_denied().await,
+                Some(broken) => unsent(&broken),
+                None => no_answer(why),
+            };
+        }
+        let Some(write) = &self.write else { return no_answer(why) };
+        if is_partial && write.discards {
+            self.in_flight.as_ref().inspect(|in_flight| in_flight.cancel());
+            return match broken {
+                Some(broken) => unsent(&broken),
+                None => no_answer(why),
+            };
+        }
+        self.in_flight.as_ref().inspect(|in_flight| in_flight.lose());
         match broken {
-            Some(Broken::Denied(_)) if !something_left => match self.judge_again().await {
-                Err(refused) => refused,
-                Ok(()) => Refused::new(Code::FenceDraining, "the lease was changing hands; nothing was sent"),
-            },
-            Some(broken) if !something_left => unsent(&broken),
-            Some(broken) if self.is_write => {
-                self.unknown(format!("part of the write was sent, but not its end ({broken})"))
-            }
-            None if something_left && self.is_write => {
-                self.unknown(format!("the write was sent, and the store gave no answer ({why})"))
-            }
-            Some(_) | None => {
-                Refused::new(Code::StoreUnreachable, format!("the store gave no answer ({why}); nothing was written"))
+            Some(broken) => self.unknown(format!("part of the write was sent, but not its end ({broken})")),
+            None if is_partial => self.unknown(format!("part of the write was sent, but not its end ({why})")),
+            None => self.unknown(format!("the write was sent, and the store gave no answer ({why})")),
+        }
+    }
+
+    /// Why a write of which nothing was sent may not go on.
+    async fn why_denied(&self) -> Refused {
+        match self.go_on(false).await {
+            Err(refused) => refused,
+            Ok(_) => {
+                self.back_out();
+                Refused::new(Code::FenceDraining, "the lease was changing hands; nothing was sent")
             }
         }
     }
@@ -207,33 +258,82 @@ impl Job {
         Refused::new(Code::OutcomeUnknown, what + "; look before you write again")
     }
 
-    fn answer(self, lane: Lane, response: Response<Incoming>, progress: Option<&Progress>) -> Response<ReplyBody> {
+    async fn answer(
+        self,
+        lane: Lane,
+        response: Response<Incoming>,
+        since: Stopwatch,
+        progress: Option<&Progress>,
+    ) -> Result<Response<ReplyBody>, Refused> {
         let (mut head, incoming) = response.into_parts();
-        let permit = self.admitted.as_ref().map(|admitted| &admitted.permit);
+        head.version = Version::HTTP_11;
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            lane.close().await;
+            return Err(self.failed(true, "it changed the protocol, which nobody asked for", None).await);
+        }
         let is_early = progress.is_some_and(|progress| !progress.is_released());
         if let Some(progress) = progress.filter(|_| is_early) {
             // The end that is held back stays back, and the connection is of no further use.
             progress.park();
         }
-        let settles = settles(head.status) && !is_early;
-        headers::to_client(&mut head.headers, permit, settles);
-        if self.is_write && !settles {
+        let patience = self.patience();
+        let Some(write) = &self.write else {
+            headers::to_client(&mut head.headers, None);
+            let carried = Carried { worker: self.worker, lane, is_write: false, settles: !is_early, in_flight: None };
+            let reply = StoreReply::coming(VecDeque::new(), incoming, carried, patience);
+            return Ok(Response::from_parts(head, ReplyBody::store(reply)));
+        };
+        let settles = if is_early { write.discards } else { write.is_settled_by(head.status.as_u16()) };
+        let left = patience.saturating_sub(Duration::from_secs_f64(since.seconds()));
+        let (reply, outcome) = match read_ahead(incoming, left).await {
+            Ahead::Broken(why) => {
+                lane.close().await;
+                self.in_flight.as_ref().inspect(|in_flight| in_flight.lose());
+                return Err(self.unknown(format!("the write was sent, and the store's answer broke off ({why})")));
+            }
+            Ahead::Whole(frames) => {
+                if settles && !is_early {
+                    self.in_flight.as_ref().inspect(|in_flight| in_flight.settle());
+                    lane.give_back(self.worker.now.get());
+                } else {
+                    lane.close().await;
+                    let end = if settles { InFlight::cancel } else { InFlight::lose };
+                    self.in_flight.as_ref().inspect(|in_flight| end(in_flight));
+                }
+                (StoreReply::whole(frames), if settles { Outcome::Settled } else { Outcome::Unknown })
+            }
+            Ahead::Part(frames, incoming) => {
+                let (worker, in_flight) = (Rc::clone(&self.worker), self.in_flight.clone());
+                let carried = Carried { worker, lane, is_write: true, settles: settles && !is_early, in_flight };
+                let outcome = if settles { Outcome::Pending } else { Outcome::Unknown };
+                (StoreReply::coming(frames, incoming, carried, patience), outcome)
+            }
+        };
+        if outcome == Outcome::Unknown {
             self.worker.plane.metrics().unknown();
         }
+        let permit = self.in_flight.as_ref().map(|in_flight| (&in_flight.permit, outcome));
+        headers::to_client(&mut head.headers, permit);
         if let Some(code) = self.would {
             head.headers.insert("fence-would", HeaderValue::from_static(code.as_str()));
         }
-        head.version = Version::HTTP_11;
-        let patience = Duration::from_millis(self.pool.settings().response_timeout_ms);
-        let (is_write, admitted) = (self.is_write, self.admitted);
-        let carried = Carried { worker: self.worker, lane, is_write, reuse: !is_early, admitted };
-        Response::from_parts(head, ReplyBody::store(StoreReply::new(incoming, carried, patience)))
+        Ok(Response::from_parts(head, ReplyBody::store(reply)))
     }
 }
 
-/// Answers that leave open whether the store has done it, or will.
-fn settles(status: StatusCode) -> bool {
-    !matches!(status.as_u16(), 202 | 408 | 499 | 502 | 503 | 504)
+/// An advance has told this write to stop. Behind its commit point it is too late for that.
+async fn told_to_stop(cancel: Option<Cancel>, progress: Option<&Progress>) {
+    match cancel {
+        Some(cancel) => cancel.notified().await,
+        None => std::future::pending().await,
+    }
+    if progress.is_some_and(Progress::is_released) {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn no_answer(why: &str) -> Refused {
+    Refused::new(Code::StoreUnreachable, format!("the store gave no answer ({why}); nothing was written"))
 }
 
 impl From<NoBody> for Broken {
@@ -272,12 +372,33 @@ fn no_lane(why: NoLane) -> Refused {
 /// How the store is told where the body ends. Of a body that is there the length is known, however it
 /// came. One that streams keeps its length, unless trailers are announced, which need chunks; without a
 /// length it goes in chunks, also where hyper would expect no body.
-fn frame(head: &mut Parts, streams: bool) {
-    if !streams || head.headers.contains_key(header::TRAILER) {
-        head.headers.remove(header::CONTENT_LENGTH);
-    }
-    if streams && !head.headers.contains_key(header::CONTENT_LENGTH) {
-        head.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+fn frame(head: &mut Parts, body: &StoreBody) {
+    match body {
+        StoreBody::Empty => {
+            let had_length = head.headers.remove(header::CONTENT_LENGTH).is_some();
+            if had_length || matches!(head.method, Method::PUT | Method::POST | Method::PATCH) {
+                head.headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
+            }
+        }
+        StoreBody::Held { trailers, .. } => {
+            head.headers.remove(header::CONTENT_LENGTH);
+            if let Some(trailers) = trailers
+                && !head.headers.contains_key(header::TRAILER)
+            {
+                let names = trailers.keys().filter_map(|name| HeaderValue::from_str(name.as_str()).ok());
+                for name in names {
+                    head.headers.append(header::TRAILER, name);
+                }
+            }
+        }
+        StoreBody::Stream(_) => {
+            if head.headers.contains_key(header::TRAILER) {
+                head.headers.remove(header::CONTENT_LENGTH);
+            }
+            if !head.headers.contains_key(header::CONTENT_LENGTH) {
+                head.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            }
+        }
     }
 }
 

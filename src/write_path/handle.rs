@@ -6,17 +6,22 @@ use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
 
 use super::{
-    Plane, Worker,
+    Worker,
     carry::CarryOn,
     classify::{Class, Target, classify},
     decide::decide,
-    forward::{Job, forward},
+    forward::{Job, WriteOf, forward},
     headers::Origin,
     hold::discard,
     plan::Outfit,
     reply::{Refused, ReplyBody, refuse},
 };
-use crate::{clock::Stopwatch, config::Mode, failpoints, fence::Code};
+use crate::{
+    clock::Stopwatch,
+    config::Mode,
+    failpoints,
+    fence::{Code, Ttl},
+};
 
 /// Answers one request.
 pub async fn handle(worker: Rc<Worker>, origin: Origin, request: Request<Incoming>) -> Response<ReplyBody> {
@@ -31,7 +36,7 @@ pub async fn handle(worker: Rc<Worker>, origin: Origin, request: Request<Incomin
         Ok(Class::Read { store }) => {
             let (plan, pool) = (Arc::clone(&outfit.plan), Rc::clone(&outfit.pools[store]));
             let begun = Rc::default();
-            let job = Job { worker, plan, pool, origin, is_write: false, begun, admitted: None, would: None };
+            let job = Job { worker, plan, pool, origin, write: None, begun, in_flight: None, would: None };
             forward(job, head, body).await
         }
         Ok(Class::Write(target)) => write(worker, &outfit, origin, target, head, body).await,
@@ -42,8 +47,9 @@ pub async fn handle(worker: Rc<Worker>, origin: Origin, request: Request<Incomin
 /// Refuses a request before its body is read. A client that has been told to wait for a 100 Continue
 /// sends no body, and is not asked for it.
 fn let_go(worker: &Worker, head: &http::request::Parts, body: Incoming) {
-    if !head.headers.contains_key(http::header::EXPECT) {
-        discard(worker, body, head.version == Version::HTTP_2);
+    let is_h2 = head.version == Version::HTTP_2;
+    if is_h2 || !head.headers.contains_key(http::header::EXPECT) {
+        discard(worker, body, is_h2);
     }
 }
 
@@ -58,14 +64,16 @@ async fn write(
     let Target { route, object, presented } = target;
     let metrics = outfit.plan.metrics(route).operation(&head.method);
     let about = |refused: Refused| refused.about(&object, &route.name);
-    let (admitted, would) = match route.mode {
+    let (in_flight, would) = match route.mode {
         Mode::Off => (None, None),
         Mode::Enforce | Mode::Audit => {
             let stopwatch = Stopwatch::start();
-            let judged = decide(&worker.plane.gate, &object, presented).await;
+            let bound = Ttl(outfit.pools[route.store].settings().bound_ms());
+            let judged = decide(&worker.plane.gate, &object, presented, bound).await;
             metrics.judged(stopwatch.seconds(), judged.as_ref().err());
             match (judged, route.mode) {
-                (Ok(admitted), _) => (Some(Rc::new(admitted)), None),
+                (Ok(in_flight), Mode::Audit) => (Some(Rc::new(in_flight.unenforced())), None),
+                (Ok(in_flight), _) => (Some(Rc::new(in_flight)), None),
                 (Err(refusal), mode) if mode == Mode::Audit || failpoints::forward_stale() => {
                     (None, Some(refusal.code()))
                 }
@@ -82,16 +90,16 @@ async fn write(
     }
     let (plan, pool) = (Arc::clone(&outfit.plan), Rc::clone(&outfit.pools[route.store]));
     let begun = Rc::<Cell<bool>>::default();
-    let holder = admitted.as_ref().map(|admitted| admitted.permit.holder().clone());
-    let seq = admitted.as_ref().map(|admitted| admitted.permit.seq());
+    let holder = in_flight.as_ref().map(|in_flight| in_flight.permit.holder().clone());
+    let seq = in_flight.as_ref().map(|in_flight| in_flight.permit.seq());
     let job = Job {
         worker: Rc::clone(&worker),
         plan,
         pool,
         origin,
-        is_write: true,
+        write: Some(WriteOf { discards: route.discards, settles: route.settles.clone() }),
         begun: Rc::clone(&begun),
-        admitted,
+        in_flight,
         would,
     };
     let active = metrics.active();
@@ -105,11 +113,4 @@ async fn write(
 
 fn stopping() -> Refused {
     Refused::new(Code::GateStopping, "this gate is stopping; nothing was sent. Try again once it is back")
-}
-
-impl Plane {
-    /// Whether another connection may be made.
-    pub(super) fn has_room(&self, max: usize) -> bool {
-        self.connections.load(std::sync::atomic::Ordering::Relaxed) < max
-    }
 }

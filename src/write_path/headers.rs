@@ -54,11 +54,25 @@ fn takes_trailers(headers: &HeaderMap) -> bool {
     codings.any(|list| list.split(',').any(|coding| coding.trim().eq_ignore_ascii_case("trailers")))
 }
 
-/// Takes every `Fence-*` header out: they are between client and gate, or gate and store.
-fn strip_fence(headers: &mut HeaderMap) {
-    let ours: Vec<HeaderName> = headers.keys().filter(|name| name.as_str().starts_with("fence-")).cloned().collect();
+/// Takes every `Fence-*` header out: they are between client and gate, or gate and store. Some stores read
+/// `Fence_Seq` as the same.
+pub fn strip_fence(headers: &mut HeaderMap) {
+    let is_ours =
+        |name: &&HeaderName| matches!(name.as_str().as_bytes(), [b'f', b'e', b'n', b'c', b'e', b'-' | b'_', ..]);
+    let ours: Vec<HeaderName> = headers.keys().filter(is_ours).cloned().collect();
     for name in ours {
         headers.remove(name);
+    }
+}
+
+/// HTTP/2 may split a cookie over several fields; HTTP/1.1 may not.
+fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(header::COOKIE).iter().nth(1).is_none() {
+        return;
+    }
+    let cookies: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..])) {
+        headers.insert(header::COOKIE, joined);
     }
 }
 
@@ -83,6 +97,9 @@ pub fn to_store(
     strip_hop_by_hop(headers);
     if takes_trailers {
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
+    if origin.version == Version::HTTP_2 {
+        join_cookies(headers);
     }
     headers.remove(header::EXPECT);
     headers.remove(header::PROXY_AUTHORIZATION);
@@ -139,15 +156,28 @@ fn append(headers: &mut HeaderMap, name: &HeaderName, element: &str) {
     }
 }
 
+/// What is known of a write when its answer is passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Settled,
+    Unknown,
+    /// Its answer is longer than what is read ahead: settled once it has come whole.
+    Pending,
+}
+
 /// An answer's headers, made ready for the client.
-pub fn to_client(headers: &mut HeaderMap, permit: Option<&Permit>, is_settled: bool) {
+pub fn to_client(headers: &mut HeaderMap, write: Option<(&Permit, Outcome)>) {
     strip_fence(headers);
     strip_hop_by_hop(headers);
     headers.append(header::VIA, HeaderValue::from_static("1.1 fencegate"));
-    if let Some(permit) = permit {
+    if let Some((permit, outcome)) = write {
         headers.insert(FENCE_SEQ, HeaderValue::from(permit.seq().get()));
         headers.insert(FENCE_EXPIRES_IN, HeaderValue::from(permit.remaining_ms()));
-        let outcome = if is_settled { "settled" } else { "unknown" };
+        let outcome = match outcome {
+            Outcome::Settled => "settled",
+            Outcome::Unknown => "unknown",
+            Outcome::Pending => "pending",
+        };
         headers.insert(FENCE_OUTCOME, HeaderValue::from_static(outcome));
     }
 }
@@ -179,6 +209,7 @@ mod tests {
             ("fence-token", "secret"),
             ("fence-seq", "999"),
             ("fence-anything", "x"),
+            ("fence_seq", "999"),
         ]);
         to_store(&mut headers, &origin(Forwarded::Off), None, || HeaderValue::from_static("id-1"));
         let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();

@@ -3,6 +3,7 @@
 //! - [`accept`]: the port; a worker per core. [`connection`]: one client's connection, its timeouts.
 //! - [`classify`]: what a request is: a read, a write to one object, or nothing that is forwarded.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
+//!   [`inflight`]: a write that may, until the store has answered for it.
 //! - [`forward`]: to the store and back, once. [`hold`]: bodies that are collected first. [`commit`]:
 //!   longer ones, whose end is held back until the write has been judged again. [`carry`]: what goes on
 //!   when the client is gone.
@@ -20,6 +21,7 @@ pub mod forward;
 pub mod handle;
 pub mod headers;
 pub mod hold;
+pub mod inflight;
 pub mod plan;
 pub mod receipts;
 pub mod reply;
@@ -52,14 +54,16 @@ pub struct Plane {
     /// Bytes of bodies that are being held.
     pub held_bytes: AtomicUsize,
     pub connections: AtomicUsize,
+    /// How many the limit on files allows.
+    room: usize,
 }
 
 impl Plane {
-    /// A data plane for these settings.
+    /// A data plane for these settings, with at most `room` connections.
     ///
     /// # Errors
     /// With what is wrong with them, or with the files that they name.
-    pub fn new(gate: Shared, settings: &Settings) -> Result<Arc<Self>, Faults> {
+    pub fn new(gate: Shared, settings: &Settings, room: usize) -> Result<Arc<Self>, Faults> {
         let plan = Plan::new(settings, 0, &gate.metrics)?;
         Ok(Arc::new(Self {
             gate,
@@ -67,6 +71,7 @@ impl Plane {
             generation: AtomicU64::new(0),
             held_bytes: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
+            room,
         }))
     }
 
@@ -79,6 +84,12 @@ impl Plane {
         self.plan.store(Arc::new(Plan::new(settings, generation, &self.gate.metrics)?));
         self.generation.store(generation, Ordering::Release);
         Ok(())
+    }
+
+    /// Whether another connection may be made.
+    #[must_use]
+    pub fn has_room(&self, max: usize) -> bool {
+        self.connections.load(Ordering::Relaxed) < max.min(self.room)
     }
 
     pub fn metrics(&self) -> &PlaneMetrics {

@@ -23,7 +23,7 @@ const FENCE_OUTCOME: HeaderName = HeaderName::from_static("fence-outcome");
 pub struct ReplyBody {
     content: Content,
     /// Its connection is busy until this body is gone.
-    _busy: Option<Busy>,
+    busy: Option<Busy>,
 }
 
 enum Content {
@@ -35,18 +35,21 @@ impl ReplyBody {
     #[must_use]
     pub fn own(bytes: Vec<u8>) -> Self {
         let bytes = Some(bytes).filter(|bytes| !bytes.is_empty()).map(Bytes::from);
-        Self { content: Content::Own(bytes), _busy: None }
+        Self { content: Content::Own(bytes), busy: None }
     }
 
     #[must_use]
     pub fn store(reply: StoreReply) -> Self {
-        Self { content: Content::Store(reply), _busy: None }
+        Self { content: Content::Store(reply), busy: None }
     }
 
     /// Keeps a connection busy while this body is there.
     #[must_use]
-    pub fn during(self, busy: Busy) -> Self {
-        Self { content: self.content, _busy: Some(busy) }
+    pub fn during(self, mut busy: Busy) -> Self {
+        if !self.is_end_stream() {
+            busy.answered();
+        }
+        Self { content: self.content, busy: Some(busy) }
     }
 }
 
@@ -55,10 +58,13 @@ impl Body for ReplyBody {
     type Error = Cut;
 
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-        match &mut self.get_mut().content {
+        let this = self.get_mut();
+        let frame = match &mut this.content {
             Content::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Content::Store(reply) => Pin::new(reply).poll_frame(context),
-        }
+        };
+        this.busy.as_ref().inspect(|busy| busy.asked(frame.is_ready()));
+        frame
     }
 
     fn is_end_stream(&self) -> bool {

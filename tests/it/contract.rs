@@ -113,6 +113,8 @@ impl<D: Disk> Bench<D> {
             mark,
             takeover_after_ms: 0,
             waiters_max: 10,
+            unclean: false,
+            bound_ms: 0,
         });
         self.open = Some((Ledger::start(core, &self.machine), records));
     }

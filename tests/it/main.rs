@@ -11,6 +11,7 @@
 //! - `write_path`: writes and reads through the gate, against a recording store in its own process.
 //! - `tls`: on both sides. `reload`: SIGHUP. `secrets`: none leaks. `demo`, `readme`: what they print works.
 //! - `conformance`: every refusal and every bad input, and what the store saw of it.
+//! - `drain`: leases that change hands while writes are on their way.
 //! - `transparency`: large, many and odd requests on both protocols, with clients that others wrote.
 
 #![allow(unreachable_pub, reason = "a test program exports nothing; pub says what support offers")]
@@ -22,6 +23,7 @@ mod conformance;
 mod contract;
 mod crash;
 mod demo;
+mod drain;
 mod expiry;
 mod leases;
 mod process;

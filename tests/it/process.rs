@@ -13,7 +13,7 @@ use serde_json::json;
 use super::support::{
     gate::{acquire, text, wanted},
     http::Conn,
-    process::{Site, binary, failpoints_binary, stderr},
+    process::{Site, binary, failpoints_binary, nothing_lands_late, stderr},
     until,
 };
 
@@ -264,6 +264,7 @@ fn a_full_disk_latches_the_table_and_loses_nothing() {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--map-root-user", "sh", "-c", script, "sh"]);
     command.arg(site.data()).arg(binary()).arg(site.config());
+    nothing_lands_late(&mut command);
     let log = fs::OpenOptions::new().create(true).append(true).open(site.folder.path().join("log")).unwrap();
     let mut shell = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
     let mut lines = BufReader::new(shell.stdout.take().unwrap()).lines();

@@ -162,6 +162,87 @@ fn a_reads_body_arrives_too_however_it_is_framed() {
 }
 
 #[test]
+fn an_answer_that_stalls_is_given_up_for_reads_and_writes_alike() {
+    let bench = Bench::with(|settings| settings.store.response_timeout_ms = 200);
+    let wish = [("fence-token", bench.token()), ("x-store", "stall")];
+    bench.put("/users/1", &wish).unknown();
+    let read = bench.gate.gate().try_call("GET", "/users/1", &wish[1..], b"");
+    assert!(read.is_err(), "half an answer is no answer: {read:?}");
+    until("no connection to the store is busy", || bench.gate.shows("fencegate_store_connections{state=\"busy\"} 0\n"));
+}
+
+#[test]
+fn a_store_that_changes_the_protocol_unasked_has_not_answered() {
+    let bench = Bench::new();
+    bench.put("/users/1", &[("fence-token", bench.token()), ("x-store", "101")]).unknown();
+    bench.gate.gate().call("GET", "/users/1", &[("x-store", "101")], b"").refusal(502, "STORE_UNREACHABLE");
+}
+
+#[test]
+fn an_empty_write_says_so() {
+    let bench = Bench::new();
+    let answer = bench.gate.gate().call("PUT", "/users/1", &[("fence-token", bench.token())], b"");
+    assert_eq!(answer.status, 200);
+    assert_eq!(bench.store.applied()[0]["headers"]["content-length"], "0");
+}
+
+#[test]
+fn an_http_2_client_that_takes_nothing_is_let_go() {
+    let bench = Bench::with(|settings| settings.gate.body_timeout_ms = 1_000);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let address = bench.gate.running().listens;
+    let (answer, connection) = runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let mut builder = ::h2::client::Builder::new();
+        let (sender, connection) = builder.initial_window_size(0).handshake::<_, bytes::Bytes>(stream).await.unwrap();
+        let connection = tokio::spawn(connection);
+        let mut sender = sender.ready().await.unwrap();
+        let request = http::Request::get(format!("http://{address}/users/1")).header("x-store", "large:1000000");
+        (sender.send_request(request.body(()).unwrap(), true).unwrap().0.await.unwrap(), connection)
+    });
+    assert_eq!(answer.status(), 200);
+    until("the connection to the store is free again", || {
+        bench.gate.clock.advance(100);
+        bench.gate.shows("fencegate_store_connections{state=\"busy\"} 0\n") && connection.is_finished()
+    });
+}
+
+#[test]
+fn a_drain_waits_for_writes_on_their_way() {
+    let bench = Bench::new();
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let wish = format!("until:{}", go.display());
+    let mut write = bench.gate.gate();
+    write.send("PUT", "/users/1", &[("fence-token", bench.token()), ("x-store", &wish)], b"value").unwrap();
+    until("the store has it", || bench.store.story().len() == 1);
+    let mut ops = bench.gate.ops();
+    ops.send("POST", "/drain", &[], b"").unwrap();
+    let mut other = bench.gate.ops();
+    until("the drain has begun", || other.get("/readyz").status == 503);
+    std::fs::write(go, "").unwrap();
+    assert_eq!(write.receive().unwrap().status, 200, "it was not cut short");
+    assert_eq!(ops.receive().unwrap().body, b"drained\n");
+}
+
+#[test]
+fn audit_never_refuses_not_even_at_the_last_moment() {
+    let bench = Bench::with(|settings| {
+        settings.route = vec![RouteSettings { mode: Mode::Audit, ..RouteSettings::default() }];
+    });
+    let mut conn = bench.gate.gate();
+    let token = bench.token();
+    let head = format!(
+        "PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n"
+    );
+    conn.send_raw(head.as_bytes()).unwrap();
+    assert_eq!(conn.read_head().unwrap().0, 100);
+    bench.gate.clock.advance(60_000);
+    conn.send_raw(b"value").unwrap();
+    assert_eq!(conn.receive().unwrap().status, 200);
+}
+
+#[test]
 fn audit_forwards_and_says_what_would_have_been_and_off_does_not_look() {
     let route = |name: &str, mode| RouteSettings {
         name: name.to_owned(),

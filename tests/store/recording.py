@@ -6,18 +6,22 @@ request wants of it is in the header x-store:
 
     200, 503, ...   that status
     slow:MS         200, after so long
+    until:FILE      200, once that file is there
+    large:BYTES     200 with so long a body
     hang            no answer
     close, reset    no answer: the connection ends in good order, or is reset
     reset-now       the same before the body is read
     garbage         what is no answer
     half            the first half of an answer's head, and the end
     half-body       an answer that promises more than it holds, and the end
+    stall           the same, but it hangs instead of ending
     early           200 before the body is read; then nothing more is read
     early-read      200 before the body is read, which is then read, and applied if it comes whole
 
 With a certificate and a key as further arguments it speaks TLS. It knows nothing of fencegate.
 """
 import json
+import os
 import socket
 import ssl
 import sys
@@ -116,13 +120,21 @@ def answer(connection, wanted, method, text):
         connection.sendall(b"what?\r\n\r\n")
     if wanted == "half":
         connection.sendall(b"HTTP/1.1 200 Word\r\ncontent-le")
-    if wanted == "half-body":
+    if wanted in ("half-body", "stall"):
         connection.sendall(b"HTTP/1.1 200 Word\r\ncontent-length: 100\r\n\r\nhalf of it")
+    if wanted == "stall":
+        wait_for_ever()
     if wanted in ("close", "reset", "garbage", "half", "half-body"):
         return False
     if wanted.startswith("slow:"):
         threading.Event().wait(int(wanted[5:]) / 1000)
         wanted = "200"
+    if wanted.startswith("until:"):
+        while not os.path.exists(wanted[6:]):
+            threading.Event().wait(0.005)
+        wanted = "200"
+    if wanted.startswith("large:"):
+        wanted, text = "200", "x" * int(wanted[6:])
     send(connection, method, wanted, text)
     return True
 

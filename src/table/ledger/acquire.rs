@@ -2,17 +2,15 @@
 
 use super::{
     GrantReply, Granted, Refused, Wanted,
-    core::{Core, granted, not_committed, unexpected, unreadable},
-    round::{Draft, Round},
+    advance::{Asked, Drained, all_granted, remember_request},
+    core::{Core, granted, not_committed, unreadable},
+    round::{Draft, Drain, Round},
     timers::Due,
     waiters::Waiter,
 };
-use crate::{
-    fence::{
-        BootMs, Event, ObjectId, Outcome, State, Ttl,
-        step::{Grant, LeaseRefusal},
-    },
-    table::codec::RequestRow,
+use crate::fence::{
+    BootMs, Event, ObjectId, Outcome, State, Ttl,
+    step::{Grant, LeaseRefusal},
 };
 
 /// How an attempt ended.
@@ -23,6 +21,8 @@ enum Attempt {
         object: ObjectId,
         why: LeaseRefusal,
     },
+    /// The fences have moved; what was on its way has to drain first.
+    Draining(Vec<Drain>),
 }
 
 impl Core {
@@ -51,7 +51,17 @@ impl Core {
 
     fn acquire_or_wait(&mut self, round: &mut Round, waiter: Waiter, is_new: bool) {
         let now = self.setup.clock.now().boot;
+        let Waiter { id, wanted, until, reply } = waiter;
+        let reply = match self.join_advance(&wanted, reply, until) {
+            Ok(()) => return,
+            Err(reply) => reply,
+        };
+        let waiter = Waiter { id, wanted, until, reply };
         match self.attempt(round, &waiter.wanted) {
+            Attempt::Draining(drains) => {
+                let asked = Asked::Acquire { wanted: waiter.wanted, replies: vec![waiter.reply] };
+                self.keep_advance(drains, asked, Some(waiter.until));
+            }
             Attempt::Done(result) => self.answer_grant(round, &waiter.wanted, waiter.reply, result),
             Attempt::Blocked { object, why } if waiter.until > now => {
                 if is_new && self.waiters.is_full(self.setup.waiters_max) {
@@ -111,6 +121,9 @@ impl Core {
             for object in &wanted.objects {
                 let _ = self.end_if_over(round, object);
             }
+        }
+        for object in &wanted.objects {
+            self.resume_drain(round, object);
         }
         match self.replayed(round, wanted) {
             Some(result) => Attempt::Done(result),
@@ -174,24 +187,21 @@ impl Core {
                 _ => {}
             }
         }
-        let opened = self.drain(round, &mut draft)?;
-        let leases: Vec<Granted> = opened
-            .into_iter()
-            .map(|(object, outcome)| match outcome {
-                Outcome::Granted(lease) => Ok(granted(object, lease)),
-                other => Err(unexpected(object, other)),
-            })
-            .collect::<Result<_, _>>()?;
-        if let Some(request) = &wanted.request {
-            let leases = leases.iter().map(|lease| (lease.object.clone(), lease.lease.lease_id.clone())).collect();
-            round.put_request(&wanted.holder, request, &RequestRow { leases });
-        }
+        let opened = match self.drain(round, &mut draft)? {
+            Drained::Now(opened) => opened,
+            Drained::Later(drains) => {
+                self.apply(round, draft);
+                return Ok(Attempt::Draining(drains));
+            }
+        };
+        let leases = all_granted(opened)?;
+        remember_request(round, wanted, &leases);
         self.apply(round, draft);
         Ok(Attempt::Done(Ok(leases)))
     }
 
     /// Answers an acquire, and twins of the same request with it.
-    fn answer_grant(
+    pub(super) fn answer_grant(
         &mut self,
         round: &mut Round,
         wanted: &Wanted,
@@ -208,6 +218,11 @@ impl Core {
                 let result = match self.attempt(round, &twin.wanted) {
                     Attempt::Done(result) => result,
                     Attempt::Blocked { object, why } => Err(Refused::Lease { object, why }),
+                    Attempt::Draining(drains) => {
+                        let asked = Asked::Acquire { wanted: twin.wanted, replies: vec![twin.reply] };
+                        self.keep_advance(drains, asked, Some(twin.until));
+                        continue;
+                    }
                 };
                 push_answer(round, &twin.wanted, twin.reply, result);
             }

@@ -1,9 +1,11 @@
-//! A round of the ledger: decide, seal, persist, publish, answer.
+//! A round of the ledger: decide, seal, persist, publish, answer. An advance that has to drain first is
+//! answered by a later round: see `advance`.
 
 use std::sync::Arc;
 
 use super::{
-    Command, DrainReport, Granted, Refused, Reply,
+    Command, DrainReport, Granted, Refused, Reply, Revoked,
+    advance::{Advances, Asked, Drained, all_granted},
     round::{Draft, Drain, Round},
     sweep::Sweep,
     timers::{Due, Timers},
@@ -39,6 +41,10 @@ pub struct Setup {
     pub takeover_after_ms: u64,
     /// How many acquires may wait for their turn at once.
     pub waiters_max: usize,
+    /// The last run did not end in good order: writes of it may still land.
+    pub unclean: bool,
+    /// The longest that a write may still land once its connection is gone.
+    pub bound_ms: u64,
 }
 
 /// The ledger without its thread.
@@ -48,6 +54,7 @@ pub struct Core {
     pub(super) timers: Timers,
     pub(super) waiters: Waiters,
     pub(super) sweep: Sweep,
+    pub(super) advances: Advances,
     step_meter: StepMeter,
     /// Grants whose clients were gone when the answer came: to be taken back in the next round.
     orphans: Vec<(ObjectId, LeaseId)>,
@@ -73,11 +80,17 @@ impl Core {
         let now = setup.clock.now();
         let mut timers = Timers::default();
         timers.push(now.boot.after(SECOND), Due::Second);
+        setup.records.stripes.tick(now.boot);
+        if setup.unclean {
+            let start = setup.records.context.frame.start.boot;
+            setup.records.stripes.set_all_unknown(start.after(Ttl(setup.bound_ms)));
+        }
         Self {
             hlc: setup.mark,
             timers,
             waiters: Waiters::default(),
             sweep: Sweep::default(),
+            advances: Advances::default(),
             step_meter: StepMeter::new(now),
             orphans: vec![],
             freed: vec![],
@@ -102,7 +115,12 @@ impl Core {
     /// Whether a round is due at once.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
-        !self.orphans.is_empty()
+        !self.orphans.is_empty() || self.next_at().is_some_and(|at| at <= self.setup.clock.now().boot)
+    }
+
+    /// When nothing of an earlier run can land any more.
+    pub(super) fn bound_from_start(&self) -> BootMs {
+        self.setup.records.context.frame.start.boot.after(Ttl(self.setup.bound_ms))
     }
 
     #[must_use]
@@ -115,6 +133,8 @@ impl Core {
         let mut round = Round::default();
         let mut stop = None;
         self.take_back_orphans(&mut round);
+        self.look_at_drained(&mut round);
+        self.serve_freed(&mut round);
         self.do_what_is_due(&mut round);
         for call in calls {
             self.decide(&mut round, call, &mut stop);
@@ -134,18 +154,19 @@ impl Core {
             Command::Close { reply } => {
                 self.closed = true;
                 self.dismiss_waiters(&Refused::Stopping);
+                self.dismiss_advances(&Refused::Stopping);
                 answer(round, reply, Ok(()));
             }
             Command::Acquire { reply, .. } if self.closed => answer(round, reply, Err(Refused::Stopping)),
             Command::Acquire { reply, .. } if latched => unavailable(round, reply),
             Command::Renew { reply, .. } if latched => self.answer_renewal(round, reply, Err(Refused::Unavailable)),
-            Command::Release { reply, .. } | Command::Revoke { reply, .. } if latched => unavailable(round, reply),
+            Command::Release { reply, .. } if latched => unavailable(round, reply),
+            Command::Revoke { reply, .. } if latched => unavailable(round, reply),
             Command::End { reply, .. } | Command::Withdraw { reply, .. } if latched => unavailable(round, reply),
             Command::Acquire { wanted, reply } => self.acquire(round, wanted, reply),
             Command::Renew { lease_id, holder, token, ttl, rotate, reply } => {
                 let rotate = rotate.then(|| self.new_lease_id());
-                let renewed = self.renew(round, &lease_id, holder, token, ttl, rotate);
-                self.answer_renewal(round, reply, renewed);
+                self.renew(round, &lease_id, (holder, token), ttl, rotate, reply);
             }
             Command::Release { lease_id, holder, token, reply } => {
                 let released = self.release(round, &lease_id, holder, token);
@@ -163,14 +184,11 @@ impl Core {
                 });
                 answer(round, reply, withdrawn);
             }
-            Command::Revoke { object, reason, reply } => {
-                let revoked = self.revoke(round, &object, reason);
-                answer(round, reply, revoked);
-            }
+            Command::Revoke { object, reason, force, reply } => self.revoke(round, &object, reason, force, reply),
         }
     }
 
-    fn answer_renewal(&self, round: &mut Round, reply: Reply<Granted>, renewed: Result<Granted, Refused>) {
+    pub(super) fn answer_renewal(&self, round: &mut Round, reply: Reply<Granted>, renewed: Result<Granted, Refused>) {
         let metrics = self.setup.metrics.clone();
         answer_with(round, reply, renewed, move |said| metrics.renewed(said));
     }
@@ -179,18 +197,26 @@ impl Core {
         &mut self,
         round: &mut Round,
         lease_id: &LeaseId,
-        holder: HolderId,
-        token: FenceToken,
+        (holder, token): (HolderId, FenceToken),
         ttl: Ttl,
         rotate: Option<LeaseId>,
-    ) -> Result<Granted, Refused> {
-        let row = self.known_lease(round, lease_id)?;
-        let object = row.object.clone();
-        let claim = Claim { row, holder: Some(holder), token };
-        match self.change(round, &object, Event::Renew { claim, ttl, rotate })? {
-            Outcome::Renewed(lease) | Outcome::Granted(lease) => Ok(granted(object, lease)),
-            other => Err(unexpected(object, other)),
-        }
+        reply: Reply<Granted>,
+    ) {
+        let renewed = self.known_lease(round, lease_id).and_then(|row| {
+            let object = row.object.clone();
+            let claim = Claim { row, holder: Some(holder), token };
+            self.change(round, &object, Event::Renew { claim, ttl, rotate }).map(|changed| (object, changed))
+        });
+        let renewed = match renewed {
+            Ok((object, Changed::To(Outcome::Renewed(lease)))) => Ok(granted(object, lease)),
+            Ok((object, Changed::To(other))) => Err(unexpected(object, other)),
+            Ok((_, Changed::Opened(opened))) => {
+                all_granted(opened).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound))
+            }
+            Ok((_, Changed::Draining(drains))) => return self.keep_advance(drains, Asked::Rotate(reply), None),
+            Err(refused) => Err(refused),
+        };
+        self.answer_renewal(round, reply, renewed);
     }
 
     fn release(
@@ -203,16 +229,29 @@ impl Core {
         let row = self.known_lease(round, lease_id)?;
         let object = row.object.clone();
         match self.change(round, &object, Event::Release { claim: Claim { row, holder, token } })? {
-            Outcome::Freed => self.newest(round, &object),
-            other => Err(unexpected(object, other)),
+            Changed::To(Outcome::Freed) => self.newest(round, &object),
+            Changed::To(other) => Err(unexpected(object, other)),
+            Changed::Opened(_) | Changed::Draining(_) => unreachable!("a release moves no fence"),
         }
     }
 
-    fn revoke(&mut self, round: &mut Round, object: &ObjectId, reason: String) -> Result<Record, Refused> {
-        match self.change(round, object, Event::Revoke { reason })? {
-            Outcome::Freed => self.newest(round, object),
-            other => Err(unexpected(object.clone(), other)),
+    fn revoke(&mut self, round: &mut Round, object: &ObjectId, reason: String, force: bool, reply: Reply<Revoked>) {
+        if force && self.newest(round, object).is_ok() {
+            // It is in memory: it was just read.
+            self.setup.records.stripes.force(object);
         }
+        let revoked = match self.change(round, object, Event::Revoke { reason }) {
+            Ok(Changed::Opened(opened)) => self.newest(round, object).map(|record| {
+                let drain = opened.into_iter().next().map_or_else(DrainReport::default, |(_, _, report)| report);
+                Revoked { record, drain }
+            }),
+            Ok(Changed::Draining(drains)) => return self.keep_advance(drains, Asked::Revoke(Some(reply)), None),
+            Ok(Changed::To(other)) => Err(unexpected(object.clone(), other)),
+            Err(refused) => Err(refused),
+        };
+        answer(round, reply, revoked);
+        // Whoever waited for an older drain of this object has been overtaken.
+        self.look_at_advances_of(round, object);
     }
 
     fn known_lease(&self, round: &Round, lease_id: &LeaseId) -> Result<LeaseRow, Refused> {
@@ -220,17 +259,23 @@ impl Core {
         row.ok_or(Refused::NotFound)
     }
 
-    fn newest(&self, round: &Round, object: &ObjectId) -> Result<Record, Refused> {
+    pub(super) fn newest(&self, round: &Round, object: &ObjectId) -> Result<Record, Refused> {
         round.newest(&self.setup.records, &Draft::default(), object).map_err(|fault| unreadable(&fault))
     }
 
-    /// One event on one object, drained and taken into the round.
-    pub(super) fn change(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Outcome, Refused> {
+    /// One event on one object, taken into the round.
+    pub(super) fn change(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Changed, Refused> {
         let mut draft = Draft::default();
         let decided = self.step(round, &mut draft, object, event)?;
-        let opened = self.drain(round, &mut draft)?.pop();
+        let changed = match decided {
+            Outcome::Advancing => match self.drain(round, &mut draft)? {
+                Drained::Now(opened) => Changed::Opened(opened),
+                Drained::Later(drains) => Changed::Draining(drains),
+            },
+            other => Changed::To(other),
+        };
         self.apply(round, draft);
-        Ok(opened.map_or(decided, |(_, outcome)| outcome))
+        Ok(changed)
     }
 
     /// Decides one event against the newest record.
@@ -248,23 +293,6 @@ impl Core {
         let (outcome, effects) = newest.step(event, &At { now, stamp: self.hlc, key });
         draft.add(object, effects);
         Ok(outcome)
-    }
-
-    /// Seals the objects whose fences the draft moves, and opens them behind what was on its way to
-    /// the store. Writes in flight are not waited for yet, so both steps are one synced batch.
-    pub(super) fn drain(&mut self, round: &Round, draft: &mut Draft) -> Result<Vec<(ObjectId, Outcome)>, Refused> {
-        let drains = draft.take_drains();
-        let published: Result<Vec<Record>, _> =
-            drains.iter().map(|drain| self.setup.records.read(&drain.object)).collect();
-        // Nothing is sealed unless all can be: from here on nothing fails but the table itself.
-        for record in published.map_err(|fault| unreadable(&fault))? {
-            self.setup.records.stripes.seal(&record);
-        }
-        let open = |Drain { object, seq, advance, then }| {
-            let outcome = self.step(round, draft, &object, Event::Drained { seq, advance, then })?;
-            Ok((object, outcome))
-        };
-        drains.into_iter().map(open).collect()
     }
 
     /// Takes a draft into the round, and notes what follows from it.
@@ -311,6 +339,8 @@ impl Core {
                 Due::Lease(..) if latched => {}
                 Due::Lease(object, lease) => self.end_or_look_again(round, &object, &lease),
                 Due::Waiter(object, id) => self.wake(round, &object, id),
+                Due::Advance(id) => self.look_at_advance(round, id),
+                Due::Answer(id) => self.stop_waiting(round, id),
                 Due::Second => self.each_second(round, latched),
             }
             self.serve_freed(round);
@@ -320,7 +350,7 @@ impl Core {
     fn end_or_look_again(&mut self, round: &mut Round, object: &ObjectId, lease_id: &LeaseId) {
         // Where the object's row cannot be read now, whoever asks for it will end the lease.
         let outcome = self.change(round, object, Event::End { lease_id: lease_id.clone() });
-        if let Ok(Outcome::Unchanged) = outcome
+        if let Ok(Changed::To(Outcome::Unchanged)) = outcome
             && let Ok(record) = self.newest(round, object)
             && let Some(lease) = record.open_lease()
         {
@@ -335,6 +365,7 @@ impl Core {
             tracing::warn!(step_ms, "the wall clock was set; no lease is longer or shorter for it");
             self.setup.metrics.clock_stepped(step_ms);
         }
+        self.setup.records.stripes.tick(now.boot);
         self.setup.metrics.in_memory(self.setup.records.stripes.len());
         self.waiters.forget_the_gone();
         if !latched {
@@ -378,8 +409,9 @@ impl Core {
         }
         if !committed {
             self.dismiss_waiters(&Refused::Unavailable);
+            self.dismiss_advances(&Refused::Unavailable);
         }
-        self.setup.metrics.gauges(self.timers.live(), self.waiters.len());
+        self.setup.metrics.gauges(self.timers.live(), self.waiters.len(), self.advances.len());
     }
 
     fn dismiss_waiters(&mut self, why: &Refused) {
@@ -409,8 +441,13 @@ impl Core {
     fn stop(&mut self, reply: Reply<()>) {
         self.stopped = true;
         self.dismiss_waiters(&Refused::Stopping);
+        self.dismiss_advances(&Refused::Stopping);
         let closed = match self.setup.records.latched() {
             Some(_) => Err(Refused::Unavailable),
+            None if !self.setup.records.stripes.is_all_settled(self.setup.clock.now().boot) => {
+                tracing::warn!("writes that may still land are left behind; the next start waits for them");
+                Err(Refused::Unavailable)
+            }
             None => {
                 self.hlc = self.hlc.tick(self.setup.clock.now());
                 open::end(&*self.setup.records.table, &self.setup.meta, self.hlc).map_err(|fault| {
@@ -429,6 +466,15 @@ impl Core {
         let id = uuid::Builder::from_unix_timestamp_millis(self.setup.clock.now().wall.0, &random).into_uuid();
         LeaseId::new(&id.to_string()).expect("a UUID is a lease id")
     }
+}
+
+/// What an event has led to.
+pub(super) enum Changed {
+    To(Outcome),
+    /// A fence has moved, and nothing was on its way.
+    Opened(Vec<(ObjectId, Outcome, DrainReport)>),
+    /// A fence has moved; what was on its way is waited for.
+    Draining(Vec<Drain>),
 }
 
 /// What a lease looks like in an answer.

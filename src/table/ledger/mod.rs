@@ -7,6 +7,7 @@
 //!
 //! - `core`: a round from beginning to end; no threads, no waiting. The simulation drives it too.
 //! - `acquire`: acquiring, waiting for one's turn, repeated requests.
+//! - `advance`: fences that have moved while older writes are on their way: seal, drain, open.
 //! - `round`: the changes of one round.
 //! - `waiters`, `timers`, `sweep`: who waits, what is due later, forgetting what ended long ago.
 //!
@@ -14,6 +15,7 @@
 //! until the process is started anew.
 
 mod acquire;
+mod advance;
 mod core;
 mod round;
 mod sweep;
@@ -22,7 +24,7 @@ mod waiters;
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, Weak,
         mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
     },
     thread::JoinHandle,
@@ -86,6 +88,17 @@ pub enum Refused {
     Unsure,
     Overloaded,
     Stopping,
+    /// The fence has moved, but writes of older leases are still on their way to the store.
+    Draining {
+        object: ObjectId,
+    },
+}
+
+/// An object whose fence an operator has moved.
+#[derive(Clone, Debug)]
+pub struct Revoked {
+    pub record: Record,
+    pub drain: DrainReport,
 }
 
 type Reply<T> = oneshot::Sender<Result<T, Refused>>;
@@ -124,7 +137,8 @@ pub enum Command {
     Revoke {
         object: ObjectId,
         reason: String,
-        reply: Reply<Record>,
+        force: bool,
+        reply: Reply<Revoked>,
     },
     /// Grant nothing more, and let everyone who waits go. Answers behind all that came before.
     Close {
@@ -154,11 +168,13 @@ impl Ledger {
     pub fn start(core: Core, clock: &Clock) -> Self {
         let (queue, calls) = sync_channel(QUEUE);
         let queue = Arc::new(queue);
-        let wake = Arc::downgrade(&queue);
-        clock.on_change(move || {
+        let wake = |queue: &Weak<SyncSender<Command>>| {
             // A full queue wakes the ledger anyway, and one that is gone needs no waking.
-            let _ = wake.upgrade().map(|queue| queue.try_send(Command::Tick));
-        });
+            let _ = queue.upgrade().map(|queue| queue.try_send(Command::Tick));
+        };
+        let (by_clock, by_writes) = (Arc::downgrade(&queue), Arc::downgrade(&queue));
+        clock.on_change(move || wake(&by_clock));
+        core.records().stripes.on_drained(move || wake(&by_writes));
         let clock = clock.clone();
         let thread = std::thread::Builder::new()
             .name("ledger".to_owned())
@@ -236,12 +252,13 @@ impl Ledger {
         self.call(|reply| Command::Withdraw { leases, reply }).await
     }
 
-    /// Moves an object's fence past whoever holds it. The record is as the revocation left it.
+    /// Moves an object's fence past whoever holds it. The record is as the revocation left it. `force`:
+    /// do not wait for writes that are on their way; the next lease is tainted.
     ///
     /// # Errors
     /// With why not.
-    pub async fn revoke(&self, object: ObjectId, reason: String) -> Result<Record, Refused> {
-        self.call(|reply| Command::Revoke { object, reason, reply }).await
+    pub async fn revoke(&self, object: ObjectId, reason: String, force: bool) -> Result<Revoked, Refused> {
+        self.call(|reply| Command::Revoke { object, reason, force, reply }).await
     }
 
     /// Grants nothing more from here on: whoever waits or asks gets [`Refused::Stopping`]. Renewals

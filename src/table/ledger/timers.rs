@@ -12,6 +12,10 @@ use crate::fence::{BootMs, LeaseId, ObjectId};
 pub(super) enum Due {
     Lease(ObjectId, LeaseId),
     Waiter(ObjectId, u64),
+    /// An advance whose unknown writes have had their time.
+    Advance(u64),
+    /// A caller has waited long enough for an advance.
+    Answer(u64),
     Second,
 }
 
@@ -77,7 +81,7 @@ impl Timers {
             let armed = &self.armed;
             self.heap.retain(|Reverse(entry)| match &entry.due {
                 Due::Lease(_, lease) => armed.contains(lease),
-                Due::Waiter(..) | Due::Second => true,
+                Due::Waiter(..) | Due::Advance(_) | Due::Answer(_) | Due::Second => true,
             });
         }
     }
@@ -97,7 +101,9 @@ impl Timers {
             let Reverse(entry) = self.heap.pop()?;
             match &entry.due {
                 Due::Lease(_, lease) if !self.armed.remove(lease) => {}
-                Due::Lease(..) | Due::Waiter(..) | Due::Second => return Some(entry.due),
+                Due::Lease(..) | Due::Waiter(..) | Due::Advance(_) | Due::Answer(_) | Due::Second => {
+                    return Some(entry.due);
+                }
             }
         }
         None

@@ -42,6 +42,9 @@ pub fn settings() -> Settings {
     settings.api.listen.set_port(0);
     settings.ops.listen.set_port(0);
     settings.lease.ttl_ms_min = 10;
+    // Nothing lands late here, unless a test is about that.
+    settings.store.delivery_bound_ms = 0;
+    settings.store.apply_bound_ms = 0;
     settings
 }
 
@@ -91,10 +94,20 @@ impl TestGate {
     }
 
     /// Stops it in good order and hands the table back.
-    pub fn stop(mut self) -> Arc<MemoryTable> {
+    pub fn stop(self) -> Arc<MemoryTable> {
+        self.try_stop().unwrap()
+    }
+
+    /// Stops it; says what was not in good order.
+    pub fn try_stop(mut self) -> Result<Arc<MemoryTable>, &'static str> {
         let running = self.running.take().unwrap();
-        self.runtime.block_on(running.stop(Duration::from_secs(10))).unwrap();
-        Arc::clone(&self.table)
+        self.runtime.block_on(running.stop(Duration::from_secs(10)))?;
+        Ok(Arc::clone(&self.table))
+    }
+
+    /// What a crash at this moment would leave.
+    pub fn crash(self) -> Arc<MemoryTable> {
+        Arc::new(self.table.after_a_crash())
     }
 }
 

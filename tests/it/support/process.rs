@@ -28,6 +28,15 @@ pub struct Site {
     pub folder: tempfile::TempDir,
 }
 
+/// Without bounds on what may still land, unless a test is about them.
+pub fn nothing_lands_late(command: &mut Command) {
+    for bound in ["FENCEGATE__STORE__DELIVERY_BOUND_MS", "FENCEGATE__STORE__APPLY_BOUND_MS"] {
+        if !command.get_envs().any(|(name, _)| name == bound) {
+            command.env(bound, "0");
+        }
+    }
+}
+
 impl Site {
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -77,6 +86,7 @@ impl Site {
     /// Starts a gate that may refuse to.
     pub fn spawn(&self, mut command: Command) -> Result<Gate, (ExitStatus, String)> {
         let log = self.folder.path().join("log");
+        nothing_lands_late(&mut command);
         let file = fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
         let mut child = command.stdout(Stdio::piped()).stderr(file).stdin(Stdio::null()).spawn().unwrap();
         let mut ready = String::new();

@@ -1,0 +1,269 @@
+//! Writes of one object that were admitted and are not settled: counted under its stripe's lock.
+//!
+//! A write goes from waiting (nothing of it was sent) to committed (it may land), directly or through
+//! streaming (part of it was sent, but not its end). An advance does not wait for those that wait: they
+//! have to be judged once more before anything is sent. It cancels those that stream, and waits for
+//! those that were committed. What ends in neither way is unknown, for as long as it may still land.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use crate::fence::BootMs;
+
+/// Told when a write that is being streamed has to stop.
+pub type Cancel = Arc<Notify>;
+
+/// How far a write is.
+#[derive(Clone, Debug)]
+pub enum Stage {
+    Waiting,
+    Streaming(Cancel),
+    Committed,
+}
+
+/// How a write comes to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Nothing of it can land any more, and nothing has.
+    Nothing,
+    /// The store has answered for it.
+    Settled,
+    /// It may have landed, or may still until then.
+    Unknown { until: BootMs },
+}
+
+/// An object's writes.
+#[derive(Debug, Default)]
+pub(super) struct Flight {
+    waiting: u32,
+    committed: u32,
+    /// What most objects never have.
+    rare: Option<Box<Rare>>,
+}
+
+#[derive(Debug, Default)]
+struct Rare {
+    streaming: Vec<Cancel>,
+    unknown: Option<Unknown>,
+    drain: Option<Tally>,
+    /// An operator has said that nobody shall wait for what is on its way now.
+    forced: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Unknown {
+    until: BootMs,
+    count: u64,
+}
+
+/// What became of the writes that an advance found on their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub settled: u64,
+    pub cancelled: u64,
+    pub unknown: u64,
+}
+
+/// What is on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flying {
+    /// Writes that may land, or have to stop first.
+    pub in_flight: bool,
+    /// Until when others may still land, of which nobody knows more.
+    pub unknown_until: Option<BootMs>,
+    /// Nobody shall wait for them.
+    pub forced: bool,
+}
+
+impl Flying {
+    /// Whether an advance has nothing to wait for.
+    #[must_use]
+    pub fn is_drained(&self, now: BootMs) -> bool {
+        self.forced || (!self.in_flight && self.unknown_until.is_none_or(|until| until <= now))
+    }
+
+    /// Whether something may still land that nobody waits for.
+    #[must_use]
+    pub fn is_tainted(&self, now: BootMs) -> bool {
+        self.forced && (self.in_flight || self.unknown_until.is_some_and(|until| until > now))
+    }
+}
+
+impl Flight {
+    /// Whether its record must stay where it is.
+    pub(super) fn pins(&self, now: BootMs) -> bool {
+        self.waiting > 0 || self.committed > 0 || self.rare.as_ref().is_some_and(|rare| rare.pins(now))
+    }
+
+    /// Whether a write is on its way, or about to be.
+    pub(super) fn is_busy(&self) -> bool {
+        self.waiting > 0 || self.in_flight()
+    }
+
+    pub(super) fn admit(&mut self) {
+        self.waiting += 1;
+    }
+
+    /// A write goes on to another stage.
+    pub(super) fn go_on(&mut self, from: &Stage, to: &Stage) {
+        self.leave(from);
+        match to {
+            Stage::Waiting => self.waiting += 1,
+            Stage::Streaming(cancel) => self.rare().streaming.push(Arc::clone(cancel)),
+            Stage::Committed => self.committed += 1,
+        }
+    }
+
+    /// A write has come to its end. `true`: an advance has waited for it, and for nothing else in flight.
+    pub(super) fn end(&mut self, from: &Stage, how: End) -> bool {
+        self.leave(from);
+        if let End::Unknown { until } = how {
+            let rare = self.rare();
+            let before = rare.unknown.unwrap_or(Unknown { until, count: 0 });
+            rare.unknown = Some(Unknown { until: before.until.max(until), count: before.count + 1 });
+        }
+        let in_flight = self.in_flight();
+        let Some(tally) = self.rare.as_mut().and_then(|rare| rare.drain.as_mut()) else { return false };
+        match (from, how) {
+            // Was counted as cancelled when the advance began.
+            (Stage::Waiting, End::Nothing) => {}
+            (_, End::Nothing) => tally.cancelled += 1,
+            (_, End::Settled) => tally.settled += 1,
+            (_, End::Unknown { .. }) => tally.unknown += 1,
+        }
+        !in_flight
+    }
+
+    fn leave(&mut self, from: &Stage) {
+        match from {
+            Stage::Waiting => self.waiting -= 1,
+            Stage::Committed => self.committed -= 1,
+            Stage::Streaming(cancel) => self.rare().streaming.retain(|each| !Arc::ptr_eq(each, cancel)),
+        }
+    }
+
+    fn in_flight(&self) -> bool {
+        self.committed > 0 || self.rare.as_ref().is_some_and(|rare| !rare.streaming.is_empty())
+    }
+
+    /// What is on its way; `all_until`: until when nothing is known of any object.
+    pub(super) fn flying(&self, all_until: BootMs) -> Flying {
+        let unknown = self.rare.as_ref().and_then(|rare| rare.unknown).map(|unknown| unknown.until);
+        let all = (all_until > BootMs::default()).then_some(all_until);
+        Flying {
+            in_flight: self.in_flight(),
+            unknown_until: unknown.max(all),
+            forced: self.rare.as_ref().is_some_and(|rare| rare.forced),
+        }
+    }
+
+    /// An advance begins: stops what can be stopped, and keeps count from here on.
+    pub(super) fn begin_drain(&mut self) {
+        let cancelled = u64::from(self.waiting);
+        let rare = self.rare();
+        let unknown = rare.unknown.map_or(0, |unknown| unknown.count);
+        let tally = rare.drain.get_or_insert_default();
+        tally.cancelled += cancelled;
+        tally.unknown = tally.unknown.max(unknown);
+        rare.streaming.iter().for_each(|cancel| cancel.notify_one());
+    }
+
+    /// The advance is over: what became of what it found.
+    pub(super) fn end_drain(&mut self) -> Tally {
+        self.rare.as_mut().and_then(|rare| rare.drain.take()).unwrap_or_default()
+    }
+
+    /// Nobody shall wait for what is on its way now.
+    pub(super) fn force(&mut self) {
+        self.rare().forced = true;
+    }
+
+    /// Nothing is known of this object until then.
+    pub(super) fn set_unknown(&mut self, until: BootMs) {
+        let rare = self.rare();
+        let before = rare.unknown.unwrap_or(Unknown { until, count: 0 });
+        rare.unknown = Some(Unknown { until: before.until.max(until), count: before.count });
+    }
+
+    /// Forgets what can no longer land.
+    pub(super) fn tidy(&mut self, now: BootMs) {
+        let in_flight = self.in_flight();
+        if let Some(rare) = &mut self.rare {
+            rare.unknown = rare.unknown.filter(|unknown| unknown.until > now);
+            rare.forced &= in_flight || rare.unknown.is_some();
+            if !in_flight && rare.unknown.is_none() && rare.drain.is_none() {
+                self.rare = None;
+            }
+        }
+    }
+
+    fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+}
+
+impl Rare {
+    fn pins(&self, now: BootMs) -> bool {
+        !self.streaming.is_empty() || self.drain.is_some() || self.unknown.is_some_and(|unknown| unknown.until > now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: BootMs = BootMs(1_000);
+
+    #[test]
+    fn an_advance_waits_for_what_was_committed_and_not_for_what_waits() {
+        let mut flight = Flight::default();
+        flight.admit();
+        assert!(flight.flying(BootMs(0)).is_drained(NOW));
+        flight.admit();
+        flight.go_on(&Stage::Waiting, &Stage::Committed);
+        flight.begin_drain();
+        assert!(!flight.flying(BootMs(0)).is_drained(NOW));
+        assert!(!flight.end(&Stage::Waiting, End::Nothing));
+        assert!(flight.end(&Stage::Committed, End::Settled));
+        assert!(flight.flying(BootMs(0)).is_drained(NOW));
+        assert_eq!(flight.end_drain(), Tally { settled: 1, cancelled: 1, unknown: 0 });
+        assert!(!flight.pins(NOW));
+    }
+
+    #[test]
+    fn what_streams_is_told_to_stop_and_what_was_sent_of_it_is_unknown() {
+        let mut flight = Flight::default();
+        let cancel = Cancel::default();
+        let streaming = Stage::Streaming(Arc::clone(&cancel));
+        flight.admit();
+        flight.go_on(&Stage::Waiting, &streaming);
+        flight.begin_drain();
+        assert!(flight.flying(BootMs(0)).in_flight);
+        assert!(flight.end(&streaming, End::Unknown { until: BootMs(1_500) }));
+        let flying = flight.flying(BootMs(0));
+        assert_eq!((flying.in_flight, flying.unknown_until), (false, Some(BootMs(1_500))));
+        assert!(!flying.is_drained(BootMs(1_499)) && flying.is_drained(BootMs(1_500)));
+        assert_eq!(flight.end_drain().unknown, 1);
+        assert!(flight.pins(NOW) && !flight.pins(BootMs(1_500)));
+        flight.tidy(BootMs(1_500));
+        assert!(flight.rare.is_none());
+    }
+
+    #[test]
+    fn force_waits_for_nothing_and_taints_what_follows() {
+        let mut flight = Flight::default();
+        flight.set_unknown(BootMs(5_000));
+        flight.force();
+        let flying = flight.flying(BootMs(0));
+        assert!(flying.is_drained(NOW) && flying.is_tainted(NOW) && !flying.is_tainted(BootMs(5_000)));
+        flight.tidy(BootMs(5_000));
+        assert!(!flight.flying(BootMs(0)).forced);
+    }
+
+    #[test]
+    fn after_an_unclean_stop_nothing_is_known_of_any_object() {
+        let flying = Flight::default().flying(BootMs(2_000));
+        assert!(!flying.is_drained(NOW) && flying.is_drained(BootMs(2_000)));
+    }
+}

@@ -1,0 +1,377 @@
+//! Advances that wait: the fence has moved, older leases are refused, and their last writes are still on
+//! their way to the store. The object opens, or is nobody's, once they have settled, or the bound on
+//! those of unknown outcome has passed.
+//!
+//! Whoever asked for the advance is answered then, or told that it takes longer; the drain goes on.
+
+use std::collections::HashMap;
+
+use super::{
+    DrainReport, GrantReply, Granted, Refused, Reply, Revoked, Wanted,
+    core::{Core, answer, granted, unreadable},
+    round::{Draft, Drain, Round},
+    timers::Due,
+};
+use crate::{
+    fence::{BootMs, Event, Fence, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, step::LeaseRefusal},
+    table::flight::{Flying, Tally},
+};
+
+/// How long a caller waits for a drain at least.
+const PATIENCE: Ttl = Ttl(5_000);
+
+/// An advance whose first step has been taken.
+pub(super) struct Advance {
+    drains: Vec<Drain>,
+    asked: Asked,
+    begun: BootMs,
+}
+
+/// Who asked for it.
+pub(super) enum Asked {
+    /// Several calls, if they are the same request.
+    Acquire {
+        wanted: Wanted,
+        replies: Vec<GrantReply>,
+    },
+    Rotate(Reply<Granted>),
+    Revoke(Option<Reply<Revoked>>),
+    /// Nobody any more, or nobody in this run.
+    Nobody,
+}
+
+impl Asked {
+    /// Whether the lease is for someone.
+    fn is_there(&self) -> bool {
+        match self {
+            Self::Acquire { wanted, replies } => {
+                wanted.request.is_some() || replies.iter().any(|reply| !reply.is_closed())
+            }
+            Self::Rotate(reply) => !reply.is_closed(),
+            Self::Revoke(_) | Self::Nobody => false,
+        }
+    }
+}
+
+/// All of them.
+#[derive(Default)]
+pub(super) struct Advances {
+    all: HashMap<u64, Advance>,
+    by_object: HashMap<ObjectId, Vec<u64>>,
+    last_id: u64,
+}
+
+impl Advances {
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    fn add(&mut self, advance: Advance) -> u64 {
+        self.last_id += 1;
+        for drain in &advance.drains {
+            self.by_object.entry(drain.object.clone()).or_default().push(self.last_id);
+        }
+        self.all.insert(self.last_id, advance);
+        self.last_id
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Advance> {
+        let advance = self.all.remove(&id)?;
+        for drain in &advance.drains {
+            if let Some(ids) = self.by_object.get_mut(&drain.object) {
+                ids.retain(|each| *each != id);
+                if ids.is_empty() {
+                    self.by_object.remove(&drain.object);
+                }
+            }
+        }
+        Some(advance)
+    }
+
+    fn of(&self, object: &ObjectId) -> Vec<u64> {
+        self.by_object.get(object).cloned().unwrap_or_default()
+    }
+
+    /// The one that the very same request has begun.
+    fn of_request(&self, wanted: &Wanted) -> Option<u64> {
+        wanted.request.as_ref()?;
+        let is_same = |advance: &Advance| match &advance.asked {
+            Asked::Acquire { wanted: other, .. } => {
+                (&other.holder, &other.request, &other.objects) == (&wanted.holder, &wanted.request, &wanted.objects)
+            }
+            Asked::Rotate(_) | Asked::Revoke(_) | Asked::Nobody => false,
+        };
+        let ids = self.by_object.get(wanted.objects.first()?)?;
+        ids.iter().copied().find(|id| self.all.get(id).is_some_and(is_same))
+    }
+}
+
+/// What an advance found when it sealed its objects.
+pub(super) enum Drained {
+    /// Nothing: both steps are one.
+    Now(Vec<(ObjectId, Outcome, DrainReport)>),
+    Later(Vec<Drain>),
+}
+
+impl Core {
+    /// Seals the objects whose fences the draft moves. Where nothing is on its way to the store, the
+    /// second step is taken at once, in the same synced batch.
+    pub(super) fn drain(&mut self, round: &Round, draft: &mut Draft) -> Result<Drained, Refused> {
+        let drains = draft.take_drains();
+        let published: Result<Vec<Record>, _> =
+            drains.iter().map(|drain| self.setup.records.read(&drain.object)).collect();
+        let now = self.setup.clock.now().boot;
+        // Nothing is sealed unless all can be: from here on nothing fails but the table itself.
+        let flying: Vec<Flying> =
+            published.map_err(|fault| unreadable(&fault))?.iter().map(|record| self.seal(record)).collect();
+        if !flying.iter().all(|flying| flying.is_drained(now)) {
+            return Ok(Drained::Later(drains));
+        }
+        let open = |drain: Drain| {
+            let object = drain.object.clone();
+            let (outcome, tally) = self.open(round, draft, drain, true)?;
+            Ok((object, outcome, report(tally, 0)))
+        };
+        drains.into_iter().map(open).collect::<Result<_, _>>().map(Drained::Now)
+    }
+
+    fn seal(&self, record: &Record) -> Flying {
+        self.setup.records.stripes.seal(record)
+    }
+
+    /// The second step of one object's advance.
+    fn open(
+        &mut self,
+        round: &Round,
+        draft: &mut Draft,
+        drain: Drain,
+        is_wanted: bool,
+    ) -> Result<(Outcome, Tally), Refused> {
+        let Drain { object, seq, advance, then } = drain;
+        let stripes = &self.setup.records.stripes;
+        let is_tainted = stripes.flying(&object).is_tainted(self.setup.clock.now().boot);
+        let tally = stripes.end_drain(&object);
+        let then = then.filter(|_| is_wanted).map(|mut grant| {
+            grant.tainted |= is_tainted;
+            grant
+        });
+        let outcome = self.step(round, draft, &object, Event::Drained { seq, advance, then })?;
+        Ok((outcome, tally))
+    }
+
+    /// Keeps an advance whose objects have yet to drain. Its first step is in this round.
+    pub(super) fn keep_advance(&mut self, drains: Vec<Drain>, asked: Asked, until: Option<BootMs>) {
+        let now = self.setup.clock.now().boot;
+        let patience = now.after(PATIENCE).max(until.unwrap_or_default());
+        let is_bounded = !matches!(asked, Asked::Rotate(_) | Asked::Nobody);
+        let id = self.advances.add(Advance { drains, asked, begun: now });
+        if is_bounded {
+            self.timers.push(patience, Due::Answer(id));
+        }
+        // What is unknown passes by itself; this sets the clock for it.
+        self.timers.push(now, Due::Advance(id));
+    }
+
+    /// Another call of a request whose advance is under way waits for the same.
+    pub(super) fn join_advance(&mut self, wanted: &Wanted, reply: GrantReply, until: BootMs) -> Result<(), GrantReply> {
+        let Some(id) = self.advances.of_request(wanted) else { return Err(reply) };
+        if let Some(Advance { asked: Asked::Acquire { replies, .. }, .. }) = self.advances.all.get_mut(&id) {
+            replies.push(reply);
+        }
+        let patience = self.setup.clock.now().boot.after(PATIENCE).max(until);
+        self.timers.push(patience, Due::Answer(id));
+        Ok(())
+    }
+
+    /// Takes up the drain of a record that an earlier run left behind: nobody knows what was on its way
+    /// then, so the full bound is waited for, and the object is nobody's.
+    pub(super) fn resume_drain(&mut self, round: &mut Round, object: &ObjectId) {
+        if self.advances.by_object.contains_key(object) {
+            return;
+        }
+        let Ok(record) = round.newest(&self.setup.records, &Draft::default(), object) else { return };
+        let (State::Draining { advance }, Some(seq)) = (&record.state, LeaseSeq::new(record.fence.get())) else {
+            return;
+        };
+        // It is in memory: it was just read.
+        self.setup.records.stripes.set_unknown(object, self.bound_from_start());
+        let drain = Drain { object: object.clone(), seq, advance: *advance, then: None };
+        let begun = self.setup.clock.now().boot;
+        let id = self.advances.add(Advance { drains: vec![drain], asked: Asked::Nobody, begun });
+        self.look_at_advance(round, id);
+    }
+
+    /// Looks at the advances of every object that has drained.
+    pub(super) fn look_at_drained(&mut self, round: &mut Round) {
+        for object in self.setup.records.stripes.take_drained() {
+            self.look_at_advances_of(round, &object);
+        }
+    }
+
+    /// Looks at every advance of one object.
+    pub(super) fn look_at_advances_of(&mut self, round: &mut Round, object: &ObjectId) {
+        for id in self.advances.of(object) {
+            self.look_at_advance(round, id);
+        }
+    }
+
+    /// Ends an advance if all its objects have drained, or if another one has overtaken it.
+    pub(super) fn look_at_advance(&mut self, round: &mut Round, id: u64) {
+        let Some(advance) = self.advances.all.get(&id) else { return };
+        if self.setup.records.latched().is_some() {
+            return;
+        }
+        let overtaken = advance.drains.iter().find(|drain| !self.is_current(round, drain));
+        let overtaken = overtaken.map(|drain| drain.object.clone());
+        let now = self.setup.clock.now().boot;
+        let stripes = &self.setup.records.stripes;
+        let flying: Vec<Flying> = advance.drains.iter().map(|drain| stripes.flying(&drain.object)).collect();
+        if overtaken.is_none() && !flying.iter().all(|flying| flying.is_drained(now)) {
+            if let Some(until) = flying.iter().filter_map(|flying| flying.unknown_until).max()
+                && flying.iter().all(|flying| !flying.in_flight)
+            {
+                self.timers.push(until, Due::Advance(id));
+            }
+            return;
+        }
+        if let Some(advance) = self.advances.remove(id) {
+            self.end_advance(round, advance, overtaken);
+        }
+    }
+
+    fn is_current(&self, round: &Round, drain: &Drain) -> bool {
+        let record = round.newest(&self.setup.records, &Draft::default(), &drain.object);
+        // Where it cannot be read, the step itself will say so.
+        record.map_or(true, |record| {
+            record.fence == Fence::from(drain.seq) && record.state == State::Draining { advance: drain.advance }
+        })
+    }
+
+    fn end_advance(&mut self, round: &mut Round, advance: Advance, overtaken: Option<ObjectId>) {
+        let Advance { drains, asked, begun } = advance;
+        let waited_ms = self.setup.clock.now().boot.since(begun);
+        let is_wanted = asked.is_there() && overtaken.is_none();
+        let mut draft = Draft::default();
+        // What another advance has taken over is that one's to end.
+        let (ours, _): (Vec<_>, Vec<_>) = drains.into_iter().partition(|drain| self.is_current(round, drain));
+        let opened: Result<Vec<_>, Refused> = ours
+            .into_iter()
+            .map(|drain| {
+                let object = drain.object.clone();
+                let (outcome, tally) = self.open(round, &mut draft, drain, is_wanted)?;
+                Ok((object, outcome, report(tally, waited_ms)))
+            })
+            .collect();
+        let opened = match (opened, overtaken) {
+            (Ok(_), Some(object)) => {
+                let fence = self.newest(round, &object).map(|record| record.fence).unwrap_or_default();
+                Err(Refused::Lease { object, why: LeaseRefusal::Fenced { fence } })
+            }
+            (opened, _) => opened,
+        };
+        self.setup.metrics.drained(waited_ms);
+        self.apply(round, draft);
+        self.answer_advance(round, asked, opened);
+    }
+
+    fn answer_advance(
+        &mut self,
+        round: &mut Round,
+        asked: Asked,
+        opened: Result<Vec<(ObjectId, Outcome, DrainReport)>, Refused>,
+    ) {
+        match asked {
+            Asked::Acquire { wanted, replies } => {
+                let granted = opened.and_then(all_granted);
+                if let Ok(granted) = &granted {
+                    remember_request(round, &wanted, granted);
+                }
+                for reply in replies {
+                    self.answer_grant(round, &wanted, reply, granted.clone());
+                }
+            }
+            Asked::Rotate(reply) => {
+                let granted =
+                    opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound));
+                self.answer_renewal(round, reply, granted);
+            }
+            Asked::Revoke(Some(reply)) => {
+                let revoked = opened.and_then(|opened| {
+                    let (object, _, report) = opened.into_iter().next().ok_or(Refused::NotFound)?;
+                    Ok(Revoked { record: self.newest(round, &object)?, drain: report })
+                });
+                answer(round, reply, revoked);
+            }
+            Asked::Revoke(None) | Asked::Nobody => {}
+        }
+    }
+
+    /// A caller has waited long enough for a drain: it goes on without it.
+    pub(super) fn stop_waiting(&mut self, round: &mut Round, id: u64) {
+        let Some(advance) = self.advances.all.get_mut(&id) else { return };
+        let Some(object) = advance.drains.first().map(|drain| drain.object.clone()) else { return };
+        match &mut advance.asked {
+            Asked::Acquire { wanted, replies } => {
+                let replies = std::mem::take(replies);
+                let wanted = wanted.clone();
+                if wanted.request.is_none() {
+                    advance.asked = Asked::Nobody;
+                }
+                for reply in replies {
+                    self.answer_grant(round, &wanted, reply, Err(Refused::Draining { object: object.clone() }));
+                }
+            }
+            Asked::Revoke(reply) => {
+                if let Some(reply) = reply.take() {
+                    let drain = DrainReport::default();
+                    let so_far = self.newest(round, &object).map(|record| Revoked { record, drain });
+                    answer(round, reply, so_far);
+                }
+            }
+            Asked::Rotate(_) | Asked::Nobody => {}
+        }
+    }
+
+    /// Nothing more is granted: whoever waits for a drain is told so, and the drains go on for nobody.
+    pub(super) fn dismiss_advances(&mut self, why: &Refused) {
+        for advance in self.advances.all.values_mut() {
+            match std::mem::replace(&mut advance.asked, Asked::Nobody) {
+                Asked::Acquire { replies, .. } => {
+                    for reply in replies {
+                        // Whoever has hung up is not waiting for an answer.
+                        let _ = reply.send(Err(why.clone()));
+                    }
+                }
+                Asked::Rotate(reply) => {
+                    let _ = reply.send(Err(why.clone()));
+                }
+                Asked::Revoke(Some(reply)) => {
+                    let _ = reply.send(Err(why.clone()));
+                }
+                Asked::Revoke(None) | Asked::Nobody => {}
+            }
+        }
+    }
+}
+
+fn report(tally: Tally, waited_ms: u64) -> DrainReport {
+    let Tally { settled, cancelled, unknown } = tally;
+    DrainReport { settled, cancelled, unknown, waited_ms }
+}
+
+/// All leases, or why there are none.
+pub(super) fn all_granted(opened: Vec<(ObjectId, Outcome, DrainReport)>) -> Result<Vec<Granted>, Refused> {
+    let each = |(object, outcome, drain)| match outcome {
+        Outcome::Granted(lease) => Ok(Granted { drain, ..granted(object, lease) }),
+        other => Err(super::core::unexpected(object, other)),
+    };
+    opened.into_iter().map(each).collect()
+}
+
+/// Writes down what a request was granted.
+pub(super) fn remember_request(round: &mut Round, wanted: &Wanted, granted: &[Granted]) {
+    if let Some(request) = &wanted.request {
+        let leases = granted.iter().map(|lease| (lease.object.clone(), lease.lease.lease_id.clone())).collect();
+        round.put_request(&wanted.holder, request, &crate::table::codec::RequestRow { leases });
+    }
+}
