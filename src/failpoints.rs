@@ -2,39 +2,97 @@
 //! `failpoints`; a default build has no way to take them, and refuses to start when the variable
 //! `FENCEGATE_TEST_FAULT` is set.
 
-/// Leave out the sync behind every commit.
+/// What can be made to go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Leave out the sync behind every commit.
+    NoSync,
+    /// Forward writes whose lease is over, as a gate would that does not look.
+    ForwardStale,
+    /// An advance waits for nothing.
+    NoDrain,
+    /// An advance does not close its object to writes of the old lease.
+    NoSeal,
+    /// A write is not judged again before it can land.
+    NoCommitCheck,
+    /// An advance opens its object at once, while older writes drain.
+    NoDrainingState,
+    /// An advance opens its object whoever has overtaken it.
+    NoStep4Check,
+    /// A slow load puts an old record back.
+    StaleLoad,
+    /// The clean flag is set whatever may still land.
+    EarlyCleanFlag,
+    /// The head of an answer settles a write.
+    HeadSettles,
+    /// A write of unknown outcome is taken for one that has settled.
+    NoUnknownWait,
+    /// A write of which part was sent is taken for one that was not begun.
+    PartialIsNone,
+    /// A changed route does not wait for writes that went by the old one.
+    ReloadNoWait,
+    /// A lease that has ended goes on.
+    Revive,
+}
+
+impl Fault {
+    pub const ALL: [Self; 14] = [
+        Self::NoSync,
+        Self::ForwardStale,
+        Self::NoDrain,
+        Self::NoSeal,
+        Self::NoCommitCheck,
+        Self::NoDrainingState,
+        Self::NoStep4Check,
+        Self::StaleLoad,
+        Self::EarlyCleanFlag,
+        Self::HeadSettles,
+        Self::NoUnknownWait,
+        Self::PartialIsNone,
+        Self::ReloadNoWait,
+        Self::Revive,
+    ];
+
+    /// What `FENCEGATE_TEST_FAULT` calls it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NoSync => "no-sync",
+            Self::ForwardStale => "forward-stale",
+            Self::NoDrain => "no-drain",
+            Self::NoSeal => "no-seal",
+            Self::NoCommitCheck => "no-commit-check",
+            Self::NoDrainingState => "no-draining-state",
+            Self::NoStep4Check => "no-step4-check",
+            Self::StaleLoad => "stale-load",
+            Self::EarlyCleanFlag => "early-clean-flag",
+            Self::HeadSettles => "head-settles",
+            Self::NoUnknownWait => "no-unknown-wait",
+            Self::PartialIsNone => "partial-is-none",
+            Self::ReloadNoWait => "reload-no-wait",
+            Self::Revive => "revive",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|fault| fault.name() == name)
+    }
+}
+
+/// Whether a fault was asked for.
 #[cfg(feature = "failpoints")]
 #[must_use]
-pub fn no_sync() -> bool {
-    is("no-sync")
-}
-
-/// Leave out the sync behind every commit: never, in this build.
-#[cfg(not(feature = "failpoints"))]
-#[must_use]
-pub const fn no_sync() -> bool {
-    false
-}
-
-/// Forward writes whose lease is over, as a gate would that does not look.
-#[cfg(feature = "failpoints")]
-#[must_use]
-pub fn forward_stale() -> bool {
-    is("forward-stale")
-}
-
-/// Forward writes whose lease is over: never, in this build.
-#[cfg(not(feature = "failpoints"))]
-#[must_use]
-pub const fn forward_stale() -> bool {
-    false
-}
-
-#[cfg(feature = "failpoints")]
-fn is(name: &str) -> bool {
+pub fn on(fault: Fault) -> bool {
     use std::sync::OnceLock;
-    static FAULT: OnceLock<Option<String>> = OnceLock::new();
-    FAULT.get_or_init(crate::config::test_fault).as_deref() == Some(name)
+    static ASKED: OnceLock<Option<Fault>> = OnceLock::new();
+    *ASKED.get_or_init(|| crate::config::test_fault().as_deref().and_then(Fault::named)) == Some(fault)
+}
+
+/// Whether a fault was asked for: never, in this build.
+#[cfg(not(feature = "failpoints"))]
+#[must_use]
+pub const fn on(_: Fault) -> bool {
+    false
 }
 
 /// Whether a fault that the environment asks for can be had in this build.
@@ -44,8 +102,10 @@ fn is(name: &str) -> bool {
 pub fn check(fault: Option<&str>) -> Result<(), String> {
     match fault {
         None => Ok(()),
-        Some("no-sync" | "forward-stale") if cfg!(feature = "failpoints") => Ok(()),
-        Some(name) if cfg!(feature = "failpoints") => Err(format!("FENCEGATE_TEST_FAULT: no fault is called {name:?}")),
-        Some(_) => Err("FENCEGATE_TEST_FAULT is set, but this build has no test faults; unset it".to_owned()),
+        Some(_) if !cfg!(feature = "failpoints") => {
+            Err("FENCEGATE_TEST_FAULT is set, but this build has no test faults; unset it".to_owned())
+        }
+        Some(name) if Fault::named(name).is_some() => Ok(()),
+        Some(name) => Err(format!("FENCEGATE_TEST_FAULT: no fault is called {name:?}")),
     }
 }

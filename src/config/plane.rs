@@ -148,6 +148,8 @@ pub struct RouteSettings {
     pub partial_body: PartialBody,
     /// Answers that settle a write, of those that by themselves do not.
     pub settles: Vec<u16>,
+    /// How long a write waits while its lease is changing hands, instead of being refused.
+    pub drain_wait_ms: u64,
     pub store: StoreOverride,
 }
 
@@ -242,6 +244,7 @@ impl Default for RouteSettings {
             lease_source: LeaseSource::Gate,
             partial_body: PartialBody::Unknown,
             settles: vec![],
+            drain_wait_ms: 0,
             store: StoreOverride::default(),
         }
     }

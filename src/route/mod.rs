@@ -29,6 +29,7 @@ pub struct Route {
     /// The store throws away a body that broke off.
     pub discards: bool,
     pub settles: Vec<u16>,
+    pub drain_wait_ms: u64,
     path: PathTemplate,
     object: ObjectTemplate,
 }
@@ -72,8 +73,8 @@ impl Routes {
                 Ok((path, object)) => {
                     let discards = given.partial_body == PartialBody::Discards;
                     let (name, settles) = (given.name.clone(), given.settles.clone());
-                    let mode = given.mode;
-                    routes.push(Route { name, mode, place: 0, store, discards, settles, path, object });
+                    let (mode, drain_wait_ms) = (given.mode, given.drain_wait_ms);
+                    routes.push(Route { name, mode, place: 0, store, discards, settles, drain_wait_ms, path, object });
                 }
             }
         }
@@ -104,6 +105,12 @@ impl Routes {
 }
 
 impl Route {
+    /// Whether it takes the same paths to the same objects in the same way. The store is looked at apart.
+    #[must_use]
+    pub fn acts_like(&self, other: &Self) -> bool {
+        (&self.path, &self.object, self.mode) == (&other.path, &other.object, other.mode)
+    }
+
     /// The object that these captures name; `None` where they make no object id.
     #[must_use]
     pub fn object(&self, captures: &[&str]) -> Option<ObjectId> {

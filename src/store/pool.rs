@@ -280,6 +280,12 @@ impl Lane {
         self.was_idle
     }
 
+    /// How long what was sent on it may still land once it is closed.
+    #[must_use]
+    pub fn bound_ms(&self) -> u64 {
+        self.pool.settings.bound_ms()
+    }
+
     /// Closes the connection, whatever is going on on it. When this returns, nothing more leaves on it.
     pub async fn close(mut self) {
         if let Some(Link { task, .. }) = self.link.take() {

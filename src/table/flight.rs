@@ -9,7 +9,10 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use crate::fence::BootMs;
+use crate::{
+    failpoints::{self, Fault},
+    fence::BootMs,
+};
 
 /// Told when a write that is being streamed has to stop.
 pub type Cancel = Arc<Notify>;
@@ -74,13 +77,17 @@ pub struct Flying {
     pub unknown_until: Option<BootMs>,
     /// Nobody shall wait for them.
     pub forced: bool,
+    /// Writes go by a route that a reload has changed: whose object they write is not said.
+    pub retiring: bool,
 }
 
 impl Flying {
     /// Whether an advance has nothing to wait for.
     #[must_use]
     pub fn is_drained(&self, now: BootMs) -> bool {
-        self.forced || (!self.in_flight && self.unknown_until.is_none_or(|until| until <= now))
+        failpoints::on(Fault::NoDrain)
+            || self.forced
+            || (!self.in_flight && self.unknown_until.is_none_or(|until| until <= now))
     }
 
     /// Whether something may still land that nobody waits for.
@@ -155,6 +162,7 @@ impl Flight {
             in_flight: self.in_flight(),
             unknown_until: unknown.max(all),
             forced: self.rare.as_ref().is_some_and(|rare| rare.forced),
+            retiring: false,
         }
     }
 

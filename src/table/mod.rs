@@ -6,7 +6,7 @@
 //! - [`data_folder`], [`key_file`], [`open`]: the folder and its lock, the key beside the table, and
 //!   how a run of the gate begins on it.
 //! - [`stripes`]: the records in memory, which writes are judged against; [`flight`]: the writes of each
-//!   that are on their way.
+//!   that are on their way; [`generation`]: those that go by a route which a reload has changed.
 //! - [`records`]: reading, through memory to the table. Writing is the ledger's alone.
 //! - [`ledger`]: the single writer: decide, seal, persist, publish, drain, answer.
 //! - [`news`]: what the ledger tells watchers.
@@ -18,6 +18,7 @@ pub mod backup;
 pub mod codec;
 pub mod data_folder;
 pub mod flight;
+pub mod generation;
 pub mod key_file;
 pub mod ledger;
 pub mod memory;

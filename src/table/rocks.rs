@@ -26,6 +26,7 @@ use rocksdb::{
 };
 
 use super::{Batch, Row, Table, TableFault, wal};
+use crate::failpoints::{self, Fault};
 
 /// What opening the table found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -241,7 +242,7 @@ impl Table for RocksTable {
             }
         }
         let mut options = WriteOptions::default();
-        options.set_sync(!crate::failpoints::no_sync());
+        options.set_sync(!failpoints::on(Fault::NoSync));
         self.with(|db| db.write_opt(writes, &options).map_err(|error| write_fault(&error)))
     }
 

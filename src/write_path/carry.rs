@@ -20,7 +20,11 @@ use hyper::body::Incoming;
 use tokio::time::Sleep;
 
 use super::{Worker, inflight::InFlight};
-use crate::store::{body::Cut, pool::Lane};
+use crate::{
+    fence::Ttl,
+    store::{body::Cut, pool::Lane},
+    table::generation::Entered,
+};
 
 /// How much of a write's answer is read ahead of its client.
 pub const AHEAD_BYTES: usize = 65_536;
@@ -85,6 +89,8 @@ pub struct Carried {
     /// The connection can carry another request behind this one, and the write is settled by its answer.
     pub settles: bool,
     pub in_flight: Option<Rc<InFlight>>,
+    /// The version of the route that it goes by.
+    pub entered: Option<Rc<Entered>>,
 }
 
 impl Carried {
@@ -104,14 +110,17 @@ impl Carried {
         if !self.is_write {
             return;
         }
-        let Self { worker, lane, in_flight, .. } = self;
+        let Self { worker, lane, in_flight, entered, .. } = self;
         worker.plane.metrics().unknown();
-        if in_flight.is_none() || worker.stopping.get() {
+        if worker.stopping.get() {
             return;
         }
         let carrying = Carrying::new(&worker);
         tokio::task::spawn_local(async move {
+            let bound = Ttl(lane.bound_ms());
             lane.close().await;
+            let until = worker.plane.gate.now().boot.after(bound);
+            entered.inspect(|entered| entered.lose(until));
             in_flight.inspect(|in_flight| in_flight.lose());
             drop(carrying);
         });

@@ -1,9 +1,12 @@
 //! May this write go on? `fence::judge`, under the object's lock; the write counts as in flight from
 //! the same moment on. No rules of its own.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
-use super::inflight::InFlight;
+use super::{Plane, inflight::InFlight};
 use crate::{
     api::Gate,
     fence::{
@@ -38,6 +41,59 @@ pub async fn decide(
                 loaded.map_err(|_| Refusal::Unusable(Unusable::Table))?;
             }
         }
+    }
+}
+
+/// How often a write that waits for its lease to open is judged anew.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// The same, for a write that waits up to `patience` while its lease is changing hands. It holds no permit
+/// meanwhile, its body is not asked for, and it is judged from the start each time.
+///
+/// # Errors
+/// As [`decide`].
+pub async fn decide_in_time(
+    plane: &Plane,
+    object: &ObjectId,
+    presented: Presented,
+    bound: Ttl,
+    patience: Duration,
+) -> Result<InFlight, Refusal> {
+    let first = decide(&plane.gate, object, presented.clone(), bound).await;
+    if !patience.is_zero()
+        && matches!(first, Err(Refusal::Draining { .. }))
+        && let Some(_place) = Waiting::take(plane)
+    {
+        let opened = async {
+            loop {
+                tokio::time::sleep(LOOK_AGAIN).await;
+                let judged = decide(&plane.gate, object, presented.clone(), bound).await;
+                if !matches!(judged, Err(Refusal::Draining { .. })) {
+                    return judged;
+                }
+            }
+        };
+        return tokio::time::timeout(patience, opened).await.unwrap_or(first);
+    }
+    first
+}
+
+/// A place among the writes that wait for a lease to open: there are only so many.
+struct Waiting<'a>(&'a Plane);
+
+const WAITING_MAX: usize = 1_024;
+
+impl<'a> Waiting<'a> {
+    fn take(plane: &'a Plane) -> Option<Self> {
+        let before = plane.waiting.fetch_add(1, Ordering::Relaxed);
+        let taken = Self(plane);
+        (before < WAITING_MAX).then_some(taken)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -24,13 +24,14 @@ use super::{
 };
 use crate::{
     clock::Stopwatch,
-    fence::{Code, Denial, code::Limit},
+    failpoints::{self, Fault},
+    fence::{Code, Denial, Ttl, code::Limit},
     route::UNSETTLING,
     store::{
         body::StoreBody,
         pool::{Lane, NoLane, Pool},
     },
-    table::flight::Cancel,
+    table::{flight::Cancel, generation::Entered},
 };
 
 /// A request on its way.
@@ -55,6 +56,8 @@ pub struct WriteOf {
     pub discards: bool,
     /// Answers that settle a write, of those that by themselves do not.
     pub settles: Vec<u16>,
+    /// The version of the route that it goes by.
+    pub entered: Rc<Entered>,
 }
 
 impl WriteOf {
@@ -194,6 +197,9 @@ impl Job {
     /// Judges the write again, at the last moment before something of it is sent. What is sent whole is
     /// committed by that; what streams is told when to stop.
     async fn go_on(&self, streams: bool) -> Result<Option<Cancel>, Refused> {
+        if self.write.as_ref().is_some_and(|write| write.entered.is_retired()) {
+            return Err(Refused::new(Code::FenceDraining, "this route has just changed; nothing was sent"));
+        }
         let Some(in_flight) = &self.in_flight else { return Ok(None) };
         loop {
             let judged = if streams { in_flight.begin_stream().map(Some) } else { in_flight.commit().map(|()| None) };
@@ -234,7 +240,7 @@ impl Job {
                 None => no_answer(why),
             };
         }
-        self.in_flight.as_ref().inspect(|in_flight| in_flight.lose());
+        self.lose();
         match broken {
             Some(broken) => self.unknown(format!("part of the write was sent, but not its end ({broken})")),
             None if is_partial => self.unknown(format!("part of the write was sent, but not its end ({why})")),
@@ -251,6 +257,13 @@ impl Job {
                 Refused::new(Code::FenceDraining, "the lease was changing hands; nothing was sent")
             }
         }
+    }
+
+    /// The connection is gone, and nobody knows what became of the write.
+    fn lose(&self) {
+        let until = self.worker.plane.gate.now().boot.after(Ttl(self.pool.settings().bound_ms()));
+        self.write.as_ref().inspect(|write| write.entered.lose(until));
+        self.in_flight.as_ref().inspect(|in_flight| in_flight.lose());
     }
 
     fn unknown(&self, what: String) -> Refused {
@@ -279,16 +292,20 @@ impl Job {
         let patience = self.patience();
         let Some(write) = &self.write else {
             headers::to_client(&mut head.headers, None);
-            let carried = Carried { worker: self.worker, lane, is_write: false, settles: !is_early, in_flight: None };
+            let worker = self.worker;
+            let carried = Carried { worker, lane, is_write: false, settles: !is_early, in_flight: None, entered: None };
             let reply = StoreReply::coming(VecDeque::new(), incoming, carried, patience);
             return Ok(Response::from_parts(head, ReplyBody::store(reply)));
         };
         let settles = if is_early { write.discards } else { write.is_settled_by(head.status.as_u16()) };
+        if failpoints::on(Fault::HeadSettles) {
+            self.in_flight.as_ref().inspect(|in_flight| in_flight.settle());
+        }
         let left = patience.saturating_sub(Duration::from_secs_f64(since.seconds()));
         let (reply, outcome) = match read_ahead(incoming, left).await {
             Ahead::Broken(why) => {
                 lane.close().await;
-                self.in_flight.as_ref().inspect(|in_flight| in_flight.lose());
+                self.lose();
                 return Err(self.unknown(format!("the write was sent, and the store's answer broke off ({why})")));
             }
             Ahead::Whole(frames) => {
@@ -297,14 +314,18 @@ impl Job {
                     lane.give_back(self.worker.now.get());
                 } else {
                     lane.close().await;
-                    let end = if settles { InFlight::cancel } else { InFlight::lose };
-                    self.in_flight.as_ref().inspect(|in_flight| end(in_flight));
+                    if settles {
+                        self.in_flight.as_ref().inspect(|in_flight| in_flight.cancel());
+                    } else {
+                        self.lose();
+                    }
                 }
                 (StoreReply::whole(frames), if settles { Outcome::Settled } else { Outcome::Unknown })
             }
             Ahead::Part(frames, incoming) => {
                 let (worker, in_flight) = (Rc::clone(&self.worker), self.in_flight.clone());
-                let carried = Carried { worker, lane, is_write: true, settles: settles && !is_early, in_flight };
+                let (settled, entered) = (settles && !is_early, Some(Rc::clone(&write.entered)));
+                let carried = Carried { worker, lane, is_write: true, settles: settled, in_flight, entered };
                 let outcome = if settles { Outcome::Pending } else { Outcome::Unknown };
                 (StoreReply::coming(frames, incoming, carried, patience), outcome)
             }

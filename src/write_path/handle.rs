@@ -1,6 +1,6 @@
 //! A request's way through the stages.
 
-use std::{cell::Cell, rc::Rc, sync::Arc};
+use std::{cell::Cell, rc::Rc, sync::Arc, time::Duration};
 
 use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
@@ -9,7 +9,7 @@ use super::{
     Worker,
     carry::CarryOn,
     classify::{Class, Target, classify},
-    decide::decide,
+    decide::decide_in_time,
     forward::{Job, WriteOf, forward},
     headers::Origin,
     hold::discard,
@@ -19,7 +19,7 @@ use super::{
 use crate::{
     clock::Stopwatch,
     config::Mode,
-    failpoints,
+    failpoints::{self, Fault},
     fence::{Code, Ttl},
 };
 
@@ -64,17 +64,25 @@ async fn write(
     let Target { route, object, presented } = target;
     let metrics = outfit.plan.metrics(route).operation(&head.method);
     let about = |refused: Refused| refused.about(&object, &route.name);
+    let Some(entered) = outfit.plan.enter(route, worker.plane.gate.now().boot) else {
+        let_go(&worker, &head, body);
+        return Err(about(Refused::new(
+            Code::FenceDraining,
+            "this route has changed; older writes are still on their way",
+        )));
+    };
     let (in_flight, would) = match route.mode {
         Mode::Off => (None, None),
         Mode::Enforce | Mode::Audit => {
             let stopwatch = Stopwatch::start();
             let bound = Ttl(outfit.pools[route.store].settings().bound_ms());
-            let judged = decide(&worker.plane.gate, &object, presented, bound).await;
+            let patience = Duration::from_millis(route.drain_wait_ms);
+            let judged = decide_in_time(&worker.plane, &object, presented, bound, patience).await;
             metrics.judged(stopwatch.seconds(), judged.as_ref().err());
             match (judged, route.mode) {
                 (Ok(in_flight), Mode::Audit) => (Some(Rc::new(in_flight.unenforced())), None),
                 (Ok(in_flight), _) => (Some(Rc::new(in_flight)), None),
-                (Err(refusal), mode) if mode == Mode::Audit || failpoints::forward_stale() => {
+                (Err(refusal), mode) if mode == Mode::Audit || failpoints::on(Fault::ForwardStale) => {
                     (None, Some(refusal.code()))
                 }
                 (Err(refusal), _) => {
@@ -97,7 +105,7 @@ async fn write(
         plan,
         pool,
         origin,
-        write: Some(WriteOf { discards: route.discards, settles: route.settles.clone() }),
+        write: Some(WriteOf { discards: route.discards, settles: route.settles.clone(), entered: Rc::new(entered) }),
         begun: Rc::clone(&begun),
         in_flight,
         would,

@@ -53,6 +53,8 @@ pub struct Plane {
     generation: AtomicU64,
     /// Bytes of bodies that are being held.
     pub held_bytes: AtomicUsize,
+    /// Writes that wait for their lease to open.
+    pub waiting: AtomicUsize,
     pub connections: AtomicUsize,
     /// How many the limit on files allows.
     room: usize,
@@ -64,12 +66,13 @@ impl Plane {
     /// # Errors
     /// With what is wrong with them, or with the files that they name.
     pub fn new(gate: Shared, settings: &Settings, room: usize) -> Result<Arc<Self>, Faults> {
-        let plan = Plan::new(settings, 0, &gate.metrics)?;
+        let plan = Plan::new(settings, None, &gate.metrics)?;
         Ok(Arc::new(Self {
             gate,
             plan: ArcSwap::from_pointee(plan),
             generation: AtomicU64::new(0),
             held_bytes: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             room,
         }))
@@ -80,8 +83,12 @@ impl Plane {
     /// # Errors
     /// With what is wrong with them; the old ones stay.
     pub fn reload(&self, settings: &Settings) -> Result<(), Faults> {
-        let generation = self.generation.load(Ordering::Acquire) + 1;
-        self.plan.store(Arc::new(Plan::new(settings, generation, &self.gate.metrics)?));
+        let before = self.plan.load_full();
+        let plan = Arc::new(Plan::new(settings, Some(&before), &self.gate.metrics)?);
+        // First nothing is granted over what goes by the old routes; then nothing more goes by them.
+        self.gate.records.stripes.retire(plan.retired_from(&before));
+        let generation = plan.generation;
+        self.plan.store(plan);
         self.generation.store(generation, Ordering::Release);
         Ok(())
     }

@@ -5,9 +5,11 @@ use std::{rc::Rc, sync::Arc};
 
 use crate::{
     config::{Fault, Faults, GateSettings, Settings, StoreSettings},
+    fence::BootMs,
     metrics::{Metrics, RouteMetrics},
     route::{Route, Routes},
     store::{Way, pool::Pool},
+    table::generation::{Entered, Generation},
     tls::Acceptor,
 };
 
@@ -20,6 +22,14 @@ pub struct Plan {
     pub tls: Option<Acceptor>,
     ways: Vec<Way>,
     metrics: Vec<RouteMetrics>,
+    versions: Vec<Version>,
+}
+
+/// A route's generation, and the older ones that it waits for.
+#[derive(Clone)]
+struct Version {
+    generation: Arc<Generation>,
+    waits_for: Vec<Arc<Generation>>,
 }
 
 impl Plan {
@@ -27,12 +37,14 @@ impl Plan {
     ///
     /// # Errors
     /// With what is wrong with them, or with the files that they name.
-    pub fn new(settings: &Settings, generation: u64, metrics: &Metrics) -> Result<Self, Faults> {
+    pub fn new(settings: &Settings, before: Option<&Self>, metrics: &Metrics) -> Result<Self, Faults> {
         let routes = Routes::new(settings).map_err(Faults)?;
         let one = |key: String, what: String| Faults(vec![Fault::new(key, what)]);
         let way = |store: &StoreSettings| store.way().map_err(|(key, what)| one(format!("store.{key}"), what));
+        let versions = versions(&routes, before);
         Ok(Self {
-            generation,
+            generation: before.map_or(0, |before| before.generation + 1),
+            versions,
             settings: settings.gate.clone(),
             tls: settings.gate.tls().map_err(|what| one("gate.tls_cert_file".to_owned(), what))?,
             ways: routes.stores.iter().map(way).collect::<Result<_, _>>()?,
@@ -41,11 +53,48 @@ impl Plan {
         })
     }
 
+    /// A write goes by a route; `None` while writes that went by an older version of it may still land.
+    #[must_use]
+    pub fn enter(&self, route: &Route, now: BootMs) -> Option<Entered> {
+        let Version { generation, waits_for } = &self.versions[route.place];
+        waits_for.iter().all(|older| older.is_over(now)).then(|| generation.enter())
+    }
+
+    /// The versions of routes that are not this plan's any more.
+    pub fn retired_from<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = Arc<Generation>> + 'a {
+        let stays = |old: &Arc<Generation>| self.versions.iter().any(|new| Arc::ptr_eq(&new.generation, old));
+        before.versions.iter().map(|old| &old.generation).filter(move |old| !stays(old)).map(Arc::clone)
+    }
+
     /// What a route counts.
     #[must_use]
     pub fn metrics(&self, route: &Route) -> &RouteMetrics {
         &self.metrics[route.place]
     }
+}
+
+/// A route that is as it was keeps its generation. One that is new, or has changed, waits for all that
+/// are gone: what they wrote to may be its object's.
+fn versions(routes: &Routes, before: Option<&Plan>) -> Vec<Version> {
+    let same = |route: &Route| -> Option<&Version> {
+        let before = before?;
+        let is_same = |old: &&Route| {
+            old.acts_like(route) && before.routes.stores[old.store].url == routes.stores[route.store].url
+        };
+        before.routes.all().iter().find(is_same).map(|old| &before.versions[old.place])
+    };
+    let kept: Vec<Option<&Version>> = routes.all().iter().map(same).collect();
+    let is_kept = |old: &Version| kept.iter().flatten().any(|kept| Arc::ptr_eq(&kept.generation, &old.generation));
+    let gone: Vec<Arc<Generation>> = before
+        .map_or(&[][..], |before| &before.versions)
+        .iter()
+        .flat_map(|old| {
+            let own = (!is_kept(old)).then_some(&old.generation);
+            old.waits_for.iter().chain(own).map(Arc::clone)
+        })
+        .collect();
+    let new = || Version { generation: Arc::default(), waits_for: gone.clone() };
+    kept.into_iter().map(|kept| kept.cloned().unwrap_or_else(new)).collect()
 }
 
 /// A plan and one worker's own connections to its stores.

@@ -357,3 +357,25 @@ fn a_stop_with_unknown_writes_counts_as_unclean() {
         assert_eq!(gate.try_stop().is_ok(), is_clean, "{wish}");
     }
 }
+
+#[test]
+fn a_write_may_wait_while_its_lease_is_being_moved() {
+    let bench = Bench::with(|settings| {
+        let waits =
+            fencegate::config::RouteSettings { drain_wait_ms: 60_000, ..fencegate::config::RouteSettings::default() };
+        settings.route = vec![waits];
+    });
+    // The sync behind a rotation hangs: the object is sealed, and its old token not stale yet.
+    bench.gate.table.hold_syncs();
+    let path = format!("/v1/leases/{}/renew", text(&bench.lease, "lease_id"));
+    let body = json!({ "fence_token": bench.token(), "holder_id": "a", "ttl_ms": 60_000, "rotate": true });
+    let rotated = ask(&bench.gate, &path, &body);
+    bench.gate.table.wait_for_held_sync();
+    let write = send(bench.gate.gate(), "PUT", "/users/1", &[("fence-token", bench.token())], b"value");
+    until("it has been judged", || bench.gate.shows("fencegate_bytes_total{direction=\"received\"} 1"));
+    assert!(write.try_recv().is_err(), "it was not refused at once");
+    bench.gate.table.release_syncs();
+    assert_eq!(rotated.recv().unwrap().expect(200)["lease_seq"], 2);
+    // Judged from the start, its token is stale by now.
+    write.recv().unwrap().refusal(412, "WRITE_STALE_FENCE");
+}

@@ -89,3 +89,34 @@ fn what_takes_a_restart_is_named() {
         log.contains("\"key\":\"lease\"") && log.contains("\"key\":\"receipts\"") && !log.contains("\"key\":\"table\"")
     });
 }
+
+#[test]
+fn a_route_that_has_changed_waits_for_writes_that_went_by_the_old_one() {
+    let store = Store::start();
+    let (site, gate) = start(&store);
+    let lease = acquire(&mut gate.api(), "users", "me", 60_000);
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let wish = format!("until:{}", go.display());
+    let mut old = gate.gate();
+    old.send("PUT", "/a/users/1", &[("fence-token", text(&lease, "fence_token")), ("x-store", &wish)], b"x").unwrap();
+    until("the store has it", || store.story().len() == 1);
+    // The same path belongs to another object now.
+    let changed = config(&store, "enforce").replace("object = '{object}'", "object = 'new-{object}'");
+    site.configure(&changed);
+    reload(&gate, "fencegate_reloads_total{result=\"applied\"} 1\n");
+    let mut api = gate.api();
+    let body = super::support::gate::wanted("new-users", "other", 60_000).to_string();
+    api.send("POST", "/v1/leases", &[("content-type", "application/json")], body.as_bytes()).unwrap();
+    let draining = "fencegate_advances_draining 1\n";
+    until(draining, || String::from_utf8(gate.ops().get("/metrics").body).unwrap().contains(draining));
+    gate.gate().call("PUT", "/a/users/2", &[], b"x").refusal(503, "FENCE_DRAINING");
+    std::fs::write(go, "").unwrap();
+    assert_eq!(old.receive().unwrap().status, 200);
+    let lease = api.receive().unwrap().expect(201);
+    let token = text(&lease, "fence_token");
+    assert_eq!(gate.gate().call("PUT", "/a/users/2", &[("fence-token", token)], b"x").status, 200);
+    // A reload that changes nothing of a route makes nobody wait.
+    reload(&gate, "fencegate_reloads_total{result=\"applied\"} 2\n");
+    assert_eq!(gate.gate().call("PUT", "/a/users/3", &[("fence-token", token)], b"x").status, 200);
+}

@@ -13,12 +13,16 @@ use super::{
     timers::Due,
 };
 use crate::{
+    failpoints::{self, Fault},
     fence::{BootMs, Event, Fence, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, step::LeaseRefusal},
     table::flight::{Flying, Tally},
 };
 
 /// How long a caller waits for a drain at least.
 const PATIENCE: Ttl = Ttl(5_000);
+
+/// How often it is looked whether writes that go by a changed route have settled.
+const LOOK_AGAIN: Ttl = Ttl(50);
 
 /// An advance whose first step has been taken.
 pub(super) struct Advance {
@@ -124,7 +128,7 @@ impl Core {
         // Nothing is sealed unless all can be: from here on nothing fails but the table itself.
         let flying: Vec<Flying> =
             published.map_err(|fault| unreadable(&fault))?.iter().map(|record| self.seal(record)).collect();
-        if !flying.iter().all(|flying| flying.is_drained(now)) {
+        if !flying.iter().all(|flying| flying.is_drained(now)) && !failpoints::on(Fault::NoDrainingState) {
             return Ok(Drained::Later(drains));
         }
         let open = |drain: Drain| {
@@ -227,6 +231,10 @@ impl Core {
         let stripes = &self.setup.records.stripes;
         let flying: Vec<Flying> = advance.drains.iter().map(|drain| stripes.flying(&drain.object)).collect();
         if overtaken.is_none() && !flying.iter().all(|flying| flying.is_drained(now)) {
+            if flying.iter().any(|flying| flying.retiring) {
+                // Nobody tells when the last of them has settled.
+                self.timers.push(now.after(LOOK_AGAIN), Due::Advance(id));
+            }
             if let Some(until) = flying.iter().filter_map(|flying| flying.unknown_until).max()
                 && flying.iter().all(|flying| !flying.in_flight)
             {

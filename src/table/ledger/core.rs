@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     clock::{Clock, StepMeter, Stopwatch},
+    failpoints::{self, Fault},
     fence::{
         BootMs, Event, Hlc, HolderId, Lease, LeaseId, LeaseRow, ObjectId, Outcome, Record, State, Ttl,
         step::{At, Claim, Kind, LeaseRefusal},
@@ -444,7 +445,9 @@ impl Core {
         self.dismiss_advances(&Refused::Stopping);
         let closed = match self.setup.records.latched() {
             Some(_) => Err(Refused::Unavailable),
-            None if !self.setup.records.stripes.is_all_settled(self.setup.clock.now().boot) => {
+            None if !self.setup.records.stripes.is_all_settled(self.setup.clock.now().boot)
+                && !failpoints::on(Fault::EarlyCleanFlag) =>
+            {
                 tracing::warn!("writes that may still land are left behind; the next start waits for them");
                 Err(Refused::Unavailable)
             }
