@@ -56,6 +56,7 @@ struct Link {
     sender: SendRequest<StoreBody>,
     task: JoinHandle<()>,
     sent: Rc<Cell<u64>>,
+    heard: Rc<Cell<bool>>,
 }
 
 /// One connection, in use by one request. Dropped, it is closed, whatever is going on on it.
@@ -251,12 +252,14 @@ async fn connect(host: &str, port: u16, settings: &StoreSettings) -> io::Result<
 }
 
 async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin + 'static>(stream: S, sent: Rc<Cell<u64>>) -> io::Result<Link> {
+    let heard = Rc::<Cell<bool>>::default();
+    let stream = Listened { inner: stream, heard: Rc::clone(&heard) };
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
     let task = tokio::task::spawn_local(async move {
         // Whoever uses it is told what went wrong.
         let _ = connection.await;
     });
-    Ok(Link { sender, task, sent })
+    Ok(Link { sender, task, sent, heard })
 }
 
 impl Lane {
@@ -272,6 +275,11 @@ impl Lane {
     /// How many bytes have left on this connection, ever.
     pub fn counter(&mut self) -> Rc<Cell<u64>> {
         Rc::clone(&self.link().sent)
+    }
+
+    /// Whether something has come from the store since this was last set to false.
+    pub fn heard(&mut self) -> Rc<Cell<bool>> {
+        Rc::clone(&self.link().heard)
     }
 
     /// Whether it has carried another request before.
@@ -312,6 +320,53 @@ impl Drop for Lane {
             link.task.abort();
         }
         self.pool.closed();
+    }
+}
+
+/// A stream that notes when something comes. It lies above TLS: only what the store itself says counts.
+struct Listened<S> {
+    inner: S,
+    heard: Rc<Cell<bool>>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Listened<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.inner).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            self.heard.set(true);
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Listened<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(context)
     }
 }
 

@@ -22,7 +22,8 @@ pub type Cancel = Arc<Notify>;
 pub enum Stage {
     Waiting,
     Streaming(Cancel),
-    Committed,
+    /// Since which of the object's forced handovers.
+    Committed(u32),
 }
 
 /// How a write comes to its end.
@@ -41,6 +42,8 @@ pub enum End {
 pub(super) struct Flight {
     waiting: u32,
     committed: u32,
+    /// How often a handover was forced.
+    epoch: u32,
     /// What most objects never have.
     rare: Option<Box<Rare>>,
 }
@@ -50,8 +53,25 @@ struct Rare {
     streaming: Vec<Cancel>,
     unknown: Option<Unknown>,
     drain: Option<Tally>,
-    /// An operator has said that nobody shall wait for what is on its way now.
-    forced: bool,
+    /// What was on its way when an operator said that nobody shall wait for it.
+    forgiven: Forgiven,
+}
+
+#[derive(Debug, Default)]
+struct Forgiven {
+    committed: u32,
+    streaming: Vec<Cancel>,
+    until: BootMs,
+}
+
+impl Forgiven {
+    fn in_flight(&self) -> bool {
+        self.committed > 0 || !self.streaming.is_empty()
+    }
+
+    fn may_land(&self, now: BootMs) -> bool {
+        self.in_flight() || self.until > now
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,8 +95,8 @@ pub struct Flying {
     pub in_flight: bool,
     /// Until when others may still land, of which nobody knows more.
     pub unknown_until: Option<BootMs>,
-    /// Nobody shall wait for them.
-    pub forced: bool,
+    /// Until when something may land that nobody waits for: an operator has said so.
+    pub forgiven_until: Option<BootMs>,
     /// Writes go by a route that a reload has changed: whose object they write is not said.
     pub retiring: bool,
 }
@@ -85,15 +105,13 @@ impl Flying {
     /// Whether an advance has nothing to wait for.
     #[must_use]
     pub fn is_drained(&self, now: BootMs) -> bool {
-        failpoints::on(Fault::NoDrain)
-            || self.forced
-            || (!self.in_flight && self.unknown_until.is_none_or(|until| until <= now))
+        failpoints::on(Fault::NoDrain) || (!self.in_flight && self.unknown_until.is_none_or(|until| until <= now))
     }
 
     /// Whether something may still land that nobody waits for.
     #[must_use]
     pub fn is_tainted(&self, now: BootMs) -> bool {
-        self.forced && (self.in_flight || self.unknown_until.is_some_and(|until| until > now))
+        self.forgiven_until.is_some_and(|until| until > now)
     }
 }
 
@@ -118,13 +136,19 @@ impl Flight {
         match to {
             Stage::Waiting => self.waiting += 1,
             Stage::Streaming(cancel) => self.rare().streaming.push(Arc::clone(cancel)),
-            Stage::Committed => self.committed += 1,
+            Stage::Committed(_) => self.committed += 1,
         }
     }
 
     /// A write has come to its end. `true`: an advance has waited for it, and for nothing else in flight.
     pub(super) fn end(&mut self, from: &Stage, how: End) -> bool {
-        self.leave(from);
+        if self.leave(from) {
+            if let End::Unknown { until } = how {
+                let forgiven = &mut self.rare().forgiven;
+                forgiven.until = forgiven.until.max(until);
+            }
+            return false;
+        }
         if let End::Unknown { until } = how {
             let rare = self.rare();
             let before = rare.unknown.unwrap_or(Unknown { until, count: 0 });
@@ -142,12 +166,34 @@ impl Flight {
         !in_flight
     }
 
-    fn leave(&mut self, from: &Stage) {
+    /// `true`: nobody waits for it.
+    fn leave(&mut self, from: &Stage) -> bool {
         match from {
             Stage::Waiting => self.waiting -= 1,
-            Stage::Committed => self.committed -= 1,
-            Stage::Streaming(cancel) => self.rare().streaming.retain(|each| !Arc::ptr_eq(each, cancel)),
+            Stage::Committed(epoch) if *epoch == self.epoch => self.committed -= 1,
+            Stage::Committed(_) => {
+                self.rare().forgiven.committed -= 1;
+                return true;
+            }
+            Stage::Streaming(cancel) => {
+                let rare = self.rare();
+                rare.streaming.retain(|each| !Arc::ptr_eq(each, cancel));
+                let before = rare.forgiven.streaming.len();
+                rare.forgiven.streaming.retain(|each| !Arc::ptr_eq(each, cancel));
+                return rare.forgiven.streaming.len() < before;
+            }
         }
+        false
+    }
+
+    /// What a write that is committed now is told to be.
+    pub(super) fn committed_now(&self) -> Stage {
+        Stage::Committed(self.epoch)
+    }
+
+    /// An advance waits, and nothing is in flight any more.
+    pub(super) fn is_drained_of_writes(&self) -> bool {
+        !self.in_flight() && self.rare.as_ref().is_some_and(|rare| rare.drain.is_some())
     }
 
     fn in_flight(&self) -> bool {
@@ -156,14 +202,15 @@ impl Flight {
 
     /// What is on its way; `all_until`: until when nothing is known of any object.
     pub(super) fn flying(&self, all_until: BootMs) -> Flying {
-        let unknown = self.rare.as_ref().and_then(|rare| rare.unknown).map(|unknown| unknown.until);
-        let all = (all_until > BootMs::default()).then_some(all_until);
-        Flying {
-            in_flight: self.in_flight(),
-            unknown_until: unknown.max(all),
-            forced: self.rare.as_ref().is_some_and(|rare| rare.forced),
-            retiring: false,
-        }
+        let rare = self.rare.as_ref();
+        let unknown = rare.and_then(|rare| rare.unknown).map(|unknown| unknown.until);
+        let forgiven_until = rare.map(|rare| match rare.forgiven.in_flight() {
+            true => BootMs(u64::MAX),
+            false => rare.forgiven.until,
+        });
+        let forgiven = rare.map_or(BootMs::default(), |rare| rare.forgiven.until);
+        let all = (all_until > forgiven).then_some(all_until);
+        Flying { in_flight: self.in_flight(), unknown_until: unknown.max(all), forgiven_until, retiring: false }
     }
 
     /// An advance begins: stops what can be stopped, and keeps count from here on.
@@ -182,9 +229,15 @@ impl Flight {
         self.rare.as_mut().and_then(|rare| rare.drain.take()).unwrap_or_default()
     }
 
-    /// Nobody shall wait for what is on its way now.
-    pub(super) fn force(&mut self) {
-        self.rare().forced = true;
+    /// Nobody shall wait for what is on its way now. Later writes are waited for as ever.
+    pub(super) fn force(&mut self, all_until: BootMs) {
+        let committed = std::mem::take(&mut self.committed);
+        self.epoch += 1;
+        let rare = self.rare();
+        rare.forgiven.committed += committed;
+        rare.forgiven.streaming.append(&mut rare.streaming);
+        let unknown = rare.unknown.take().map_or(BootMs::default(), |unknown| unknown.until);
+        rare.forgiven.until = rare.forgiven.until.max(unknown).max(all_until);
     }
 
     /// Nothing is known of this object until then.
@@ -199,8 +252,7 @@ impl Flight {
         let in_flight = self.in_flight();
         if let Some(rare) = &mut self.rare {
             rare.unknown = rare.unknown.filter(|unknown| unknown.until > now);
-            rare.forced &= in_flight || rare.unknown.is_some();
-            if !in_flight && rare.unknown.is_none() && rare.drain.is_none() {
+            if !in_flight && rare.unknown.is_none() && rare.drain.is_none() && !rare.forgiven.may_land(now) {
                 self.rare = None;
             }
         }
@@ -213,7 +265,10 @@ impl Flight {
 
 impl Rare {
     fn pins(&self, now: BootMs) -> bool {
-        !self.streaming.is_empty() || self.drain.is_some() || self.unknown.is_some_and(|unknown| unknown.until > now)
+        !self.streaming.is_empty()
+            || self.drain.is_some()
+            || self.forgiven.may_land(now)
+            || self.unknown.is_some_and(|unknown| unknown.until > now)
     }
 }
 
@@ -229,11 +284,11 @@ mod tests {
         flight.admit();
         assert!(flight.flying(BootMs(0)).is_drained(NOW));
         flight.admit();
-        flight.go_on(&Stage::Waiting, &Stage::Committed);
+        flight.go_on(&Stage::Waiting, &Stage::Committed(0));
         flight.begin_drain();
         assert!(!flight.flying(BootMs(0)).is_drained(NOW));
         assert!(!flight.end(&Stage::Waiting, End::Nothing));
-        assert!(flight.end(&Stage::Committed, End::Settled));
+        assert!(flight.end(&Stage::Committed(0), End::Settled));
         assert!(flight.flying(BootMs(0)).is_drained(NOW));
         assert_eq!(flight.end_drain(), Tally { settled: 1, cancelled: 1, unknown: 0 });
         assert!(!flight.pins(NOW));
@@ -262,11 +317,23 @@ mod tests {
     fn force_waits_for_nothing_and_taints_what_follows() {
         let mut flight = Flight::default();
         flight.set_unknown(BootMs(5_000));
-        flight.force();
-        let flying = flight.flying(BootMs(0));
-        assert!(flying.is_drained(NOW) && flying.is_tainted(NOW) && !flying.is_tainted(BootMs(5_000)));
-        flight.tidy(BootMs(5_000));
-        assert!(!flight.flying(BootMs(0)).forced);
+        flight.admit();
+        flight.go_on(&Stage::Waiting, &Stage::Committed(0));
+        flight.force(BootMs(6_000));
+        let flying = flight.flying(BootMs(6_000));
+        assert!(flying.is_drained(NOW) && flying.is_tainted(BootMs(9_000)), "the write may still land");
+        // Later writes are waited for as ever.
+        flight.admit();
+        let later = flight.committed_now();
+        flight.go_on(&Stage::Waiting, &later);
+        assert!(!flight.flying(BootMs(6_000)).is_drained(NOW));
+        flight.end(&later, End::Settled);
+        flight.end(&Stage::Committed(0), End::Unknown { until: BootMs(7_000) });
+        let flying = flight.flying(BootMs(6_000));
+        assert!(flying.is_drained(NOW) && flying.is_tainted(BootMs(6_999)) && !flying.is_tainted(BootMs(7_000)));
+        assert!(flight.pins(BootMs(6_999)));
+        flight.tidy(BootMs(7_000));
+        assert!(flight.rare.is_none());
     }
 
     #[test]

@@ -153,13 +153,16 @@ impl Stripes {
     pub fn go_on<P, E>(
         &self,
         place: Place,
-        (from, to): (&Stage, &Stage),
+        (from, to): (&Stage, &mut Stage),
         judge: impl FnOnce(&Record, bool) -> Result<P, E>,
     ) -> Result<P, E> {
         let mut held = self.lock(place.stripe);
         let found = &mut held.slots[place.slot];
         let judged = judge(&found.record, found.sealed);
         if judged.is_ok() || failpoints::on(Fault::NoCommitCheck) {
+            if matches!(to, Stage::Committed(_)) {
+                *to = found.flight.committed_now();
+            }
             found.flight.go_on(from, to);
         }
         judged
@@ -167,7 +170,19 @@ impl Stripes {
 
     /// A write goes back to where nothing of it was sent.
     pub fn back_out(&self, place: Place, from: &Stage) {
-        self.lock(place.stripe).slots[place.slot].flight.go_on(from, &Stage::Waiting);
+        let mut held = self.lock(place.stripe);
+        let found = &mut held.slots[place.slot];
+        found.flight.go_on(from, &Stage::Waiting);
+        if found.flight.is_drained_of_writes() {
+            let object = found.record.object.clone();
+            drop(held);
+            self.tell_drained(object);
+        }
+    }
+
+    fn tell_drained(&self, object: ObjectId) {
+        self.drained.lock().unwrap_or_else(PoisonError::into_inner).push(object);
+        self.wake.get().inspect(|wake| wake());
     }
 
     /// A write has come to its end.
@@ -177,8 +192,7 @@ impl Stripes {
         if found.flight.end(from, how) {
             let object = found.record.object.clone();
             drop(held);
-            self.drained.lock().unwrap_or_else(PoisonError::into_inner).push(object);
-            self.wake.get().inspect(|wake| wake());
+            self.tell_drained(object);
         }
     }
 
@@ -273,7 +287,7 @@ impl Stripes {
 
     /// Nobody shall wait for what is on its way of this object now.
     pub fn force(&self, object: &ObjectId) {
-        self.with_flight(object, Flight::force);
+        self.with_flight(object, |flight| flight.force(self.all_unknown_until()));
     }
 
     /// Nothing is known of this object until then. It must be in memory.
@@ -454,8 +468,8 @@ mod tests {
             stripes.publish(record(&format!("object-{n}"), 1));
         }
         stripes.publish(record("busy", 2));
-        let (waiting, committed) = (Stage::Waiting, Stage::Committed);
-        let again = stripes.go_on(place, (&waiting, &committed), |record, _| Ok::<_, ()>(record.fence.get()));
+        let (waiting, mut committed) = (Stage::Waiting, Stage::Committed(0));
+        let again = stripes.go_on(place, (&waiting, &mut committed), |record, _| Ok::<_, ()>(record.fence.get()));
         assert_eq!(again, Ok(2));
         assert!(!stripes.is_all_settled(BootMs(0)));
         stripes.end(place, &committed, End::Settled);

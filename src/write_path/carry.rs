@@ -5,7 +5,7 @@
 //! comes, and the write stays in flight until its end.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     collections::VecDeque,
     future::{Future, poll_fn},
     pin::Pin,
@@ -132,9 +132,10 @@ impl Carried {
 pub struct StoreReply {
     ahead: VecDeque<Frame<Bytes>>,
     incoming: Option<Incoming>,
-    carried: Option<Carried>,
+    /// Shared with the deadline of a write's answer, which runs whether or not the client reads.
+    carried: Rc<RefCell<Option<Carried>>>,
     patience: Duration,
-    /// A write's answer must be over by then, a read's must have gone on; set when it is waited for.
+    /// A read's answer must be over by then, a read's must have gone on; set when it is waited for.
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
@@ -142,15 +143,32 @@ impl StoreReply {
     /// An answer that is here already.
     #[must_use]
     pub fn whole(ahead: VecDeque<Frame<Bytes>>) -> Self {
-        Self { ahead, incoming: None, carried: None, patience: Duration::ZERO, alarm: None }
+        Self { ahead, incoming: None, carried: Rc::default(), patience: Duration::ZERO, alarm: None }
     }
 
     /// An answer of which the rest, or all, is still to come.
     #[must_use]
     pub fn coming(ahead: VecDeque<Frame<Bytes>>, incoming: Incoming, carried: Carried, patience: Duration) -> Self {
-        let mut reply = Self { ahead, incoming: Some(incoming), carried: Some(carried), patience, alarm: None };
+        let is_write = carried.is_write;
+        let carried = Rc::new(RefCell::new(Some(carried)));
+        if is_write {
+            let shared = Rc::downgrade(&carried);
+            tokio::task::spawn_local(async move {
+                tokio::time::sleep(patience).await;
+                if let Some(late) = shared.upgrade().and_then(|shared| shared.borrow_mut().take()) {
+                    late.lose();
+                }
+            });
+        }
+        let mut reply = Self { ahead, incoming: Some(incoming), carried, patience, alarm: None };
         reply.finish_if_over();
         reply
+    }
+
+    /// Whether all of it is here.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.incoming.is_none()
     }
 
     fn finish_if_over(&mut self) {
@@ -160,13 +178,15 @@ impl StoreReply {
     }
 
     fn finish(&mut self) {
-        if let Some(carried) = self.carried.take() {
+        let carried = self.carried.borrow_mut().take();
+        if let Some(carried) = carried {
             carried.finish();
         }
     }
 
     fn lose(&mut self) {
-        if let Some(carried) = self.carried.take() {
+        let carried = self.carried.borrow_mut().take();
+        if let Some(carried) = carried {
             carried.lose();
         }
     }
@@ -194,15 +214,14 @@ impl Body for StoreReply {
             Poll::Ready(Some(Ok(frame))) if frame.is_trailers() => self.finish(),
             Poll::Ready(Some(Ok(_))) => {
                 // A read may take as long as it likes, as long as something comes.
-                if self.carried.as_ref().is_some_and(|carried| !carried.is_write) {
-                    self.alarm = None;
-                }
+                self.alarm = None;
                 self.finish_if_over();
             }
             // The connection is of no more use.
             Poll::Ready(Some(Err(_))) => self.lose(),
             Poll::Pending => {
-                if self.poll_alarm(context).is_ready() {
+                let is_read = self.carried.borrow().as_ref().is_some_and(|carried| !carried.is_write);
+                if is_read && self.poll_alarm(context).is_ready() {
                     self.lose();
                     return Poll::Ready(Some(Err("the store's answer did not come to its end in time".into())));
                 }
@@ -233,14 +252,12 @@ impl Body for StoreReply {
 
 impl Drop for StoreReply {
     fn drop(&mut self) {
-        let Some(carried) = self.carried.take() else { return };
-        if !carried.is_write || carried.worker.stopping.get() {
-            return;
-        }
-        let carrying = Carrying::new(&carried.worker);
-        let (incoming, alarm) = (self.incoming.take(), self.alarm.take());
-        let mut rest =
-            Self { ahead: VecDeque::new(), incoming, carried: Some(carried), patience: self.patience, alarm };
+        let carrying = match &*self.carried.borrow() {
+            Some(carried) if carried.is_write && !carried.worker.stopping.get() => Carrying::new(&carried.worker),
+            Some(_) | None => return,
+        };
+        let (incoming, carried) = (self.incoming.take(), Rc::clone(&self.carried));
+        let mut rest = Self { ahead: VecDeque::new(), incoming, carried, patience: self.patience, alarm: None };
         tokio::task::spawn_local(async move {
             while let Some(Ok(_)) = poll_fn(|context| Pin::new(&mut rest).poll_frame(context)).await {}
             drop(carrying);

@@ -63,6 +63,10 @@ pub struct Progress {
     /// An answer has come before the end of the body: nothing more is sent.
     parked: Cell<bool>,
     broken: RefCell<Option<Broken>>,
+    /// Whether the store has said something since this body began to be sent.
+    heard: RefCell<Option<Rc<Cell<bool>>>>,
+    /// Bytes of the body that were let go.
+    released_bytes: Cell<u64>,
     waits_for_client: Cell<bool>,
     change: Notify,
 }
@@ -83,6 +87,21 @@ impl Progress {
     /// Nothing more is sent: the end that is held back stays back.
     pub fn park(&self) {
         self.parked.set(true);
+    }
+
+    /// Watches for a store that answers before the end of the body.
+    pub fn listen(&self, heard: Rc<Cell<bool>>) {
+        *self.heard.borrow_mut() = Some(heard);
+    }
+
+    fn has_been_answered(&self) -> bool {
+        self.heard.borrow().as_ref().is_some_and(|heard| heard.get())
+    }
+
+    /// Bytes of the body that were let go.
+    #[must_use]
+    pub fn released_bytes(&self) -> u64 {
+        self.released_bytes.get()
     }
 
     #[must_use]
@@ -249,6 +268,11 @@ impl Upload {
         if self.progress.is_released() {
             return Ok(());
         }
+        if self.in_flight.is_some() && self.progress.has_been_answered() {
+            // Its end is never let go: an answer that came first is no answer to it.
+            self.progress.park();
+            return Ok(());
+        }
         if let Some(in_flight) = &self.in_flight {
             in_flight.commit().map_err(Broken::Denied)?;
         }
@@ -278,6 +302,8 @@ impl Body for Upload {
                 return Poll::Pending;
             }
             if let Some(frame) = upload.ready.pop_front() {
+                let bytes = frame.data_ref().map_or(0, |bytes| bytes.len() as u64);
+                upload.progress.released_bytes.set(upload.progress.released_bytes.get() + bytes);
                 return Poll::Ready(Some(Ok(frame)));
             }
             if upload.is_over {

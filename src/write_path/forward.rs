@@ -44,6 +44,8 @@ pub struct Job {
     pub write: Option<WriteOf>,
     /// Set as soon as something may be sent.
     pub begun: Rc<Cell<bool>>,
+    /// The whole request was handed to the kernel before the store began to answer.
+    pub is_out: Cell<bool>,
     /// `None` for reads, and where nobody judges.
     pub in_flight: Option<Rc<InFlight>>,
     /// What the write would have been told if it were judged in earnest.
@@ -152,6 +154,9 @@ impl Job {
             let cancel = self.go_on(progress.is_some()).await?;
             let (counter, stopwatch) = (lane.counter(), Stopwatch::start());
             let before = counter.get();
+            let held_bytes = request.body().size_hint().exact().unwrap_or(0);
+            lane.heard().set(false);
+            progress.inspect(|progress| progress.listen(lane.heard()));
             self.begun.set(true);
             let stalled = async {
                 match progress {
@@ -170,6 +175,8 @@ impl Job {
             };
             let (why, unsent) = match sent {
                 Ok(response) => {
+                    let body = progress.map_or(held_bytes, Progress::released_bytes);
+                    self.is_out.set(counter.get() - before >= body);
                     let since = progress.and_then(Progress::released).unwrap_or(stopwatch);
                     self.worker.plane.metrics().answered(self.write.is_some(), since.seconds());
                     return Ok((lane, response, since));
@@ -284,7 +291,7 @@ impl Job {
             lane.close().await;
             return Err(self.failed(true, "it changed the protocol, which nobody asked for", None).await);
         }
-        let is_early = progress.is_some_and(|progress| !progress.is_released());
+        let is_early = progress.is_some_and(|progress| !progress.is_released()) || !self.is_out.get();
         if let Some(progress) = progress.filter(|_| is_early) {
             // The end that is held back stays back, and the connection is of no further use.
             progress.park();
@@ -327,10 +334,10 @@ impl Job {
                 let (settled, entered) = (settles && !is_early, Some(Rc::clone(&write.entered)));
                 let carried = Carried { worker, lane, is_write: true, settles: settled, in_flight, entered };
                 let outcome = if settles { Outcome::Pending } else { Outcome::Unknown };
-                (StoreReply::coming(frames, incoming, carried, patience), outcome)
+                (StoreReply::coming(frames, incoming, carried, left), outcome)
             }
         };
-        if outcome == Outcome::Unknown {
+        if outcome == Outcome::Unknown && reply.is_whole() {
             self.worker.plane.metrics().unknown();
         }
         let permit = self.in_flight.as_ref().map(|in_flight| (&in_flight.permit, outcome));

@@ -36,7 +36,17 @@ pub async fn handle(worker: Rc<Worker>, origin: Origin, request: Request<Incomin
         Ok(Class::Read { store }) => {
             let (plan, pool) = (Arc::clone(&outfit.plan), Rc::clone(&outfit.pools[store]));
             let begun = Rc::default();
-            let job = Job { worker, plan, pool, origin, write: None, begun, in_flight: None, would: None };
+            let job = Job {
+                worker,
+                plan,
+                pool,
+                origin,
+                write: None,
+                begun,
+                is_out: Cell::new(true),
+                in_flight: None,
+                would: None,
+            };
             forward(job, head, body).await
         }
         Ok(Class::Write(target)) => write(worker, &outfit, origin, target, head, body).await,
@@ -107,6 +117,7 @@ async fn write(
         origin,
         write: Some(WriteOf { discards: route.discards, settles: route.settles.clone(), entered: Rc::new(entered) }),
         begun: Rc::clone(&begun),
+        is_out: Cell::new(true),
         in_flight,
         would,
     };

@@ -48,7 +48,8 @@ impl InFlight {
     /// # Errors
     /// With why it may not go on; nothing that completes it may be sent then.
     pub fn commit(&self) -> Result<(), Denial> {
-        self.go_on(Stage::Committed)
+        // The stripe says since when.
+        self.go_on(Stage::Committed(0))
     }
 
     /// Judges the write once more before part of it is sent, but not its end. An advance tells it to stop.
@@ -61,7 +62,7 @@ impl InFlight {
         Ok(cancel)
     }
 
-    fn go_on(&self, to: Stage) -> Result<(), Denial> {
+    fn go_on(&self, mut to: Stage) -> Result<(), Denial> {
         if self.enforced && self.gate.records.latched().is_some() {
             return Err(Refusal::Unusable(Unusable::Table).into());
         }
@@ -72,7 +73,7 @@ impl InFlight {
         }
         let Some(from) = &*stage else { return Err(Refusal::Draining { fence: self.permit.seq().into() }.into()) };
         let judge = |record: &_, sealed| verdict::judge(object, View::Known { record, sealed }, &self.presented, now);
-        let judged = self.gate.records.stripes.go_on(self.place, (from, &to), judge);
+        let judged = self.gate.records.stripes.go_on(self.place, (from, &mut to), judge);
         if !failpoints::on(Fault::NoCommitCheck) {
             let _same_again = judged?;
         }
@@ -83,7 +84,7 @@ impl InFlight {
     /// Nothing of it has left, and nothing will: it may be tried on another connection.
     pub fn back_out(&self) {
         let mut stage = self.stage.borrow_mut();
-        if let Some(from @ (Stage::Streaming(_) | Stage::Committed)) = &*stage {
+        if let Some(from @ (Stage::Streaming(_) | Stage::Committed(_))) = &*stage {
             self.gate.records.stripes.back_out(self.place, from);
             *stage = Some(Stage::Waiting);
         }
@@ -121,7 +122,7 @@ impl Drop for InFlight {
         match stage {
             None => {}
             Some(Stage::Waiting) => self.cancel(),
-            Some(Stage::Streaming(_) | Stage::Committed) => self.lose(),
+            Some(Stage::Streaming(_) | Stage::Committed(_)) => self.lose(),
         }
     }
 }

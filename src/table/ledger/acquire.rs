@@ -2,7 +2,7 @@
 
 use super::{
     GrantReply, Granted, Refused, Wanted,
-    advance::{Asked, Drained, all_granted, remember_request},
+    advance::{Asked, Drained, Waiting, all_granted, remember_request},
     core::{Core, granted, not_committed, unreadable},
     round::{Draft, Drain, Round},
     timers::Due,
@@ -59,8 +59,9 @@ impl Core {
         let waiter = Waiter { id, wanted, until, reply };
         match self.attempt(round, &waiter.wanted) {
             Attempt::Draining(drains) => {
-                let asked = Asked::Acquire { wanted: waiter.wanted, replies: vec![waiter.reply] };
-                self.keep_advance(drains, asked, Some(waiter.until));
+                let until = self.patience(waiter.until);
+                let replies = vec![Waiting { reply: waiter.reply, until }];
+                self.keep_advance(drains, Asked::Acquire { wanted: waiter.wanted, replies });
             }
             Attempt::Done(result) => self.answer_grant(round, &waiter.wanted, waiter.reply, result),
             Attempt::Blocked { object, why } if waiter.until > now => {
@@ -187,7 +188,7 @@ impl Core {
                 _ => {}
             }
         }
-        let opened = match self.drain(round, &mut draft)? {
+        let opened = match self.drain(round, &mut draft, false)? {
             Drained::Now(opened) => opened,
             Drained::Later(drains) => {
                 self.apply(round, draft);
@@ -219,8 +220,9 @@ impl Core {
                     Attempt::Done(result) => result,
                     Attempt::Blocked { object, why } => Err(Refused::Lease { object, why }),
                     Attempt::Draining(drains) => {
-                        let asked = Asked::Acquire { wanted: twin.wanted, replies: vec![twin.reply] };
-                        self.keep_advance(drains, asked, Some(twin.until));
+                        let until = self.patience(twin.until);
+                        let replies = vec![Waiting { reply: twin.reply, until }];
+                        self.keep_advance(drains, Asked::Acquire { wanted: twin.wanted, replies });
                         continue;
                     }
                 };

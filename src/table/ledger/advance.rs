@@ -36,7 +36,7 @@ pub(super) enum Asked {
     /// Several calls, if they are the same request.
     Acquire {
         wanted: Wanted,
-        replies: Vec<GrantReply>,
+        replies: Vec<Waiting>,
     },
     Rotate(Reply<Granted>),
     Revoke(Option<Reply<Revoked>>),
@@ -44,12 +44,18 @@ pub(super) enum Asked {
     Nobody,
 }
 
+/// A call that waits for a drain, and until when.
+pub(super) struct Waiting {
+    pub(super) reply: GrantReply,
+    pub(super) until: BootMs,
+}
+
 impl Asked {
     /// Whether the lease is for someone.
     fn is_there(&self) -> bool {
         match self {
             Self::Acquire { wanted, replies } => {
-                wanted.request.is_some() || replies.iter().any(|reply| !reply.is_closed())
+                wanted.request.is_some() || replies.iter().any(|waiting| !waiting.reply.is_closed())
             }
             Self::Rotate(reply) => !reply.is_closed(),
             Self::Revoke(_) | Self::Nobody => false,
@@ -120,14 +126,14 @@ pub(super) enum Drained {
 impl Core {
     /// Seals the objects whose fences the draft moves. Where nothing is on its way to the store, the
     /// second step is taken at once, in the same synced batch.
-    pub(super) fn drain(&mut self, round: &Round, draft: &mut Draft) -> Result<Drained, Refused> {
+    pub(super) fn drain(&mut self, round: &Round, draft: &mut Draft, force: bool) -> Result<Drained, Refused> {
         let drains = draft.take_drains();
         let published: Result<Vec<Record>, _> =
             drains.iter().map(|drain| self.setup.records.read(&drain.object)).collect();
         let now = self.setup.clock.now().boot;
         // Nothing is sealed unless all can be: from here on nothing fails but the table itself.
         let flying: Vec<Flying> =
-            published.map_err(|fault| unreadable(&fault))?.iter().map(|record| self.seal(record)).collect();
+            published.map_err(|fault| unreadable(&fault))?.iter().map(|record| self.seal(record, force)).collect();
         if !flying.iter().all(|flying| flying.is_drained(now)) && !failpoints::on(Fault::NoDrainingState) {
             return Ok(Drained::Later(drains));
         }
@@ -139,8 +145,15 @@ impl Core {
         drains.into_iter().map(open).collect::<Result<_, _>>().map(Drained::Now)
     }
 
-    fn seal(&self, record: &Record) -> Flying {
-        self.setup.records.stripes.seal(record)
+    /// `force`: what is on its way now is not waited for.
+    fn seal(&self, record: &Record, force: bool) -> Flying {
+        let stripes = &self.setup.records.stripes;
+        let found = stripes.seal(record);
+        if !force {
+            return found;
+        }
+        stripes.force(&record.object);
+        stripes.flying(&record.object)
     }
 
     /// The second step of one object's advance.
@@ -164,26 +177,34 @@ impl Core {
     }
 
     /// Keeps an advance whose objects have yet to drain. Its first step is in this round.
-    pub(super) fn keep_advance(&mut self, drains: Vec<Drain>, asked: Asked, until: Option<BootMs>) {
+    pub(super) fn keep_advance(&mut self, drains: Vec<Drain>, asked: Asked) {
         let now = self.setup.clock.now().boot;
-        let patience = now.after(PATIENCE).max(until.unwrap_or_default());
-        let is_bounded = !matches!(asked, Asked::Rotate(_) | Asked::Nobody);
+        let patience = match &asked {
+            Asked::Acquire { replies, .. } => replies.iter().map(|waiting| waiting.until).max(),
+            Asked::Revoke(_) => Some(now.after(PATIENCE)),
+            Asked::Rotate(_) | Asked::Nobody => None,
+        };
         let id = self.advances.add(Advance { drains, asked, begun: now });
-        if is_bounded {
+        if let Some(patience) = patience {
             self.timers.push(patience, Due::Answer(id));
         }
         // What is unknown passes by itself; this sets the clock for it.
         self.timers.push(now, Due::Advance(id));
     }
 
+    /// Until when a call waits for a drain that it is willing to wait for until `until` anyway.
+    pub(super) fn patience(&self, until: BootMs) -> BootMs {
+        self.setup.clock.now().boot.after(PATIENCE).max(until)
+    }
+
     /// Another call of a request whose advance is under way waits for the same.
     pub(super) fn join_advance(&mut self, wanted: &Wanted, reply: GrantReply, until: BootMs) -> Result<(), GrantReply> {
         let Some(id) = self.advances.of_request(wanted) else { return Err(reply) };
+        let until = self.patience(until);
         if let Some(Advance { asked: Asked::Acquire { replies, .. }, .. }) = self.advances.all.get_mut(&id) {
-            replies.push(reply);
+            replies.push(Waiting { reply, until });
         }
-        let patience = self.setup.clock.now().boot.after(PATIENCE).max(until);
-        self.timers.push(patience, Due::Answer(id));
+        self.timers.push(until, Due::Answer(id));
         Ok(())
     }
 
@@ -294,21 +315,24 @@ impl Core {
                 if let Ok(granted) = &granted {
                     remember_request(round, &wanted, granted);
                 }
-                for reply in replies {
-                    self.answer_grant(round, &wanted, reply, granted.clone());
+                for waiting in replies {
+                    self.answer_grant(round, &wanted, waiting.reply, granted.clone());
                 }
             }
             Asked::Rotate(reply) => {
                 let granted =
                     opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound));
-                self.answer_renewal(round, reply, granted);
+                self.answer_renewal(round, reply, granted, true);
             }
             Asked::Revoke(Some(reply)) => {
-                let revoked = opened.and_then(|opened| {
-                    let (object, _, report) = opened.into_iter().next().ok_or(Refused::NotFound)?;
-                    Ok(Revoked { record: self.newest(round, &object)?, drain: report })
-                });
-                answer(round, reply, revoked);
+                let (object, drain) = match opened {
+                    Ok(opened) => opened.into_iter().next().map(|(object, _, report)| (object, report)).unzip(),
+                    // Another advance has overtaken it; its fence has moved all the same.
+                    Err(Refused::Lease { object, .. }) => (Some(object), None),
+                    Err(refused) => return answer(round, reply, Err(refused)),
+                };
+                let revoked = object.ok_or(Refused::NotFound).and_then(|object| self.newest(round, &object));
+                answer(round, reply, revoked.map(|record| Revoked { record, drain: drain.unwrap_or_default() }));
             }
             Asked::Revoke(None) | Asked::Nobody => {}
         }
@@ -316,16 +340,19 @@ impl Core {
 
     /// A caller has waited long enough for a drain: it goes on without it.
     pub(super) fn stop_waiting(&mut self, round: &mut Round, id: u64) {
+        let now = self.setup.clock.now().boot;
         let Some(advance) = self.advances.all.get_mut(&id) else { return };
         let Some(object) = advance.drains.first().map(|drain| drain.object.clone()) else { return };
         match &mut advance.asked {
             Asked::Acquire { wanted, replies } => {
-                let replies = std::mem::take(replies);
+                let (over, waiting): (Vec<_>, Vec<_>) =
+                    std::mem::take(replies).into_iter().partition(|waiting| waiting.until <= now);
+                *replies = waiting;
                 let wanted = wanted.clone();
-                if wanted.request.is_none() {
+                if wanted.request.is_none() && replies.is_empty() {
                     advance.asked = Asked::Nobody;
                 }
-                for reply in replies {
+                for Waiting { reply, .. } in over {
                     self.answer_grant(round, &wanted, reply, Err(Refused::Draining { object: object.clone() }));
                 }
             }
@@ -345,7 +372,7 @@ impl Core {
         for advance in self.advances.all.values_mut() {
             match std::mem::replace(&mut advance.asked, Asked::Nobody) {
                 Asked::Acquire { replies, .. } => {
-                    for reply in replies {
+                    for Waiting { reply, .. } in replies {
                         // Whoever has hung up is not waiting for an answer.
                         let _ = reply.send(Err(why.clone()));
                     }

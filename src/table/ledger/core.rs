@@ -160,7 +160,9 @@ impl Core {
             }
             Command::Acquire { reply, .. } if self.closed => answer(round, reply, Err(Refused::Stopping)),
             Command::Acquire { reply, .. } if latched => unavailable(round, reply),
-            Command::Renew { reply, .. } if latched => self.answer_renewal(round, reply, Err(Refused::Unavailable)),
+            Command::Renew { reply, .. } if latched => {
+                self.answer_renewal(round, reply, Err(Refused::Unavailable), false);
+            }
             Command::Release { reply, .. } if latched => unavailable(round, reply),
             Command::Revoke { reply, .. } if latched => unavailable(round, reply),
             Command::End { reply, .. } | Command::Withdraw { reply, .. } if latched => unavailable(round, reply),
@@ -189,9 +191,23 @@ impl Core {
         }
     }
 
-    pub(super) fn answer_renewal(&self, round: &mut Round, reply: Reply<Granted>, renewed: Result<Granted, Refused>) {
+    /// `is_new`: it was rotated, so a lease that nobody is there to take is given back.
+    pub(super) fn answer_renewal(
+        &self,
+        round: &mut Round,
+        reply: Reply<Granted>,
+        renewed: Result<Granted, Refused>,
+        is_new: bool,
+    ) {
         let metrics = self.setup.metrics.clone();
-        answer_with(round, reply, renewed, move |said| metrics.renewed(said));
+        round.answers.push(Box::new(move |committed| {
+            let renewed = if committed { renewed } else { Err(not_committed(&renewed)) };
+            metrics.renewed(&renewed);
+            match reply.send(renewed) {
+                Err(Ok(unwanted)) if is_new => vec![(unwanted.object, unwanted.lease.lease_id)],
+                Ok(()) | Err(_) => vec![],
+            }
+        }));
     }
 
     fn renew(
@@ -203,6 +219,7 @@ impl Core {
         rotate: Option<LeaseId>,
         reply: Reply<Granted>,
     ) {
+        let is_new = rotate.is_some();
         let renewed = self.known_lease(round, lease_id).and_then(|row| {
             let object = row.object.clone();
             let claim = Claim { row, holder: Some(holder), token };
@@ -214,10 +231,10 @@ impl Core {
             Ok((_, Changed::Opened(opened))) => {
                 all_granted(opened).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound))
             }
-            Ok((_, Changed::Draining(drains))) => return self.keep_advance(drains, Asked::Rotate(reply), None),
+            Ok((_, Changed::Draining(drains))) => return self.keep_advance(drains, Asked::Rotate(reply)),
             Err(refused) => Err(refused),
         };
-        self.answer_renewal(round, reply, renewed);
+        self.answer_renewal(round, reply, renewed, is_new);
     }
 
     fn release(
@@ -237,16 +254,15 @@ impl Core {
     }
 
     fn revoke(&mut self, round: &mut Round, object: &ObjectId, reason: String, force: bool, reply: Reply<Revoked>) {
-        if force && self.newest(round, object).is_ok() {
-            // It is in memory: it was just read.
-            self.setup.records.stripes.force(object);
-        }
-        let revoked = match self.change(round, object, Event::Revoke { reason }) {
+        let revoked = match self.change_by_force(round, object, Event::Revoke { reason }, force) {
             Ok(Changed::Opened(opened)) => self.newest(round, object).map(|record| {
                 let drain = opened.into_iter().next().map_or_else(DrainReport::default, |(_, _, report)| report);
                 Revoked { record, drain }
             }),
-            Ok(Changed::Draining(drains)) => return self.keep_advance(drains, Asked::Revoke(Some(reply)), None),
+            Ok(Changed::Draining(drains)) => {
+                self.keep_advance(drains, Asked::Revoke(Some(reply)));
+                return self.look_at_advances_of(round, object);
+            }
             Ok(Changed::To(other)) => Err(unexpected(object.clone(), other)),
             Err(refused) => Err(refused),
         };
@@ -266,10 +282,21 @@ impl Core {
 
     /// One event on one object, taken into the round.
     pub(super) fn change(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Changed, Refused> {
+        self.change_by_force(round, object, event, false)
+    }
+
+    /// The same; `force`: what is on its way now is not waited for.
+    fn change_by_force(
+        &mut self,
+        round: &mut Round,
+        object: &ObjectId,
+        event: Event,
+        force: bool,
+    ) -> Result<Changed, Refused> {
         let mut draft = Draft::default();
         let decided = self.step(round, &mut draft, object, event)?;
         let changed = match decided {
-            Outcome::Advancing => match self.drain(round, &mut draft)? {
+            Outcome::Advancing => match self.drain(round, &mut draft, force)? {
                 Drained::Now(opened) => Changed::Opened(opened),
                 Drained::Later(drains) => Changed::Draining(drains),
             },
@@ -487,19 +514,8 @@ pub(super) fn granted(object: ObjectId, lease: Lease) -> Granted {
 
 /// An answer that holds nothing to take back.
 pub(super) fn answer<T: Send + 'static>(round: &mut Round, reply: Reply<T>, result: Result<T, Refused>) {
-    answer_with(round, reply, result, |_| {});
-}
-
-/// The same, with a look at what was said in the end.
-fn answer_with<T: Send + 'static>(
-    round: &mut Round,
-    reply: Reply<T>,
-    result: Result<T, Refused>,
-    said: impl FnOnce(&Result<T, Refused>) + Send + 'static,
-) {
     round.answers.push(Box::new(move |committed| {
         let result = if committed { result } else { Err(not_committed(&result)) };
-        said(&result);
         let _ = reply.send(result);
         vec![]
     }));
