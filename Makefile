@@ -18,7 +18,7 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run test test-fresh failpoints check bench figures clean
+.PHONY: help setup setup-test build run test test-fresh failpoints simulate check bench figures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,11 @@ endef
 
 failpoints: setup ## build target/failpoints/fencegate, the binary that tests make fail
 	$(build_failpoints)
+
+SEEDS ?= 20000
+
+simulate: failpoints ## play the gate against an adversary, by seed (SEEDS=20000)
+	target/failpoints/fencegate simulate --seeds $(SEEDS)
 
 test: setup-test ## run every test
 	$(build_failpoints)

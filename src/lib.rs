@@ -8,6 +8,7 @@
 //! - [`api`]: the lease api and the ops port, over HTTP.
 //! - [`app`]: puts the parts together, starts and stops them.
 //! - [`demo`]: a gate before a store in memory, to try and to watch.
+//! - `simulation`: all of it but the sockets, step by step and by seed; for tests only.
 //! - [`cli`]: one file per subcommand. [`client`]: the little HTTP client that they use.
 //! - [`config`] reads the environment, [`clock`] reads clocks, [`metrics`] names every metric;
 //!   nothing else does.
@@ -24,6 +25,8 @@ pub mod fence;
 pub mod metrics;
 pub mod problem;
 pub mod route;
+#[cfg(feature = "failpoints")]
+pub mod simulation;
 pub mod store;
 pub mod table;
 pub mod tls;

@@ -181,7 +181,8 @@ fn at_the_fence(record: &Record, sealed: bool, token: &FenceToken, now: Now) -> 
     if let Some(ended) = ended.filter(|_| !failpoints::on(Fault::Revive)) {
         return Err(Refusal::Ended { seq, holder: lease.holder.clone(), ended: ended.clone() }.into());
     }
-    if !lease.is_live(now) && !(ended.is_some() && failpoints::on(Fault::Revive)) {
+    let is_revived = ended.is_some() && failpoints::on(Fault::Revive);
+    if !lease.is_live(now) && !is_revived {
         return Err(Denial::Overdue(lease.lease_id.clone()));
     }
     Ok(Permit {

@@ -204,10 +204,8 @@ impl Flight {
     pub(super) fn flying(&self, all_until: BootMs) -> Flying {
         let rare = self.rare.as_ref();
         let unknown = rare.and_then(|rare| rare.unknown).map(|unknown| unknown.until);
-        let forgiven_until = rare.map(|rare| match rare.forgiven.in_flight() {
-            true => BootMs(u64::MAX),
-            false => rare.forgiven.until,
-        });
+        let forgiven_until =
+            rare.map(|rare| if rare.forgiven.in_flight() { BootMs(u64::MAX) } else { rare.forgiven.until });
         let forgiven = rare.map_or(BootMs::default(), |rare| rare.forgiven.until);
         let all = (all_until > forgiven).then_some(all_until);
         Flying { in_flight: self.in_flight(), unknown_until: unknown.max(all), forgiven_until, retiring: false }

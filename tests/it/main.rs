@@ -12,6 +12,7 @@
 //! - `tls`: on both sides. `reload`: SIGHUP. `secrets`: none leaks. `demo`, `readme`: what they print works.
 //! - `conformance`: every refusal and every bad input, and what the store saw of it.
 //! - `drain`: leases that change hands while writes are on their way.
+//! - `simulation`: the whole gate but its sockets, by seed, with an adversary; and with faults that it must find.
 //! - `transparency`: large, many and odd requests on both protocols, with clients that others wrote.
 
 #![allow(unreachable_pub, reason = "a test program exports nothing; pub says what support offers")]
@@ -31,6 +32,7 @@ mod readme;
 mod recovery;
 mod reload;
 mod secrets;
+mod simulation;
 mod support;
 mod tls;
 mod transparency;

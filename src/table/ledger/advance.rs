@@ -269,6 +269,9 @@ impl Core {
     }
 
     fn is_current(&self, round: &Round, drain: &Drain) -> bool {
+        if failpoints::on(Fault::NoStep4Check) {
+            return true;
+        }
         let record = round.newest(&self.setup.records, &Draft::default(), &drain.object);
         // Where it cannot be read, the step itself will say so.
         record.map_or(true, |record| {

@@ -1,0 +1,400 @@
+//! Clients: they acquire, write, renew, release, stall, wake up and write with what they had long ago.
+//! Some are adversaries: they take whatever they can get.
+
+use std::collections::BTreeMap;
+
+use tokio::sync::oneshot::{self, error::TryRecvError};
+
+use super::{oracle::Violation, world::World};
+use crate::{
+    fence::{FenceToken, HolderId, LeaseId, ObjectId, Record, RequestId, State, Ttl, step::LeaseRefusal},
+    table::ledger::{Command, Granted, Refused, Revoked, Wanted},
+};
+
+/// How many writes may be on their way through the gate at once.
+const WRITES_MAX: usize = 10;
+
+/// A client.
+pub(super) struct Client {
+    id: u64,
+    holder: HolderId,
+    /// Every lease that it ever had.
+    leases: Vec<(LeaseId, FenceToken)>,
+    /// The one that it takes for its own.
+    current: Option<(LeaseId, FenceToken)>,
+    call: Option<Call>,
+    /// Its answer is on its way back.
+    heard: Option<Heard>,
+    /// The request that it may repeat.
+    last_request: Option<Wanted>,
+    asleep_until: u64,
+}
+
+/// A call of the ledger that was not answered yet.
+enum Call {
+    Acquire(oneshot::Receiver<Result<Vec<Granted>, Refused>>),
+    Renew(FenceToken, oneshot::Receiver<Result<Granted, Refused>>),
+    Release(FenceToken, oneshot::Receiver<Result<Record, Refused>>),
+    Revoke(oneshot::Receiver<Result<Revoked, Refused>>),
+}
+
+/// What the ledger has said.
+enum Said {
+    Renewed(FenceToken),
+    Granted(Vec<Granted>),
+    Released(FenceToken),
+    Revoked(Record),
+    /// The token is the one that the call was about, if it was about one.
+    Refused(Option<FenceToken>, Refused),
+}
+
+impl Said {
+    /// In which order answers of one round are looked at.
+    fn rank(&self) -> (u8, u64) {
+        match self {
+            Self::Renewed(_) => (0, 0),
+            Self::Granted(granted) => (1, granted.first().map_or(0, |granted| granted.lease.seq.get())),
+            Self::Released(_) | Self::Revoked(_) | Self::Refused(..) => (2, 0),
+        }
+    }
+}
+
+impl Call {
+    /// The answer, or the call while there is none. A ledger that is gone does not answer.
+    fn poll(self) -> Result<Option<Said>, Self> {
+        match self {
+            Self::Acquire(mut answer) => match answer.try_recv() {
+                Err(TryRecvError::Empty) => Err(Self::Acquire(answer)),
+                Err(TryRecvError::Closed) => Ok(None),
+                Ok(Ok(granted)) => Ok(Some(Said::Granted(granted))),
+                Ok(Err(why)) => Ok(Some(Said::Refused(None, why))),
+            },
+            Self::Renew(token, mut answer) => match answer.try_recv() {
+                Err(TryRecvError::Empty) => Err(Self::Renew(token, answer)),
+                Err(TryRecvError::Closed) => Ok(None),
+                Ok(Ok(renewed)) if renewed.lease.seq == token.seq => Ok(Some(Said::Renewed(token))),
+                Ok(Ok(rotated)) => Ok(Some(Said::Granted(vec![rotated]))),
+                Ok(Err(why)) => Ok(Some(Said::Refused(Some(token), why))),
+            },
+            Self::Release(token, mut answer) => match answer.try_recv() {
+                Err(TryRecvError::Empty) => Err(Self::Release(token, answer)),
+                Err(TryRecvError::Closed) => Ok(None),
+                Ok(Ok(_)) => Ok(Some(Said::Released(token))),
+                Ok(Err(why)) => Ok(Some(Said::Refused(Some(token), why))),
+            },
+            Self::Revoke(mut answer) => match answer.try_recv() {
+                Err(TryRecvError::Empty) => Err(Self::Revoke(answer)),
+                Err(TryRecvError::Closed) => Ok(None),
+                Ok(Ok(revoked)) => Ok(Some(Said::Revoked(revoked.record))),
+                Ok(Err(why)) => Ok(Some(Said::Refused(None, why))),
+            },
+        }
+    }
+}
+
+/// What a client makes of it.
+enum Heard {
+    Leases { leases: Vec<(LeaseId, FenceToken)>, can_ask_again: bool },
+    Other,
+}
+
+#[derive(Clone, Copy)]
+enum Deed {
+    Acquire,
+    Repeat,
+    Write,
+    OldWrite,
+    Renew,
+    Release,
+    Revoke,
+    Sleep,
+}
+
+impl Client {
+    pub(super) fn new(id: u64) -> Self {
+        // The first two are one holder's, so that one can take over from the other.
+        let holder = HolderId::new(&format!("h{}", id.max(1))).expect("a holder's id");
+        let (leases, current, call, heard, last_request) = (vec![], None, None, None, None);
+        Self { id, holder, leases, current, call, heard, last_request, asleep_until: 0 }
+    }
+
+    /// It was told that this lease is over.
+    pub(super) fn give_up(&mut self, token: &FenceToken) {
+        self.current = self.current.take().filter(|(_, current)| current != token);
+    }
+
+    /// The gate is gone, and what it was asked with it.
+    pub(super) fn lose_call(&mut self) {
+        self.call = None;
+    }
+}
+
+impl World {
+    pub(super) fn client_step(&mut self, place: usize) {
+        let client = &mut self.clients[place];
+        if client.asleep_until > self.step {
+            return;
+        }
+        if let Some(heard) = client.heard.take() {
+            return self.learn(place, heard);
+        }
+        if client.call.is_some() {
+            if self.rng.percent(2) {
+                self.say(format!("client {} hangs up", self.clients[place].id));
+                self.clients[place].call = None;
+            }
+            return;
+        }
+        self.act(place);
+    }
+
+    /// The answer arrives, or is lost: then the gate takes back what nobody can ask for again.
+    fn learn(&mut self, place: usize, heard: Heard) {
+        let Heard::Leases { leases, can_ask_again } = heard else { return };
+        if !self.rng.percent(5) {
+            let client = &mut self.clients[place];
+            client.current = leases.last().cloned();
+            return client.leases.extend(leases);
+        }
+        self.say(format!("client {place} does not hear of its lease"));
+        if !can_ask_again && self.run.is_some() {
+            let leases = leases.into_iter().map(|(lease, token)| (token.object, lease)).collect();
+            let (reply, _) = oneshot::channel();
+            self.calls.push(Command::Withdraw { leases, reply });
+        }
+    }
+
+    fn act(&mut self, place: usize) {
+        let is_adversary = place + 1 == self.clients.len();
+        let had = u64::from(!self.clients[place].leases.is_empty());
+        let has = u64::from(self.clients[place].current.is_some());
+        let has_room = u64::from(self.writes.len() < WRITES_MAX && self.run.as_ref().is_some_and(|run| !run.closing));
+        let deed = self.rng.pick(&[
+            (if is_adversary { 40 } else { 15 }, Deed::Acquire),
+            (u64::from(self.clients[place].last_request.is_some()) * 3, Deed::Repeat),
+            (has * has_room * 60, Deed::Write),
+            (had * has_room * 5, Deed::OldWrite),
+            (has * 8, Deed::Renew),
+            (has * 8, Deed::Release),
+            (if is_adversary { 5 } else { 1 }, Deed::Revoke),
+            (4, Deed::Sleep),
+        ]);
+        match deed {
+            Deed::Acquire => self.acquire(place),
+            Deed::Repeat => self.repeat(place),
+            Deed::Write => self.write_with(place, false),
+            Deed::OldWrite => self.write_with(place, true),
+            Deed::Renew => self.renew(place),
+            Deed::Release => self.release_lease(place),
+            Deed::Revoke => self.revoke(place),
+            Deed::Sleep => self.clients[place].asleep_until = self.step + self.rng.range(20, 200),
+        }
+    }
+
+    pub(super) fn any_object(&mut self) -> ObjectId {
+        let place = self.rng.place(self.lot.objects.len());
+        self.lot.objects[place].clone()
+    }
+
+    fn acquire(&mut self, place: usize) {
+        let mut objects = vec![self.any_object()];
+        if self.rng.percent(10) {
+            objects.clone_from(&self.lot.objects);
+        }
+        let wait_ms = if self.rng.percent(40) { self.rng.range(1, 2_000) } else { 0 };
+        let request = self.rng.percent(30).then(|| RequestId::new(&format!("r{}", self.step)).expect("a request's id"));
+        let wanted = Wanted {
+            objects,
+            holder: self.clients[place].holder.clone(),
+            ttl: Ttl(self.rng.range(self.lot.ttl_ms / 4, self.lot.ttl_ms)),
+            wait_ms,
+            request,
+            takeover: self.rng.percent(40),
+        };
+        if wanted.request.is_some() {
+            self.clients[place].last_request = Some(wanted.clone());
+        }
+        self.ask(place, wanted);
+    }
+
+    fn repeat(&mut self, place: usize) {
+        if let Some(wanted) = self.clients[place].last_request.clone() {
+            self.ask(place, wanted);
+        }
+    }
+
+    fn ask(&mut self, place: usize, wanted: Wanted) {
+        let names: Vec<&str> = wanted.objects.iter().map(ObjectId::as_str).collect();
+        let request = wanted.request.as_ref().map_or("", RequestId::as_str);
+        let takeover = if wanted.takeover { " takeover" } else { "" };
+        let line = format!(
+            "client {} acquires {} for {} ms, waits {}{takeover} {request}",
+            self.clients[place].id,
+            names.join(" "),
+            wanted.ttl.0,
+            wanted.wait_ms
+        );
+        self.say(line.trim_end());
+        for object in &wanted.objects {
+            self.asked.insert(object.clone(), self.step);
+        }
+        let (reply, answer) = oneshot::channel();
+        self.calls.push(Command::Acquire { wanted, reply });
+        self.clients[place].call = Some(Call::Acquire(answer));
+    }
+
+    fn lease_of(&mut self, place: usize, old: bool) -> (LeaseId, FenceToken) {
+        let client = &self.clients[place];
+        match &client.current {
+            Some(current) if !old => current.clone(),
+            Some(_) | None => {
+                let which = self.rng.place(client.leases.len());
+                client.leases[which].clone()
+            }
+        }
+    }
+
+    fn write_with(&mut self, place: usize, old: bool) {
+        let (_, token) = self.lease_of(place, old);
+        self.begin_write(place, token);
+    }
+
+    fn renew(&mut self, place: usize) {
+        let old = self.rng.percent(20);
+        let (lease_id, token) = self.lease_of(place, old);
+        let rotate = self.rng.percent(25);
+        let ttl = Ttl(self.rng.range(self.lot.ttl_ms / 4, self.lot.ttl_ms));
+        let word = if rotate { "rotates" } else { "renews" };
+        self.say(format!("client {place} {word} {} of {}", token.seq, token.object));
+        if rotate {
+            self.asked.insert(token.object.clone(), self.step);
+        }
+        let (reply, answer) = oneshot::channel();
+        let holder = self.clients[place].holder.clone();
+        self.clients[place].call = Some(Call::Renew(token.clone(), answer));
+        self.calls.push(Command::Renew { lease_id, holder, token, ttl, rotate, reply });
+    }
+
+    fn release_lease(&mut self, place: usize) {
+        let (lease_id, token) = self.lease_of(place, false);
+        self.say(format!("client {place} releases {} of {}", token.seq, token.object));
+        let (reply, answer) = oneshot::channel();
+        self.clients[place].call = Some(Call::Release(token.clone(), answer));
+        self.calls.push(Command::Release { lease_id, holder: None, token, reply });
+    }
+
+    fn revoke(&mut self, place: usize) {
+        let object = self.any_object();
+        let force = self.rng.percent(15);
+        let word = if force { "revokes by force" } else { "revokes" };
+        self.say(format!("client {place}, an operator now, {word} {object}"));
+        self.asked.insert(object.clone(), self.step);
+        let (reply, answer) = oneshot::channel();
+        self.clients[place].call = Some(Call::Revoke(answer));
+        self.calls.push(Command::Revoke { object, reason: "simulated".to_owned(), force, reply });
+    }
+
+    /// Takes in what the ledger has answered. The oracle hears it at once, the client when it comes round.
+    pub(super) fn hear(&mut self) {
+        let told = |object: &ObjectId| (object.clone(), self.oracle.fence(object));
+        let before: BTreeMap<ObjectId, u64> = self.lot.objects.iter().map(told).collect();
+        let mut said: Vec<(usize, Said)> = vec![];
+        for (place, client) in self.clients.iter_mut().enumerate() {
+            let Some(call) = client.call.take() else { continue };
+            match call.poll() {
+                Ok(answer) => said.extend(answer.map(|answer| (place, answer))),
+                Err(waiting) => client.call = Some(waiting),
+            }
+        }
+        // All of this was said in one round: what ends a lease came behind what it still allowed.
+        said.sort_by_key(|(_, said)| said.rank());
+        for (place, said) in said {
+            self.clients[place].heard = Some(self.hear_one(place, said, &before));
+        }
+    }
+
+    fn hear_one(&mut self, place: usize, said: Said, before: &BTreeMap<ObjectId, u64>) -> Heard {
+        match said {
+            Said::Renewed(token) => self.renewed(place, &token),
+            Said::Granted(granted) => return self.granted(place, &granted, before),
+            Said::Released(token) => self.released(place, &token),
+            Said::Revoked(record) => self.revoked(place, &record, before),
+            Said::Refused(token, why) => self.told(place, token.as_ref(), &why),
+        }
+        Heard::Other
+    }
+
+    fn granted(&mut self, place: usize, granted: &[Granted], before: &BTreeMap<ObjectId, u64>) -> Heard {
+        let mut leases = vec![];
+        for Granted { object, lease, drain } in granted {
+            self.counts.grants += 1;
+            let seq = lease.seq.get();
+            self.counts.tainted += u64::from(lease.tainted);
+            let word = if lease.tainted { " tainted" } else { "" };
+            self.say(format!(
+                "client {place} is granted{word} {seq} of {object}, drained {}+{}+{} in {} ms",
+                drain.settled, drain.cancelled, drain.unknown, drain.waited_ms
+            ));
+            let kept = self.oracle.granted(
+                object,
+                seq,
+                (&lease.lease_id, lease.tainted),
+                before.get(object).copied().unwrap_or(0),
+            );
+            self.judge(kept);
+            self.oracle.extended(object, seq, self.round_at, lease.ttl.0);
+            leases.push((lease.lease_id.clone(), lease.token(object)));
+        }
+        let can_ask_again = granted.iter().any(|granted| granted.lease.request.is_some());
+        Heard::Leases { leases, can_ask_again }
+    }
+
+    fn renewed(&mut self, place: usize, token: &FenceToken) {
+        self.say(format!("client {place} has renewed {} of {}", token.seq, token.object));
+        let kept: Result<(), Violation> = self.oracle.renewed(&token.object, token.seq.get());
+        self.judge(kept);
+    }
+
+    fn released(&mut self, place: usize, token: &FenceToken) {
+        self.say(format!("client {place} has released {} of {}", token.seq, token.object));
+        self.oracle.over(&token.object, token.seq.get());
+        self.clients[place].give_up(token);
+    }
+
+    fn revoked(&mut self, place: usize, record: &Record, before: &BTreeMap<ObjectId, u64>) {
+        self.say(format!("client {place} has revoked {} up to {}", record.object, record.fence));
+        let before = before.get(&record.object).copied().unwrap_or(0);
+        let kept = self.oracle.revoked(&record.object, record.fence.get(), before);
+        self.judge(kept);
+        // An answer while it drains says that much, and promises nothing about older writes yet.
+        if let State::Free { .. } = record.state {
+            self.oracle.freed(&record.object, record.fence.get());
+        }
+    }
+
+    fn told(&mut self, place: usize, token: Option<&FenceToken>, why: &Refused) {
+        if let Refused::Lease { why: LeaseRefusal::Expired { .. } | LeaseRefusal::Fenced { .. }, .. } = why
+            && let Some(token) = token
+        {
+            self.oracle.over(&token.object, token.seq.get());
+            self.clients[place].give_up(token);
+        }
+        if let (Refused::Lease { why: LeaseRefusal::Fenced { .. }, .. }, None) = (why, token) {
+            self.counts.overtaken_advances += 1;
+        }
+        let word = match why {
+            Refused::Lease { why: LeaseRefusal::Held { .. }, .. } => "held",
+            Refused::Lease { why: LeaseRefusal::Fenced { .. }, .. } => "fenced",
+            Refused::Lease { why: LeaseRefusal::Expired { .. }, .. } => "expired",
+            Refused::Lease { .. } => "refused",
+            Refused::NotFound => "not found",
+            Refused::RequestIdUsed => "request id used",
+            Refused::Unavailable => "unavailable",
+            Refused::Unsure => "unsure",
+            Refused::Overloaded => "overloaded",
+            Refused::Stopping => "stopping",
+            Refused::Draining { .. } => "draining",
+        };
+        self.say(format!("client {place} is told: {word}"));
+    }
+}

@@ -1,0 +1,211 @@
+//! The adversary's memory: what anyone was ever told, and what the store has applied. It knows the
+//! promises and nothing of how the gate keeps them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::fence::{BootMs, LeaseId, ObjectId};
+
+/// A promise that was not kept.
+#[derive(Clone, Debug)]
+pub(super) struct Violation {
+    pub(super) name: &'static str,
+    pub(super) what: String,
+}
+
+type Kept = Result<(), Violation>;
+
+fn broken(name: &'static str, what: String) -> Kept {
+    Err(Violation { name, what })
+}
+
+/// What was said about one object, and done to it.
+#[derive(Default)]
+struct Story {
+    /// Every grant that was answered: its lease, and when it is over at the latest.
+    granted: BTreeMap<u64, Told>,
+    /// The highest number that was handed out, or below which an operator was told that nothing lands.
+    floor: u64,
+    /// The highest fence that anyone was told or the memory of the gate has shown.
+    fence: u64,
+    /// The highest number that the store has applied.
+    applied: u64,
+    /// Numbers whose lease someone was told is over.
+    over: BTreeSet<u64>,
+}
+
+struct Told {
+    lease: LeaseId,
+    tainted: bool,
+    until: BootMs,
+    ttl_ms: u64,
+}
+
+/// All objects' stories.
+#[derive(Default)]
+pub(super) struct Oracle {
+    stories: BTreeMap<ObjectId, Story>,
+    /// Writes that an operator has said nobody shall wait for.
+    forgiven: BTreeSet<u64>,
+    /// Writes of which the store has seen something.
+    sent: BTreeSet<u64>,
+}
+
+impl Oracle {
+    fn story(&mut self, object: &ObjectId) -> &mut Story {
+        self.stories.entry(object.clone()).or_default()
+    }
+
+    /// The highest fence that anyone was told of.
+    pub(super) fn fence(&self, object: &ObjectId) -> u64 {
+        self.stories.get(object).map_or(0, |story| story.fence)
+    }
+
+    /// A grant was answered. `before`: the highest fence that was told before the round of this answer.
+    pub(super) fn granted(&mut self, object: &ObjectId, seq: u64, lease: (&LeaseId, bool), before: u64) -> Kept {
+        let (lease, tainted) = lease;
+        let story = self.story(object);
+        let is_again = story.granted.get(&seq).is_some_and(|told| told.lease == *lease);
+        if story.granted.contains_key(&seq) && !is_again {
+            return broken("UNIQUE", format!("{object}: {seq} was granted twice"));
+        }
+        if !is_again && seq < before {
+            return broken("MONOTONIC", format!("{object}: {seq} was granted after its fence was told to be {before}"));
+        }
+        let over: Vec<u64> = story.granted.range(..seq).map(|(seq, _)| *seq).collect();
+        story.over.extend(over);
+        story.granted.entry(seq).or_insert_with(|| Told {
+            lease: lease.clone(),
+            tainted,
+            until: BootMs::PAST,
+            ttl_ms: 0,
+        });
+        story.floor = story.floor.max(seq);
+        story.fence = story.fence.max(seq);
+        if story.over.contains(&seq) {
+            return broken("NO REVIVAL", format!("{object}: {seq} was handed out though it was told to be over"));
+        }
+        if seq < story.floor {
+            story.over.insert(seq);
+        }
+        Ok(())
+    }
+
+    /// A lease may have been asked to live until then.
+    pub(super) fn extended(&mut self, object: &ObjectId, seq: u64, now: BootMs, ttl_ms: u64) {
+        if let Some(told) = self.story(object).granted.get_mut(&seq) {
+            told.until = told.until.max(BootMs(now.0 + ttl_ms));
+            told.ttl_ms = told.ttl_ms.max(ttl_ms);
+        }
+    }
+
+    /// A renewal was answered.
+    pub(super) fn renewed(&mut self, object: &ObjectId, seq: u64) -> Kept {
+        if self.story(object).over.contains(&seq) {
+            return broken("NO REVIVAL", format!("{object}: {seq} was renewed though it was told to be over"));
+        }
+        Ok(())
+    }
+
+    /// The gate starts again on a machine whose wall clock may have been set: a lease may live for its
+    /// whole ttl again.
+    pub(super) fn restarted(&mut self, now: BootMs) {
+        for told in self.stories.values_mut().flat_map(|story| story.granted.values_mut()) {
+            told.until = told.until.max(BootMs(now.0 + told.ttl_ms));
+        }
+    }
+
+    /// Someone was told that a lease is over.
+    pub(super) fn over(&mut self, object: &ObjectId, seq: u64) {
+        self.story(object).over.insert(seq);
+    }
+
+    /// Someone was told, or can see, an object's fence.
+    pub(super) fn fence_told(&mut self, object: &ObjectId, fence: u64) -> Kept {
+        let story = self.story(object);
+        if fence < story.fence {
+            return broken("MONOTONIC", format!("{object}: the fence went down from {} to {fence}", story.fence));
+        }
+        story.fence = fence;
+        Ok(())
+    }
+
+    /// An operator was told a fence; `before` is as for a grant.
+    pub(super) fn revoked(&mut self, object: &ObjectId, fence: u64, before: u64) -> Kept {
+        if fence < before {
+            return broken("MONOTONIC", format!("{object}: revoked up to {fence}, though its fence was {before}"));
+        }
+        let story = self.story(object);
+        story.fence = story.fence.max(fence);
+        Ok(())
+    }
+
+    /// An operator was told that nothing below `fence` lands any more.
+    pub(super) fn freed(&mut self, object: &ObjectId, fence: u64) {
+        let story = self.story(object);
+        story.floor = story.floor.max(fence);
+        let over: Vec<u64> = story.granted.range(..fence).map(|(seq, _)| *seq).collect();
+        story.over.extend(over);
+    }
+
+    /// A write was let through, to wait or to land.
+    pub(super) fn admitted(&mut self, object: &ObjectId, seq: u64, now: BootMs) -> Kept {
+        let story = self.story(object);
+        if seq < story.floor {
+            return broken(
+                "STALE",
+                format!("{object}: a write of {seq} was let through after {} was handed out", story.floor),
+            );
+        }
+        if story.over.contains(&seq) {
+            return broken(
+                "NO REVIVAL",
+                format!("{object}: a write of {seq} was let through though it was told to be over"),
+            );
+        }
+        match story.granted.get(&seq) {
+            None => broken("UNFENCED", format!("{object}: a write of {seq} was let through, which nobody was granted")),
+            Some(told) if now >= told.until => broken(
+                "EXPIRY",
+                format!("{object}: a write of {seq} was let through at {}, over at {}", now.0, told.until.0),
+            ),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// A write begins to reach the store.
+    pub(super) fn sent(&mut self, write: u64) -> Kept {
+        if !self.sent.insert(write) {
+            return broken("ONE ATTEMPT", format!("write {write} was sent twice"));
+        }
+        Ok(())
+    }
+
+    /// An operator forces a handover while these writes may still land.
+    pub(super) fn forgive(&mut self, writes: Vec<u64>) {
+        self.forgiven.extend(writes);
+    }
+
+    /// The store has applied a write, or part of it.
+    pub(super) fn applied(&mut self, object: &ObjectId, seq: u64, write: u64) -> Kept {
+        let is_forgiven = self.forgiven.contains(&write);
+        let story = self.story(object);
+        if is_forgiven {
+            // Whoever has a newer lease was told.
+            return match story.granted.range(seq + 1..).find(|(_, told)| !told.tainted) {
+                Some((newer, _)) => broken(
+                    "DRAIN",
+                    format!("{object}: a write of {seq} landed after {newer} was handed out, which is not tainted"),
+                ),
+                None => Ok(()),
+            };
+        }
+        if seq < story.floor {
+            return broken("DRAIN", format!("{object}: a write of {seq} landed after {} was handed out", story.floor));
+        }
+        if seq < story.applied {
+            return broken("DRAIN", format!("{object}: a write of {seq} landed after one of {}", story.applied));
+        }
+        story.applied = seq;
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! The simulation: by seed, all of the gate but its sockets, with an adversary that must lose; and with
+//! a fault in the gate, one that must win.
+
+use std::process::{Command, Output};
+
+use super::support::process::failpoints_binary;
+
+fn simulate(fault: Option<&str>, arguments: &[&str]) -> (Output, String) {
+    let mut command = Command::new(failpoints_binary());
+    command.arg("simulate").args(arguments);
+    fault.map(|fault| command.env("FENCEGATE_TEST_FAULT", fault));
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output, said)
+}
+
+/// A number of the line that a simulation ends with.
+fn count(said: &str, name: &str) -> u64 {
+    let mut words = said.split_whitespace().skip_while(|word| *word != name);
+    words.nth(1).and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no {name} in {said}"))
+}
+
+#[test]
+fn no_seed_shows_a_broken_promise_and_all_that_can_go_wrong_was_seen() {
+    let (output, said) = simulate(None, &["--seeds", "500"]);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!((count(&said, "seeds"), count(&said, "violations")), (500, 0));
+    assert!(said.contains("played twice: the same"), "{said}");
+    let seen = [
+        ("grants", 1_000),
+        ("tainted", 1),
+        ("applied", 1_000),
+        ("partial", 100),
+        ("overtakes", 100),
+        ("cancelled", 100),
+        ("unknown", 100),
+        ("during_syncs", 1_000),
+        ("overtaken_advances", 10),
+        ("crashes", 100),
+        ("clean_stops", 50),
+        ("evictions", 100),
+        ("wall_steps", 100),
+        ("disk_faults", 10),
+    ];
+    for (name, least) in seen {
+        assert!(count(&said, name) >= least, "{name}: {said}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_log_in_another_process() {
+    let log = || simulate(None, &["--seeds", "20", "--first", "77", "--log"]).1;
+    let (one, two) = (log(), log());
+    assert!(one.lines().count() > 1_000, "{one}");
+    assert_eq!(one, two);
+}
+
+/// The gate with this fault is caught breaking this promise, and the log that leads there is shown.
+fn is_caught(fault: &str, promise: &str) {
+    let (output, said) = simulate(Some(fault), &["--seeds", "500", "--promise", promise]);
+    assert_eq!(output.status.code(), Some(1), "{fault} was not caught: {said}");
+    let (first, history) = said.split_once('\n').unwrap();
+    assert!(first.starts_with(&format!("VIOLATION {promise} seed=")), "{fault}: {said}");
+    assert!(history.lines().count() > 10 && history.contains(&format!("VIOLATION {promise}: ")), "{fault}: {said}");
+}
+
+macro_rules! caught {
+    ($($name:ident: $fault:literal breaks $promise:literal;)*) => {
+        $(#[test]
+        fn $name() {
+            is_caught($fault, $promise);
+        })*
+    };
+}
+
+caught! {
+    an_advance_that_does_not_drain_is_caught: "no-drain" breaks "DRAIN";
+    an_advance_that_does_not_seal_is_caught: "no-seal" breaks "DRAIN";
+    a_write_that_is_not_judged_again_is_caught: "no-commit-check" breaks "DRAIN";
+    an_advance_without_the_draining_state_is_caught: "no-draining-state" breaks "DRAIN";
+    an_advance_that_opens_what_another_has_overtaken_is_caught: "no-step4-check" breaks "MONOTONIC";
+    a_slow_load_that_puts_an_old_fence_back_is_caught: "stale-load" breaks "MONOTONIC";
+    a_clean_flag_set_too_early_is_caught: "early-clean-flag" breaks "DRAIN";
+    a_head_that_settles_is_caught: "head-settles" breaks "DRAIN";
+    an_unknown_write_that_nobody_waits_for_is_caught: "no-unknown-wait" breaks "DRAIN";
+    a_partial_write_taken_for_none_is_caught: "partial-is-none" breaks "DRAIN";
+    a_lease_that_lives_again_is_caught: "revive" breaks "NO REVIVAL";
+}
