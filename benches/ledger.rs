@@ -13,7 +13,7 @@ use fencegate::{
     metrics::Metrics,
     table::{
         Batch, Table,
-        codec::{Key, encode_mark},
+        codec::{Key, Terms, encode_mark},
         ledger::{Core, Ledger, Setup, Wanted},
         news::News,
         open::{self, Begun},
@@ -37,7 +37,7 @@ fn start() -> Bench {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     open::init(folder.path()).unwrap();
     let clock = Clock::machine();
-    let Begun { table, context, meta, mark, .. } = open::begin(folder.path(), false, &clock).unwrap();
+    let Begun { table, context, meta, mark, .. } = open::begin(folder.path(), false, &clock, Terms::default()).unwrap();
     let records = Arc::new(Records::new(Arc::clone(&table), context, 100_000));
     let core = Core::new(Setup {
         records,
@@ -49,7 +49,7 @@ fn start() -> Bench {
         takeover_after_ms: 0,
         waiters_max: 1,
         unclean: false,
-        bound_ms: 0,
+        terms: Terms::default(),
     });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     Bench { runtime, ledger: Ledger::start(core, &clock), table, _folder: folder }

@@ -23,9 +23,12 @@ use crate::{
     },
     clock::Clock,
     config::{Fault, Faults, Settings},
+    fence::Ttl,
     metrics::Metrics,
+    route::Routes,
     table::{
         data_folder::DataLock,
+        generation::Generation,
         ledger::{Core, Ledger, Setup},
         news::News,
         open::{self, Begun},
@@ -113,8 +116,9 @@ pub fn prepare(settings: &Settings, mut faults: Vec<Fault>) -> Result<Ports, Fau
 /// # Errors
 /// With what stands in the way; nothing runs then.
 pub async fn start(settings: &Settings, clock: Clock, ports: Ports) -> Result<Running, Faults> {
+    let terms = Routes::new(settings).map_err(Faults)?.terms;
     let (path, may_create, table_clock) = (settings.table.path.clone(), settings.table.create, clock.clone());
-    let begun = tokio::task::spawn_blocking(move || open::begin(&path, may_create, &table_clock)).await;
+    let begun = tokio::task::spawn_blocking(move || open::begin(&path, may_create, &table_clock, terms)).await;
     match begun {
         Ok(Ok(begun)) => start_on(settings, clock, begun, ports),
         Ok(Err(fault)) => Err(Faults(vec![Fault::new("table.path", fault.to_string())])),
@@ -130,6 +134,8 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     let mut begun = begun;
     let lock = begun.lock.take();
     let room = Room::find();
+    let bound_passed = begun.context.frame.start.boot.after(Ttl(begun.meta.terms.bound_ms));
+    let earlier = begun.was_rerouted.then(|| Generation::gone(bound_passed));
     let gate = assemble(settings, clock, begun, room);
     let address = |key: &str, listener: &TcpListener| {
         listener.local_addr().map_err(|error| Faults(vec![Fault::new(key, format!("cannot listen: {error}"))]))
@@ -137,7 +143,7 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     let (api, ops) = (address("api.listen", &ports.api)?, address("ops.listen", &ports.ops)?);
     let cannot = |error| Faults(vec![Fault::new("gate.listen", format!("cannot listen: {error}"))]);
     let listens = ports.gate[0].local_addr().map_err(cannot)?;
-    let plane = Plane::new(Arc::clone(&gate), settings, room.gate)?;
+    let plane = Plane::new(Arc::clone(&gate), settings, room.gate, earlier.as_ref())?;
     let workers = accept::start(&plane, ports.gate, &gate.stopping.subscribe()).map_err(cannot)?;
     let servers = vec![
         tokio::spawn(keep_up(Arc::clone(&gate))),
@@ -158,7 +164,7 @@ async fn keep_up(gate: Shared) {
 fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shared {
     let metrics = Arc::new(Metrics::new());
     report(&begun, &metrics);
-    let Begun { table, context, meta, mark, was_clean, .. } = begun;
+    let Begun { table, context, meta, mark, was_clean, terms, .. } = begun;
     let run = meta.run;
     let first = mark.max(clock.now().mark());
     let records = Arc::new(Records::new(table, context, settings.table.cache_objects));
@@ -173,7 +179,7 @@ fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shar
         takeover_after_ms: settings.lease.takeover_after_ms,
         waiters_max: settings.lease.waiters_max.min(room.waiting),
         unclean: !was_clean,
-        bound_ms: settings.bound_ms(),
+        terms,
     });
     let ledger = Ledger::start(core, &clock);
     Arc::new(Gate {
@@ -208,6 +214,12 @@ fn report(begun: &Begun, metrics: &Metrics) {
             "the wall clock is behind the fence table's own mark: every lease of earlier runs counts as expired"
         );
     }
+    if begun.was_rerouted {
+        tracing::warn!(
+            bound_ms = begun.meta.terms.bound_ms,
+            "the last run did not end in good order, and its routes were others: nothing is written before what it sent can no longer land"
+        );
+    }
     tracing::info!(
         run = begun.meta.run,
         incarnation = begun.meta.incarnation.get(),
@@ -223,13 +235,15 @@ impl Running {
     ///
     /// # Errors
     /// With everything that is wrong; the old settings stay.
-    pub fn reload(&self, settings: Result<Settings, Faults>) -> Result<(), Faults> {
-        let reloaded = settings.and_then(|settings| {
-            self.plane.reload(&settings)?;
+    pub async fn reload(&self, settings: Result<Settings, Faults>) -> Result<(), Faults> {
+        let reloaded = match settings {
+            Ok(settings) => self.plane.reload(&settings).await.map(|()| settings),
+            Err(faults) => Err(faults),
+        };
+        let reloaded = reloaded.map(|settings| {
             for key in self.settings.fixed_differences(&settings) {
                 tracing::warn!(key, "this setting changes with a restart only; the old value stays");
             }
-            Ok(())
         });
         self.plane.metrics().reloaded(reloaded.is_ok());
         reloaded

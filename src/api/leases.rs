@@ -88,9 +88,18 @@ async fn grant(gate: &Gate, caller: &Caller, wanted: Wanted) -> Result<Vec<Grant
     if can_ask_again || !caller.is_gone() {
         return Ok(granted);
     }
+    Err(give_back(gate, granted).await)
+}
+
+/// The caller of a grant is gone.
+async fn give_back(gate: &Gate, granted: Vec<Granted>) -> Problem {
     let leases = granted.into_iter().map(|granted| (granted.object, granted.lease.lease_id)).collect();
-    gate.ledger.withdraw(leases).await.map_err(refused)?;
-    Err(Problem::new(Code::LeaseExpired, "the caller had hung up when its turn came; the lease was given back"))
+    match gate.ledger.withdraw(leases).await {
+        Ok(()) => {
+            Problem::new(Code::LeaseExpired, "the caller had hung up when its turn came; the lease was given back")
+        }
+        Err(refused) => Problem::refused(&refused, gate.now()),
+    }
 }
 
 /// The objects of a batch, in the one order that every batch uses.
@@ -121,6 +130,7 @@ fn batch_objects(ids: &[String], max: usize) -> Result<Vec<ObjectId>, Problem> {
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn renew(
     State(gate): State<Shared>,
+    Extension(caller): Extension<Caller>,
     InPath(lease_id): InPath,
     Body(request): Body<RenewRequest>,
 ) -> Result<Json<GrantBody>, Problem> {
@@ -128,8 +138,12 @@ pub async fn renew(
     let holder = extract::holder(&request.holder_id)?;
     let token = extract::token(&request.fence_token)?;
     let ttl = extract::ttl(request.ttl_ms, &gate.limits)?;
-    let renewed = gate.ledger.renew(lease_id, holder, token, ttl, request.rotate.unwrap_or(false)).await;
+    let rotate = request.rotate.unwrap_or(false);
+    let renewed = gate.ledger.renew(lease_id, holder, token, ttl, rotate).await;
     let renewed = renewed.map_err(|refused| Problem::refused(&refused, gate.now()))?;
+    if rotate && caller.is_gone() {
+        return Err(give_back(&gate, vec![renewed]).await);
+    }
     Ok(Json(GrantBody::new(&renewed, gate.now())))
 }
 

@@ -105,8 +105,8 @@ type Done = Result<(), Failed>;
 #[must_use]
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
-    let fault = config::test_fault();
-    if let Err(what) = crate::failpoints::check(fault.as_deref()) {
+    let (fault, points) = (config::test_fault(), config::test_point());
+    if let Err(what) = crate::failpoints::check(fault.as_deref(), points.as_deref()) {
         output::complain(&what);
         return ExitCode::from(2);
     }

@@ -43,7 +43,7 @@ async fn serve(path: &Path, settings: &Settings, faults: Vec<Fault>) -> Done {
             _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),
             _ = interrupt.recv() => tracing::info!("stopping: SIGINT"),
             _ = hangup.recv() => {
-                match running.reload(config::load(path)) {
+                match running.reload(config::load(path)).await {
                     Ok(()) => tracing::info!("SIGHUP: the settings were read again"),
                     Err(faults) => tracing::error!(%faults, "SIGHUP: the settings are faulty; the old ones stay"),
                 }

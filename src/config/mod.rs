@@ -18,6 +18,7 @@ pub use plane::{
 
 const PREFIX: &str = "FENCEGATE__";
 const TEST_FAULT: &str = "FENCEGATE_TEST_FAULT";
+const TEST_POINT: &str = "FENCEGATE_TEST_POINT";
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -203,6 +204,12 @@ impl std::error::Error for Faults {}
 #[must_use]
 pub fn test_fault() -> Option<String> {
     read_env(TEST_FAULT)
+}
+
+/// Where a test wants the process to be killed or held.
+#[must_use]
+pub fn test_point() -> Option<String> {
+    read_env(TEST_POINT)
 }
 
 #[allow(clippy::disallowed_methods, reason = "this file is where the environment is read")]

@@ -283,13 +283,6 @@ impl Settings {
         if self.route.is_empty() { vec![RouteSettings::default()] } else { self.route.clone() }
     }
 
-    /// The longest that a write to any store may still land once its connection is gone.
-    #[must_use]
-    pub fn bound_ms(&self) -> u64 {
-        let routes = self.route.iter().map(|route| route.store.over(&self.store).bound_ms());
-        routes.chain([self.store.bound_ms()]).max().unwrap_or(0)
-    }
-
     /// What is wrong with the data plane's settings.
     pub(super) fn plane_faults(&self) -> Vec<Fault> {
         let mut faults = vec![];

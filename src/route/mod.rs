@@ -8,10 +8,13 @@ pub mod template;
 
 use std::borrow::Cow;
 
+use sha2::{Digest, Sha256};
+
 use self::template::{ObjectTemplate, PathTemplate};
 use crate::{
     config::{Fault, Mode, PartialBody, RouteSettings, Settings, StoreSettings},
     fence::ObjectId,
+    table::codec::Terms,
 };
 
 /// Statuses that leave open whether the store has done it, or will.
@@ -37,9 +40,11 @@ pub struct Route {
 /// All routes, the most specific first, and the stores behind them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routes {
-    routes: Vec<Route>,
+    all: Vec<Route>,
     /// The first is the one for requests that no route matches.
     pub stores: Vec<StoreSettings>,
+    /// What writes go by under these routes.
+    pub terms: Terms,
 }
 
 impl Routes {
@@ -51,6 +56,7 @@ impl Routes {
         let mut faults = vec![];
         let mut stores = vec![settings.store.clone()];
         let mut routes: Vec<Route> = vec![];
+        let mut hash = Sha256::new();
         for (place, given) in settings.routes().iter().enumerate() {
             let at = |key: &str| format!("route[{place}].{key}");
             if given.name.is_empty() || given.name.chars().any(char::is_control) {
@@ -60,6 +66,11 @@ impl Routes {
                 faults.push(Fault::new(at("name"), format!("{:?} is another route's name too", given.name)));
             }
             let store = given.store.over(&settings.store);
+            let mode = [given.mode as u8];
+            for part in [given.path.as_bytes(), given.object.as_bytes(), &mode, store.url.as_bytes()] {
+                hash.update((part.len() as u64).to_be_bytes());
+                hash.update(part);
+            }
             let store = stores.iter().position(|each| *each == store).unwrap_or_else(|| {
                 stores.push(store);
                 stores.len() - 1
@@ -82,25 +93,31 @@ impl Routes {
         // The longest literal prefix wins, then the order in the file: this sort keeps it.
         routes.sort_by_key(|route| std::cmp::Reverse(route.path.literal_prefix()));
         routes.iter_mut().enumerate().for_each(|(place, route)| route.place = place);
-        if faults.is_empty() { Ok(Self { routes, stores }) } else { Err(faults) }
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        let mut hashed = [0; 16];
+        hashed.copy_from_slice(&hash.finalize()[..16]);
+        let bound_ms = stores.iter().map(StoreSettings::bound_ms).max().unwrap_or(0);
+        Ok(Self { all: routes, stores, terms: Terms { routes: hashed, bound_ms } })
     }
 
     /// The route of a path and what it captures; the path's segments are decoded.
     #[must_use]
     pub fn find<'a>(&self, path: &'a [Cow<'_, str>]) -> Option<(&Route, Vec<&'a str>)> {
-        self.routes.iter().find_map(|route| Some((route, route.path.captures(path)?)))
+        self.all.iter().find_map(|route| Some((route, route.path.captures(path)?)))
     }
 
     /// Another route whose objects lie below this path.
     #[must_use]
     pub fn below(&self, path: &[Cow<'_, str>], of: &Route) -> Option<&Route> {
-        self.routes.iter().find(|route| route.place != of.place && route.path.lies_below(path))
+        self.all.iter().find(|route| route.place != of.place && route.path.lies_below(path))
     }
 
     /// All routes, the most specific first.
     #[must_use]
     pub fn all(&self) -> &[Route] {
-        &self.routes
+        &self.all
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     metrics::LedgerMetrics,
     table::{
         Table,
-        codec::{Key, Meta, decode_record},
+        codec::{Key, Meta, Terms, decode_record},
         ledger::{Command, Core, Setup},
         memory::{DiskFault, MemoryTable},
         news::News,
@@ -63,7 +63,8 @@ fn key() -> TableKey {
 fn new_table() -> MemoryTable {
     let table = MemoryTable::default();
     let key_fingerprint = key().fingerprint();
-    let meta = Meta { incarnation: Incarnation::default(), run: 0, clean: true, key_fingerprint };
+    let terms = Terms::default();
+    let meta = Meta { incarnation: Incarnation::default(), run: 0, clean: true, key_fingerprint, terms };
     write_meta(&table, &meta, Hlc::default()).expect("a new table takes its first row");
     table
 }
@@ -142,7 +143,8 @@ impl Simulation {
             (world.clock.clone(), world.lot.bound_ms, world.lot.objects.clone(), world.lot.evictions > 0)
         };
         let disk = Arc::new(Disk { table, world: Arc::downgrade(&self.world) });
-        let begun = begin_on(Arc::clone(&disk) as Arc<dyn Table>, key(), Recovered::Whole, &clock, "memory");
+        let terms = Terms { bound_ms, ..Terms::default() };
+        let begun = begin_on(Arc::clone(&disk) as Arc<dyn Table>, key(), Recovered::Whole, (&clock, terms), "memory");
         let Begun { table, context, meta, mark, was_clean, .. } = begun.expect("a table that was begun on before");
         let memory = |capacity| Arc::new(Records::new(Arc::clone(&table), context.clone(), capacity));
         let (records, crowd) = if evicts { crowd::find(|| memory(1), &objects) } else { (memory(ROOMY), Crowd::new()) };
@@ -157,7 +159,7 @@ impl Simulation {
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: !was_clean,
-            bound_ms,
+            terms,
         };
         self.gate = Some(Gate { core: Core::new(setup), disk, records: Arc::clone(&records), stops_at: None });
         self.world().begin_run(Run { records, news, seen: mark, closing: false, crowd }, was_clean);

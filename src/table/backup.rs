@@ -173,7 +173,7 @@ impl Staged {
         let incarnation = next.max(hours_since_2026(now));
         let key = key_file::create(&self.key)?;
         let run = meta.run.max(used.1);
-        let meta = Meta { incarnation, run, clean: false, key_fingerprint: key.fingerprint() };
+        let meta = Meta { incarnation, run, clean: false, key_fingerprint: key.fingerprint(), ..meta };
         write_meta(&table, &meta, read_mark(&table)?)?;
         table.flush()?;
         drop(table);

@@ -7,6 +7,8 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 
+use tokio::sync::Notify;
+
 use crate::{
     failpoints::{self, Fault},
     fence::BootMs,
@@ -18,9 +20,17 @@ pub struct Generation {
     active: AtomicUsize,
     unknown_until: AtomicU64,
     retired: AtomicBool,
+    /// Tells those that go by it.
+    change: Notify,
 }
 
 impl Generation {
+    /// One of an earlier run: what went by it may land until then.
+    #[must_use]
+    pub fn gone(unknown_until: BootMs) -> Arc<Self> {
+        Arc::new(Self { unknown_until: AtomicU64::new(unknown_until.0), ..Self::default() })
+    }
+
     /// A write goes by it.
     #[must_use]
     pub fn enter(self: &Arc<Self>) -> Entered {
@@ -31,6 +41,7 @@ impl Generation {
     /// A newer one has taken its place: nothing more is sent by it.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::SeqCst);
+        self.change.notify_waiters();
     }
 
     /// Whether nothing of it can land any more.
@@ -57,6 +68,14 @@ impl Entered {
     #[must_use]
     pub fn is_retired(&self) -> bool {
         self.0.retired.load(Ordering::SeqCst) && !failpoints::on(Fault::ReloadNoWait)
+    }
+
+    /// Waits until that is so.
+    pub async fn retired(&self) {
+        let told = self.0.change.notified();
+        if !self.is_retired() {
+            told.await;
+        }
     }
 
     /// It may still land until then.

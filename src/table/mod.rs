@@ -21,6 +21,7 @@ pub mod flight;
 pub mod generation;
 pub mod key_file;
 pub mod ledger;
+mod logs;
 pub mod memory;
 pub mod news;
 pub mod open;
@@ -28,7 +29,6 @@ pub mod records;
 pub mod rocks;
 pub mod stripes;
 pub mod verify;
-mod wal;
 
 use std::path::Path;
 

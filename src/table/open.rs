@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::{
     Batch, Table, TableFault,
-    codec::{Context, Key, Meta, decode_mark, encode_mark},
+    codec::{Context, Key, Meta, Terms, decode_mark, encode_mark},
     data_folder::{DataLock, clear, key_path, sync_parent, table_folder},
     key_file::{self, KeyFault},
     rocks::{Recovered, RocksTable},
@@ -62,6 +62,10 @@ pub struct Begun {
     pub was_clean: bool,
     /// Why a new incarnation had to begin, if it had to.
     pub tail_lost: Option<String>,
+    /// What this run's own writes go by.
+    pub terms: Terms,
+    /// Writes that went by other routes than this run's may still land.
+    pub was_rerouted: bool,
     /// Keeps other processes off the data folder while it is held.
     pub lock: Option<DataLock>,
 }
@@ -90,7 +94,13 @@ fn create(data: &Path, clean: bool) -> Result<(), OpenFault> {
     let aside = data.join("table.new");
     clear(&aside).map_err(io_failed)?;
     let table = RocksTable::create(&aside).map_err(failed)?;
-    let meta = Meta { incarnation: Incarnation::default(), run: 0, clean, key_fingerprint: key.fingerprint() };
+    let meta = Meta {
+        incarnation: Incarnation::default(),
+        run: 0,
+        clean,
+        key_fingerprint: key.fingerprint(),
+        terms: Terms::default(),
+    };
     write_meta(&table, &meta, Hlc::default()).map_err(failed)?;
     table.flush().map_err(failed)?;
     drop(table);
@@ -123,11 +133,11 @@ pub fn look(data: &Path, may_create: bool) -> Result<bool, OpenFault> {
     if may_create { Ok(false) } else { Err(OpenFault::Missing { folder: folder() }) }
 }
 
-/// Opens the table in a data folder and begins a run.
+/// Opens the table in a data folder and begins a run, whose writes will go by these terms.
 ///
 /// # Errors
 /// With what is wrong and what to do.
-pub fn begin(data: &Path, may_create: bool, clock: &Clock) -> Result<Begun, OpenFault> {
+pub fn begin(data: &Path, may_create: bool, clock: &Clock, terms: Terms) -> Result<Begun, OpenFault> {
     let folder = || data.display().to_string();
     let is_there = look(data, may_create)?;
     let lock = lock(data)?;
@@ -138,7 +148,7 @@ pub fn begin(data: &Path, may_create: bool, clock: &Clock) -> Result<Begun, Open
     let opened = RocksTable::open(&table_folder(data));
     let (table, recovered) = opened.map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
     let table = Arc::new(table);
-    let mut begun = begin_on(Arc::clone(&table) as Arc<dyn Table>, key, recovered, clock, &folder())?;
+    let mut begun = begin_on(Arc::clone(&table) as Arc<dyn Table>, key, recovered, (clock, terms), &folder())?;
     // The incarnation must not lie in a log whose tail could be lost again.
     table.flush().map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
     RocksTable::tail_is_made_up_for(&table_folder(data)).map_err(|error| OpenFault::Io { folder: folder(), error })?;
@@ -154,7 +164,7 @@ pub fn begin_on(
     table: Arc<dyn Table>,
     key: TableKey,
     recovered: Recovered,
-    clock: &Clock,
+    (clock, terms): (&Clock, Terms),
     folder: &str,
 ) -> Result<Begun, OpenFault> {
     let failed = |fault| OpenFault::Table { folder: folder.to_owned(), fault };
@@ -171,18 +181,20 @@ pub fn begin_on(
         None => Some(before.incarnation),
         Some(_) => before.incarnation.next(),
     };
+    let was_clean = before.clean && tail_lost.is_none();
     let meta = Meta {
         incarnation: incarnation.ok_or_else(|| OpenFault::Exhausted { folder: folder.to_owned() })?,
         run: before.run + 1,
         clean: false,
         key_fingerprint: before.key_fingerprint,
+        terms: if was_clean { terms } else { terms.and(before.terms) },
     };
     let start = clock.now();
     write_meta(&*table, &meta, mark.max(start.mark())).map_err(failed)?;
     let frame = Frame { run: meta.run, start, behind_mark: start.wall < WallMs(mark.ms) };
     let context = Context { frame, incarnation: meta.incarnation, key };
-    let was_clean = before.clean && tail_lost.is_none();
-    Ok(Begun { was_clean, table, context, meta, mark, tail_lost, lock: None })
+    let was_rerouted = meta.terms.routes != terms.routes;
+    Ok(Begun { was_clean, table, context, meta, mark, tail_lost, terms, was_rerouted, lock: None })
 }
 
 /// The table's row about itself.

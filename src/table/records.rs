@@ -7,9 +7,12 @@ use super::{
     codec::{Context, Family, Key, RequestRow, decode_index, decode_lease, decode_record},
     stripes::Stripes,
 };
-use crate::fence::{
-    Fence, HolderId, How, LeaseId, LeaseRow, LeaseSeq, Now, ObjectId, Record, RequestId, State,
-    verdict::{self, Denial, Permit, Presented, Unusable, View},
+use crate::{
+    failpoints::{self, Point},
+    fence::{
+        Fence, HolderId, How, LeaseId, LeaseRow, LeaseSeq, Now, ObjectId, Record, RequestId, State,
+        verdict::{self, Denial, Permit, Presented, Unusable, View},
+    },
 };
 
 /// The table for readers: records, leases, and whether it may be used at all.
@@ -82,8 +85,14 @@ impl Records {
             }
             let ticket = self.stripes.ticket(object);
             let record = self.read_row(object)?;
+            failpoints::reach(Point::Loaded);
+            let left_draining = matches!(record.state, State::Draining { .. });
             // Taken or not, what is in memory then serves: it may have been published meanwhile.
             self.stripes.offer(record, &ticket);
+            if left_draining {
+                // Of an earlier run: records that drain stay in memory.
+                self.stripes.look_at(object.clone());
+            }
         }
     }
 

@@ -4,7 +4,7 @@
 //! - The write-ahead log must be whole (`AbsoluteConsistency`). The default mode drops every record
 //!   behind a corruption without a word. Where only the tail fails, the caller is told
 //!   ([`Recovered::TailLost`]) and must start a new incarnation.
-//! - Zeros within a log are looked for first (`wal.rs`): RocksDB passes over them in every mode.
+//! - Damage that RocksDB passes over in every mode is looked for first (`logs.rs`).
 //! - A recovered log is flushed into synced files before anything is answered from it: after a
 //!   failed sync the page cache can show records that never reached the disk.
 //! - Log files are not recycled, so an old record cannot be taken for a new one.
@@ -25,7 +25,7 @@ use rocksdb::{
     WriteOptions, checkpoint::Checkpoint,
 };
 
-use super::{Batch, Row, Table, TableFault, wal};
+use super::{Batch, Row, Table, TableFault, logs};
 use crate::failpoints::{self, Fault};
 
 /// What opening the table found.
@@ -130,7 +130,7 @@ impl RocksTable {
     /// Where it is in use by another process, cannot be read, or is corrupt elsewhere than at the
     /// end of its log.
     pub fn open(folder: &Path) -> Result<(Self, Recovered), TableFault> {
-        if let wal::Zeros::AtTheEnd(log) = wal::look_for_zeros(folder)? {
+        if let logs::Found::ZerosAtTheEnd(log) = logs::look_over(folder)? {
             note_lost_tail(folder, &format!("{log} ends in zeros"))?;
         }
         let db = match DB::open(&options(false), folder) {

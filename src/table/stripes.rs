@@ -37,7 +37,8 @@ pub struct Stripes {
     now: AtomicU64,
     /// Until then nothing is known of any object: the last run did not end in good order.
     unknown_until: AtomicU64,
-    /// Objects whose last write in flight has ended while an advance waited for it.
+    /// Objects that the ledger shall look at: the last write in flight has ended while an advance waited
+    /// for it, or an earlier run has left it draining.
     drained: Mutex<Vec<ObjectId>>,
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Older versions of routes that a reload has changed, while writes that went by them may land.
@@ -176,11 +177,12 @@ impl Stripes {
         if found.flight.is_drained_of_writes() {
             let object = found.record.object.clone();
             drop(held);
-            self.tell_drained(object);
+            self.look_at(object);
         }
     }
 
-    fn tell_drained(&self, object: ObjectId) {
+    /// The ledger shall look at what this object waits for.
+    pub fn look_at(&self, object: ObjectId) {
         self.drained.lock().unwrap_or_else(PoisonError::into_inner).push(object);
         self.wake.get().inspect(|wake| wake());
     }
@@ -192,7 +194,7 @@ impl Stripes {
         if found.flight.end(from, how) {
             let object = found.record.object.clone();
             drop(held);
-            self.tell_drained(object);
+            self.look_at(object);
         }
     }
 
@@ -305,13 +307,17 @@ impl Stripes {
     #[must_use]
     pub fn is_all_settled(&self, now: BootMs) -> bool {
         let is_settled = |slot: &Slot| !slot.flight.pins(now);
-        let retiring = self.with_retiring(Flying::default());
-        self.all_unknown_until() <= now
-            && retiring.is_drained(now)
+        self.is_past_older_routes(now)
             && self
                 .all
                 .iter()
                 .all(|stripe| stripe.lock().unwrap_or_else(PoisonError::into_inner).slots.iter().all(is_settled))
+    }
+
+    /// Whether nothing of an earlier run can land, nor anything that goes by routes that have changed.
+    #[must_use]
+    pub fn is_past_older_routes(&self, now: BootMs) -> bool {
+        self.all_unknown_until() <= now && self.with_retiring(Flying::default()).is_drained(now)
     }
 
     /// Whether no write is on its way.

@@ -9,6 +9,7 @@ use std::{
 use super::{Plane, inflight::InFlight};
 use crate::{
     api::Gate,
+    failpoints::{self, Point},
     fence::{
         Denial, ObjectId, Permit, Refusal, Ttl,
         verdict::{self, Presented, Unusable, View},
@@ -29,7 +30,10 @@ pub async fn decide(
 ) -> Result<InFlight, Refusal> {
     loop {
         match judge(gate, object, &presented) {
-            Some(Ok(admitted)) => return Ok(InFlight::new(Arc::clone(gate), admitted, presented, bound)),
+            Some(Ok(admitted)) => {
+                failpoints::reach(Point::Admitted);
+                return Ok(InFlight::new(Arc::clone(gate), admitted, presented, bound));
+            }
             Some(Err(Denial::Refused(refusal))) => return Err(refusal),
             Some(Err(Denial::Overdue(lease))) => {
                 let ended = gate.ledger.end(vec![(object.clone(), lease)]).await;

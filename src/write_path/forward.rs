@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     clock::Stopwatch,
-    failpoints::{self, Fault},
+    failpoints::{self, Fault, Point},
     fence::{Code, Denial, Ttl, code::Limit},
     route::UNSETTLING,
     store::{
@@ -152,6 +152,7 @@ impl Job {
         loop {
             let mut lane = self.pool.lane().await.map_err(no_lane)?;
             let cancel = self.go_on(progress.is_some()).await?;
+            failpoints::reach(Point::Committed);
             let (counter, stopwatch) = (lane.counter(), Stopwatch::start());
             let before = counter.get();
             let held_bytes = request.body().size_hint().exact().unwrap_or(0);
@@ -172,6 +173,7 @@ impl Job {
                 }),
                 () = stalled => Err((format!("nothing was heard of it for {} ms", patience.as_millis()), None)),
                 () = told_to_stop(cancel, progress) => Err(("the lease is changing hands".to_owned(), None)),
+                () = self.rerouted(progress) => Err(("this route has just changed".to_owned(), None)),
             };
             let (why, unsent) = match sent {
                 Ok(response) => {
@@ -194,6 +196,19 @@ impl Job {
                 }
                 Some(_) | None => return Err(self.failed(counter.get() > before, &why, progress).await),
             }
+        }
+    }
+
+    /// A reload has changed the route of a write whose end has not been let go.
+    async fn rerouted(&self, progress: Option<&Progress>) {
+        match (&self.write, progress) {
+            (Some(write), Some(progress)) => {
+                write.entered.retired().await;
+                if progress.is_released() {
+                    std::future::pending::<()>().await;
+                }
+            }
+            _ => std::future::pending().await,
         }
     }
 
@@ -305,6 +320,7 @@ impl Job {
             return Ok(Response::from_parts(head, ReplyBody::store(reply)));
         };
         let settles = if is_early { write.discards } else { write.is_settled_by(head.status.as_u16()) };
+        failpoints::reach(Point::Sent);
         if failpoints::on(Fault::HeadSettles) {
             self.in_flight.as_ref().inspect(|in_flight| in_flight.settle());
         }
@@ -316,6 +332,7 @@ impl Job {
                 return Err(self.unknown(format!("the write was sent, and the store's answer broke off ({why})")));
             }
             Ahead::Whole(frames) => {
+                failpoints::reach(Point::Answered);
                 if settles && !is_early {
                     self.in_flight.as_ref().inspect(|in_flight| in_flight.settle());
                     lane.give_back(self.worker.now.get());

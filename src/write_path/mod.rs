@@ -37,12 +37,13 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use self::plan::{Outfit, Plan};
+use self::plan::{Before, Outfit, Plan};
 use crate::{
     api::Shared,
-    config::{Faults, Settings},
+    config::{Fault, Faults, Settings},
     fence::BootMs,
     metrics::{PlaneMetrics, Tally},
+    table::generation::Generation,
 };
 
 /// What all workers share.
@@ -61,12 +62,18 @@ pub struct Plane {
 }
 
 impl Plane {
-    /// A data plane for these settings, with at most `room` connections.
+    /// A data plane for these settings, with at most `room` connections. `earlier`: what went by other
+    /// routes before this run, if that can still land.
     ///
     /// # Errors
     /// With what is wrong with them, or with the files that they name.
-    pub fn new(gate: Shared, settings: &Settings, room: usize) -> Result<Arc<Self>, Faults> {
-        let plan = Plan::new(settings, None, &gate.metrics)?;
+    pub fn new(
+        gate: Shared,
+        settings: &Settings,
+        room: usize,
+        earlier: Option<&Arc<Generation>>,
+    ) -> Result<Arc<Self>, Faults> {
+        let plan = Plan::new(settings, Before::Start(earlier), &gate.metrics)?;
         Ok(Arc::new(Self {
             gate,
             plan: ArcSwap::from_pointee(plan),
@@ -82,14 +89,21 @@ impl Plane {
     ///
     /// # Errors
     /// With what is wrong with them; the old ones stay.
-    pub fn reload(&self, settings: &Settings) -> Result<(), Faults> {
+    pub async fn reload(&self, settings: &Settings) -> Result<(), Faults> {
         let before = self.plan.load_full();
-        let plan = Arc::new(Plan::new(settings, Some(&before), &self.gate.metrics)?);
+        let plan = Arc::new(Plan::new(settings, Before::Plan(&before), &self.gate.metrics)?);
+        let terms = plan.routes.terms;
+        // Should this run end badly, the next one must know that writes went by other routes than its own.
+        self.gate.ledger.announce(terms).await.map_err(|_| {
+            Faults(vec![Fault::new("table.path", "the fence table cannot be written now, so the old settings stay")])
+        })?;
         // First nothing is granted over what goes by the old routes; then nothing more goes by them.
         self.gate.records.stripes.retire(plan.retired_from(&before));
         let generation = plan.generation;
         self.plan.store(plan);
         self.generation.store(generation, Ordering::Release);
+        // If nobody hears of it, the table goes on saying that both may be in use.
+        let _ = self.gate.ledger.adopt(terms).await;
         Ok(())
     }
 

@@ -37,13 +37,13 @@ impl Plan {
     ///
     /// # Errors
     /// With what is wrong with them, or with the files that they name.
-    pub fn new(settings: &Settings, before: Option<&Self>, metrics: &Metrics) -> Result<Self, Faults> {
+    pub fn new(settings: &Settings, before: Before<'_>, metrics: &Metrics) -> Result<Self, Faults> {
         let routes = Routes::new(settings).map_err(Faults)?;
         let one = |key: String, what: String| Faults(vec![Fault::new(key, what)]);
         let way = |store: &StoreSettings| store.way().map_err(|(key, what)| one(format!("store.{key}"), what));
         let versions = versions(&routes, before);
         Ok(Self {
-            generation: before.map_or(0, |before| before.generation + 1),
+            generation: before.plan().map_or(0, |before| before.generation + 1),
             versions,
             settings: settings.gate.clone(),
             tls: settings.gate.tls().map_err(|what| one("gate.tls_cert_file".to_owned(), what))?,
@@ -73,11 +73,28 @@ impl Plan {
     }
 }
 
+/// What was before a plan.
+#[derive(Clone, Copy)]
+pub enum Before<'a> {
+    /// Nothing, but what went by the routes of an earlier run, if that can still land.
+    Start(Option<&'a Arc<Generation>>),
+    Plan(&'a Plan),
+}
+
+impl Before<'_> {
+    fn plan(&self) -> Option<&Plan> {
+        match self {
+            Self::Start(_) => None,
+            Self::Plan(plan) => Some(plan),
+        }
+    }
+}
+
 /// A route that is as it was keeps its generation. One that is new, or has changed, waits for all that
 /// are gone: what they wrote to may be its object's.
-fn versions(routes: &Routes, before: Option<&Plan>) -> Vec<Version> {
+fn versions(routes: &Routes, before: Before<'_>) -> Vec<Version> {
     let same = |route: &Route| -> Option<&Version> {
-        let before = before?;
+        let before = before.plan()?;
         let is_same = |old: &&Route| {
             old.acts_like(route) && before.routes.stores[old.store].url == routes.stores[route.store].url
         };
@@ -85,14 +102,16 @@ fn versions(routes: &Routes, before: Option<&Plan>) -> Vec<Version> {
     };
     let kept: Vec<Option<&Version>> = routes.all().iter().map(same).collect();
     let is_kept = |old: &Version| kept.iter().flatten().any(|kept| Arc::ptr_eq(&kept.generation, &old.generation));
-    let gone: Vec<Arc<Generation>> = before
-        .map_or(&[][..], |before| &before.versions)
-        .iter()
-        .flat_map(|old| {
-            let own = (!is_kept(old)).then_some(&old.generation);
-            old.waits_for.iter().chain(own).map(Arc::clone)
-        })
-        .collect();
+    let gone: Vec<Arc<Generation>> = match before {
+        Before::Start(earlier) => earlier.into_iter().map(Arc::clone).collect(),
+        Before::Plan(before) => {
+            let with_own = |old: &Version| {
+                let own = (!is_kept(old)).then_some(&old.generation);
+                old.waits_for.iter().chain(own).map(Arc::clone).collect::<Vec<_>>()
+            };
+            before.versions.iter().flat_map(with_own).collect()
+        }
+    };
     let new = || Version { generation: Arc::default(), waits_for: gone.clone() };
     kept.into_iter().map(|kept| kept.cloned().unwrap_or_else(new)).collect()
 }

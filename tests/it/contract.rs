@@ -12,7 +12,7 @@ use fencegate::{
     metrics::Metrics,
     table::{
         Table,
-        codec::Meta,
+        codec::{Meta, Terms},
         ledger::{Core, Ledger, Refused, Setup, Wanted},
         memory::{DiskFault, MemoryTable},
         news::News,
@@ -37,7 +37,8 @@ trait Disk {
 
 impl Disk for Arc<MemoryTable> {
     fn begin(&self, clock: &Clock) -> Begun {
-        begin_on(Arc::clone(self) as Arc<dyn Table>, key(), Recovered::Whole, clock, "memory").unwrap()
+        begin_on(Arc::clone(self) as Arc<dyn Table>, key(), Recovered::Whole, (clock, Terms::default()), "memory")
+            .unwrap()
     }
 
     fn crash(&self) {
@@ -52,7 +53,7 @@ impl Disk for Arc<MemoryTable> {
 
 impl Disk for tempfile::TempDir {
     fn begin(&self, clock: &Clock) -> Begun {
-        open::begin(self.path(), false, clock).unwrap()
+        open::begin(self.path(), false, clock, Terms::default()).unwrap()
     }
 
     fn crash(&self) {}
@@ -64,7 +65,13 @@ impl Disk for tempfile::TempDir {
 
 fn memory() -> Arc<MemoryTable> {
     let table = Arc::new(MemoryTable::default());
-    let meta = Meta { incarnation: Incarnation::default(), run: 0, clean: true, key_fingerprint: key().fingerprint() };
+    let meta = Meta {
+        incarnation: Incarnation::default(),
+        run: 0,
+        clean: true,
+        key_fingerprint: key().fingerprint(),
+        terms: Terms::default(),
+    };
     write_meta(&*table, &meta, Hlc::default()).unwrap();
     table
 }
@@ -114,7 +121,7 @@ impl<D: Disk> Bench<D> {
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: false,
-            bound_ms: 0,
+            terms: Terms::default(),
         });
         self.open = Some((Ledger::start(core, &self.machine), records));
     }
@@ -330,7 +337,7 @@ fn the_suite_notices_a_table_that_forgets() {
     impl Disk for LyingDisk {
         fn begin(&self, clock: &Clock) -> Begun {
             let liar = Arc::new(Liar(Arc::clone(&self.0)));
-            begin_on(liar, key(), Recovered::Whole, clock, "memory").unwrap()
+            begin_on(liar, key(), Recovered::Whole, (clock, Terms::default()), "memory").unwrap()
         }
         fn crash(&self) {
             self.0.crash();

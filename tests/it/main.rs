@@ -4,7 +4,7 @@
 //! - `leases`, `waiting`, `watch`, `api`: the lease api, call by call.
 //! - `expiry`: races at the instant of expiry, with a driven clock and a disk that hangs.
 //! - `contract`: one suite for every table, RocksDB and the one in memory that fails on purpose.
-//! - `recovery`: damaged, lost, foreign and restored tables.
+//! - `recovery`: damaged, lost, foreign and restored tables. `flips`: one bit of a log. `restart`: what a crash leaves.
 //! - `crash`: kill -9 in a loop, also with what was not synced thrown away.
 //! - `process`: starting, stopping, configuration faults, full disks, failing syncs.
 //! - `cli`: the commands.
@@ -26,11 +26,13 @@ mod crash;
 mod demo;
 mod drain;
 mod expiry;
+mod flips;
 mod leases;
 mod process;
 mod readme;
 mod recovery;
 mod reload;
+mod restart;
 mod secrets;
 mod simulation;
 mod support;

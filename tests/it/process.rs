@@ -180,6 +180,14 @@ fn a_default_build_refuses_test_faults() {
     assert!(stderr(&refused).contains("this build has no test faults"), "{}", stderr(&refused));
     assert!(check(failpoints_binary(), "no-sync").status.success());
     assert_eq!(check(failpoints_binary(), "nonsense").status.code(), Some(2));
+    let point = |binary, point: &str| {
+        let mut command = Command::new(binary);
+        command.args(["check", "--config"]).arg(site.config()).env("FENCEGATE_TEST_POINT", point);
+        command.output().unwrap().status.code()
+    };
+    assert_eq!(point(binary(), "sealed=kill:1"), Some(2));
+    assert_eq!(point(failpoints_binary(), "sealed=kill:1,loaded=hold:x"), Some(0));
+    assert_eq!(point(failpoints_binary(), "sealed=kill"), Some(2));
 }
 
 /// A gate whose twentieth sync and all after it fare as strace's `inject` says: the ledger's syncs are

@@ -408,7 +408,7 @@ fn starting_reads_as_little_of_a_large_table_as_of_a_small_one() {
             fencegate::table::Table::commit(&table, batch).unwrap();
         }
         drop(table);
-        let begun = open::begin(folder.path(), false, &Clock::machine()).unwrap();
+        let begun = open::begin(folder.path(), false, &Clock::machine(), codec::Terms::default()).unwrap();
         begun.table.reads()
     };
     let (small, large) = (reads_at(10), reads_at(100_000));

@@ -120,3 +120,22 @@ fn a_route_that_has_changed_waits_for_writes_that_went_by_the_old_one() {
     reload(&gate, "fencegate_reloads_total{result=\"applied\"} 2\n");
     assert_eq!(gate.gate().call("PUT", "/a/users/3", &[("fence-token", token)], b"x").status, 200);
 }
+
+#[test]
+fn a_body_that_streams_by_a_route_that_changes_is_broken_off() {
+    let store = Store::start();
+    let (site, gate) = start(&store);
+    let lease = acquire(&mut gate.api(), "users", "me", 60_000);
+    let mut old = gate.gate();
+    let head = format!(
+        "PUT /a/users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {}\r\ncontent-length: 200000\r\n\r\n",
+        text(&lease, "fence_token")
+    );
+    old.send_raw(&[head.as_bytes(), &[b'x'; 100_000]].concat()).unwrap();
+    until("the store has part of it", || store.saw("body") == 1);
+    site.configure(&config(&store, "enforce").replace("object = '{object}'", "object = 'new-{object}'"));
+    reload(&gate, "fencegate_reloads_total{result=\"applied\"} 1\n");
+    old.receive().unwrap().unknown();
+    until("the store was cut off", || store.saw("cut") == 1);
+    assert_eq!(store.saw("applied"), 0);
+}

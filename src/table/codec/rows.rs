@@ -17,6 +17,23 @@ pub struct Context {
     pub key: TableKey,
 }
 
+/// What the writes of a run go by, and how long they may still land once it is gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// A hash of the routes; zeros where there were none, or several sets of them.
+    pub routes: [u8; 16],
+    pub bound_ms: u64,
+}
+
+impl Terms {
+    /// Writes that go by either may land.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let routes = if self.routes == other.routes { self.routes } else { Self::default().routes };
+        Self { routes, bound_ms: self.bound_ms.max(other.bound_ms) }
+    }
+}
+
 /// The table about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meta {
@@ -27,6 +44,8 @@ pub struct Meta {
     pub clean: bool,
     /// Of the key that its tokens are made with.
     pub key_fingerprint: [u8; 16],
+    /// Of whatever may still land if this run ends badly.
+    pub terms: Terms,
 }
 
 impl Meta {
@@ -37,6 +56,8 @@ impl Meta {
             .u64(self.run)
             .u8(self.clean.into())
             .bytes(&self.key_fingerprint)
+            .bytes(&self.terms.routes)
+            .u64(self.terms.bound_ms)
             .done()
     }
 
@@ -51,6 +72,7 @@ impl Meta {
             run: reader.u64()?,
             clean: reader.flag()?,
             key_fingerprint: reader.array()?,
+            terms: Terms { routes: reader.array()?, bound_ms: reader.u64()? },
         };
         reader.end()?;
         Ok(meta)

@@ -179,8 +179,13 @@ proptest! {
     }
 
     #[test]
-    fn meta_rows(incarnation: u32, run: u64, clean: bool, key_fingerprint: [u8; 16], flip in any::<(usize, u8)>()) {
-        let meta = Meta { incarnation: Incarnation::new(incarnation), run, clean, key_fingerprint };
+    fn meta_rows(
+        (incarnation, run, clean) in any::<(u32, u64, bool)>(),
+        (key_fingerprint, routes, bound_ms) in any::<([u8; 16], [u8; 16], u64)>(),
+        flip in any::<(usize, u8)>(),
+    ) {
+        let terms = Terms { routes, bound_ms };
+        let meta = Meta { incarnation: Incarnation::new(incarnation), run, clean, key_fingerprint, terms };
         prop_assert_eq!(Meta::decode(&meta.encode()), Ok(meta.clone()));
         assert_one_encoding(&meta.encode(), flip, |bytes| Meta::decode(bytes).ok().map(|meta| meta.encode()));
     }

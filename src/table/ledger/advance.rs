@@ -13,7 +13,7 @@ use super::{
     timers::Due,
 };
 use crate::{
-    failpoints::{self, Fault},
+    failpoints::{self, Fault, Point},
     fence::{BootMs, Event, Fence, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, step::LeaseRefusal},
     table::flight::{Flying, Tally},
 };
@@ -134,6 +134,7 @@ impl Core {
         // Nothing is sealed unless all can be: from here on nothing fails but the table itself.
         let flying: Vec<Flying> =
             published.map_err(|fault| unreadable(&fault))?.iter().map(|record| self.seal(record, force)).collect();
+        failpoints::reach(Point::Sealed);
         if !flying.iter().all(|flying| flying.is_drained(now)) && !failpoints::on(Fault::NoDrainingState) {
             return Ok(Drained::Later(drains));
         }
@@ -228,8 +229,12 @@ impl Core {
 
     /// Looks at the advances of every object that has drained.
     pub(super) fn look_at_drained(&mut self, round: &mut Round) {
+        if self.setup.records.latched().is_some() {
+            return;
+        }
         for object in self.setup.records.stripes.take_drained() {
             self.look_at_advances_of(round, &object);
+            self.resume_drain(round, &object);
         }
     }
 
@@ -301,6 +306,7 @@ impl Core {
             }
             (opened, _) => opened,
         };
+        failpoints::reach(Point::Drained);
         self.setup.metrics.drained(waited_ms);
         self.apply(round, draft);
         self.answer_advance(round, asked, opened);

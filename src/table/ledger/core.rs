@@ -4,25 +4,25 @@
 use std::sync::Arc;
 
 use super::{
-    Command, DrainReport, Granted, Refused, Reply, Revoked,
-    advance::{Advances, Asked, Drained, all_granted},
+    Command, DrainReport, Granted, Refused, Reply,
+    advance::{Advances, Drained},
     round::{Draft, Drain, Round},
     sweep::Sweep,
+    terms::InUse,
     timers::{Due, Timers},
     waiters::Waiters,
 };
 use crate::{
     clock::{Clock, StepMeter, Stopwatch},
-    failpoints::{self, Fault},
+    failpoints::{self, Fault, Point},
     fence::{
-        BootMs, Event, Hlc, HolderId, Lease, LeaseId, LeaseRow, ObjectId, Outcome, Record, State, Ttl,
-        step::{At, Claim, Kind, LeaseRefusal},
-        token::FenceToken,
+        BootMs, Event, Hlc, Lease, LeaseId, ObjectId, Outcome, Record, State, Ttl,
+        step::{At, Kind, LeaseRefusal},
     },
     metrics::LedgerMetrics,
     table::{
         TableFault,
-        codec::{Key, Meta, encode_mark},
+        codec::{Key, Meta, Terms, encode_mark},
         news::News,
         open,
         records::Records,
@@ -44,8 +44,8 @@ pub struct Setup {
     pub waiters_max: usize,
     /// The last run did not end in good order: writes of it may still land.
     pub unclean: bool,
-    /// The longest that a write may still land once its connection is gone.
-    pub bound_ms: u64,
+    /// What this run's writes go by.
+    pub terms: Terms,
 }
 
 /// The ledger without its thread.
@@ -56,6 +56,7 @@ pub struct Core {
     pub(super) waiters: Waiters,
     pub(super) sweep: Sweep,
     pub(super) advances: Advances,
+    pub(super) terms: InUse,
     step_meter: StepMeter,
     /// Grants whose clients were gone when the answer came: to be taken back in the next round.
     orphans: Vec<(ObjectId, LeaseId)>,
@@ -84,7 +85,7 @@ impl Core {
         setup.records.stripes.tick(now.boot);
         if setup.unclean {
             let start = setup.records.context.frame.start.boot;
-            setup.records.stripes.set_all_unknown(start.after(Ttl(setup.bound_ms)));
+            setup.records.stripes.set_all_unknown(start.after(Ttl(setup.meta.terms.bound_ms)));
         }
         Self {
             hlc: setup.mark,
@@ -92,6 +93,7 @@ impl Core {
             waiters: Waiters::default(),
             sweep: Sweep::default(),
             advances: Advances::default(),
+            terms: InUse::new(setup.terms),
             step_meter: StepMeter::new(now),
             orphans: vec![],
             freed: vec![],
@@ -121,7 +123,7 @@ impl Core {
 
     /// When nothing of an earlier run can land any more.
     pub(super) fn bound_from_start(&self) -> BootMs {
-        self.setup.records.context.frame.start.boot.after(Ttl(self.setup.bound_ms))
+        self.setup.records.context.frame.start.boot.after(Ttl(self.setup.meta.terms.bound_ms))
     }
 
     #[must_use]
@@ -158,6 +160,15 @@ impl Core {
                 self.dismiss_advances(&Refused::Stopping);
                 answer(round, reply, Ok(()));
             }
+            Command::Announce { reply, .. } if latched => unavailable(round, reply),
+            Command::Announce { terms, reply } => {
+                self.announce(round, terms);
+                answer(round, reply, Ok(()));
+            }
+            Command::Adopt { terms, reply } => {
+                self.terms.adopt(terms);
+                answer(round, reply, Ok(()));
+            }
             Command::Acquire { reply, .. } if self.closed => answer(round, reply, Err(Refused::Stopping)),
             Command::Acquire { reply, .. } if latched => unavailable(round, reply),
             Command::Renew { reply, .. } if latched => {
@@ -191,91 +202,6 @@ impl Core {
         }
     }
 
-    /// `is_new`: it was rotated, so a lease that nobody is there to take is given back.
-    pub(super) fn answer_renewal(
-        &self,
-        round: &mut Round,
-        reply: Reply<Granted>,
-        renewed: Result<Granted, Refused>,
-        is_new: bool,
-    ) {
-        let metrics = self.setup.metrics.clone();
-        round.answers.push(Box::new(move |committed| {
-            let renewed = if committed { renewed } else { Err(not_committed(&renewed)) };
-            metrics.renewed(&renewed);
-            match reply.send(renewed) {
-                Err(Ok(unwanted)) if is_new => vec![(unwanted.object, unwanted.lease.lease_id)],
-                Ok(()) | Err(_) => vec![],
-            }
-        }));
-    }
-
-    fn renew(
-        &mut self,
-        round: &mut Round,
-        lease_id: &LeaseId,
-        (holder, token): (HolderId, FenceToken),
-        ttl: Ttl,
-        rotate: Option<LeaseId>,
-        reply: Reply<Granted>,
-    ) {
-        let is_new = rotate.is_some();
-        let renewed = self.known_lease(round, lease_id).and_then(|row| {
-            let object = row.object.clone();
-            let claim = Claim { row, holder: Some(holder), token };
-            self.change(round, &object, Event::Renew { claim, ttl, rotate }).map(|changed| (object, changed))
-        });
-        let renewed = match renewed {
-            Ok((object, Changed::To(Outcome::Renewed(lease)))) => Ok(granted(object, lease)),
-            Ok((object, Changed::To(other))) => Err(unexpected(object, other)),
-            Ok((_, Changed::Opened(opened))) => {
-                all_granted(opened).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound))
-            }
-            Ok((_, Changed::Draining(drains))) => return self.keep_advance(drains, Asked::Rotate(reply)),
-            Err(refused) => Err(refused),
-        };
-        self.answer_renewal(round, reply, renewed, is_new);
-    }
-
-    fn release(
-        &mut self,
-        round: &mut Round,
-        lease_id: &LeaseId,
-        holder: Option<HolderId>,
-        token: FenceToken,
-    ) -> Result<Record, Refused> {
-        let row = self.known_lease(round, lease_id)?;
-        let object = row.object.clone();
-        match self.change(round, &object, Event::Release { claim: Claim { row, holder, token } })? {
-            Changed::To(Outcome::Freed) => self.newest(round, &object),
-            Changed::To(other) => Err(unexpected(object, other)),
-            Changed::Opened(_) | Changed::Draining(_) => unreachable!("a release moves no fence"),
-        }
-    }
-
-    fn revoke(&mut self, round: &mut Round, object: &ObjectId, reason: String, force: bool, reply: Reply<Revoked>) {
-        let revoked = match self.change_by_force(round, object, Event::Revoke { reason }, force) {
-            Ok(Changed::Opened(opened)) => self.newest(round, object).map(|record| {
-                let drain = opened.into_iter().next().map_or_else(DrainReport::default, |(_, _, report)| report);
-                Revoked { record, drain }
-            }),
-            Ok(Changed::Draining(drains)) => {
-                self.keep_advance(drains, Asked::Revoke(Some(reply)));
-                return self.look_at_advances_of(round, object);
-            }
-            Ok(Changed::To(other)) => Err(unexpected(object.clone(), other)),
-            Err(refused) => Err(refused),
-        };
-        answer(round, reply, revoked);
-        // Whoever waited for an older drain of this object has been overtaken.
-        self.look_at_advances_of(round, object);
-    }
-
-    fn known_lease(&self, round: &Round, lease_id: &LeaseId) -> Result<LeaseRow, Refused> {
-        let row = round.lease_row(&self.setup.records, lease_id).map_err(|fault| unreadable(&fault))?;
-        row.ok_or(Refused::NotFound)
-    }
-
     pub(super) fn newest(&self, round: &Round, object: &ObjectId) -> Result<Record, Refused> {
         round.newest(&self.setup.records, &Draft::default(), object).map_err(|fault| unreadable(&fault))
     }
@@ -286,7 +212,7 @@ impl Core {
     }
 
     /// The same; `force`: what is on its way now is not waited for.
-    fn change_by_force(
+    pub(super) fn change_by_force(
         &mut self,
         round: &mut Round,
         object: &ObjectId,
@@ -397,6 +323,7 @@ impl Core {
         self.setup.metrics.in_memory(self.setup.records.stripes.len());
         self.waiters.forget_the_gone();
         if !latched {
+            self.settle_terms(round, now.boot);
             self.sweep_some(round);
             // Until the sweep has been through once, leases of earlier runs may live unseen.
             let may_live = self.timers.live() > 0 || !self.sweep.has_seen_all();
@@ -424,8 +351,15 @@ impl Core {
             self.persist(writes, round.changes, now.boot)
         };
         if committed {
+            let has_changes = !published.is_empty();
+            if has_changes {
+                failpoints::reach(Point::Persisted);
+            }
             for record in published {
                 self.setup.records.stripes.publish(record);
+            }
+            if has_changes {
+                failpoints::reach(Point::Published);
             }
             for (_, line) in &news {
                 self.setup.metrics.announced(line.kind);
@@ -480,10 +414,13 @@ impl Core {
             }
             None => {
                 self.hlc = self.hlc.tick(self.setup.clock.now());
-                open::end(&*self.setup.records.table, &self.setup.meta, self.hlc).map_err(|fault| {
+                failpoints::reach(Point::Stopping);
+                let closed = open::end(&*self.setup.records.table, &self.setup.meta, self.hlc).map_err(|fault| {
                     tracing::error!(%fault, "the clean flag could not be set; the next start counts as unclean");
                     Refused::Unavailable
-                })
+                });
+                failpoints::reach(Point::Stopped);
+                closed
             }
         };
         let _ = reply.send(closed);

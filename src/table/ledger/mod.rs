@@ -8,6 +8,8 @@
 //! - `core`: a round from beginning to end; no threads, no waiting. The simulation drives it too.
 //! - `acquire`: acquiring, waiting for one's turn, repeated requests.
 //! - `advance`: fences that have moved while older writes are on their way: seal, drain, open.
+//! - `calls`: renewing, releasing, revoking.
+//! - `terms`: which routes' writes may land if this run ends badly.
 //! - `round`: the changes of one round.
 //! - `waiters`, `timers`, `sweep`: who waits, what is due later, forgetting what ended long ago.
 //!
@@ -16,9 +18,11 @@
 
 mod acquire;
 mod advance;
+mod calls;
 mod core;
 mod round;
 mod sweep;
+mod terms;
 mod timers;
 mod waiters;
 
@@ -34,7 +38,7 @@ use std::{
 use tokio::sync::oneshot;
 
 pub use self::core::{Core, Setup};
-use super::{TableFault, records::Records};
+use super::{TableFault, codec::Terms, records::Records};
 use crate::{
     clock::Clock,
     fence::{FenceToken, HolderId, Lease, LeaseId, ObjectId, Record, RequestId, Ttl, step::LeaseRefusal},
@@ -140,6 +144,16 @@ pub enum Command {
         force: bool,
         reply: Reply<Revoked>,
     },
+    /// Writes will go by these terms too.
+    Announce {
+        terms: Terms,
+        reply: Reply<()>,
+    },
+    /// Writes go by these terms only, but for those that are on their way.
+    Adopt {
+        terms: Terms,
+        reply: Reply<()>,
+    },
     /// Grant nothing more, and let everyone who waits go. Answers behind all that came before.
     Close {
         reply: Reply<()>,
@@ -198,16 +212,26 @@ impl Ledger {
     /// # Errors
     /// With why not.
     pub async fn acquire(&self, wanted: Wanted) -> Result<Vec<Granted>, Refused> {
+        let gives_back = wanted.request.is_none();
+        let command = |reply| Command::Acquire { wanted, reply };
+        self.call_for_leases(command, gives_back).await
+    }
+
+    async fn call_for_leases<T: Leases>(
+        &self,
+        command: impl FnOnce(Reply<T>) -> Command,
+        gives_back: bool,
+    ) -> Result<T, Refused> {
         let (reply, answer) = oneshot::channel();
-        let mut pending = Pending { answer, ledger: self, can_ask_again: wanted.request.is_some() };
-        match self.queue.try_send(Command::Acquire { wanted, reply }) {
+        let mut pending = Pending { answer, ledger: self, gives_back };
+        match self.queue.try_send(command(reply)) {
             Ok(()) => (&mut pending.answer).await.unwrap_or(Err(Refused::Stopping)),
             Err(TrySendError::Full(_)) => Err(Refused::Overloaded),
             Err(TrySendError::Disconnected(_)) => Err(Refused::Stopping),
         }
     }
 
-    /// Renews a lease, or rotates it.
+    /// Renews a lease, or rotates it. Dropping the future takes a rotated lease back.
     ///
     /// # Errors
     /// With why not.
@@ -219,7 +243,8 @@ impl Ledger {
         ttl: Ttl,
         rotate: bool,
     ) -> Result<Granted, Refused> {
-        self.call(|reply| Command::Renew { lease_id, holder, token, ttl, rotate, reply }).await
+        let command = |reply| Command::Renew { lease_id, holder, token, ttl, rotate, reply };
+        self.call_for_leases(command, rotate).await
     }
 
     /// Releases a lease. The record is the object's, as the release left it.
@@ -261,6 +286,22 @@ impl Ledger {
         self.call(|reply| Command::Revoke { object, reason, force, reply }).await
     }
 
+    /// Writes are about to go by other terms: durable when this returns.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn announce(&self, terms: Terms) -> Result<(), Refused> {
+        self.call(|reply| Command::Announce { terms, reply }).await
+    }
+
+    /// From here on writes go by these terms only, but for those that are on their way.
+    ///
+    /// # Errors
+    /// Where the ledger is gone already.
+    pub async fn adopt(&self, terms: Terms) -> Result<(), Refused> {
+        self.call(|reply| Command::Adopt { terms, reply }).await
+    }
+
     /// Grants nothing more from here on: whoever waits or asks gets [`Refused::Stopping`]. Renewals
     /// and releases go on. Returns when every change before it is done.
     ///
@@ -295,22 +336,39 @@ impl Ledger {
     }
 }
 
-/// An acquire whose answer is being waited for. Whoever stops waiting gives back what was granted to it
-/// and not taken.
-struct Pending<'a> {
-    answer: oneshot::Receiver<Result<Vec<Granted>, Refused>>,
-    ledger: &'a Ledger,
-    can_ask_again: bool,
+/// An answer with leases in it.
+trait Leases {
+    fn ids(self) -> Vec<(ObjectId, LeaseId)>;
 }
 
-impl Drop for Pending<'_> {
+impl Leases for Granted {
+    fn ids(self) -> Vec<(ObjectId, LeaseId)> {
+        vec![(self.object, self.lease.lease_id)]
+    }
+}
+
+impl Leases for Vec<Granted> {
+    fn ids(self) -> Vec<(ObjectId, LeaseId)> {
+        self.into_iter().flat_map(Leases::ids).collect()
+    }
+}
+
+/// A call for leases whose answer is being waited for. Whoever stops waiting gives back what was granted
+/// to it and not taken, unless it can be asked for again.
+struct Pending<'a, T: Leases> {
+    answer: oneshot::Receiver<Result<T, Refused>>,
+    ledger: &'a Ledger,
+    gives_back: bool,
+}
+
+impl<T: Leases> Drop for Pending<'_, T> {
     fn drop(&mut self) {
         // From here on the ledger itself notices that nobody is there.
         self.answer.close();
         if let Ok(Ok(granted)) = self.answer.try_recv()
-            && !self.can_ask_again
+            && self.gives_back
         {
-            let leases = granted.into_iter().map(|granted| (granted.object, granted.lease.lease_id)).collect();
+            let leases = granted.ids();
             let (reply, _) = oneshot::channel();
             // Where the ledger has no time for it, the lease runs out by itself.
             let _ = self.ledger.queue.try_send(Command::Withdraw { leases, reply });

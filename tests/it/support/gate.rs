@@ -9,7 +9,7 @@ use fencegate::{
     fence::{BootMs, Hlc, Incarnation, Now, TableKey, WallMs},
     table::{
         Table,
-        codec::Meta,
+        codec::{Meta, Terms},
         memory::MemoryTable,
         open::{begin_on, write_meta},
         rocks::Recovered,
@@ -55,8 +55,13 @@ impl TestGate {
 
     pub fn with(settings: &Settings) -> Self {
         let table = Arc::new(MemoryTable::default());
-        let meta =
-            Meta { incarnation: Incarnation::default(), run: 0, clean: true, key_fingerprint: key().fingerprint() };
+        let meta = Meta {
+            incarnation: Incarnation::default(),
+            run: 0,
+            clean: true,
+            key_fingerprint: key().fingerprint(),
+            terms: Terms::default(),
+        };
         write_meta(&*table, &meta, Hlc::default()).unwrap();
         Self::on(settings, table, START)
     }
@@ -66,7 +71,14 @@ impl TestGate {
         let (clock, driver) = Clock::driven(now);
         let runtime = Runtime::new().unwrap();
         let shared = Arc::clone(&table) as Arc<dyn Table>;
-        let begun = begin_on(shared, key(), Recovered::Whole, &clock, "memory").unwrap();
+        let begun = begin_on(
+            shared,
+            key(),
+            Recovered::Whole,
+            (&clock, fencegate::route::Routes::new(settings).unwrap().terms),
+            "memory",
+        )
+        .unwrap();
         let running = runtime.block_on(async { app::start_on(settings, clock, begun, Ports::bind(settings).unwrap()) });
         Self { table, clock: driver, running: Some(running.unwrap()), runtime }
     }
@@ -103,6 +115,11 @@ impl TestGate {
         let running = self.running.take().unwrap();
         self.runtime.block_on(running.stop(Duration::from_secs(10)))?;
         Ok(Arc::clone(&self.table))
+    }
+
+    /// As SIGHUP does it.
+    pub fn reload(&self, settings: &Settings) {
+        self.runtime.block_on(self.running().reload(Ok(settings.clone()))).unwrap();
     }
 
     /// What a crash at this moment would leave.

@@ -1,6 +1,10 @@
 //! Faults that tests switch on to see the product caught. They exist only in a build with feature
-//! `failpoints`; a default build has no way to take them, and refuses to start when the variable
-//! `FENCEGATE_TEST_FAULT` is set.
+//! `failpoints`; a default build has no way to take them, and refuses to start when one of the variables
+//! `FENCEGATE_TEST_FAULT` and `FENCEGATE_TEST_POINT` is set.
+
+mod points;
+
+pub use points::{Point, reach};
 
 /// What can be made to go wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +78,7 @@ impl Fault {
         }
     }
 
+    #[cfg(feature = "failpoints")]
     fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|fault| fault.name() == name)
     }
@@ -95,17 +100,27 @@ pub const fn on(_: Fault) -> bool {
     false
 }
 
-/// Whether a fault that the environment asks for can be had in this build.
+/// Whether what the environment asks for can be had in this build.
 ///
 /// # Errors
 /// With what to say, where it cannot.
-pub fn check(fault: Option<&str>) -> Result<(), String> {
+#[cfg(feature = "failpoints")]
+pub fn check(fault: Option<&str>, points: Option<&str>) -> Result<(), String> {
+    points.map_or(Ok(()), points::check)?;
     match fault {
+        Some(name) if Fault::named(name).is_none() => Err(format!("FENCEGATE_TEST_FAULT: no fault is called {name:?}")),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Whether what the environment asks for can be had in this build.
+///
+/// # Errors
+/// With what to say, where it cannot.
+#[cfg(not(feature = "failpoints"))]
+pub fn check(fault: Option<&str>, points: Option<&str>) -> Result<(), String> {
+    match fault.map(|_| "FENCEGATE_TEST_FAULT").or(points.map(|_| "FENCEGATE_TEST_POINT")) {
+        Some(name) => Err(format!("{name} is set, but this build has no test faults; unset it")),
         None => Ok(()),
-        Some(_) if !cfg!(feature = "failpoints") => {
-            Err("FENCEGATE_TEST_FAULT is set, but this build has no test faults; unset it".to_owned())
-        }
-        Some(name) if Fault::named(name).is_some() => Ok(()),
-        Some(name) => Err(format!("FENCEGATE_TEST_FAULT: no fault is called {name:?}")),
     }
 }

@@ -1,0 +1,147 @@
+//! Places on the way of a write or of an advance where a test can kill the process or hold a thread, as
+//! `FENCEGATE_TEST_POINT` says: a list of `POINT=kill:N` (the process kills itself when it comes there
+//! for the N-th time) and `POINT=hold:FILE` (while FILE exists, whoever comes there makes `FILE.reached`
+//! and waits until FILE is gone), with commas between them.
+
+/// Where something can be made to happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// A row was read from the table, and is not in memory yet.
+    Loaded,
+    /// Objects are sealed; nothing of their advance is durable.
+    Sealed,
+    /// A round is durable, and not published.
+    Persisted,
+    /// A round is published; nobody has been answered.
+    Published,
+    /// The last older write has ended; the second step of the advance is not durable.
+    Drained,
+    /// A write was judged and counted.
+    Admitted,
+    /// A write may go; nothing of it was sent.
+    Committed,
+    /// A write was sent; the head of its answer is there.
+    Sent,
+    /// The whole answer to a write is there; it is not settled.
+    Answered,
+    /// The clean flag is about to be set.
+    Stopping,
+    /// The clean flag has been set.
+    Stopped,
+}
+
+impl Point {
+    pub const ALL: [Self; 11] = [
+        Self::Loaded,
+        Self::Sealed,
+        Self::Persisted,
+        Self::Published,
+        Self::Drained,
+        Self::Admitted,
+        Self::Committed,
+        Self::Sent,
+        Self::Answered,
+        Self::Stopping,
+        Self::Stopped,
+    ];
+
+    /// What `FENCEGATE_TEST_POINT` calls it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Loaded => "loaded",
+            Self::Sealed => "sealed",
+            Self::Persisted => "persisted",
+            Self::Published => "published",
+            Self::Drained => "drained",
+            Self::Admitted => "admitted",
+            Self::Committed => "committed",
+            Self::Sent => "sent",
+            Self::Answered => "answered",
+            Self::Stopping => "stopping",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// Somebody has come to a point.
+#[cfg(not(feature = "failpoints"))]
+#[inline]
+pub const fn reach(_: Point) {}
+
+#[cfg(feature = "failpoints")]
+pub use asked::reach;
+
+/// Whether a list of points can be understood.
+///
+/// # Errors
+/// With what cannot.
+#[cfg(feature = "failpoints")]
+pub(super) fn check(list: &str) -> Result<(), String> {
+    asked::read(list).map(drop)
+}
+
+#[cfg(feature = "failpoints")]
+mod asked {
+    use std::{
+        path::{Path, PathBuf},
+        sync::{
+            OnceLock,
+            atomic::{AtomicU64, Ordering},
+        },
+        time::Duration,
+    };
+
+    use super::Point;
+
+    /// What happens at a point.
+    pub(super) struct Asked {
+        point: Point,
+        what: What,
+    }
+
+    enum What {
+        /// After so many more arrivals.
+        Kill(AtomicU64),
+        Hold(PathBuf),
+    }
+
+    pub(super) fn read(list: &str) -> Result<Vec<Asked>, String> {
+        let unknown = |entry: &str| format!("FENCEGATE_TEST_POINT: {entry:?} is not POINT=kill:N or POINT=hold:FILE");
+        let one = |entry: &str| {
+            let (name, what) = entry.split_once('=')?;
+            let point = Point::ALL.into_iter().find(|point| point.name() == name)?;
+            let what = match what.split_once(':')? {
+                ("kill", number) => What::Kill(AtomicU64::new(number.parse().ok()?)),
+                ("hold", file) => What::Hold(file.into()),
+                _ => return None,
+            };
+            Some(Asked { point, what })
+        };
+        list.split(',').map(|entry| one(entry).ok_or_else(|| unknown(entry))).collect()
+    }
+
+    /// Somebody has come to a point: what was asked for happens.
+    pub fn reach(point: Point) {
+        static ASKED: OnceLock<Vec<Asked>> = OnceLock::new();
+        let asked = ASKED
+            .get_or_init(|| crate::config::test_point().map_or_else(Vec::new, |list| read(&list).unwrap_or_default()));
+        for asked in asked.iter().filter(|asked| asked.point == point) {
+            match &asked.what {
+                What::Kill(left) => {
+                    if left.fetch_sub(1, Ordering::SeqCst) == 1 {
+                        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+                    }
+                }
+                What::Hold(file) => hold(file),
+            }
+        }
+    }
+
+    fn hold(file: &Path) {
+        while file.exists() {
+            let _ = std::fs::write(file.with_added_extension("reached"), "");
+            std::thread::park_timeout(Duration::from_millis(2));
+        }
+    }
+}

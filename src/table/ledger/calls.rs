@@ -1,0 +1,105 @@
+//! Renewing, releasing and revoking a lease.
+
+use super::{
+    DrainReport, Granted, Refused, Reply, Revoked,
+    advance::{Asked, all_granted},
+    core::{Changed, Core, answer, granted, not_committed, unexpected, unreadable},
+    round::Round,
+};
+use crate::fence::{
+    Event, HolderId, LeaseId, LeaseRow, ObjectId, Outcome, Record, Ttl, step::Claim, token::FenceToken,
+};
+
+impl Core {
+    /// `is_new`: it was rotated, so a lease that nobody is there to take is given back.
+    pub(super) fn answer_renewal(
+        &self,
+        round: &mut Round,
+        reply: Reply<Granted>,
+        renewed: Result<Granted, Refused>,
+        is_new: bool,
+    ) {
+        let metrics = self.setup.metrics.clone();
+        round.answers.push(Box::new(move |committed| {
+            let renewed = if committed { renewed } else { Err(not_committed(&renewed)) };
+            metrics.renewed(&renewed);
+            match reply.send(renewed) {
+                Err(Ok(unwanted)) if is_new => vec![(unwanted.object, unwanted.lease.lease_id)],
+                Ok(()) | Err(_) => vec![],
+            }
+        }));
+    }
+
+    pub(super) fn renew(
+        &mut self,
+        round: &mut Round,
+        lease_id: &LeaseId,
+        (holder, token): (HolderId, FenceToken),
+        ttl: Ttl,
+        rotate: Option<LeaseId>,
+        reply: Reply<Granted>,
+    ) {
+        let is_new = rotate.is_some();
+        let renewed = self.known_lease(round, lease_id).and_then(|row| {
+            let object = row.object.clone();
+            let claim = Claim { row, holder: Some(holder), token };
+            self.change(round, &object, Event::Renew { claim, ttl, rotate }).map(|changed| (object, changed))
+        });
+        let renewed = match renewed {
+            Ok((object, Changed::To(Outcome::Renewed(lease)))) => Ok(granted(object, lease)),
+            Ok((object, Changed::To(other))) => Err(unexpected(object, other)),
+            Ok((_, Changed::Opened(opened))) => {
+                all_granted(opened).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound))
+            }
+            Ok((_, Changed::Draining(drains))) => return self.keep_advance(drains, Asked::Rotate(reply)),
+            Err(refused) => Err(refused),
+        };
+        self.answer_renewal(round, reply, renewed, is_new);
+    }
+
+    pub(super) fn release(
+        &mut self,
+        round: &mut Round,
+        lease_id: &LeaseId,
+        holder: Option<HolderId>,
+        token: FenceToken,
+    ) -> Result<Record, Refused> {
+        let row = self.known_lease(round, lease_id)?;
+        let object = row.object.clone();
+        match self.change(round, &object, Event::Release { claim: Claim { row, holder, token } })? {
+            Changed::To(Outcome::Freed) => self.newest(round, &object),
+            Changed::To(other) => Err(unexpected(object, other)),
+            Changed::Opened(_) | Changed::Draining(_) => unreachable!("a release moves no fence"),
+        }
+    }
+
+    pub(super) fn revoke(
+        &mut self,
+        round: &mut Round,
+        object: &ObjectId,
+        reason: String,
+        force: bool,
+        reply: Reply<Revoked>,
+    ) {
+        let revoked = match self.change_by_force(round, object, Event::Revoke { reason }, force) {
+            Ok(Changed::Opened(opened)) => self.newest(round, object).map(|record| {
+                let drain = opened.into_iter().next().map_or_else(DrainReport::default, |(_, _, report)| report);
+                Revoked { record, drain }
+            }),
+            Ok(Changed::Draining(drains)) => {
+                self.keep_advance(drains, Asked::Revoke(Some(reply)));
+                return self.look_at_advances_of(round, object);
+            }
+            Ok(Changed::To(other)) => Err(unexpected(object.clone(), other)),
+            Err(refused) => Err(refused),
+        };
+        answer(round, reply, revoked);
+        // Whoever waited for an older drain of this object has been overtaken.
+        self.look_at_advances_of(round, object);
+    }
+
+    fn known_lease(&self, round: &Round, lease_id: &LeaseId) -> Result<LeaseRow, Refused> {
+        let row = round.lease_row(&self.setup.records, lease_id).map_err(|fault| unreadable(&fault))?;
+        row.ok_or(Refused::NotFound)
+    }
+}

@@ -1,0 +1,166 @@
+//! Looking over RocksDB's logs before RocksDB does: its write-ahead logs, and the manifest, which is
+//! one too.
+//!
+//! A log is a row of 32 KiB blocks; a record in it has a header of 7 bytes (checksum, length, type) and
+//! never crosses a block's end. RocksDB's own reader passes over some damage without a word, whatever
+//! its recovery mode. What is found here first:
+//! - A header of zeros is taken for the unused rest of a block, and what lies behind it is read on:
+//!   records that a disk has turned into zeros would be forgotten.
+//! - A type that belongs to recycled logs (one flipped bit) ends a log without a word, or is looked at
+//!   for ever. Ours are never recycled.
+//! - A record of the manifest that is longer than the file is taken for one that was never finished.
+//!   If its own checksum says that it is whole and only its length is wrong, table files would be
+//!   forgotten, together with all that is in them.
+
+use std::{fs, path::Path};
+
+use super::TableFault;
+
+const BLOCK: usize = 32 * 1024;
+const HEADER: usize = 7;
+/// The types that a writer who does not recycle makes: whole, first, middle, last; what compression,
+/// which timestamps, which log was before.
+const TYPES: [u8; 7] = [1, 2, 3, 4, 9, 10, 130];
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Nothing that RocksDB would not find.
+    Nothing,
+    /// This log has nothing but zeros from some record on: its tail is lost.
+    ZerosAtTheEnd(String),
+}
+
+/// Looks through all logs of a table.
+///
+/// # Errors
+/// Where one cannot be read, or is damaged in a way that RocksDB would not tell.
+pub(super) fn look_over(folder: &Path) -> Result<Found, TableFault> {
+    let unreadable = |error: std::io::Error| TableFault::Read(error.to_string());
+    let mut found = Found::Nothing;
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let is_manifest = name.starts_with("MANIFEST-");
+        if !is_manifest && path.extension().is_none_or(|extension| extension != "log") {
+            continue;
+        }
+        let log = fs::read(&path).map_err(unreadable)?;
+        let corrupt = |at: usize, what: &str| TableFault::Corrupt(format!("{name} {what} at byte {at}"));
+        match walk(&log) {
+            Walk::Zeros(at) if log[at..].iter().any(|byte| *byte != 0) => return Err(corrupt(at, "has zeros")),
+            // What RocksDB adds to a manifest is synced before anything rests on it.
+            Walk::Zeros(_) if !is_manifest => found = Found::ZerosAtTheEnd(name),
+            Walk::Foreign(at) => return Err(corrupt(at, "has a record of a kind that nobody writes")),
+            Walk::TooLong(at) if is_manifest && is_whole_but_for_its_length(&log[at..]) => {
+                return Err(corrupt(at, "has a record whose length is wrong"));
+            }
+            Walk::End | Walk::Zeros(_) | Walk::TooLong(_) => {}
+        }
+    }
+    Ok(found)
+}
+
+/// How a walk from header to header ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Walk {
+    End,
+    /// A header of zeros that is not the unused rest of a block.
+    Zeros(usize),
+    Foreign(usize),
+    /// A record that is longer than what is left of the file.
+    TooLong(usize),
+}
+
+fn walk(log: &[u8]) -> Walk {
+    let mut at = 0;
+    while at + HEADER <= log.len() {
+        let left_in_block = BLOCK - at % BLOCK;
+        if left_in_block < HEADER {
+            at += left_in_block;
+            continue;
+        }
+        let header = &log[at..at + HEADER];
+        let length = usize::from(u16::from_le_bytes([header[4], header[5]]));
+        match header[6] {
+            0 if length == 0 => return Walk::Zeros(at),
+            kind if !TYPES.contains(&kind) => return Walk::Foreign(at),
+            _ if at + HEADER + length > log.len() => return Walk::TooLong(at),
+            _ => at += HEADER + length,
+        }
+    }
+    Walk::End
+}
+
+/// Whether the checksum of a record fits what is there of it, or the beginning of that.
+fn is_whole_but_for_its_length(record: &[u8]) -> bool {
+    let Some((checksum, rest)) = record.split_first_chunk::<4>() else { return false };
+    let stored = u32::from_le_bytes(*checksum);
+    let Some((kind, payload)) = rest.get(2..).and_then(<[u8]>::split_first) else { return false };
+    let first = crc32c::crc32c(&[*kind]);
+    let mut running = first;
+    masked(first) == stored
+        || payload.iter().any(|byte| {
+            running = crc32c::crc32c_append(running, &[*byte]);
+            masked(running) == stored
+        })
+}
+
+/// As RocksDB stores checksums, so that a log within a log does not look like one.
+const fn masked(checksum: u32) -> u32 {
+    checksum.rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(length: u8) -> Vec<u8> {
+        let payload = vec![9; usize::from(length)];
+        let checksum = masked(crc32c::crc32c_append(crc32c::crc32c(&[1]), &payload));
+        [&checksum.to_le_bytes()[..], &[length, 0, 1], &payload].concat()
+    }
+
+    #[test]
+    fn zeros_are_found_and_the_rest_of_a_block_is_none() {
+        let three = [record(10), record(20), record(30)].concat();
+        assert_eq!(walk(&three), Walk::End);
+        assert_eq!(walk(&[]), Walk::End);
+        let mut holed = three.clone();
+        holed[17..24].fill(0);
+        assert_eq!(walk(&holed), Walk::Zeros(17));
+        let mut tail = three.clone();
+        tail.resize(tail.len() + 50, 0);
+        assert_eq!(walk(&tail), Walk::Zeros(three.len()));
+        // A block whose last five bytes are not enough for a header.
+        let mut block = vec![];
+        while block.len() + HEADER + 100 < BLOCK {
+            block.extend(record(100));
+        }
+        let rest = u8::try_from(BLOCK - block.len() - HEADER - 5).unwrap();
+        block.extend(record(rest));
+        block.extend([0; 5]);
+        assert_eq!(block.len(), BLOCK);
+        block.extend(record(3));
+        assert_eq!(walk(&block), Walk::End);
+    }
+
+    #[test]
+    fn a_flipped_type_and_a_flipped_length_are_found_and_half_a_record_is_not_mistaken_for_one() {
+        let three = [record(10), record(20), record(30)].concat();
+        let mut recycled = three.clone();
+        recycled[17 + 6] ^= 4;
+        assert_eq!(walk(&recycled), Walk::Foreign(17));
+        for bit in [6, 7] {
+            let mut longer = three.clone();
+            longer[17 + 4] ^= 1 << bit;
+            assert_eq!(walk(&longer), Walk::TooLong(17));
+            assert!(is_whole_but_for_its_length(&longer[17..]));
+        }
+        for cut in 45..three.len() {
+            let torn = &three[..cut];
+            assert!(matches!(walk(torn), Walk::TooLong(44) | Walk::End));
+            assert!(!is_whole_but_for_its_length(&torn[44..]), "{cut}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What a run leaves to the next one when it ends badly: by which routes its writes went, how long they
+//! may still land, and drains that were under way.
+
+use std::sync::Arc;
+
+use fencegate::{
+    config::{RouteSettings, Settings},
+    fence::Now,
+    table::memory::MemoryTable,
+};
+use serde_json::Value;
+
+use super::support::{
+    bench::Bench,
+    gate::{START, TestGate, acquire, settings, text, wanted},
+    http::Answer,
+    store::Store,
+    until,
+};
+
+const BOUND: u64 = 40_000;
+
+/// The gate's settings with a route for `/PATH/OBJECT/...`.
+fn routed(store: &Store, path: &str) -> Settings {
+    let mut settings = settings();
+    settings.store.url = store.url();
+    settings.store.apply_bound_ms = BOUND;
+    settings.route = vec![RouteSettings {
+        path: format!("/{path}/{{object}}/{{rest...}}"),
+        object: "{object}".to_owned(),
+        ..RouteSettings::default()
+    }];
+    settings
+}
+
+fn later(ms: u64) -> Now {
+    let mut now = START;
+    now.wall.0 += ms;
+    now.boot.0 += ms;
+    now
+}
+
+#[track_caller]
+fn put(gate: &TestGate, path: &str, lease: &Value) -> Answer {
+    gate.gate().call("PUT", path, &[("fence-token", text(lease, "fence_token"))], b"value")
+}
+
+/// Time passes, a second at a time, and the ledger notices each.
+fn pass(gate: &TestGate, seconds: u64) {
+    for _ in 0..seconds {
+        gate.clock.advance(1_000);
+        gate.api().get("/v1/objects/anything").expect(200);
+    }
+}
+
+#[test]
+fn after_a_crash_nothing_is_written_by_other_routes_before_the_bound_has_passed() {
+    let store = Store::start();
+    let gate = TestGate::with(&routed(&store, "a"));
+    let lease = acquire(&mut gate.api(), "users", "me", 3_600_000);
+    assert_eq!(put(&gate, "/a/users/1", &lease).status, 200);
+    // By the same routes the holder goes on at once.
+    let gate = TestGate::on(&routed(&store, "a"), gate.crash(), later(1_000));
+    assert_eq!(put(&gate, "/a/users/2", &lease).status, 200);
+    let gate = TestGate::on(&routed(&store, "b"), gate.crash(), later(2_000));
+    let told = put(&gate, "/b/users/3", &lease).refusal(503, "FENCE_DRAINING");
+    assert!(text(&told, "detail").contains("route has changed"), "{told}");
+    assert_eq!(gate.gate().call("GET", "/b/users/1", &[], b"").status, 200, "reads pass");
+    // Another crash before the bound: the third run knows no better than the second.
+    let gate = TestGate::on(&routed(&store, "b"), gate.crash(), later(3_000));
+    put(&gate, "/b/users/3", &lease).refusal(503, "FENCE_DRAINING");
+    gate.clock.advance(BOUND - 1);
+    put(&gate, "/b/users/3", &lease).refusal(503, "FENCE_DRAINING");
+    gate.clock.advance(1);
+    assert_eq!(put(&gate, "/b/users/3", &lease).status, 200);
+    // From then on these are the routes that count.
+    pass(&gate, 2);
+    let gate = TestGate::on(&routed(&store, "b"), gate.crash(), later(100_000));
+    assert_eq!(put(&gate, "/b/users/4", &lease).status, 200);
+    let written = store.story();
+    assert_eq!(written, ["PUT /a/users/1", "PUT /a/users/2", "GET /b/users/1", "PUT /b/users/3", "PUT /b/users/4"]);
+}
+
+#[test]
+fn a_clean_stop_lets_other_routes_write_at_once() {
+    let store = Store::start();
+    let gate = TestGate::with(&routed(&store, "a"));
+    let lease = acquire(&mut gate.api(), "users", "me", 3_600_000);
+    assert_eq!(put(&gate, "/a/users/1", &lease).status, 200);
+    let gate = TestGate::on(&routed(&store, "b"), gate.stop(), later(1_000));
+    assert_eq!(put(&gate, "/b/users/2", &lease).status, 200);
+}
+
+#[test]
+fn a_reload_is_known_to_the_next_run() {
+    let store = Store::start();
+    let gate = TestGate::with(&routed(&store, "a"));
+    let lease = acquire(&mut gate.api(), "users", "me", 3_600_000);
+    gate.reload(&routed(&store, "b"));
+    assert_eq!(put(&gate, "/b/users/1", &lease).status, 200);
+    // A crash right behind it: writes of both may land.
+    let table: Arc<MemoryTable> = Arc::new(gate.table.after_a_crash());
+    let after = TestGate::on(&routed(&store, "b"), table, later(1_000));
+    put(&after, "/b/users/2", &lease).refusal(503, "FENCE_DRAINING");
+    // Once the ledger has seen that nothing goes by the old routes any more, only the new ones count.
+    pass(&gate, 2);
+    let after = TestGate::on(&routed(&store, "b"), gate.crash(), later(10_000));
+    assert_eq!(put(&after, "/b/users/2", &lease).status, 200);
+}
+
+#[test]
+fn the_bound_is_the_one_that_the_writes_were_sent_under() {
+    let store = Store::start();
+    let gate = TestGate::with(&routed(&store, "a"));
+    acquire(&mut gate.api(), "users", "me", 1_000);
+    let mut shorter = routed(&store, "a");
+    shorter.store.apply_bound_ms = 0;
+    let gate = TestGate::on(&shorter, gate.crash(), later(5_000));
+    gate.clock.advance(BOUND - 1);
+    let mut api = gate.api();
+    let body = wanted("users", "other", 60_000).to_string();
+    api.send("POST", "/v1/leases", &[("content-type", "application/json")], body.as_bytes()).unwrap();
+    until("it waits", || gate.shows("fencegate_advances_draining 1\n"));
+    gate.clock.advance(1);
+    assert_eq!(api.receive().unwrap().expect(201)["drain"]["waited_ms"], 1);
+}
+
+#[test]
+fn a_drain_that_a_crash_cut_short_ends_by_itself_once_somebody_looks() {
+    let bench = Bench::with(|settings| settings.store.apply_bound_ms = BOUND);
+    bench.put("/users/1", &[("fence-token", bench.token()), ("x-store", "reset")]).unknown();
+    bench.gate.clock.advance(1_000);
+    let mut api = bench.gate.api();
+    let mut body = wanted("users", "a", 60_000);
+    body["takeover"] = true.into();
+    let body = body.to_string();
+    api.send("POST", "/v1/leases", &[("content-type", "application/json")], body.as_bytes()).unwrap();
+    let mut settings = settings();
+    settings.store.apply_bound_ms = BOUND;
+    until("it drains", || bench.gate.shows("fencegate_advances_draining 1\n"));
+    let gate = TestGate::on(&settings, Arc::new(bench.gate.table.after_a_crash()), later(1_000));
+    let state = || text(&gate.api().get("/v1/objects/users").expect(200), "state").to_owned();
+    assert_eq!(state(), "draining");
+    gate.clock.advance(BOUND - 1);
+    assert_eq!(state(), "draining");
+    gate.clock.advance(1);
+    until("it is free", || state() == "free");
+}
