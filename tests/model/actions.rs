@@ -1,0 +1,176 @@
+//! Who can do what, and when. Whether anything comes of it, the steps themselves say (`ledger`, `writes`).
+
+use std::fmt;
+
+use crate::{
+    model::GateModel,
+    mutants::Mutant,
+    state::{FENCE_MAX, Gate, HOLDERS, Holder, NAMES, Phase, Seq, Stage, World, Write},
+};
+
+/// A write: whose, and its how-manieth.
+pub type Which = (Holder, usize);
+
+/// One step of somebody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    // A call reaches the ledger, and is decided in the round that there is.
+    Acquire(Holder),
+    AskAgain,
+    Renew,
+    Rotate,
+    Release,
+    Revoke,
+    End,
+    // The rest of a round, one by one.
+    Seal,
+    /// The second step of an advance that has drained, or was overtaken.
+    Finish(usize),
+    Persist,
+    Publish,
+    Answer,
+    // A write on its way.
+    Admit(Which, Seq),
+    Begin(Which),
+    SendPart(Which),
+    ApplyPart(Which),
+    Commit(Which),
+    BackOut(Which),
+    Send(Which),
+    Apply(Which),
+    Settle(Which),
+    Lose(Which),
+    // Time, and the gate itself.
+    BoundPasses,
+    Tick,
+    Crash,
+    Stop,
+    Start,
+}
+
+impl GateModel {
+    /// What may be tried.
+    pub fn possible(&self, world: &World, actions: &mut Vec<Action>) {
+        if world.now < self.scope.last_tick {
+            actions.push(Action::Tick);
+        }
+        for holder in 0..HOLDERS {
+            for (place, write) in world.writes[usize::from(holder)][..self.scope.writes].iter().enumerate() {
+                self.of_write(world, (holder, place), *write, actions);
+            }
+        }
+        match &world.gate {
+            None => actions.push(Action::Start),
+            Some(gate) => {
+                self.of_gate(world, gate, actions);
+                self.of_ledger(world, gate, actions);
+            }
+        }
+    }
+
+    fn of_write(&self, world: &World, which: Which, write: Write, actions: &mut Vec<Action>) {
+        match write.phase {
+            Phase::Idle => {
+                let (holder, place) = which;
+                // One after the other: they are alike.
+                let is_next = place == 0 || world.writes[usize::from(holder)][place - 1].phase != Phase::Idle;
+                if world.gate.is_some() && is_next {
+                    let tokens = (1..=FENCE_MAX).filter(|seq| world.granted[usize::from(*seq)] == Some(holder));
+                    actions.extend(tokens.map(|seq| Action::Admit(which, seq)));
+                }
+            }
+            Phase::Waiting => {
+                actions.push(Action::Commit(which));
+                actions.extend(self.scope.streams.then_some(Action::Begin(which)));
+            }
+            Phase::Streaming => actions.extend([Action::SendPart(which), Action::BackOut(which)]),
+            Phase::Streamed => {
+                actions.extend([Action::ApplyPart(which), Action::Commit(which), Action::Lose(which)]);
+            }
+            Phase::Ending => actions.extend([Action::ApplyPart(which), Action::Send(which), Action::Lose(which)]),
+            Phase::Committed => actions.extend([Action::Send(which), Action::BackOut(which)]),
+            Phase::Sent => actions.extend([Action::Apply(which), Action::Lose(which)]),
+            Phase::Applied => actions.extend([Action::Settle(which), Action::Lose(which)]),
+            Phase::Lost => actions.push(Action::Apply(which)),
+            Phase::Landed | Phase::Over => {}
+        }
+    }
+
+    fn of_ledger(&self, world: &World, gate: &Gate, actions: &mut Vec<Action>) {
+        match &gate.round {
+            Some(round) if round.to_seal.is_some() => return actions.push(Action::Seal),
+            Some(round) => match round.stage {
+                Stage::Deciding => actions.push(Action::Persist),
+                Stage::Persisted => return actions.push(Action::Publish),
+                Stage::Published => return actions.push(Action::Answer),
+            },
+            None => actions.push(Action::AskAgain),
+        }
+        let fence = gate.newest().fence;
+        if fence < FENCE_MAX {
+            // Whoever is first is called A.
+            let askers = if fence == 0 { 1 } else { HOLDERS };
+            actions.extend((0..askers).map(Action::Acquire));
+            actions.extend(self.scope.renewals.then_some(Action::Rotate));
+            actions.extend((world.revokes < self.scope.revokes && fence > 0).then_some(Action::Revoke));
+        }
+        actions.extend(self.scope.renewals.then_some(Action::Renew));
+        actions.extend([Action::Release, Action::End]);
+        actions.extend((0..gate.advances.len()).map(Action::Finish));
+    }
+
+    fn of_gate(&self, world: &World, gate: &Gate, actions: &mut Vec<Action>) {
+        if gate.unknown || world.each_write().any(|write| write.phase == Phase::Lost) {
+            actions.push(Action::BoundPasses);
+        }
+        if world.restarts < self.scope.restarts {
+            actions.push(Action::Crash);
+            let is_settled = gate.advances.is_empty() && self.is_drained(world);
+            if gate.round.is_none() && (is_settled || self.is(Mutant::EarlyCleanFlag)) {
+                actions.push(Action::Stop);
+            }
+        }
+    }
+}
+
+struct Named(Which);
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}'s write {}", NAMES[usize::from(self.0.0)], self.0.1 + 1)
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Acquire(holder) => write!(f, "ledger: {} asks for the object", NAMES[usize::from(holder)]),
+            Self::AskAgain => write!(f, "ledger: a holder repeats its request and gets its lease"),
+            Self::Renew => write!(f, "ledger: the holder renews its lease"),
+            Self::Rotate => write!(f, "ledger: the holder renews its lease under a new number"),
+            Self::Release => write!(f, "ledger: the holder releases its lease"),
+            Self::Revoke => write!(f, "ledger: an operator revokes"),
+            Self::End => write!(f, "ledger: the lease is past its deadline and is ended"),
+            Self::Seal => write!(f, "ledger: seals, and counts what is on its way"),
+            Self::Finish(place) => write!(f, "ledger: takes waiting advance {} to its end", place + 1),
+            Self::Persist => write!(f, "ledger: persists"),
+            Self::Publish => write!(f, "ledger: publishes"),
+            Self::Answer => write!(f, "ledger: answers"),
+            Self::Admit(which, seq) => write!(f, "gate: {} with number {seq} is admitted", Named(which)),
+            Self::Begin(which) => write!(f, "gate: {} is judged again, and may be begun", Named(which)),
+            Self::SendPart(which) => write!(f, "gate: part of {} is sent", Named(which)),
+            Self::ApplyPart(which) => write!(f, "store: part of {} is applied", Named(which)),
+            Self::Commit(which) => write!(f, "gate: {} is judged again, to be sent", Named(which)),
+            Self::BackOut(which) => write!(f, "gate: {} finds its connection dead", Named(which)),
+            Self::Send(which) => write!(f, "gate: {} is sent", Named(which)),
+            Self::Apply(which) => write!(f, "store: {} is applied", Named(which)),
+            Self::Settle(which) => write!(f, "gate: {} is answered", Named(which)),
+            Self::Lose(which) => write!(f, "gate: {} loses its connection", Named(which)),
+            Self::BoundPasses => write!(f, "time: nothing that was lost can land any more"),
+            Self::Tick => write!(f, "time: the clock moves on"),
+            Self::Crash => write!(f, "gate: crashes"),
+            Self::Stop => write!(f, "gate: stops, and sets the clean flag"),
+            Self::Start => write!(f, "gate: starts"),
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What the model remembers: as little of a gate, its disk, its store and its writers as the promises need.
+//!
+//! A [`Row`] is a `fence::Record` without what no rule looks at (stamps, wall times, ids that follow from
+//! holder and number); [`crate::product`] makes a record of it for every decision.
+
+use std::fmt;
+
+/// Who asks for leases and writes.
+pub const HOLDERS: u8 = 2;
+/// How many writes each of them sends, at most.
+pub const WRITES: usize = 2;
+/// The highest fence; 0 is where an object begins.
+pub const FENCE_MAX: u8 = 3;
+
+pub const NAMES: [&str; HOLDERS as usize] = ["A", "B"];
+
+pub type Holder = u8;
+pub type Seq = u8;
+/// A reading of the clock. 0 is before all of them: a deadline that has passed.
+pub type Tick = u8;
+
+/// An object's row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Row {
+    pub fence: Seq,
+    pub standing: Standing,
+}
+
+/// What stands at a fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Standing {
+    Free,
+    /// By this advance.
+    Draining(u8),
+    Open(Held),
+    Ended(Held),
+}
+
+/// A lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Held {
+    pub holder: Holder,
+    pub seq: Seq,
+    pub until: Tick,
+}
+
+/// A gate that runs: all that a crash takes with it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Gate {
+    /// What is published.
+    pub row: Row,
+    pub sealed: bool,
+    /// Writes may still land of which the gate knows no more.
+    pub unknown: bool,
+    pub round: Option<Round>,
+    /// Advances that wait for their drain.
+    pub advances: Vec<Advance>,
+}
+
+/// The ledger's round.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Round {
+    pub newest: Row,
+    pub stage: Stage,
+    /// The fence has moved in `newest`, and the object has yet to be sealed.
+    pub to_seal: Option<Advance>,
+    pub answers: Vec<Answer>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    Deciding,
+    Persisted,
+    Published,
+}
+
+/// An advance whose first step has been taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Advance {
+    pub seq: Seq,
+    pub id: u8,
+    /// Whom it is for, if not for nobody.
+    pub then: Option<Holder>,
+    /// The second step was taken with the first, and only the answer waits: never, but with a mutant.
+    pub opened: bool,
+}
+
+/// What somebody is told once the round is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Answer {
+    Granted(Holder, Seq),
+    /// To an operator: nothing older than this lands any more.
+    Freed(Seq),
+}
+
+/// A write, from its holder to the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Write {
+    pub phase: Phase,
+    pub seq: Seq,
+    pub sends: u8,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Not asked for yet.
+    #[default]
+    Idle,
+    /// Admitted; nothing was sent.
+    Waiting,
+    /// Judged again: part of it may be sent, but not its end.
+    Streaming,
+    /// The store has part of it, and may apply that.
+    Streamed,
+    /// Judged once more: its end may be sent.
+    Ending,
+    /// Judged again: it may be sent.
+    Committed,
+    /// The store has it.
+    Sent,
+    /// The store has applied it, and the gate does not know.
+    Applied,
+    /// Its connection is gone; the store may still apply it.
+    Lost,
+    /// Applied, when its connection was gone already.
+    Landed,
+    Over,
+}
+
+impl Write {
+    pub const OVER: Self = Self { phase: Phase::Over, seq: 0, sends: 0 };
+
+    /// Whether an advance waits for it.
+    pub fn is_in_flight(&self) -> bool {
+        match self.phase {
+            Phase::Streaming | Phase::Streamed | Phase::Ending | Phase::Committed | Phase::Sent | Phase::Applied => {
+                true
+            }
+            Phase::Idle | Phase::Waiting | Phase::Lost | Phase::Landed | Phase::Over => false,
+        }
+    }
+
+    /// Its connection is closed, whatever its gate knows of that.
+    pub fn close(&mut self) {
+        *self = match self.phase {
+            Phase::Idle | Phase::Lost | Phase::Landed => *self,
+            Phase::Streamed | Phase::Ending | Phase::Sent => Self { phase: Phase::Lost, ..*self },
+            Phase::Waiting | Phase::Streaming | Phase::Committed | Phase::Applied | Phase::Over => Self::OVER,
+        }
+    }
+}
+
+/// Everything.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct World {
+    pub now: Tick,
+    pub disk: Row,
+    /// The flag on the disk.
+    pub clean: bool,
+    pub gate: Option<Gate>,
+    pub writes: [[Write; WRITES]; HOLDERS as usize],
+    /// Who was told that it holds this number: its token stays with it for ever.
+    pub granted: [Option<Holder>; FENCE_MAX as usize + 1],
+    pub story: Story,
+    pub restarts: u8,
+    pub revokes: u8,
+}
+
+/// What the promises are judged by: what was seen of the gate so far, from outside.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Story {
+    /// The highest fence that was ever durable.
+    pub durable: Seq,
+    /// The highest fence that was ever published.
+    pub published: Seq,
+    /// The highest number handed out.
+    pub granted: Seq,
+    /// The highest number below which an operator was told that nothing lands.
+    pub freed: Seq,
+    /// The highest number that the store has applied.
+    pub applied: Seq,
+    /// Leases, by number, that were published as over.
+    pub over: [bool; FENCE_MAX as usize + 1],
+    /// Who has had a write applied.
+    pub wrote: [bool; HOLDERS as usize],
+    /// Promises that were broken, by [`crate::promises::Promise`].
+    pub broken: u16,
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = |held: &Held| format!("{} for {} until {}", held.seq, NAMES[usize::from(held.holder)], held.until);
+        match &self.standing {
+            Standing::Free => write!(f, "{} free", self.fence),
+            Standing::Draining(id) => write!(f, "{} draining by #{id}", self.fence),
+            Standing::Open(held) => write!(f, "{} open as {}", self.fence, named(held)),
+            Standing::Ended(held) => write!(f, "{} ended as {}", self.fence, named(held)),
+        }
+    }
+}
+
+/// What memory and disk say, in a line.
+impl fmt::Display for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.gate {
+            None => write!(f, "at {}, down{}", self.now, if self.clean { ", clean" } else { "" })?,
+            Some(gate) => {
+                let sealed = if gate.sealed { ", sealed" } else { "" };
+                let unknown = if gate.unknown { ", unknown" } else { "" };
+                write!(f, "at {}, memory {}{sealed}{unknown}", self.now, gate.row)?;
+            }
+        }
+        write!(f, "; disk {}", self.disk)
+    }
+}
+
+impl World {
+    pub fn each_write(&self) -> impl Iterator<Item = &Write> {
+        self.writes.iter().flatten()
+    }
+
+    pub fn in_flight(&self) -> bool {
+        self.each_write().any(Write::is_in_flight)
+    }
+}
+
+impl Gate {
+    /// What the ledger decides against: its own newest, published or not.
+    pub fn newest(&self) -> Row {
+        self.round.as_ref().map_or(self.row, |round| round.newest)
+    }
+
+    /// The round, begun if there is none.
+    pub fn round(&mut self) -> &mut Round {
+        let newest = self.row;
+        self.round.get_or_insert(Round { newest, stage: Stage::Deciding, to_seal: None, answers: vec![] })
+    }
+}
