@@ -18,7 +18,7 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run test test-fresh failpoints simulate check bench figures clean
+.PHONY: help setup setup-test build run test test-fresh failpoints simulate check bench barrier figures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,19 @@ bench: ## run the benchmarks, then the gate side by side with nginx and HAProxy 
 	cargo bench $(LOCKED)
 	cargo build $(LOCKED) --release --bin fencegate
 	QUICK="$(QUICK)" bench/run
+	$(count_barrier)
+
+# A program of its own, since what `make bench` measures has no faults to ask for.
+define count_barrier
+cargo build $(LOCKED) --release --features failpoints --bin fencegate
+mkdir -p target/barrier
+cp --remove-destination target/release/fencegate target/barrier/fencegate
+bench/barrier
+endef
+
+barrier: ## count what the in-flight barrier costs per write, in instructions (part of bench)
+	@scripts/setup build bench
+	$(count_barrier)
 
 figures: setup ## print the README's figures: start and memory on a table of 1,000,000 objects
 	cargo build $(LOCKED) --release --bin fencegate --example fill

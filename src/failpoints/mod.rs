@@ -37,10 +37,12 @@ pub enum Fault {
     ReloadNoWait,
     /// A lease that has ended goes on.
     Revive,
+    /// Writes are judged once and not counted, to measure what the barrier costs.
+    NoBarrier,
 }
 
 impl Fault {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::NoSync,
         Self::ForwardStale,
         Self::NoDrain,
@@ -55,6 +57,7 @@ impl Fault {
         Self::PartialIsNone,
         Self::ReloadNoWait,
         Self::Revive,
+        Self::NoBarrier,
     ];
 
     /// What `FENCEGATE_TEST_FAULT` calls it.
@@ -75,6 +78,7 @@ impl Fault {
             Self::PartialIsNone => "partial-is-none",
             Self::ReloadNoWait => "reload-no-wait",
             Self::Revive => "revive",
+            Self::NoBarrier => "no-barrier",
         }
     }
 

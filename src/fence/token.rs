@@ -31,6 +31,8 @@ pub enum TokenFault {
     Secret,
     #[error("a write carries one fence token; this one came with several")]
     Twice,
+    #[error("this write goes to several objects, and came with a token twice, or with one for another object")]
+    TooMany,
     #[error("the fence token is named in Connection, so the next hop would drop it")]
     InConnection,
     #[error("the fence token is announced as a trailer; it must be a header")]

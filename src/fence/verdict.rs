@@ -125,6 +125,24 @@ pub enum Denial {
     Overdue(LeaseId),
 }
 
+impl Denial {
+    /// Its place in the order of the checks: of several, the first is told.
+    #[must_use]
+    pub fn place(&self) -> u8 {
+        match self {
+            Self::Refused(Refusal::Unfenced) => 0,
+            Self::Refused(Refusal::Malformed(_)) => 1,
+            Self::Refused(Refusal::Mismatch { .. }) => 2,
+            Self::Refused(Refusal::Unusable(_)) => 3,
+            Self::Refused(Refusal::Stale { .. }) => 4,
+            Self::Refused(Refusal::Ahead { .. }) => 5,
+            Self::Refused(Refusal::WrongSecret { .. }) => 6,
+            Self::Refused(Refusal::Draining { .. }) => 7,
+            Self::Refused(Refusal::Ended { .. }) | Self::Overdue(_) => 8,
+        }
+    }
+}
+
 impl From<Refusal> for Denial {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(refusal)

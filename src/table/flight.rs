@@ -88,6 +88,15 @@ pub struct Tally {
     pub unknown: u64,
 }
 
+/// What an advance found on its way to the store, and how long it waited for that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainReport {
+    pub settled: u64,
+    pub cancelled: u64,
+    pub unknown: u64,
+    pub waited_ms: u64,
+}
+
 /// What is on its way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flying {

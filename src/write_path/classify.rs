@@ -1,4 +1,4 @@
-//! What a request is: a read, a write to one object, or nothing that is forwarded. Pure.
+//! What a request is: a read, a write to one object (or to several), or nothing that is forwarded. Pure.
 //!
 //! The only place that knows header names and what methods mean. GET, HEAD and OPTIONS read; every
 //! other method writes, known or not; CONNECT, TRACE and upgrades are refused, and so is whatever could
@@ -23,13 +23,21 @@ pub const FENCE_TOKEN: &str = "fence-token";
 #[derive(Debug)]
 pub enum Class<'a> {
     Read { store: usize },
-    Write(Target<'a>),
+    Write(Write<'a>),
 }
 
-/// A write and what it brought along.
+/// A write: what it goes to.
 #[derive(Debug)]
-pub struct Target<'a> {
+pub struct Write<'a> {
     pub route: &'a Route,
+    pub target: Target,
+    /// Where it writes to a second object: nearly always nothing.
+    pub others: Vec<Target>,
+}
+
+/// An object that a write goes to, and the token that it brought for it.
+#[derive(Clone, Debug)]
+pub struct Target {
     pub object: ObjectId,
     pub presented: Presented,
 }
@@ -73,8 +81,14 @@ pub fn classify<'a>(head: &Parts, routes: &'a Routes, limits: &GateSettings) -> 
     let (route, captures) = routes.find(&segments).ok_or_else(unmapped)?;
     let object = route.object(&captures).ok_or_else(unmapped)?;
     check_reach(&head.method, &segments, route, routes)?;
-    check_destination(head, &object, routes)?;
-    Ok(Class::Write(Target { route, object, presented: presented(&head.headers) }))
+    let second = destination(head, route, routes)?.filter(|second| *second != object);
+    Ok(Class::Write(match second {
+        None => Write { route, target: Target { object, presented: presented(&head.headers) }, others: vec![] },
+        Some(second) => {
+            let [target, other] = presented_for([object, second], &head.headers);
+            Write { route, target, others: vec![other] }
+        }
+    }))
 }
 
 /// These methods write one resource; what others do to a path they may do to all that lies below it.
@@ -93,10 +107,10 @@ fn check_reach(method: &Method, path: &[Cow<'_, str>], route: &Route, routes: &R
     }
 }
 
-/// Where a write names a second path (COPY, MOVE), that must belong to the same object.
-fn check_destination(head: &Parts, object: &ObjectId, routes: &Routes) -> Result<(), Unfit> {
+/// Where a write names a second path (COPY, MOVE): the object that it belongs to, by the same route.
+fn destination(head: &Parts, of: &Route, routes: &Routes) -> Result<Option<ObjectId>, Unfit> {
     let mut destinations = head.headers.get_all(DESTINATION).iter();
-    let (Some(destination), second) = (destinations.next(), destinations.next()) else { return Ok(()) };
+    let (Some(destination), second) = (destinations.next(), destinations.next()) else { return Ok(None) };
     let ambiguous = || unfit(Code::PathAmbiguous, "two servers could read the Destination in two ways");
     let uri: Uri = destination.to_str().ok().and_then(|text| text.parse().ok()).ok_or_else(ambiguous)?;
     if second.is_some() {
@@ -105,14 +119,13 @@ fn check_destination(head: &Parts, object: &ObjectId, routes: &Routes) -> Result
     let segments = canonical::segments(uri.path()).map_err(|_| ambiguous())?;
     let found = routes.find(&segments);
     if let Some((route, captures)) = found
-        && route.object(&captures).as_ref() == Some(object)
+        && route.place == of.place
+        && let Some(object) = route.object(&captures)
     {
-        return check_reach(&head.method, &segments, route, routes);
+        check_reach(&head.method, &segments, route, routes)?;
+        return Ok(Some(object));
     }
-    Err(unfit(
-        Code::LeaseObjectMismatch,
-        "the Destination belongs to another object, which this write has no token for",
-    ))
+    Err(unfit(Code::LeaseObjectMismatch, "the Destination belongs to another route, or to none"))
 }
 
 fn is_read(method: &Method) -> bool {
@@ -211,26 +224,55 @@ fn check_coding(headers: &HeaderMap) -> Result<(), Unfit> {
 
 /// The token that a write presents. What stands in its way is a fault of the token.
 fn presented(headers: &HeaderMap) -> Presented {
+    match token_field(headers).and_then(|field| field.map(FenceToken::parse).transpose()) {
+        Ok(None) => Presented::Nothing,
+        Ok(Some(token)) => Presented::Token(token),
+        Err(fault) => Presented::Unreadable(fault),
+    }
+}
+
+/// The tokens that a write to several objects presents, one for each, in the order of the objects.
+fn presented_for<const N: usize>(mut objects: [ObjectId; N], headers: &HeaderMap) -> [Target; N] {
+    objects.sort_unstable();
+    let tokens = token_field(headers).and_then(|field| {
+        let tokens = field.into_iter().flat_map(|field| field.split(','));
+        tokens.map(|token| FenceToken::parse(token.trim())).collect::<Result<Vec<_>, _>>()
+    });
+    let tokens = tokens.and_then(|tokens| {
+        let is_missing = |object: &ObjectId| tokens.iter().all(|token| token.object != *object);
+        // A token that is missing is told before one that is too many.
+        let fits = tokens.len() <= N || objects.iter().any(is_missing);
+        if fits { Ok(tokens) } else { Err(TokenFault::TooMany) }
+    });
+    objects.map(|object| {
+        let presented = match &tokens {
+            Err(fault) => Presented::Unreadable(*fault),
+            Ok(tokens) => {
+                let own = tokens.iter().find(|token| token.object == object);
+                own.map_or(Presented::Nothing, |token| Presented::Token(token.clone()))
+            }
+        };
+        Target { object, presented }
+    })
+}
+
+/// The one field that tokens come in.
+fn token_field(headers: &HeaderMap) -> Result<Option<&str>, TokenFault> {
     let mut tokens = headers.get_all(FENCE_TOKEN).iter();
     let (token, second) = (tokens.next(), tokens.next());
     if second.is_some() {
-        return Presented::Unreadable(TokenFault::Twice);
+        return Err(TokenFault::Twice);
     }
     if names(headers, header::CONNECTION.as_str()) {
-        return Presented::Unreadable(TokenFault::InConnection);
+        return Err(TokenFault::InConnection);
     }
     if names(headers, header::TRAILER.as_str()) {
-        return Presented::Unreadable(TokenFault::InTrailer);
+        return Err(TokenFault::InTrailer);
     }
     if is_signed(headers) {
-        return Presented::Unreadable(TokenFault::Signed);
+        return Err(TokenFault::Signed);
     }
-    match token.map(|token| token.to_str().map(FenceToken::parse)) {
-        None => Presented::Nothing,
-        Some(Ok(Ok(token))) => Presented::Token(token),
-        Some(Ok(Err(fault))) => Presented::Unreadable(fault),
-        Some(Err(_)) => Presented::Unreadable(TokenFault::Shape),
-    }
+    token.map(|token| token.to_str().map_err(|_| TokenFault::Shape)).transpose()
 }
 
 /// Whether a list header names the token's.

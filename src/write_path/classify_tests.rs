@@ -23,9 +23,14 @@ fn head(method: &str, uri: &str, headers: &[(&str, &str)]) -> Parts {
 fn class(method: &str, uri: &str, headers: &[(&str, &str)]) -> String {
     match classify(&head(method, uri, headers), &routes(), &GateSettings::default()) {
         Ok(Class::Read { .. }) => "read".to_owned(),
-        Ok(Class::Write(target)) => target.object.to_string(),
+        Ok(Class::Write(write)) => objects(&write),
         Err(unfit) => unfit.code.as_str().to_owned(),
     }
+}
+
+fn objects(write: &Write<'_>) -> String {
+    let all = std::iter::once(&write.target).chain(&write.others);
+    all.map(|target| target.object.to_string()).collect::<Vec<_>>().join(" and ")
 }
 
 #[test]
@@ -128,11 +133,11 @@ fn http_1_1_names_its_host() {
 }
 
 #[test]
-fn a_second_path_belongs_to_the_same_object() {
+fn a_second_path_may_belong_to_a_second_object() {
     let to = |destination: &str| class("MOVE", "/users/1", &[("destination", destination)]);
     assert_eq!(to("/users/2"), "users");
     assert_eq!(to("http://store/users/2"), "users");
-    assert_eq!(to("/orders/2"), "LEASE_OBJECT_MISMATCH");
+    assert_eq!(to("/orders/2"), "orders and users");
     assert_eq!(to("/"), "LEASE_OBJECT_MISMATCH");
     assert_eq!(to("/users/../orders"), "PATH_AMBIGUOUS");
     assert_eq!(to(""), "PATH_AMBIGUOUS");
@@ -156,7 +161,7 @@ fn nothing_is_deleted_together_with_objects_below_it() {
         &routes,
         &GateSettings::default(),
     ) {
-        Ok(Class::Write(target)) => target.object.to_string(),
+        Ok(Class::Write(write)) => objects(&write),
         Ok(Class::Read { .. }) => "read".to_owned(),
         Err(unfit) => unfit.code.as_str().to_owned(),
     };

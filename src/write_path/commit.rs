@@ -28,7 +28,7 @@ use super::{
     hold::{Share, discard},
     inflight::InFlight,
 };
-use crate::{clock::Stopwatch, fence::Denial, store::body::Cut};
+use crate::{clock::Stopwatch, store::body::Cut};
 
 /// Why a body was broken off.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ pub enum Broken {
     Slow,
     TooLong,
     TokenInTrailer,
-    Denied(Denial),
+    Denied,
 }
 
 impl fmt::Display for Broken {
@@ -48,7 +48,7 @@ impl fmt::Display for Broken {
             Self::Slow => "the body did not come in time",
             Self::TooLong => "the body is larger than gate.body_bytes_max",
             Self::TokenInTrailer => "Fence-Token came as a trailer; it must be a header",
-            Self::Denied(_) => "the lease was over before the body was",
+            Self::Denied => "the lease was over before the body was",
         })
     }
 }
@@ -274,7 +274,7 @@ impl Upload {
             return Ok(());
         }
         if let Some(in_flight) = &self.in_flight {
-            in_flight.commit().map_err(Broken::Denied)?;
+            in_flight.commit().map_err(|_| Broken::Denied)?;
         }
         self.progress.released.set(Some(Stopwatch::start()));
         self.progress.change.notify_one();

@@ -6,46 +6,65 @@ use std::{
     time::Duration,
 };
 
-use super::{Plane, inflight::InFlight};
+use super::{
+    Plane,
+    classify::Target,
+    inflight::{self, Denied, InFlight, Leg},
+};
 use crate::{
     api::Gate,
     failpoints::{self, Point},
     fence::{
-        Denial, ObjectId, Permit, Refusal, Ttl,
+        Denial, Now, ObjectId, Permit, Record, Refusal, Ttl,
         verdict::{self, Presented, Unusable, View},
     },
-    table::stripes::Place,
+    table::{records::Records, stripes::Place},
 };
 
-/// Judges a write. Reads the record if it is not in memory, and ends a lease that has run out before
-/// anyone is told so. `bound`: how long the write may still land once its connection is gone.
+/// A write that may not go on, for now or for ever.
+#[derive(Debug)]
+pub struct Refused {
+    /// Which of its objects says so.
+    pub object: ObjectId,
+    pub why: Refusal,
+}
+
+/// Judges a write. Reads records that are not in memory, and ends a lease that has run out before anyone
+/// is told so. `bound`: how long the write may still land once its connection is gone.
 ///
 /// # Errors
 /// With the refusal that the write gets.
-pub async fn decide(
-    gate: &Arc<Gate>,
-    object: &ObjectId,
-    presented: Presented,
-    bound: Ttl,
-) -> Result<InFlight, Refusal> {
+pub async fn decide(gate: &Arc<Gate>, target: Target, others: Vec<Target>, bound: Ttl) -> Result<InFlight, Refused> {
     loop {
-        match judge(gate, object, &presented) {
-            Some(Ok(admitted)) => {
+        let judged = if others.is_empty() { judge(gate, &target) } else { judge_all(gate, &target, &others) };
+        let Denied { object, why } = match judged {
+            Judged::Admitted(admitted, more) => {
                 failpoints::reach(Point::Admitted);
-                return Ok(InFlight::new(Arc::clone(gate), admitted, presented, bound));
+                let leg = Leg::new(admitted, target.presented);
+                let legs = more.into_iter().zip(others).map(|(admitted, other)| Leg::new(admitted, other.presented));
+                return Ok(InFlight::new(Arc::clone(gate), leg, legs.collect(), bound));
             }
-            Some(Err(Denial::Refused(refusal))) => return Err(refusal),
-            Some(Err(Denial::Overdue(lease))) => {
+            Judged::Denied(denied) => denied,
+            Judged::NotInMemory => {
+                let wanted: Vec<ObjectId> =
+                    std::iter::once(&target).chain(&others).map(|target| target.object.clone()).collect();
+                let load = move |records: &Records| wanted.iter().try_for_each(|object| records.read(object).map(drop));
+                gate.read(load).await.map_err(|_| unusable(target.object.clone()))?;
+                continue;
+            }
+        };
+        match why {
+            Denial::Refused(why) => return Err(Refused { object, why }),
+            Denial::Overdue(lease) => {
                 let ended = gate.ledger.end(vec![(object.clone(), lease)]).await;
-                ended.map_err(|_| Refusal::Unusable(Unusable::Table))?;
-            }
-            None => {
-                let wanted = object.clone();
-                let loaded = gate.read(move |records| records.read(&wanted).map(drop)).await;
-                loaded.map_err(|_| Refusal::Unusable(Unusable::Table))?;
+                ended.map_err(|_| unusable(object))?;
             }
         }
     }
+}
+
+fn unusable(object: ObjectId) -> Refused {
+    Refused { object, why: Refusal::Unusable(Unusable::Table) }
 }
 
 /// How often a write that waits for its lease to open is judged anew.
@@ -58,21 +77,26 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// As [`decide`].
 pub async fn decide_in_time(
     plane: &Plane,
-    object: &ObjectId,
-    presented: Presented,
+    target: Target,
+    others: Vec<Target>,
     bound: Ttl,
     patience: Duration,
-) -> Result<InFlight, Refusal> {
-    let first = decide(&plane.gate, object, presented.clone(), bound).await;
-    if !patience.is_zero()
-        && matches!(first, Err(Refusal::Draining { .. }))
+) -> Result<InFlight, Refused> {
+    if patience.is_zero() {
+        return decide(&plane.gate, target, others, bound).await;
+    }
+    let is_draining =
+        |judged: &Result<InFlight, Refused>| matches!(judged, Err(Refused { why: Refusal::Draining { .. }, .. }));
+    let judge = || decide(&plane.gate, target.clone(), others.clone(), bound);
+    let first = judge().await;
+    if is_draining(&first)
         && let Some(_place) = Waiting::take(plane)
     {
         let opened = async {
             loop {
                 tokio::time::sleep(LOOK_AGAIN).await;
-                let judged = decide(&plane.gate, object, presented.clone(), bound).await;
-                if !matches!(judged, Err(Refusal::Draining { .. })) {
+                let judged = judge().await;
+                if !is_draining(&judged) {
                     return judged;
                 }
             }
@@ -101,21 +125,53 @@ impl Drop for Waiting<'_> {
     }
 }
 
-type Judged = Result<(Permit, Place), Denial>;
+enum Judged {
+    Admitted((Permit, Place), Vec<(Permit, Place)>),
+    Denied(Denied),
+    /// A record that this needs has to be read first.
+    NotInMemory,
+}
 
-/// One look, under the lock. `None`: the record is not in memory.
-fn judge(gate: &Gate, object: &ObjectId, presented: &Presented) -> Option<Judged> {
+/// One look, under the lock.
+fn judge(gate: &Gate, target: &Target) -> Judged {
+    let (now, object) = (gate.now(), &target.object);
+    let denied = |why| Judged::Denied(Denied { object: object.clone(), why });
+    if let Some(why) = without_record(gate, target, now) {
+        return denied(why);
+    }
+    match gate.records.stripes.admit(object, |record, sealed| look(target, record, sealed, now)) {
+        None => Judged::NotInMemory,
+        Some(Ok(admitted)) => Judged::Admitted(admitted, vec![]),
+        Some(Err(why)) => denied(why),
+    }
+}
+
+/// The same for a write to several objects, under all their locks.
+fn judge_all(gate: &Gate, target: &Target, others: &[Target]) -> Judged {
     let now = gate.now();
-    if gate.records.latched().is_some() {
-        let latched = verdict::judge(object, View::Unusable(Unusable::Table), presented, now);
-        return Some(latched.map(|_| unreachable!("an unusable table admits nothing")));
+    let targets: Vec<&Target> = std::iter::once(target).chain(others).collect();
+    let objects: Vec<&ObjectId> = targets.iter().map(|target| &target.object).collect();
+    let early = targets.iter().enumerate();
+    let early: Vec<_> = early.filter_map(|(n, target)| Some((n, without_record(gate, target, now)?))).collect();
+    if !early.is_empty() {
+        return Judged::Denied(inflight::first(early, |n| objects[n]));
     }
-    // What is wrong with the token itself needs no record.
-    if !matches!(presented, Presented::Token(token) if token.object == *object) {
-        let unlinked = verdict::judge(object, View::Unusable(Unusable::Table), presented, now);
-        return Some(unlinked.map(|_| unreachable!("an unusable table admits nothing")));
+    match gate.records.stripes.admit_all(&objects, |n, record, sealed| look(targets[n], record, sealed, now)) {
+        None => Judged::NotInMemory,
+        Some(Ok(mut admitted)) => Judged::Admitted(admitted.remove(0), admitted),
+        Some(Err(denied)) => Judged::Denied(inflight::first(denied, |n| objects[n])),
     }
-    gate.records
-        .stripes
-        .admit(object, |record, sealed| verdict::judge(object, View::Known { record, sealed }, presented, now))
+}
+
+fn look(target: &Target, record: &Record, sealed: bool, now: Now) -> Result<Permit, Denial> {
+    verdict::judge(&target.object, View::Known { record, sealed }, &target.presented, now)
+}
+
+/// What needs no record: a table that is shut, and what is wrong with the token itself.
+fn without_record(gate: &Gate, target: &Target, now: Now) -> Option<Denial> {
+    let is_linked = matches!(&target.presented, Presented::Token(token) if token.object == target.object);
+    if is_linked && gate.records.latched().is_none() {
+        return None;
+    }
+    verdict::judge(&target.object, View::Unusable(Unusable::Table), &target.presented, now).err()
 }

@@ -18,7 +18,7 @@ use super::{
     commit::{Broken, Progress, Stream, Upload},
     headers::{self, Origin, Outcome},
     hold::{self, Held, NoBody, Share},
-    inflight::InFlight,
+    inflight::{Denied, InFlight},
     plan::Plan,
     reply::{Refused, ReplyBody},
 };
@@ -86,7 +86,8 @@ pub async fn forward(job: Job, mut head: Parts, body: Incoming) -> Result<Respon
     let Outgoing { body, share, progress } = job.body(&head, body).await?;
     to_origin_form(&mut head);
     let id = || HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).unwrap_or(HeaderValue::from_static("0"));
-    headers::to_store(&mut head.headers, &job.origin, job.in_flight.as_ref().map(|in_flight| &in_flight.permit), id);
+    let permits = job.in_flight.iter().flat_map(|in_flight| in_flight.permits());
+    headers::to_store(&mut head.headers, &job.origin, permits, id);
     frame(&mut head, &body);
     let sent = job.send(Request::from_parts(head, body), progress.as_deref()).await;
     drop(share);
@@ -227,9 +228,8 @@ impl Job {
             let judged = if streams { in_flight.begin_stream().map(Some) } else { in_flight.commit().map(|()| None) };
             match judged {
                 Ok(cancel) => return Ok(cancel),
-                Err(Denial::Refused(refusal)) => return Err(refusal.into()),
-                Err(Denial::Overdue(lease)) => {
-                    let object = in_flight.permit.object().clone();
+                Err(Denied { object, why: Denial::Refused(refusal) }) => return Err(Refused::from(refusal).of(&object)),
+                Err(Denied { object, why: Denial::Overdue(lease) }) => {
                     let ended = self.worker.plane.gate.ledger.end(vec![(object, lease)]).await;
                     ended.map_err(|_| Refused::new(Code::TableUnavailable, "the fence table cannot be used now"))?;
                 }
@@ -249,7 +249,7 @@ impl Job {
         if !something_left {
             self.back_out();
             return match broken {
-                Some(Broken::Denied(_)) => self.why_denied().await,
+                Some(Broken::Denied) => self.why_denied().await,
                 Some(broken) => unsent(&broken),
                 None => no_answer(why),
             };
@@ -313,7 +313,7 @@ impl Job {
         }
         let patience = self.patience();
         let Some(write) = &self.write else {
-            headers::to_client(&mut head.headers, None);
+            headers::to_client(&mut head.headers, None::<(std::iter::Empty<_>, _)>);
             let worker = self.worker;
             let carried = Carried { worker, lane, is_write: false, settles: !is_early, in_flight: None, entered: None };
             let reply = StoreReply::coming(VecDeque::new(), incoming, carried, patience);
@@ -357,8 +357,8 @@ impl Job {
         if outcome == Outcome::Unknown && reply.is_whole() {
             self.worker.plane.metrics().unknown();
         }
-        let permit = self.in_flight.as_ref().map(|in_flight| (&in_flight.permit, outcome));
-        headers::to_client(&mut head.headers, permit);
+        let permits = self.in_flight.as_ref().map(|in_flight| (in_flight.permits(), outcome));
+        headers::to_client(&mut head.headers, permits);
         if let Some(code) = self.would {
             head.headers.insert("fence-would", HeaderValue::from_static(code.as_str()));
         }
@@ -398,7 +398,7 @@ fn unsent(broken: &Broken) -> Refused {
         Broken::TooLong => Code::RequestLimit(Limit::Body),
         Broken::TokenInTrailer => Code::FenceTokenMalformed,
         // Behind the first piece; before it, the write is judged once more to be told why.
-        Broken::Denied(_) => Code::FenceDraining,
+        Broken::Denied => Code::FenceDraining,
     };
     Refused::new(code, format!("{broken}; nothing was sent"))
 }

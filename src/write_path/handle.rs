@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 use super::{
     Worker,
     carry::CarryOn,
-    classify::{Class, Target, classify},
+    classify::{Class, Write, classify},
     decide::decide_in_time,
     forward::{Job, WriteOf, forward},
     headers::Origin,
@@ -49,7 +49,7 @@ pub async fn handle(worker: Rc<Worker>, origin: Origin, request: Request<Incomin
             };
             forward(job, head, body).await
         }
-        Ok(Class::Write(target)) => write(worker, &outfit, origin, target, head, body).await,
+        Ok(Class::Write(wanted)) => write(worker, &outfit, origin, wanted, head, body).await,
     };
     done.unwrap_or_else(|refused| refuse(&plane, refused, is_head))
 }
@@ -67,11 +67,12 @@ async fn write(
     worker: Rc<Worker>,
     outfit: &Outfit,
     origin: Origin,
-    target: Target<'_>,
+    wanted: Write<'_>,
     head: http::request::Parts,
     body: Incoming,
 ) -> Result<Response<ReplyBody>, Refused> {
-    let Target { route, object, presented } = target;
+    let Write { route, target, others } = wanted;
+    let object = target.object.clone();
     let metrics = outfit.plan.metrics(route).operation(&head.method);
     let about = |refused: Refused| refused.about(&object, &route.name);
     let Some(entered) = outfit.plan.enter(route, worker.plane.gate.now().boot) else {
@@ -87,17 +88,17 @@ async fn write(
             let stopwatch = Stopwatch::start();
             let bound = Ttl(outfit.pools[route.store].settings().bound_ms());
             let patience = Duration::from_millis(route.drain_wait_ms);
-            let judged = decide_in_time(&worker.plane, &object, presented, bound, patience).await;
-            metrics.judged(stopwatch.seconds(), judged.as_ref().err());
+            let judged = decide_in_time(&worker.plane, target, others, bound, patience).await;
+            metrics.judged(stopwatch.seconds(), judged.as_ref().err().map(|refused| &refused.why));
             match (judged, route.mode) {
                 (Ok(in_flight), Mode::Audit) => (Some(Rc::new(in_flight.unenforced())), None),
                 (Ok(in_flight), _) => (Some(Rc::new(in_flight)), None),
-                (Err(refusal), mode) if mode == Mode::Audit || failpoints::on(Fault::ForwardStale) => {
-                    (None, Some(refusal.code()))
+                (Err(refused), mode) if mode == Mode::Audit || failpoints::on(Fault::ForwardStale) => {
+                    (None, Some(refused.why.code()))
                 }
-                (Err(refusal), _) => {
+                (Err(refused), _) => {
                     let_go(&worker, &head, body);
-                    return Err(about(refusal.into()));
+                    return Err(Refused::from(refused.why).about(&refused.object, &route.name));
                 }
             }
         }
@@ -108,8 +109,8 @@ async fn write(
     }
     let (plan, pool) = (Arc::clone(&outfit.plan), Rc::clone(&outfit.pools[route.store]));
     let begun = Rc::<Cell<bool>>::default();
-    let holder = in_flight.as_ref().map(|in_flight| in_flight.permit.holder().clone());
-    let seq = in_flight.as_ref().map(|in_flight| in_flight.permit.seq());
+    let holder = in_flight.as_ref().map(|in_flight| in_flight.permit().holder().clone());
+    let seq = in_flight.as_ref().map(|in_flight| in_flight.permit().seq());
     let job = Job {
         worker: Rc::clone(&worker),
         plan,

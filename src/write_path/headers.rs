@@ -86,10 +86,10 @@ pub struct Origin {
 }
 
 /// A request's headers, made ready for the store.
-pub fn to_store(
+pub fn to_store<'a>(
     headers: &mut HeaderMap,
     origin: &Origin,
-    permit: Option<&Permit>,
+    permits: impl IntoIterator<Item = &'a Permit>,
     new_id: impl FnOnce() -> HeaderValue,
 ) {
     strip_fence(headers);
@@ -106,10 +106,10 @@ pub fn to_store(
     headers.append(header::VIA, via(origin.version));
     forwarded(headers, origin);
     headers.entry(REQUEST_ID).or_insert_with(new_id);
-    if let Some(permit) = permit {
-        headers.insert(FENCE_SEQ, HeaderValue::from(permit.seq().get()));
+    for permit in permits {
+        headers.append(FENCE_SEQ, HeaderValue::from(permit.seq().get()));
         if let Ok(object) = HeaderValue::from_bytes(permit.object().as_str().as_bytes()) {
-            headers.insert(FENCE_OBJECT, object);
+            headers.append(FENCE_OBJECT, object);
         }
     }
 }
@@ -166,13 +166,17 @@ pub enum Outcome {
 }
 
 /// An answer's headers, made ready for the client.
-pub fn to_client(headers: &mut HeaderMap, write: Option<(&Permit, Outcome)>) {
+pub fn to_client<'a>(headers: &mut HeaderMap, write: Option<(impl Iterator<Item = &'a Permit>, Outcome)>) {
     strip_fence(headers);
     strip_hop_by_hop(headers);
     headers.append(header::VIA, HeaderValue::from_static("1.1 fencegate"));
-    if let Some((permit, outcome)) = write {
-        headers.insert(FENCE_SEQ, HeaderValue::from(permit.seq().get()));
-        headers.insert(FENCE_EXPIRES_IN, HeaderValue::from(permit.remaining_ms()));
+    if let Some((permits, outcome)) = write {
+        let mut soonest = u64::MAX;
+        for permit in permits {
+            headers.append(FENCE_SEQ, HeaderValue::from(permit.seq().get()));
+            soonest = soonest.min(permit.remaining_ms());
+        }
+        headers.insert(FENCE_EXPIRES_IN, HeaderValue::from(soonest));
         let outcome = match outcome {
             Outcome::Settled => "settled",
             Outcome::Unknown => "unknown",

@@ -1,5 +1,8 @@
-//! A write that was admitted and is not settled: its permit, its place among those in flight, and how
+//! A write that was admitted and is not settled: its permits, its place among those in flight, and how
 //! far it is. Whoever drops it before it has come to an end makes it unknown, unless nothing was sent.
+//!
+//! Nearly every write goes to one object. One that goes to several is admitted, and let go on, for all of
+//! them or for none, and what is unknown of it is unknown of each.
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -7,33 +10,100 @@ use crate::{
     api::Gate,
     failpoints::{self, Fault},
     fence::{
-        Denial, Permit, Refusal, Ttl,
+        Denial, Now, ObjectId, Permit, Record, Refusal, Ttl,
         verdict::{self, Presented, Unusable, View},
     },
     table::{
         flight::{Cancel, End, Stage},
-        stripes::Place,
+        stripes::{Place, Stripes},
     },
 };
 
 /// An admitted write.
 pub struct InFlight {
     gate: Arc<Gate>,
-    pub permit: Permit,
-    presented: Presented,
-    place: Place,
-    /// `None` once it has come to its end.
-    stage: RefCell<Option<Stage>>,
+    leg: Leg,
+    others: Vec<Leg>,
     /// How long it may still land once its connection is gone.
     bound: Ttl,
     /// A route that only looks lets it go on whatever the second look says, and promises nothing.
     enforced: bool,
 }
 
+/// What a write does to one object.
+pub struct Leg {
+    permit: Permit,
+    presented: Presented,
+    place: Place,
+    /// `None` once it has come to its end.
+    stage: RefCell<Option<Stage>>,
+}
+
+/// Why a write may not go on, and which of its objects says so.
+#[derive(Clone, Debug)]
+pub struct Denied {
+    pub object: ObjectId,
+    pub why: Denial,
+}
+
+impl Leg {
+    #[must_use]
+    pub fn new((permit, place): (Permit, Place), presented: Presented) -> Self {
+        Self { permit, presented, place, stage: RefCell::new(Some(Stage::Waiting)) }
+    }
+
+    fn judge(&self, record: &Record, sealed: bool, now: Now) -> Result<Permit, Denial> {
+        verdict::judge(self.permit.object(), View::Known { record, sealed }, &self.presented, now)
+    }
+
+    fn denied(&self, why: Denial) -> Denied {
+        Denied { object: self.permit.object().clone(), why }
+    }
+
+    fn go_on(&self, stripes: &Stripes, mut to: Stage, now: Now) -> Result<(), Denied> {
+        let mut stage = self.stage.borrow_mut();
+        let Some(from) = &*stage else { return Err(self.is_over()) };
+        let judged = stripes.go_on(self.place, (from, &mut to), |record, sealed| self.judge(record, sealed, now));
+        if !failpoints::on(Fault::NoCommitCheck) {
+            let _same_again = judged.map_err(|why| self.denied(why))?;
+        }
+        *stage = Some(to);
+        Ok(())
+    }
+
+    fn is_over(&self) -> Denied {
+        self.denied(Refusal::Draining { fence: self.permit.seq().into() }.into())
+    }
+
+    fn back_out(&self, stripes: &Stripes) {
+        let mut stage = self.stage.borrow_mut();
+        if let Some(from @ (Stage::Streaming(_) | Stage::Committed(_))) = &*stage {
+            stripes.back_out(self.place, from);
+            *stage = Some(Stage::Waiting);
+        }
+    }
+
+    fn end(&self, stripes: &Stripes, how: End) {
+        if let Some(from) = self.stage.borrow_mut().take()
+            && !failpoints::on(Fault::NoBarrier)
+        {
+            stripes.end(self.place, &from, how);
+        }
+    }
+
+    fn lose(&self, stripes: &Stripes, until: End) {
+        let is_partial = matches!(*self.stage.borrow(), Some(Stage::Streaming(_)));
+        if failpoints::on(Fault::NoUnknownWait) || (is_partial && failpoints::on(Fault::PartialIsNone)) {
+            return self.end(stripes, End::Nothing);
+        }
+        self.end(stripes, until);
+    }
+}
+
 impl InFlight {
     #[must_use]
-    pub fn new(gate: Arc<Gate>, (permit, place): (Permit, Place), presented: Presented, bound: Ttl) -> Self {
-        Self { gate, permit, presented, place, stage: RefCell::new(Some(Stage::Waiting)), bound, enforced: true }
+    pub fn new(gate: Arc<Gate>, leg: Leg, others: Vec<Leg>, bound: Ttl) -> Self {
+        Self { gate, leg, others, bound, enforced: true }
     }
 
     /// For a route that only looks.
@@ -43,11 +113,25 @@ impl InFlight {
         self
     }
 
-    /// The commit point: judges the write once more, under its object's lock. From here on it may land.
+    /// The permit for the first of its objects.
+    pub fn permit(&self) -> &Permit {
+        &self.leg.permit
+    }
+
+    /// The permits for all of its objects.
+    pub fn permits(&self) -> impl Iterator<Item = &Permit> {
+        self.legs().map(|leg| &leg.permit)
+    }
+
+    fn legs(&self) -> impl Iterator<Item = &Leg> {
+        std::iter::once(&self.leg).chain(&self.others)
+    }
+
+    /// The commit point: judges the write once more, under its objects' locks. From here on it may land.
     ///
     /// # Errors
     /// With why it may not go on; nothing that completes it may be sent then.
-    pub fn commit(&self) -> Result<(), Denial> {
+    pub fn commit(&self) -> Result<(), Denied> {
         // The stripe says since when.
         self.go_on(Stage::Committed(0))
     }
@@ -56,69 +140,77 @@ impl InFlight {
     ///
     /// # Errors
     /// With why it may not go on; nothing of it may be sent then.
-    pub fn begin_stream(&self) -> Result<Cancel, Denial> {
+    pub fn begin_stream(&self) -> Result<Cancel, Denied> {
         let cancel = Cancel::default();
         self.go_on(Stage::Streaming(Arc::clone(&cancel)))?;
         Ok(cancel)
     }
 
-    fn go_on(&self, mut to: Stage) -> Result<(), Denial> {
-        if self.enforced && self.gate.records.latched().is_some() {
-            return Err(Refusal::Unusable(Unusable::Table).into());
-        }
-        let (now, object) = (self.gate.now(), self.permit.object());
-        let mut stage = self.stage.borrow_mut();
-        if !self.enforced {
+    fn go_on(&self, to: Stage) -> Result<(), Denied> {
+        if !self.enforced || failpoints::on(Fault::NoBarrier) {
             return Ok(());
         }
-        let Some(from) = &*stage else { return Err(Refusal::Draining { fence: self.permit.seq().into() }.into()) };
-        let judge = |record: &_, sealed| verdict::judge(object, View::Known { record, sealed }, &self.presented, now);
-        let judged = self.gate.records.stripes.go_on(self.place, (from, &mut to), judge);
-        if !failpoints::on(Fault::NoCommitCheck) {
-            let _same_again = judged?;
+        if self.gate.records.latched().is_some() {
+            return Err(self.leg.denied(Refusal::Unusable(Unusable::Table).into()));
         }
-        *stage = Some(to);
+        let now = self.gate.now();
+        if self.others.is_empty() {
+            return self.leg.go_on(self.stripes(), to, now);
+        }
+        self.go_on_together(&to, now)
+    }
+
+    fn go_on_together(&self, to: &Stage, now: Now) -> Result<(), Denied> {
+        let legs: Vec<&Leg> = self.legs().collect();
+        let stages = legs.iter().map(|leg| leg.stage.borrow().clone().ok_or_else(|| leg.is_over()));
+        let stages: Vec<Stage> = stages.collect::<Result<_, _>>()?;
+        let mut moves: Vec<_> = legs.iter().zip(&stages).map(|(leg, from)| (leg.place, from, to.clone())).collect();
+        let judged = self.stripes().go_on_all(&mut moves, |n, record, sealed| legs[n].judge(record, sealed, now));
+        if !failpoints::on(Fault::NoCommitCheck) {
+            judged.map_err(|denied| first(denied, |n| legs[n].permit.object()))?;
+        }
+        for (leg, (_, _, to)) in legs.iter().zip(&moves) {
+            leg.stage.replace(Some(to.clone()));
+        }
         Ok(())
+    }
+
+    fn stripes(&self) -> &Stripes {
+        &self.gate.records.stripes
     }
 
     /// Nothing of it has left, and nothing will: it may be tried on another connection.
     pub fn back_out(&self) {
-        let mut stage = self.stage.borrow_mut();
-        if let Some(from @ (Stage::Streaming(_) | Stage::Committed(_))) = &*stage {
-            self.gate.records.stripes.back_out(self.place, from);
-            *stage = Some(Stage::Waiting);
-        }
+        self.legs().for_each(|leg| leg.back_out(self.stripes()));
     }
 
     /// The store has answered for it.
     pub fn settle(&self) {
-        self.end(End::Settled);
+        self.legs().for_each(|leg| leg.end(self.stripes(), End::Settled));
     }
 
     /// Nothing of it can land: nothing was sent, or the store throws away what is not whole.
     pub fn cancel(&self) {
-        self.end(End::Nothing);
+        self.legs().for_each(|leg| leg.end(self.stripes(), End::Nothing));
     }
 
     /// Its connection is gone, and nobody knows what became of it.
     pub fn lose(&self) {
-        let is_partial = matches!(*self.stage.borrow(), Some(Stage::Streaming(_)));
-        if failpoints::on(Fault::NoUnknownWait) || (is_partial && failpoints::on(Fault::PartialIsNone)) {
-            return self.end(End::Nothing);
-        }
-        self.end(End::Unknown { until: self.gate.now().boot.after(self.bound) });
+        let until = self.gate.now().boot.after(self.bound);
+        self.legs().for_each(|leg| leg.lose(self.stripes(), End::Unknown { until }));
     }
+}
 
-    fn end(&self, how: End) {
-        if let Some(from) = self.stage.borrow_mut().take() {
-            self.gate.records.stripes.end(self.place, &from, how);
-        }
-    }
+/// Of several denials the one that is told: the first in the order of the checks, then of the objects.
+pub fn first<'a>(denied: Vec<(usize, Denial)>, object: impl Fn(usize) -> &'a ObjectId) -> Denied {
+    let told = denied.into_iter().min_by_key(|(n, why)| (why.place(), *n));
+    let (n, why) = told.expect("whoever denies says why");
+    Denied { object: object(n).clone(), why }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let stage = self.stage.borrow().clone();
+        let stage = self.leg.stage.borrow().clone();
         match stage {
             None => {}
             Some(Stage::Waiting) => self.cancel(),

@@ -100,11 +100,20 @@ impl Refused {
         Self { problem, object: None, route: None, seq: None, fence: None, holder: None }
     }
 
-    /// About this object, by this route.
+    /// About this object.
     #[must_use]
-    pub fn about(mut self, object: &ObjectId, route: &str) -> Self {
+    pub fn of(mut self, object: &ObjectId) -> Self {
         self.problem = self.problem.with_object(object);
         self.object = Some(object.clone());
+        self
+    }
+
+    /// About this object, unless it is known to be about another; by this route.
+    #[must_use]
+    pub fn about(mut self, object: &ObjectId, route: &str) -> Self {
+        if self.object.is_none() {
+            self = self.of(object);
+        }
         self.route = Some(route.to_owned());
         self
     }

@@ -11,7 +11,7 @@
 //! - `write_path`: writes and reads through the gate, against a recording store in its own process.
 //! - `tls`: on both sides. `reload`: SIGHUP. `secrets`: none leaks. `demo`, `readme`: what they print works.
 //! - `conformance`: every refusal and every bad input, and what the store saw of it.
-//! - `drain`: leases that change hands while writes are on their way.
+//! - `drain`: leases that change hands while writes are on their way. `several`: writes to two objects.
 //! - `simulation`: the whole gate but its sockets, by seed, with an adversary; and with faults that it must find.
 //! - `transparency`: large, many and odd requests on both protocols, with clients that others wrote.
 
@@ -34,6 +34,7 @@ mod recovery;
 mod reload;
 mod restart;
 mod secrets;
+mod several;
 mod simulation;
 mod support;
 mod tls;

@@ -118,11 +118,17 @@ fn the_bound_is_the_one_that_the_writes_were_sent_under() {
     let gate = TestGate::on(&shorter, gate.crash(), later(5_000));
     gate.clock.advance(BOUND - 1);
     let mut api = gate.api();
-    let body = wanted("users", "other", 60_000).to_string();
-    api.send("POST", "/v1/leases", &[("content-type", "application/json")], body.as_bytes()).unwrap();
+    let mut body = wanted("users", "other", 60_000);
+    body["request_id"] = "r1".into();
+    let sent = body.to_string();
+    api.send("POST", "/v1/leases", &[("content-type", "application/json")], sent.as_bytes()).unwrap();
     until("it waits", || gate.shows("fencegate_advances_draining 1\n"));
     gate.clock.advance(1);
-    assert_eq!(api.receive().unwrap().expect(201)["drain"]["waited_ms"], 1);
+    let lease = api.receive().unwrap().expect(201);
+    assert_eq!(lease["drain"]["waited_ms"], 1);
+    // Whoever asks again with the same request, also after another restart, is told the same.
+    let gate = TestGate::on(&shorter, gate.stop(), later(50_000));
+    assert_eq!(gate.api().post("/v1/leases", &body).expect(201), lease);
 }
 
 #[test]

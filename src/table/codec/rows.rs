@@ -8,6 +8,7 @@ use crate::fence::{
     BootMs, Ended, Fence, How, Incarnation, Lease, LeaseId, LeaseRow, LeaseSeq, ObjectId, Record, RequestId, State,
     TableKey, Ttl, WallMs, record::AdvanceId, time::Frame,
 };
+use crate::table::flight::DrainReport;
 
 /// What a stored record is read against: this run's clocks, the table's incarnation and its key.
 #[derive(Clone, Debug)]
@@ -82,7 +83,7 @@ impl Meta {
 /// What one `request_id` of one holder was granted: a lease, or a batch of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestRow {
-    pub leases: Vec<(ObjectId, LeaseId)>,
+    pub leases: Vec<(ObjectId, LeaseId, DrainReport)>,
 }
 
 impl RequestRow {
@@ -90,7 +91,11 @@ impl RequestRow {
     pub fn encode(&self) -> Vec<u8> {
         let count = u32::try_from(self.leases.len()).expect("a batch is bounded");
         let head = Writer::row().u32(count);
-        self.leases.iter().fold(head, |row, (object, lease)| row.text(object.as_str()).text(lease.as_str())).done()
+        let add = |row: Writer, (object, lease, drain): &(ObjectId, LeaseId, DrainReport)| {
+            let row = row.text(object.as_str()).text(lease.as_str());
+            row.u64(drain.settled).u64(drain.cancelled).u64(drain.unknown).u64(drain.waited_ms)
+        };
+        self.leases.iter().fold(head, add).done()
     }
 
     /// Reads a request row.
@@ -100,8 +105,12 @@ impl RequestRow {
     pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
         let mut reader = Reader::row(value)?;
         let count = reader.u32()?;
-        let leases =
-            (0..count).map(|_| Ok((reader.object()?, reader.lease_id()?))).collect::<Result<_, CodecFault>>()?;
+        let leases = (0..count).map(|_| {
+            let (object, lease) = (reader.object()?, reader.lease_id()?);
+            let (settled, cancelled, unknown) = (reader.u64()?, reader.u64()?, reader.u64()?);
+            Ok((object, lease, DrainReport { settled, cancelled, unknown, waited_ms: reader.u64()? }))
+        });
+        let leases = leases.collect::<Result<_, CodecFault>>()?;
         reader.end()?;
         Ok(Self { leases })
     }

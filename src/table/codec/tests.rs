@@ -6,6 +6,7 @@ use super::*;
 use crate::fence::{
     BootMs, Ended, Fence, How, Incarnation, Lease, Now, State, TableKey, Ttl, WallMs, record::AdvanceId, time::Frame,
 };
+use crate::table::flight::DrainReport;
 
 const RUN: u64 = 7;
 
@@ -134,6 +135,15 @@ fn assert_one_encoding(bytes: &[u8], flip: (usize, u8), recode: impl Fn(&[u8]) -
     }
 }
 
+fn drain_report() -> impl Strategy<Value = DrainReport> {
+    any::<(u64, u64, u64, u64)>().prop_map(|(settled, cancelled, unknown, waited_ms)| DrainReport {
+        settled,
+        cancelled,
+        unknown,
+        waited_ms,
+    })
+}
+
 proptest! {
     #[test]
     fn keys(key in key(), flip in any::<(usize, u8)>()) {
@@ -164,7 +174,7 @@ proptest! {
     #[test]
     fn index_rows_marks_and_requests(
         (object, seq, mark) in (object_id(), seq(), hlc()),
-        leases in proptest::collection::vec((object_id(), lease_id()), 0..4),
+        leases in proptest::collection::vec((object_id(), lease_id(), drain_report()), 0..4),
         flip in any::<(usize, u8)>(),
     ) {
         prop_assert_eq!(decode_index(&encode_index(&object, seq)), Ok((object.clone(), seq)));

@@ -153,16 +153,16 @@ impl Core {
             Ok(row) => row?,
             Err(fault) => return Some(Err(unreadable(&fault))),
         };
-        if !row.leases.iter().map(|(object, _)| object).eq(&wanted.objects) {
+        if !row.leases.iter().map(|(object, ..)| object).eq(&wanted.objects) {
             return Some(Err(Refused::RequestIdUsed));
         }
         let now = self.setup.clock.now();
-        let again = row.leases.iter().map(|(object, lease_id)| {
+        let again = row.leases.iter().map(|(object, lease_id, drain)| {
             let record =
                 round.newest(&self.setup.records, &Draft::default(), object).map_err(|fault| unreadable(&fault))?;
             record
                 .replay(lease_id, now)
-                .map(|lease| granted(object.clone(), lease.clone()))
+                .map(|lease| Granted { drain: *drain, ..granted(object.clone(), lease.clone()) })
                 .ok_or(Refused::RequestIdUsed)
         });
         Some(again.collect())

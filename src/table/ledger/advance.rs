@@ -415,7 +415,8 @@ pub(super) fn all_granted(opened: Vec<(ObjectId, Outcome, DrainReport)>) -> Resu
 /// Writes down what a request was granted.
 pub(super) fn remember_request(round: &mut Round, wanted: &Wanted, granted: &[Granted]) {
     if let Some(request) = &wanted.request {
-        let leases = granted.iter().map(|lease| (lease.object.clone(), lease.lease.lease_id.clone())).collect();
+        let lease = |granted: &Granted| (granted.object.clone(), granted.lease.lease_id.clone(), granted.drain);
+        let leases = granted.iter().map(lease).collect();
         round.put_request(&wanted.holder, request, &crate::table::codec::RequestRow { leases });
     }
 }

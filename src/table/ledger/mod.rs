@@ -38,6 +38,7 @@ use std::{
 use tokio::sync::oneshot;
 
 pub use self::core::{Core, Setup};
+pub use super::flight::DrainReport;
 use super::{TableFault, codec::Terms, records::Records};
 use crate::{
     clock::Clock,
@@ -66,15 +67,6 @@ pub struct Granted {
     pub object: ObjectId,
     pub lease: Lease,
     pub drain: DrainReport,
-}
-
-/// What an advance found on its way to the store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DrainReport {
-    pub settled: u64,
-    pub cancelled: u64,
-    pub unknown: u64,
-    pub waited_ms: u64,
 }
 
 /// Why a call was not carried out.

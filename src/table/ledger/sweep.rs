@@ -87,10 +87,10 @@ impl Core {
         if let Some(request) = row.request
             && let Ok(Some(granted)) = round.request(&self.setup.records, &row.holder, &request)
             // A batch's request is remembered until its last lease is forgotten.
-            && granted.leases.iter().all(|(_, lease)| {
+            && granted.leases.iter().all(|(_, lease, _)| {
                 *lease == row.lease_id || !self.is_remembered(round, lease)
             })
-            && granted.leases.iter().any(|(_, lease)| *lease == row.lease_id)
+            && granted.leases.iter().any(|(_, lease, _)| *lease == row.lease_id)
         {
             round.writes.delete(&Key::Request(row.holder, request));
         }
