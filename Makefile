@@ -35,7 +35,8 @@ build: setup ## build target/debug/fencegate
 run: build ## try it: a gate before a store in memory, with lines to copy
 	exec target/debug/fencegate demo
 
-# The binary with failpoints is copied aside; `cargo test` puts the default one back into place.
+# The binary with failpoints is copied aside; `cargo test` puts the default one back into place. So
+# whatever is built with other features comes before it.
 define build_failpoints
 cargo build $(LOCKED) --features failpoints
 mkdir -p target/failpoints
@@ -52,6 +53,7 @@ simulate: failpoints ## play the gate against an adversary, by seed (SEEDS=20000
 
 test: setup-test ## run every test
 	$(build_failpoints)
+	cargo test $(LOCKED) --features failpoints,shuttle --test shuttle
 	cargo test $(LOCKED)
 	python3 -B bench/test_ratios.py
 

@@ -2,13 +2,11 @@
 //! are counted here, in every mode; until the last of them has settled, or its bound has passed, nothing
 //! is written or granted under the new one: what the old one wrote to may be another object's by now.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-};
+use std::sync::Arc;
 
 use tokio::sync::Notify;
 
+use super::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::{
     failpoints::{self, Fault},
     fence::BootMs,

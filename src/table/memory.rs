@@ -2,16 +2,15 @@
 //! does: a write that is refused, a sync that fails, a sync that takes its time, and a crash that
 //! forgets whatever was not synced.
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
+use std::{collections::BTreeMap, path::Path, sync::PoisonError};
+
+use super::{
+    Batch, Row, Table, TableFault,
     sync::{
-        Condvar, Mutex, MutexGuard, PoisonError,
+        Condvar, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
-
-use super::{Batch, Row, Table, TableFault};
 
 /// Which commit step fails next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,6 +10,7 @@
 //! - [`records`]: reading, through memory to the table. Writing is the ledger's alone.
 //! - [`ledger`]: the single writer: decide, seal, persist, publish, drain, answer.
 //! - [`news`]: what the ledger tells watchers.
+//! - `sync`: locks, atomics and threads, which a test can put in any order.
 //! - [`backup`], [`verify`]: copies, and looking every row over.
 //!
 //! Not here: rules about leases and fences (`fence/`), HTTP (`api/`).
@@ -28,6 +29,7 @@ pub mod open;
 pub mod records;
 pub mod rocks;
 pub mod stripes;
+mod sync;
 pub mod verify;
 
 use std::path::Path;

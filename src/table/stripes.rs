@@ -10,28 +10,30 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasher, RandomState},
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    hash::BuildHasher,
+    sync::{Arc, OnceLock, PoisonError},
 };
 
 use super::{
     flight::{End, Flight, Flying, Stage, Tally},
     generation::Generation,
+    sync::{
+        Hasher, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 use crate::{
     failpoints::{self, Fault},
     fence::{BootMs, ObjectId, Record},
 };
 
-const STRIPES: usize = 1024;
+// Few where shuttle draws the order: there objects shall meet.
+const STRIPES: usize = if cfg!(feature = "shuttle") { 2 } else { 1024 };
 
 /// All stripes.
 pub struct Stripes {
     all: Box<[Mutex<Stripe>]>,
-    hasher: RandomState,
+    hasher: Hasher,
     capacity_each: usize,
     /// The boot clock, a second old at most: good enough to know what is pinned.
     now: AtomicU64,
@@ -86,7 +88,7 @@ impl Stripes {
     pub fn new(capacity: usize) -> Self {
         Self {
             all: (0..STRIPES).map(|_| Mutex::default()).collect(),
-            hasher: RandomState::new(),
+            hasher: Hasher::default(),
             capacity_each: capacity.div_ceil(STRIPES).max(1),
             now: AtomicU64::new(0),
             unknown_until: AtomicU64::new(0),

@@ -27,11 +27,7 @@ mod timers;
 mod waiters;
 
 use std::{
-    sync::{
-        Arc, Mutex, PoisonError, Weak,
-        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
-    },
-    thread::JoinHandle,
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -39,7 +35,15 @@ use tokio::sync::oneshot;
 
 pub use self::core::{Core, Setup};
 pub use super::flight::DrainReport;
-use super::{TableFault, codec::Terms, records::Records};
+use super::{
+    TableFault,
+    codec::Terms,
+    records::Records,
+    sync::{
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+        thread::{self, JoinHandle},
+    },
+};
 use crate::{
     clock::Clock,
     fence::{FenceToken, HolderId, Lease, LeaseId, ObjectId, Record, RequestId, Ttl, step::LeaseRefusal},
@@ -182,7 +186,7 @@ impl Ledger {
         clock.on_change(move || wake(&by_clock));
         core.records().stripes.on_drained(move || wake(&by_writes));
         let clock = clock.clone();
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("ledger".to_owned())
             .spawn(move || work(core, &calls, &clock))
             .expect("a thread for the ledger");
@@ -373,7 +377,7 @@ struct Lifeline(Arc<Records>);
 
 impl Drop for Lifeline {
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        if thread::panicking() {
             self.0.latch(TableFault::Write("the ledger has died".to_owned()));
         }
     }

@@ -1,0 +1,137 @@
+//! Writers of a lease, and whoever is next.
+
+use std::sync::Arc;
+
+use fencegate::fence::ObjectId;
+use shuttle::{sync::mpsc::sync_channel, thread::JoinHandle};
+
+use crate::world::{Held, World, join, object};
+
+fn begin() -> (Arc<World>, ObjectId, Held) {
+    let (world, users) = (World::new(64), object("users"));
+    let first = world.acquire(&users).expect("nobody has it");
+    (world, users, first)
+}
+
+fn writer(world: &Arc<World>, held: &Held) -> JoinHandle<()> {
+    let held = held.clone();
+    world.spawn(move |world| {
+        world.write(&held);
+    })
+}
+
+/// Its first connection is dead.
+fn unlucky_writer(world: &Arc<World>, held: &Held) -> JoinHandle<()> {
+    let held = held.clone();
+    world.spawn(move |world| {
+        world.write_twice(&held);
+    })
+}
+
+fn watcher(world: &Arc<World>, object: &ObjectId) -> JoinHandle<()> {
+    let object = object.clone();
+    world.spawn(move |world| (0..3).for_each(|_| world.look(&object)))
+}
+
+/// Takes over and writes, unless somebody else is about to.
+fn successor(world: &Arc<World>, objects: &[&ObjectId]) -> JoinHandle<()> {
+    let objects: Vec<ObjectId> = objects.iter().map(|object| (*object).clone()).collect();
+    world.spawn(move |world| {
+        for held in world.acquire_all(&objects, true).unwrap_or_default() {
+            world.write(&held);
+        }
+    })
+}
+
+fn operator(world: &Arc<World>, object: &ObjectId, force: bool) -> JoinHandle<()> {
+    let object = object.clone();
+    world.spawn(move |world| world.revoke(&object, force))
+}
+
+/// Everyone is done: the object is to be had, and only its last lease counts.
+fn end(world: Arc<World>, first: &Held) {
+    world.look(first.object());
+    let last = world.acquire(first.object()).expect("nothing is on its way");
+    assert!(!last.tainted && world.write(&last), "the last lease is open");
+    assert!(!world.write(first), "the first one is not");
+    world.end();
+}
+
+/// Two who take over, one perhaps from the other.
+pub fn to_the_next() {
+    let (world, users, first) = begin();
+    join([
+        writer(&world, &first),
+        unlucky_writer(&world, &first),
+        successor(&world, &[&users]),
+        successor(&world, &[&users]),
+        watcher(&world, &users),
+    ]);
+    end(world, &first);
+}
+
+/// A write that was taken back waits for a connection for longer than the handover takes.
+pub fn past_one_that_waits() {
+    let (world, users, first) = begin();
+    let (granted, is_granted) = sync_channel(1);
+    let held = first.clone();
+    let waits = world.spawn(move |world| {
+        let Some(write) = world.admit(&held) else { return };
+        if write.commit().is_ok() {
+            write.back_out();
+            is_granted.recv().expect("the handover does not wait for it");
+            assert!(write.commit().is_err(), "its lease is over");
+        }
+    });
+    let wanted = users.clone();
+    let next = world.spawn(move |world| {
+        let next = world.acquire(&wanted).expect("nobody else wants it");
+        let _ = granted.send(());
+        assert!(world.write(&next), "the next lease is open");
+    });
+    join([writer(&world, &first), waits, next, watcher(&world, &users)]);
+    end(world, &first);
+}
+
+/// The holder gives its lease back while its own writes are on their way, and somebody waits for it.
+pub fn to_one_who_waits() {
+    let (world, users, first) = begin();
+    let wanted = users.clone();
+    let waits = world.spawn(move |world| {
+        let next = world.wait_for(&wanted);
+        assert!(world.write(&next), "the next lease is open");
+        world.release(&next);
+    });
+    let released = first.clone();
+    let releases = world.spawn(move |world| world.release(&released));
+    join([writer(&world, &first), unlucky_writer(&world, &first), watcher(&world, &users), waits, releases]);
+    end(world, &first);
+}
+
+/// Two objects are taken over together, and an operator moves the fence of one meanwhile.
+pub fn overtaken() {
+    let (world, users, first) = begin();
+    let others = object("others");
+    let second = world.acquire(&others).expect("nobody has it");
+    join([
+        writer(&world, &first),
+        writer(&world, &second),
+        successor(&world, &[&users, &others]),
+        operator(&world, &users, false),
+        watcher(&world, &users),
+    ]);
+    end(world, &first);
+}
+
+/// An operator does not wait: whoever gets the lease while older writes may land is told so.
+pub fn forced() {
+    let (world, users, first) = begin();
+    join([
+        writer(&world, &first),
+        unlucky_writer(&world, &first),
+        operator(&world, &users, true),
+        successor(&world, &[&users]),
+        successor(&world, &[&users]),
+    ]);
+    end(world, &first);
+}

@@ -1,0 +1,60 @@
+//! Loads from the table while fences move, in a memory with room for one record: each load pushes another
+//! record out.
+
+use std::sync::Arc;
+
+use fencegate::fence::ObjectId;
+use shuttle::thread::JoinHandle;
+
+use crate::world::{Held, World, join, neighbour, object};
+
+/// The object is in the table, and another one's record is in memory.
+fn begin() -> (Arc<World>, ObjectId, ObjectId, Held) {
+    let (world, users) = (World::new(1), object("users"));
+    let other = neighbour(&users);
+    let first = world.acquire(&users).expect("nobody has it");
+    world.read(&other);
+    (world, users, other, first)
+}
+
+fn loader(world: &Arc<World>, object: &ObjectId) -> JoinHandle<()> {
+    let object = object.clone();
+    world.spawn(move |world| (0..2).for_each(|_| world.read(&object)))
+}
+
+fn successor(world: &Arc<World>, object: &ObjectId) -> JoinHandle<()> {
+    let object = object.clone();
+    world.spawn(move |world| {
+        let next = world.acquire(&object).expect("nobody else wants it");
+        world.look(&object);
+        assert!(world.write(&next), "the next lease is open");
+    })
+}
+
+fn end(world: Arc<World>, first: &Held) {
+    world.read(first.object());
+    assert!(!world.write(first), "the first lease is over");
+    world.end();
+}
+
+/// Loads of the object, of the one that takes its place, and whoever is next.
+pub fn among_evictions() {
+    let (world, users, other, first) = begin();
+    join([loader(&world, &users), loader(&world, &users), loader(&world, &other), successor(&world, &users)]);
+    end(world, &first);
+}
+
+/// Writers whose record is pushed out as soon as nothing of theirs is on its way.
+pub fn by_writers() {
+    let (world, users, other, first) = begin();
+    let writer = |first: &Held| {
+        let first = first.clone();
+        world.spawn(move |world| {
+            for _ in 0..2 {
+                world.write(&first);
+            }
+        })
+    };
+    join([writer(&first), writer(&first), loader(&world, &other), successor(&world, &users)]);
+    end(world, &first);
+}

@@ -1,0 +1,183 @@
+//! The product's own ledger, stripes, in-flight counts, loads and generations of routes on threads whose
+//! order is drawn by shuttle at every lock, atomic and channel: at random, and by PCT, which looks for
+//! what takes a few switches at the worst moments. By seed, so each run plays the same orders;
+//! `SHUTTLE_RANDOM_SEED` draws others. Shuttle knows no weak memory: every atomic is as if SeqCst.
+//!
+//! - `world`: a gate without sockets, and the steps of a write on it.
+//! - `oracle`: what anyone was told and what has landed; the promises.
+//! - `handover`, `streams`, `loads`, `reload`, `several`: who meets whom.
+//!
+//! A promise that is not kept ends in `VIOLATION` and its name; somebody who waits for ever, in shuttle's
+//! `deadlock!`. The controls below start this program anew with a test fault, and it has to fail.
+
+#![allow(unreachable_pub, reason = "a test program exports nothing; pub says what world and oracle offer")]
+#![allow(clippy::pedantic, reason = "tests are read, not called")]
+
+mod handover;
+mod loads;
+mod oracle;
+mod reload;
+mod several;
+mod streams;
+mod world;
+
+use std::process::Command;
+
+use shuttle::{
+    Config, Runner,
+    scheduler::{PctScheduler, RandomScheduler, UncontrolledNondeterminismCheckScheduler},
+};
+
+const SEED: u64 = 20_260_101;
+
+/// How often a scenario is played by each way to draw.
+const TIMES: usize = 6_000;
+
+/// Switches at the worst moments that PCT looks for, at most.
+const DEPTH: usize = 4;
+
+fn config() -> Config {
+    let mut config = Config::new();
+    // A round of the ledger does not fit into shuttle's 60 KiB.
+    config.stack_size = 0x4_0000;
+    config.silence_warnings = true;
+    config
+}
+
+fn play(scenario: fn()) {
+    Runner::new(PctScheduler::new_from_seed(SEED, DEPTH, TIMES), config()).run(scenario);
+    Runner::new(RandomScheduler::new_from_seed(SEED, TIMES), config()).run(scenario);
+}
+
+#[test]
+fn a_handover_waits_for_what_may_land() {
+    play(handover::to_the_next);
+}
+
+#[test]
+fn a_handover_waits_for_nothing_else() {
+    play(handover::past_one_that_waits);
+}
+
+#[test]
+fn one_who_waits_is_served_when_all_has_landed() {
+    play(handover::to_one_who_waits);
+}
+
+#[test]
+fn an_operator_overtakes_a_handover() {
+    play(handover::overtaken);
+}
+
+#[test]
+fn a_forced_handover_taints_what_follows() {
+    play(handover::forced);
+}
+
+#[test]
+fn what_streams_is_told_to_stop() {
+    play(streams::stopped);
+}
+
+#[test]
+fn a_load_never_puts_an_old_fence_back() {
+    play(loads::among_evictions);
+}
+
+#[test]
+fn a_write_is_judged_by_what_it_loads() {
+    play(loads::by_writers);
+}
+
+#[test]
+fn a_changed_route_waits_for_the_old_one() {
+    play(reload::one_route);
+}
+
+#[test]
+fn writes_to_two_objects_cross_without_a_circle() {
+    play(several::crossing);
+}
+
+#[test]
+fn the_same_draw_plays_the_same_way() {
+    let all = [
+        handover::to_the_next,
+        handover::past_one_that_waits,
+        handover::to_one_who_waits,
+        handover::overtaken,
+        handover::forced,
+        streams::stopped,
+        loads::among_evictions,
+        loads::by_writers,
+        reload::one_route,
+        several::crossing,
+    ];
+    for scenario in all {
+        let scheduler = UncontrolledNondeterminismCheckScheduler::new(RandomScheduler::new_from_seed(SEED, 50));
+        Runner::new(scheduler, config()).run(scenario);
+    }
+}
+
+/// The fault is found by the very test that passes without it.
+#[track_caller]
+fn finds(fault: &str, test: &str, violation: &str) {
+    let program = std::env::current_exe().unwrap();
+    let mut again = Command::new(program);
+    again.args(["--exact", test]).env("FENCEGATE_TEST_FAULT", fault).env("RUST_BACKTRACE", "0");
+    let run = again.output().unwrap();
+    let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
+    assert!(!run.status.success() && said.contains(violation), "{fault}: {}\n{said}", run.status);
+}
+
+#[test]
+fn without_a_seal_an_old_write_lands() {
+    finds("no-seal", "a_handover_waits_for_what_may_land", "VIOLATION DRAIN");
+}
+
+#[test]
+fn without_a_seal_a_stream_is_never_told() {
+    finds("no-seal", "what_streams_is_told_to_stop", "deadlock!");
+}
+
+#[test]
+fn without_a_drain_an_old_write_lands() {
+    finds("no-drain", "a_handover_waits_for_what_may_land", "VIOLATION DRAIN");
+}
+
+#[test]
+fn without_a_commit_check_an_old_write_lands() {
+    finds("no-commit-check", "a_handover_waits_for_what_may_land", "VIOLATION DRAIN");
+    finds("no-commit-check", "writes_to_two_objects_cross_without_a_circle", "VIOLATION DRAIN");
+}
+
+#[test]
+fn without_a_draining_state_an_old_write_lands() {
+    finds("no-draining-state", "one_who_waits_is_served_when_all_has_landed", "VIOLATION DRAIN");
+}
+
+#[test]
+fn without_the_wait_for_unknowns_a_broken_write_lands() {
+    finds("no-unknown-wait", "what_streams_is_told_to_stop", "VIOLATION DRAIN");
+    finds("partial-is-none", "what_streams_is_told_to_stop", "VIOLATION DRAIN");
+}
+
+#[test]
+fn without_the_check_of_step_4_a_fence_goes_down() {
+    finds("no-step4-check", "an_operator_overtakes_a_handover", "VIOLATION MONOTONIC");
+}
+
+#[test]
+fn with_stale_loads_a_fence_goes_down() {
+    finds("stale-load", "a_load_never_puts_an_old_fence_back", "VIOLATION MONOTONIC");
+}
+
+#[test]
+fn with_stale_loads_an_old_write_lands() {
+    finds("stale-load", "a_write_is_judged_by_what_it_loads", "VIOLATION DRAIN");
+}
+
+#[test]
+fn without_the_wait_for_the_old_route_its_write_lands() {
+    finds("reload-no-wait", "a_changed_route_waits_for_the_old_one", "VIOLATION DRAIN");
+}

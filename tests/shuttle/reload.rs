@@ -1,0 +1,69 @@
+//! A reload that changes a route: writes that went by the old version may be to what is another object
+//! by now, so nothing is granted, and nothing goes by the new one, before they have landed.
+
+use std::sync::{Arc, Mutex};
+
+use fencegate::{fence::ObjectId, table::generation::Generation};
+
+use crate::world::{BOUND, World, join, object};
+
+/// The route as it is now: `Plan` without the rest of the settings.
+struct Route {
+    place: ObjectId,
+    /// The number of the version, the version, and the older ones that it waits for.
+    now: Mutex<(u64, Arc<Generation>, Vec<Arc<Generation>>)>,
+}
+
+impl World {
+    /// A write of a route that does not look at leases, as `handle` and `forward` take it. `loses`: its
+    /// connection breaks, and the store takes its time.
+    fn write_by(&self, route: &Route, loses: bool) {
+        let (version, generation, waits_for) = route.now.lock().unwrap().clone();
+        if !waits_for.iter().all(|older| older.is_over(self.now())) {
+            return;
+        }
+        let entered = generation.enter();
+        if entered.is_retired() {
+            return;
+        }
+        if !loses {
+            return self.oracle.apply(&route.place, version, || true);
+        }
+        let closed = self.now();
+        entered.lose(closed.after(BOUND));
+        drop(entered);
+        self.oracle.apply(&route.place, version, || self.now().since(closed) < BOUND.0);
+    }
+
+    /// As `Plane::reload`.
+    fn reload(&self, route: &Route) {
+        let (version, old, _) = route.now.lock().unwrap().clone();
+        self.gate.records.stripes.retire(std::iter::once(Arc::clone(&old)));
+        *route.now.lock().unwrap() = (version + 1, Arc::default(), vec![old]);
+    }
+}
+
+/// Writers by the old route and by the new one, and whoever gets a lease for what the new one writes to.
+pub fn one_route() {
+    let (world, users) = (World::new(64), object("users"));
+    let route =
+        Arc::new(Route { place: object("what-the-route-writes-to"), now: Mutex::new((1, Arc::default(), vec![])) });
+    let mut threads = vec![];
+    for loses in [false, false, true] {
+        let route = Arc::clone(&route);
+        threads.push(world.spawn(move |world| (0..2).for_each(|_| world.write_by(&route, loses))));
+    }
+    threads.push(world.spawn(|world| world.pass(BOUND.0)));
+    let changed = Arc::clone(&route);
+    let next = world.spawn(move |world| {
+        world.reload(&changed);
+        let next = world.acquire(&users).expect("nobody else wants it");
+        // Nothing that goes by the old route lands from here on.
+        world.oracle.freed(&changed.place, 2);
+        assert!(world.write(&next), "the lease is open");
+    });
+    join(threads);
+    world.pass(BOUND.0);
+    join([next]);
+    world.end();
+}

@@ -1,0 +1,68 @@
+//! Writes that stream: told to stop by whoever is next, or committed at the last moment. What was sent of
+//! one that broke off may land until its bound has passed.
+
+use std::{
+    future::Future,
+    pin::pin,
+    task::{Context, Waker},
+};
+
+use fencegate::{table::flight::Cancel, write_path::inflight::InFlight};
+use shuttle::future::block_on;
+
+use crate::world::{BOUND, Held, World, join, object};
+
+impl World {
+    /// Part of a write is sent, then its end, unless it is told to stop first. `waits`: the end never
+    /// comes, so it is told to stop or waits for ever.
+    fn stream(&self, held: &Held, waits: bool) {
+        let Some(write) = self.admit(held) else { return };
+        let Ok(cancel) = write.begin_stream() else { return };
+        if waits {
+            block_on(cancel.notified());
+            return self.break_off(held, &write);
+        }
+        self.look(held.object());
+        if is_told(&cancel) || write.commit().is_err() {
+            return self.break_off(held, &write);
+        }
+        self.land(held, || true);
+        write.settle();
+    }
+
+    fn break_off(&self, held: &Held, write: &InFlight) {
+        let closed = self.now();
+        write.lose();
+        self.land(held, || self.now().since(closed) < BOUND.0);
+    }
+}
+
+fn is_told(cancel: &Cancel) -> bool {
+    pin!(cancel.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+}
+
+/// One that sends its end, one whose end never comes, one that is whole, and the next in line.
+pub fn stopped() {
+    let (world, users) = (World::new(64), object("users"));
+    let first = world.acquire(&users).expect("nobody has it");
+    let mut threads = vec![];
+    for waits in [false, true] {
+        let first = first.clone();
+        threads.push(world.spawn(move |world| world.stream(&first, waits)));
+    }
+    threads.push(world.spawn(move |world| {
+        world.write(&first);
+    }));
+    // Time passes at any moment.
+    threads.push(world.spawn(|world| world.pass(BOUND.0)));
+    let wanted = users.clone();
+    let next = world.spawn(move |world| {
+        let next = world.acquire(&wanted).expect("nobody else wants it");
+        assert!(world.write(&next), "the next lease is open");
+    });
+    join(threads);
+    // Whatever was unknown is over by then.
+    world.pass(BOUND.0);
+    join([next]);
+    world.end();
+}

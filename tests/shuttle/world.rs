@@ -1,0 +1,305 @@
+//! A gate without sockets: the real ledger on its thread, on a table in memory, and the steps that
+//! `write_path` takes with a write, each on whichever thread calls.
+
+use std::{
+    sync::{Arc, LazyLock, atomic::AtomicBool},
+    time::Duration,
+};
+
+use fencegate::{
+    api::Gate,
+    clock::{Clock, Driver},
+    config::LeaseSettings,
+    fence::{
+        BootMs, FenceToken, Hlc, HolderId, Incarnation, LeaseId, Now, ObjectId, Record, State, TableKey, Ttl, WallMs,
+        step::{Announcement, Kind},
+        verdict::{self, Presented, View},
+    },
+    metrics::Metrics,
+    table::{
+        Table,
+        codec::{Meta, Terms},
+        ledger::{Core, Granted, Ledger, Refused, Setup, Wanted},
+        memory::MemoryTable,
+        news::{After, News},
+        open::{Begun, begin_on, write_meta},
+        records::Records,
+        rocks::Recovered,
+        stripes::Stripes,
+    },
+    write_path::{
+        inflight::{InFlight, Leg},
+        receipts::Receipts,
+    },
+};
+use shuttle::{
+    future::block_on,
+    thread::{JoinHandle, spawn},
+};
+use tokio::sync::{Semaphore, watch};
+
+use crate::oracle::Oracle;
+
+const START: Now = Now { wall: WallMs(1_800_000_000_000), boot: BootMs(5_000_000) };
+const HOUR: Ttl = Ttl(3_600_000);
+
+/// How long a write may still land once its connection is gone.
+pub const BOUND: Ttl = Ttl(100);
+
+/// Nothing is drawn while they are counted, so one set does for all.
+static METRICS: LazyLock<Arc<Metrics>> = LazyLock::new(|| Arc::new(Metrics::new()));
+
+pub struct World {
+    pub gate: Arc<Gate>,
+    pub oracle: Oracle,
+    driver: Driver,
+    begun: Hlc,
+}
+
+/// A lease that somebody was told of.
+#[derive(Clone)]
+pub struct Held {
+    token: FenceToken,
+    lease_id: LeaseId,
+    pub tainted: bool,
+}
+
+impl Held {
+    pub fn object(&self) -> &ObjectId {
+        &self.token.object
+    }
+}
+
+fn key() -> TableKey {
+    TableKey::from_bytes([7; 32])
+}
+
+pub fn object(name: &str) -> ObjectId {
+    ObjectId::new(name).unwrap()
+}
+
+/// Some object that shares its stripe with this one: the record of one pushes the other's out.
+pub fn neighbour(of: &ObjectId) -> ObjectId {
+    let unknown = |object: &ObjectId| Record::unknown(object.clone(), Incarnation::default());
+    let shares_stripe = |other: &ObjectId| {
+        let stripes = Stripes::new(1);
+        stripes.publish(unknown(of));
+        stripes.publish(unknown(other));
+        stripes.len() == 1
+    };
+    (0..).map(|n| object(&format!("neighbour-{n}"))).find(shares_stripe).unwrap()
+}
+
+impl World {
+    /// A gate with room for about so many records in memory.
+    pub fn new(capacity: usize) -> Arc<Self> {
+        let table = Arc::new(MemoryTable::default());
+        let key_fingerprint = key().fingerprint();
+        let meta =
+            Meta { incarnation: Incarnation::default(), run: 0, clean: true, key_fingerprint, terms: Terms::default() };
+        write_meta(&*table, &meta, Hlc::default()).unwrap();
+        let (clock, driver) = Clock::driven(START);
+        let terms = Terms { bound_ms: BOUND.0, ..Terms::default() };
+        let begun = begin_on(table as Arc<dyn Table>, key(), Recovered::Whole, (&clock, terms), "memory").unwrap();
+        let Begun { table, context, meta, mark, was_clean, .. } = begun;
+        let records = Arc::new(Records::new(table, context, capacity));
+        let news = Arc::new(News::new(64, mark));
+        let core = Core::new(Setup {
+            records: Arc::clone(&records),
+            news: Arc::clone(&news),
+            clock: clock.clone(),
+            metrics: METRICS.ledger.clone(),
+            meta,
+            mark,
+            takeover_after_ms: 0,
+            waiters_max: 10,
+            unclean: !was_clean,
+            terms,
+        });
+        // A clock calls back under a lock that shuttle does not know, so the ledger hears of the time by
+        // `pass` alone: the clock that it listens to stands still.
+        let ledger = Ledger::start(core, &Clock::driven(START).0);
+        let gate = Gate {
+            records,
+            ledger,
+            news,
+            clock,
+            limits: LeaseSettings::default(),
+            deadline: Duration::ZERO,
+            metrics: Arc::clone(&METRICS),
+            receipts: Receipts::new(0, 0),
+            watchers: Arc::new(Semaphore::new(0)),
+            draining: AtomicBool::new(false),
+            stopping: watch::Sender::new(false),
+        };
+        Arc::new(Self { gate: Arc::new(gate), oracle: Oracle::default(), driver, begun: mark })
+    }
+
+    /// Somebody does something on a thread of its own.
+    pub fn spawn<T: Send + 'static>(self: &Arc<Self>, does: impl FnOnce(&Self) -> T + Send + 'static) -> JoinHandle<T> {
+        let world = Arc::clone(self);
+        spawn(move || does(&world))
+    }
+
+    pub fn now(&self) -> BootMs {
+        self.gate.now().boot
+    }
+
+    /// Time passes, and the ledger looks what is due.
+    pub fn pass(&self, ms: u64) {
+        self.driver.advance(ms);
+        block_on(self.gate.ledger.end(vec![])).unwrap();
+    }
+
+    /// A lease for the next in line, who takes it over from whoever has it. `None`: another is about to.
+    pub fn acquire(&self, object: &ObjectId) -> Option<Held> {
+        self.acquire_all(std::slice::from_ref(object), true)?.pop()
+    }
+
+    /// A lease for somebody else, who waits until it is to be had.
+    pub fn wait_for(&self, object: &ObjectId) -> Held {
+        self.acquire_all(std::slice::from_ref(object), false).unwrap().pop().unwrap()
+    }
+
+    /// Leases for all of these.
+    pub fn acquire_all(&self, objects: &[ObjectId], takeover: bool) -> Option<Vec<Held>> {
+        let before: Vec<u64> = objects.iter().map(|object| self.oracle.fence(object)).collect();
+        let wanted = Wanted {
+            objects: objects.to_vec(),
+            holder: HolderId::new(if takeover { "same" } else { "other" }).unwrap(),
+            ttl: HOUR,
+            wait_ms: if takeover { 0 } else { HOUR.0 },
+            request: None,
+            takeover,
+        };
+        let granted = match block_on(self.gate.ledger.acquire(wanted)) {
+            Ok(granted) => granted,
+            Err(Refused::Lease { .. }) => return None,
+            Err(other) => panic!("an acquire was refused: {other:?}"),
+        };
+        let held = granted.into_iter().zip(before).map(|(Granted { object, lease, .. }, before)| {
+            self.oracle.granted(&object, lease.seq.get(), before, lease.tainted);
+            Held { token: lease.token(&object), lease_id: lease.lease_id, tainted: lease.tainted }
+        });
+        Some(held.collect())
+    }
+
+    /// Its holder gives a lease back.
+    pub fn release(&self, held: &Held) {
+        block_on(self.gate.ledger.release(held.lease_id.clone(), None, held.token.clone())).unwrap();
+    }
+
+    /// An operator moves the fence. `force`: whatever is on its way.
+    pub fn revoke(&self, object: &ObjectId, force: bool) {
+        let revoked = block_on(self.gate.ledger.revoke(object.clone(), "a test".to_owned(), force)).unwrap();
+        if let State::Free { .. } = revoked.record.state
+            && !force
+        {
+            self.oracle.freed(object, revoked.record.fence.get());
+        }
+    }
+
+    /// As `decide`: reads the record if it is not in memory. `None`: refused.
+    pub fn admit(&self, Held { token, .. }: &Held) -> Option<InFlight> {
+        let (object, presented) = (&token.object, Presented::Token(token.clone()));
+        let judge =
+            |record: &_, sealed| verdict::judge(object, View::Known { record, sealed }, &presented, self.gate.now());
+        loop {
+            match self.gate.records.stripes.admit(object, judge) {
+                Some(judged) => {
+                    let leg = judged.ok().map(|admitted| Leg::new(admitted, presented.clone()));
+                    return leg.map(|leg| InFlight::new(Arc::clone(&self.gate), leg, vec![], BOUND));
+                }
+                None => drop(self.gate.records.read(object).unwrap()),
+            }
+        }
+    }
+
+    /// A write that is held and then sent whole. Whether it was.
+    pub fn write(&self, held: &Held) -> bool {
+        let Some(write) = self.admit(held) else { return false };
+        self.send(held, &write)
+    }
+
+    /// A write to two objects, all or nothing. Whether it was sent.
+    pub fn write_to_both(&self, pair: &[Held; 2]) -> bool {
+        let objects = pair.each_ref().map(Held::object);
+        let judge = |n: usize, record: &_, sealed| {
+            let presented = Presented::Token(pair[n].token.clone());
+            verdict::judge(objects[n], View::Known { record, sealed }, &presented, self.gate.now())
+        };
+        let admitted = self.gate.records.stripes.admit_all(&objects, judge).expect("there is room for both");
+        let Ok(admitted) = admitted else { return false };
+        let leg = |(admitted, held): (_, &Held)| Leg::new(admitted, Presented::Token(held.token.clone()));
+        let mut legs: Vec<Leg> = admitted.into_iter().zip(pair).map(leg).collect();
+        let other = legs.split_off(1);
+        let write = InFlight::new(Arc::clone(&self.gate), legs.remove(0), other, BOUND);
+        let is_sent = write.commit().is_ok();
+        if is_sent {
+            pair.iter().for_each(|held| self.land(held, || true));
+            write.settle();
+        }
+        is_sent
+    }
+
+    /// The same, on a connection that turns out to be dead first.
+    pub fn write_twice(&self, held: &Held) -> bool {
+        let Some(write) = self.admit(held) else { return false };
+        if write.commit().is_err() {
+            return false;
+        }
+        write.back_out();
+        self.send(held, &write)
+    }
+
+    fn send(&self, held: &Held, write: &InFlight) -> bool {
+        let is_sent = write.commit().is_ok();
+        if is_sent {
+            self.land(held, || true);
+            write.settle();
+        }
+        is_sent
+    }
+
+    /// The store applies a write, if it still can.
+    pub fn land(&self, held: &Held, can: impl FnOnce() -> bool) {
+        self.oracle.apply(&held.token.object, held.token.seq.get(), can);
+    }
+
+    /// What memory shows of an object, if anything.
+    pub fn look(&self, object: &ObjectId) {
+        self.gate.records.stripes.view(object, |found| {
+            if let Some((record, _)) = found {
+                self.oracle.seen(object, record.fence.get());
+            }
+        });
+    }
+
+    /// Reads an object, from memory or from the table.
+    pub fn read(&self, object: &ObjectId) {
+        let before = self.oracle.fence(object);
+        let fence = self.gate.records.read(object).unwrap().fence.get();
+        self.oracle.read(object, fence, before);
+        self.look(object);
+    }
+
+    /// Everyone is done: nothing may be left on its way, and the ledger ends.
+    pub fn end(self: Arc<Self>) {
+        let Self { gate, oracle, driver, begun } = Arc::into_inner(self).expect("everyone is done");
+        let After::Items(news) = gate.news.after(begun) else { panic!("the ring is too small") };
+        for item in news {
+            let Announcement { kind, row, fence } = &item.1;
+            oracle.announced(&row.object, (*kind == Kind::Granted).then_some(row.seq.get()), fence.get());
+        }
+        driver.advance(BOUND.0);
+        assert!(gate.records.stripes.is_idle(), "a write was left behind");
+        assert!(gate.records.stripes.is_all_settled(gate.now().boot), "something may still land");
+        Arc::into_inner(gate).expect("every write is over").ledger.abandon();
+    }
+}
+
+pub fn join<T>(threads: impl IntoIterator<Item = JoinHandle<T>>) {
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
