@@ -18,7 +18,7 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run test test-fresh failpoints simulate check bench barrier figures clean
+.PHONY: help setup setup-test build run test test-fresh failpoints simulate chaos check bench barrier figures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,16 @@ test: setup-test ## run every test
 	cargo test $(LOCKED) --features failpoints,shuttle --test shuttle
 	cargo test $(LOCKED)
 	python3 -B bench/test_ratios.py
+	python3 -B chaos/test_linear.py
+	python3 -B chaos/test_oracle.py
+	chaos/run --controls
+	chaos/run --short --seed 1
+
+DURATION ?= 600
+
+chaos: failpoints ## faults of all kinds on a real gate under load, judged by an oracle (DURATION=600)
+	@scripts/setup test
+	chaos/run --duration $(DURATION)
 
 test-fresh: ## run `make test` in a new Debian system, then again without network (needs root)
 	@scripts/setup fresh

@@ -231,6 +231,11 @@ impl Flight {
         rare.streaming.iter().for_each(|cancel| cancel.notify_one());
     }
 
+    /// What has become so far of what the advance found.
+    pub(super) fn drained_so_far(&self) -> Tally {
+        self.rare.as_ref().and_then(|rare| rare.drain).unwrap_or_default()
+    }
+
     /// The advance is over: what became of what it found.
     pub(super) fn end_drain(&mut self) -> Tally {
         self.rare.as_mut().and_then(|rare| rare.drain.take()).unwrap_or_default()

@@ -367,7 +367,8 @@ impl Core {
             }
             Asked::Revoke(reply) => {
                 if let Some(reply) = reply.take() {
-                    let drain = DrainReport::default();
+                    let tally = self.setup.records.stripes.drained_so_far(&object);
+                    let drain = report(tally, now.since(advance.begun));
                     let so_far = self.newest(round, &object).map(|record| Revoked { record, drain });
                     answer(round, reply, so_far);
                 }
@@ -378,7 +379,14 @@ impl Core {
 
     /// Nothing more is granted: whoever waits for a drain is told so, and the drains go on for nobody.
     pub(super) fn dismiss_advances(&mut self, why: &Refused) {
+        let (records, now) = (&self.setup.records, self.setup.clock.now().boot);
         for advance in self.advances.all.values_mut() {
+            // `None`: its fence has moved in this very round, of which nobody may hear yet.
+            let revoked = |drain: &Drain| {
+                let record = records.read(&drain.object).ok().filter(|record| record.fence >= drain.seq.into())?;
+                let tally = records.stripes.drained_so_far(&drain.object);
+                Some(Revoked { record, drain: report(tally, now.since(advance.begun)) })
+            };
             match std::mem::replace(&mut advance.asked, Asked::Nobody) {
                 Asked::Acquire { replies, .. } => {
                     for Waiting { reply, .. } in replies {
@@ -390,7 +398,12 @@ impl Core {
                     let _ = reply.send(Err(why.clone()));
                 }
                 Asked::Revoke(Some(reply)) => {
-                    let _ = reply.send(Err(why.clone()));
+                    // Its fence has moved, and the gate only stops: that is what the operator wants to know.
+                    let moved = match (why, advance.drains.first()) {
+                        (Refused::Stopping, Some(drain)) => revoked(drain),
+                        _ => None,
+                    };
+                    let _ = reply.send(moved.ok_or_else(|| why.clone()));
                 }
                 Asked::Revoke(None) | Asked::Nobody => {}
             }

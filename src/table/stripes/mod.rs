@@ -8,6 +8,10 @@
 //! Memory is bounded by objects in use: each stripe keeps a share of the capacity and replaces what
 //! was not looked at lately; records that are sealed or have writes in flight are pinned.
 
+mod several;
+
+pub use several::Together;
+
 use std::{
     collections::HashMap,
     hash::BuildHasher,
@@ -72,9 +76,6 @@ pub struct Place {
     stripe: usize,
     slot: usize,
 }
-
-/// What a judge says of several objects: all are admitted, or why some are not, by their place.
-pub type Together<P, E> = Result<Vec<(P, Place)>, Vec<(usize, E)>>;
 
 /// A load in progress: valid while nothing is published in its stripe.
 #[derive(Debug)]
@@ -174,77 +175,6 @@ impl Stripes {
             found.flight.go_on(from, to);
         }
         judged
-    }
-
-    /// [`Self::admit`] for a write to several objects: all, or none of them. `Err`: what the judge says of
-    /// each that it denies, with its place among the objects.
-    pub fn admit_all<P, E>(
-        &self,
-        objects: &[&ObjectId],
-        mut judge: impl FnMut(usize, &Record, bool) -> Result<P, E>,
-    ) -> Option<Together<P, E>> {
-        let stripes: Vec<usize> = objects.iter().map(|object| self.stripe_of(object)).collect();
-        let mut locked = self.lock_all(&stripes);
-        let places = objects.iter().zip(&stripes).map(|(object, stripe)| {
-            let slot = locked.of(*stripe).places.get(*object).copied()?;
-            Some(Place { stripe: *stripe, slot })
-        });
-        let places: Vec<Place> = places.collect::<Option<_>>()?;
-        let mut denied = vec![];
-        let mut admitted = vec![];
-        for (n, place) in places.into_iter().enumerate() {
-            let found = locked.at(place);
-            found.touched = true;
-            match judge(n, &found.record, found.sealed) {
-                Ok(permit) => admitted.push((permit, place)),
-                Err(why) => denied.push((n, why)),
-            }
-        }
-        if !denied.is_empty() {
-            return Some(Err(denied));
-        }
-        for (_, place) in &admitted {
-            let found = locked.at(*place);
-            found.flight.admit();
-            found.record.mark_used();
-        }
-        Some(Ok(admitted))
-    }
-
-    /// [`Self::go_on`] for a write to several objects: all of it, or nothing.
-    ///
-    /// # Errors
-    /// With what the judge says of each that it denies; the write stays where it is.
-    pub fn go_on_all<P, E>(
-        &self,
-        legs: &mut [(Place, &Stage, Stage)],
-        mut judge: impl FnMut(usize, &Record, bool) -> Result<P, E>,
-    ) -> Result<(), Vec<(usize, E)>> {
-        let stripes: Vec<usize> = legs.iter().map(|(place, ..)| place.stripe).collect();
-        let mut locked = self.lock_all(&stripes);
-        let mut denied = vec![];
-        for (n, (place, ..)) in legs.iter().enumerate() {
-            let found = locked.at(*place);
-            denied.extend(judge(n, &found.record, found.sealed).err().map(|why| (n, why)));
-        }
-        if denied.is_empty() || failpoints::on(Fault::NoCommitCheck) {
-            for (place, from, to) in legs {
-                let found = locked.at(*place);
-                if matches!(to, Stage::Committed(_)) {
-                    *to = found.flight.committed_now();
-                }
-                found.flight.go_on(from, to);
-            }
-        }
-        if denied.is_empty() { Ok(()) } else { Err(denied) }
-    }
-
-    /// Locks several stripes, always in the order of their numbers: nobody waits for anyone in a circle.
-    fn lock_all(&self, stripes: &[usize]) -> Locked<'_> {
-        let mut sorted = stripes.to_vec();
-        sorted.sort_unstable();
-        sorted.dedup();
-        Locked(sorted.into_iter().map(|stripe| (stripe, self.lock(stripe))).collect())
     }
 
     /// A write goes back to where nothing of it was sent.
@@ -354,6 +284,12 @@ impl Stripes {
         self.with_retiring(flying.unwrap_or_else(|| Flight::default().flying(self.all_unknown_until())))
     }
 
+    /// What has become so far of the writes that an object's advance found.
+    #[must_use]
+    pub fn drained_so_far(&self, object: &ObjectId) -> Tally {
+        self.with_flight(object, |flight| flight.drained_so_far()).unwrap_or_default()
+    }
+
     /// An object's advance is over: what became of the writes that it found.
     #[must_use]
     pub fn end_drain(&self, object: &ObjectId) -> Tally {
@@ -440,20 +376,6 @@ impl Stripes {
     }
 }
 
-/// Several stripes, locked.
-struct Locked<'a>(Vec<(usize, MutexGuard<'a, Stripe>)>);
-
-impl Locked<'_> {
-    fn of(&mut self, stripe: usize) -> &mut Stripe {
-        let found = self.0.iter_mut().find(|(each, _)| *each == stripe);
-        &mut found.expect("it was locked with the others").1
-    }
-
-    fn at(&mut self, place: Place) -> &mut Slot {
-        &mut self.of(place.stripe).slots[place.slot]
-    }
-}
-
 impl Stripe {
     fn insert(&mut self, record: Record, sealed: bool, capacity: usize, now: BootMs) -> usize {
         // Untouched: what is looked at outlives what merely came by.
@@ -503,37 +425,6 @@ mod tests {
     fn record(object: &str, fence: u64) -> Record {
         let unknown = Record::unknown(ObjectId::new(object).unwrap(), Incarnation::default());
         Record { fence: Fence::new(fence), ..unknown }
-    }
-
-    #[test]
-    fn a_write_to_several_objects_is_admitted_for_all_or_for_none() {
-        let stripes = Stripes::new(10_000);
-        // So many that some share a stripe.
-        let names: Vec<ObjectId> = (0..3_000).map(|n| ObjectId::new(&format!("o{n}")).unwrap()).collect();
-        let objects: Vec<&ObjectId> = names.iter().collect();
-        let judge = |_: usize, record: &Record, _| if record.fence.get() == 1 { Ok(()) } else { Err("no") };
-        assert!(stripes.admit_all(&objects[..2], judge).is_none(), "not in memory");
-        for name in &names {
-            stripes.publish(record(name.as_str(), 1));
-        }
-        stripes.publish(record("o7", 2));
-        let denied = stripes.admit_all(&objects, judge).unwrap().unwrap_err();
-        assert_eq!(denied, [(7, "no")]);
-        assert!(stripes.is_idle(), "nothing was admitted");
-        stripes.publish(record("o7", 1));
-        let admitted = stripes.admit_all(&objects, judge).unwrap().unwrap();
-        let waiting = Stage::Waiting;
-        let mut legs: Vec<_> = admitted.iter().map(|((), place)| (*place, &waiting, Stage::Committed(0))).collect();
-        stripes.publish(record("o9", 2));
-        assert_eq!(stripes.go_on_all(&mut legs, judge), Err(vec![(9, "no")]));
-        assert!(objects.iter().all(|object| !stripes.flying(object).in_flight), "nothing has gone on");
-        stripes.publish(record("o9", 1));
-        assert_eq!(stripes.go_on_all(&mut legs, judge), Ok(()));
-        assert!(objects.iter().all(|object| stripes.flying(object).in_flight));
-        for (place, _, stage) in &legs {
-            stripes.end(*place, stage, End::Settled);
-        }
-        assert!(stripes.is_idle());
     }
 
     fn seen(stripes: &Stripes, object: &str) -> Option<(u64, bool)> {

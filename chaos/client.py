@@ -1,0 +1,320 @@
+"""A client of the gate that writes down every call and what came of it, and reports what was acknowledged.
+
+The log of calls has two events per operation: `call`, before anything is sent, and `done`, with its outcome:
+`ok`, `refused` (with the code: nothing was done), `maybe` (nobody knows).
+"""
+import itertools
+import json
+import threading
+from pathlib import Path
+
+from http1 import Conn
+from logs import now
+
+OVER = ("LEASE_EXPIRED", "LEASE_FENCED", "WRITE_STALE_FENCE")
+
+
+class Down(Exception):
+    """There is no gate to call."""
+
+
+class Lease:
+    """A lease as its holder knows it."""
+
+    def __init__(self, body):
+        self.object, self.seq, self.id = body["object_id"], body["lease_seq"], body["lease_id"]
+        self.token, self.ttl_ms = body["fence_token"], body["ttl_ms"]
+
+
+def path_of(object_id):
+    """Where an object's register is: `ra-7` and `rb-7` are two objects for one path, which a reload moves."""
+    if object_id.startswith(("ra-", "rb-")):
+        return f"/s/{object_id[3:]}/v"
+    return f"/o/{object_id}/v"
+
+
+class Client:
+    """One holder. Not for several threads at once; `twin` makes another for the same holder."""
+
+    numbers = itertools.count(1)
+
+    def __init__(self, name, folder, calls, reporter):
+        self.name, self.folder, self.calls, self.reporter = name, Path(folder), calls, reporter
+        self.conns = {}
+        self.process = f"{name}.{next(Client.numbers)}"
+
+    def twin(self):
+        return Client(self.name, self.folder, self.calls, self.reporter)
+
+    def addresses(self):
+        return json.loads((self.folder / "gate.json").read_text())
+
+    def conn(self, port):
+        """A connection to one of the gate's ports, kept while it works."""
+        if port not in self.conns:
+            try:
+                self.conns[port] = Conn(self.addresses()[port])
+            except OSError as error:
+                raise Down(str(error)) from None
+        return self.conns[port]
+
+    def drop(self, port):
+        conn = self.conns.pop(port, None)
+        if conn:
+            conn.close()
+
+    def hang_up(self):
+        for port in list(self.conns):
+            self.drop(port)
+
+    def begin(self, op, object_id, port="api", **more):
+        """Notes a call before anything of it is sent. Where there is no gate, there is no call."""
+        self.conn(port)
+        number = f"{self.name}-{next(Client.numbers)}"
+        call = now()
+        about = {"id": number, "op": op, "process": self.process, "holder": self.name, "object": object_id}
+        self.calls.note(call, "call", **about, **more)
+        return number, call
+
+    def end(self, number, outcome, answer=None, **more):
+        if answer is not None:
+            more |= {"status": answer.status, "quiet": answer.quiet}
+        self.calls.note(answer.ret if answer else now(), "done", id=number, outcome=outcome, **more)
+
+    def ask(self, method, path, body=None, headers=()):
+        """A call of the api. None: nobody knows what came of it."""
+        conn = self.conn("api")
+        try:
+            if body is None:
+                return conn.call(method, path, headers)
+            return conn.post(path, body)
+        except OSError:
+            self.drop("api")
+            return None
+
+    def told(self, object_id, seq, answer):
+        """Reports what a refusal says of an object and of a lease."""
+        body, code = answer.json(), answer.code
+        fence = body.get("fence")
+        about = {"quiet": answer.quiet, "code": code}
+        if isinstance(fence, int):
+            # A route that has moved may have made another object of it.
+            self.reporter.report(answer.ret, "fence", object=body.get("object_id") or object_id, fence=fence, **about)
+        if code in OVER and seq is not None:
+            self.reporter.report(answer.ret, "over", object=object_id, seq=seq, **about)
+
+    def _granted(self, calls, answer, how):
+        """What has come of an acquire or a rotation: the leases, or none. `calls`: number and time by object."""
+        if answer is None or answer.status >= 400:
+            unsure = answer is None or b'"maybe"' in answer.body
+            for number, _ in calls.values():
+                self.end(number, "maybe" if unsure else "refused", answer, code=answer and answer.code)
+            return []
+        body, leases = answer.json(), []
+        for granted in body.get("leases", [body]):
+            lease = Lease(granted)
+            number, call = calls[lease.object]
+            self.reporter.report(
+                answer.ret, "granted", object=lease.object, seq=lease.seq, lease=lease.id, holder=self.name, call=call,
+                quiet=answer.quiet, ttl_ms=lease.ttl_ms, how=how, tainted=granted["tainted"],
+            )
+            self.end(number, "ok", answer, seq=lease.seq, lease=lease.id)
+            leases.append(lease)
+        return leases
+
+    def acquire(self, object_id, ttl_ms, **more):
+        """A lease, or None. `more`: wait_ms, request_id, takeover."""
+        calls = {object_id: self.begin("acquire", object_id, **more)}
+        body = {"object_id": object_id, "holder_id": self.name, "ttl_ms": ttl_ms} | more
+        leases = self._granted(calls, self.ask("POST", "/v1/leases", body), "acquire")
+        return leases[0] if leases else None
+
+    def acquire_batch(self, object_ids, ttl_ms, **more):
+        """Several leases, or none. To the history it is one operation per object."""
+        calls = {object_id: self.begin("acquire", object_id, **more) for object_id in object_ids}
+        body = {"object_ids": object_ids, "holder_id": self.name, "ttl_ms": ttl_ms} | more
+        return self._granted(calls, self.ask("POST", "/v1/lease-batches", body), "batch")
+
+    def _renewal(self, lease, ttl_ms, **more):
+        body = {"fence_token": lease.token, "holder_id": self.name, "ttl_ms": ttl_ms} | more
+        return self.ask("POST", f"/v1/leases/{lease.id}/renew", body)
+
+    def rotate(self, lease, ttl_ms):
+        """A lease with the next number in its place, or None."""
+        calls = {lease.object: self.begin("acquire", lease.object, rotates=lease.seq)}
+        answer = self._renewal(lease, ttl_ms, rotate=True)
+        if answer is not None and answer.status >= 400:
+            self.told(lease.object, lease.seq, answer)
+        leases = self._granted(calls, answer, "rotate")
+        return leases[0] if leases else None
+
+    def renew(self, lease, ttl_ms):
+        """Says whether it was renewed."""
+        number, _ = self.begin("renew", lease.object, seq=lease.seq)
+        answer = self._renewal(lease, ttl_ms)
+        is_done, t = answer is not None and answer.status == 200, answer.ret if answer else now()
+        if is_done or answer is None or answer.status == 503:
+            # Also where nobody knows: the lease may live as long as this.
+            about = {"object": lease.object, "seq": lease.seq, "lease": lease.id, "ttl_ms": ttl_ms}
+            self.reporter.report(t, "renewed", sure=is_done, quiet=answer.quiet if answer else t, **about)
+        else:
+            self.told(lease.object, lease.seq, answer)
+        self.end(number, "ok" if is_done else "maybe" if answer is None else "refused", answer)
+        return is_done
+
+    def release(self, lease):
+        number, _ = self.begin("release", lease.object, seq=lease.seq)
+        answer = self.ask("DELETE", f"/v1/leases/{lease.id}", headers=[("fence-token", lease.token)])
+        if answer is not None and answer.status == 200:
+            about = {"object": lease.object, "quiet": answer.quiet, "code": "released"}
+            self.reporter.report(answer.ret, "over", seq=lease.seq, **about)
+        elif answer is not None:
+            self.told(lease.object, lease.seq, answer)
+        self.end(number, "maybe" if answer is None else "ok" if answer.status == 200 else "refused", answer)
+
+    def revoke(self, object_id, force=False):
+        """An operator's word. Returns the fence, or None."""
+        number, call = self.begin("acquire", object_id, revokes=True)
+        answer = self.ask("POST", f"/v1/objects/{object_id}/revoke", {"reason": "chaos", "force": force})
+        if answer is None or answer.status != 200:
+            unsure = answer is None or b'"maybe"' in answer.body
+            self.end(number, "maybe" if unsure else "refused", answer)
+            return None
+        body = answer.json()
+        # Nothing of an older lease lands any more only once it has drained.
+        self.reporter.report(
+            answer.ret, "revoked", object=object_id, fence=body["fence"], call=call, quiet=answer.quiet,
+            drained=body["state"] == "free" and not force,
+        )
+        self.end(number, "ok", answer, seq=body["fence"])
+        return body["fence"]
+
+    def read(self, object_id):
+        number, _ = self.begin("read", object_id, "gate")
+        try:
+            answer = self.conn("gate").call("GET", path_of(object_id))
+        except OSError:
+            self.drop("gate")
+            return self.end(number, "refused")
+        is_read = answer.status == 200 and not answer.code
+        value = answer.body.decode("latin-1") if is_read else "-"
+        return self.end(number, "ok" if is_read else "refused", answer, value=None if value == "-" else value)
+
+    def fence(self, object_id):
+        """What the gate says an object's fence is; reported."""
+        call = now()
+        answer = self.ask("GET", f"/v1/objects/{object_id}")
+        if answer is None or answer.status != 200:
+            return None
+        fence = answer.json()["fence"]
+        self.reporter.report(answer.ret, "fence", object=object_id, fence=fence, quiet=call, code="asked")
+        return fence
+
+    def lease_state(self, object_id, seq, lease_id):
+        """What the gate says of a lease; reported."""
+        call = now()
+        answer = self.ask("GET", f"/v1/leases/{lease_id}")
+        if answer is None or answer.status not in (200, 404):
+            return None
+        state = answer.json()["state"] if answer.status == 200 else "missing"
+        self.reporter.report(answer.ret, "lease", object=object_id, seq=seq, lease=lease_id, state=state, quiet=call)
+        return state
+
+    def write(self, lease, wish="", body=b"x", **how):
+        """A write from beginning to end; returns its outcome. `how`: see Upload."""
+        return self.upload(lease, wish, body, **how).finish()
+
+    def upload(self, lease, wish="", body=b"x", **how):
+        return Upload(self, lease, wish, body, **how)
+
+
+class Upload:
+    """A write on its way. It begins with its head and `first` bytes of its body; `finish` sends the rest.
+
+    `hangs_up`: the client goes away instead of sending the rest. `asks`: it waits for a 100 Continue first. `token`:
+    another one than the lease's; empty for none.
+    """
+
+    def __init__(self, client, lease, wish, body, first=None, hangs_up=False, asks=False, token=None):
+        self.client, self.lease, self.hangs_up = client, lease, hangs_up
+        self.object = lease.object
+        first = len(body) if first is None else first
+        about = {"seq": lease.seq, "hangs_up": hangs_up, "wish": wish, "token": token}
+        self.number, _ = client.begin("write", lease.object, "gate", **about)
+        headers = [("x-write", self.number), ("x-chaos", wish)]
+        if token != "":
+            headers.append(("fence-token", token or lease.token))
+        if asks:
+            headers.append(("expect", "100-continue"))
+        self.rest = body[first:]
+        self.broken = False
+        self.conn = client.conns.pop("gate")
+        try:
+            self.conn.send("PUT", path_of(lease.object), headers, body[:first], length=len(body))
+            if asks and self.conn.interim() != 100:
+                self.broken = True
+        except OSError:
+            self.broken = True
+
+    def is_answered(self, wait_s=0.0):
+        return self.broken or self.conn.is_answered(wait_s)
+
+    def finish(self):
+        """Sends the rest and waits for the answer. Returns `ok`, `refused` or `maybe`."""
+        try:
+            if self.broken:
+                raise ConnectionError("it was broken before")
+            if self.hangs_up:
+                self.conn.hang_up()
+                raise ConnectionError("we have hung up")
+            if self.rest:
+                try:
+                    self.conn.send_more(self.rest)
+                except OSError:
+                    # There may be an answer all the same.
+                    pass
+            answer = self.conn.receive()
+        except OSError:
+            self.client.end(self.number, "maybe")
+            return "maybe"
+        self._keep()
+        return self._outcome(answer)
+
+    def _keep(self):
+        self.client.drop("gate")
+        self.client.conns["gate"] = self.conn
+
+    def _outcome(self, answer):
+        """`store`: the store itself has said no."""
+        if answer.code:
+            is_known = answer.json()["side_effect"] == "none"
+            if is_known:
+                self.client.told(self.object, self.lease.seq, answer)
+            outcome = "refused" if is_known else "maybe"
+        elif answer.headers.get("fence-outcome") != "settled":
+            outcome = "maybe"
+        else:
+            outcome = "ok" if answer.status < 300 else "store"
+        self.client.end(self.number, outcome, answer, code=answer.code)
+        return outcome
+
+
+def in_background(work):
+    """Runs something beside; returns a function that waits for its result (None where there is no gate)."""
+    result = []
+
+    def run():
+        try:
+            result.append(work())
+        except Down:
+            pass
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def wait(seconds=30):
+        thread.join(seconds)
+        return result[0] if result else None
+
+    wait.is_done = lambda: not thread.is_alive()
+    return wait

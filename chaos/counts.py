@@ -1,0 +1,100 @@
+"""What a run has seen, by its logs: faults by kind, each with its effect, and how often a promise was put to
+the test. A run that has not seen enough has shown nothing."""
+import bisect
+from collections import Counter
+
+from http1 import PATIENCE_S
+
+# At least so often in a short run; in a longer one, in proportion.
+LEAST = {
+    "kill": 60, "kill at a point": 10, "SIGSTOP past the ttl": 10, "SIGTERM": 10, "reload": 10,
+    "store hangs": 10, "store resets": 10, "store answers slowly": 10, "store answers early": 10,
+    "store applies late": 10, "store applies a part": 10, "keep-alive race": 10, "client hangs up": 10,
+    "EIO": 10, "disk full": 10, "power cut": 10,
+    "clock forward": 10, "clock back": 10, "bit flip in the log": 10, "bit flip in the manifest": 10,
+    "bit flip in a table file": 10, "slow read across a kill": 10,
+    "overtakes judged": 50, "cancelled mid-body": 50, "syncs held across an admission": 10,
+    "new incarnations after a lost first grant": 10,
+}
+
+
+class Counts:
+    """Counts what the driver tells of, and what the logs show by themselves."""
+
+    def __init__(self, oracle):
+        self.oracle = oracle
+        self.told = Counter()
+
+    def tell(self, what, number=1):
+        self.told[what] += number
+
+    def all(self):
+        return self.told + self._by_store() + self._by_advances()
+
+    def _by_store(self):
+        """What the store or a client did to a write, where its effect was seen."""
+        found = Counter()
+        for write in self.oracle.writes.values():
+            op = write.op
+            if op is None or write.seen is None:
+                continue
+            wish, is_lost = op["wish"].split(), op["outcome"] == "maybe"
+            found["store hangs"] += "hang" in wish and is_lost and write.received is not None
+            found["store resets"] += "reset" in wish and is_lost and write.received is not None
+            found["store answers slowly"] += write.is_slow
+            found["store answers early"] += write.is_early
+            found["store applies late"] += write.is_late
+            found["store applies a part"] += write.partial is not None
+            found["keep-alive race"] += write.is_race
+            found["client hangs up"] += op["hangs_up"] and write.cut is not None
+        return found
+
+    def _by_advances(self):
+        """Writes that were on their way when the lease moved on, and grants whose sync was held."""
+        found = Counter()
+        advances = {object_id: Advances(story.advance_calls) for object_id, story in self.oracle.stories.items()}
+        for write in self.oracle.writes.values():
+            if write.op is None or write.begun is None:
+                continue
+            mine = advances[write.object]
+            if write.applied and write.received and mine.begun(write.received, write.applied, write.seq):
+                found["overtakes judged"] += 1
+            if write.cut and not write.op["hangs_up"] and mine.waits_at(write.cut, write.seq):
+                found["cancelled mid-body"] += 1
+        for begun, done in self.oracle.holds:
+            found["syncs held across an admission"] += self._held(begun, done)
+        return found
+
+    def _held(self, begun, done):
+        """Objects that had a grant asked for before a sync was held and answered behind it, and a write that was
+        judged meanwhile, and found its object closed."""
+        return sum(
+            any(op["t"] < begun and op.get("seq") and op["ret"] > done for op in story.advance_calls)
+            and any(begun < op["t"] and op.get("ret", done) < done and op.get("code") == "FENCE_DRAINING"
+                    for op in story.write_calls)
+            for story in self.oracle.stories.values()
+        )
+
+    def missing(self, scale):
+        found = self.all()
+        least = {what: number * scale for what, number in LEAST.items()}
+        return [f"{what}: {found[what]} of {number}" for what, number in least.items() if found[what] < number]
+
+
+class Advances:
+    """The advances of one object that were granted, by the time of their call."""
+
+    def __init__(self, ops):
+        self.ops = sorted((op for op in ops if op.get("seq")), key=lambda op: op["t"])
+        self.times = [op["t"] for op in self.ops]
+
+    def between(self, begin, end):
+        return self.ops[bisect.bisect_right(self.times, begin): bisect.bisect_left(self.times, end)]
+
+    def begun(self, begin, end, seq):
+        """Whether one past `seq` was called for in this time."""
+        return any(op["seq"] > seq for op in self.between(begin, end))
+
+    def waits_at(self, t, seq):
+        """Whether one past `seq` was called for before `t` and answered after it."""
+        return any(op["seq"] > seq and op["ret"] > t for op in self.between(t - PATIENCE_S, t))

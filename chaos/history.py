@@ -1,0 +1,56 @@
+"""The history of a run, by object, in the form that linear.py reads; and its check."""
+import json
+
+import linear
+from lab import Broken
+from processes import Failed
+
+
+def operations(oracle, objects):
+    """What was asked of each object, and what came of it."""
+    found = {object_id: [] for object_id in objects}
+    for op in joined(oracle.ops.values()):
+        if op["op"] in ("acquire", "write", "read") and op["object"] in found:
+            found[op["object"]].append(operation(op))
+    return found
+
+
+def operation(op):
+    # A revocation that was overtaken is answered with the other's number, so its own is not known.
+    is_known = op["outcome"] in ("ok", "refused", "store") and not op.get("revokes")
+    return {
+        "process": op["process"], "op": op["op"], "seq": None if op.get("revokes") else op.get("seq"),
+        "value": {"write": op["id"], "read": op.get("value")}.get(op["op"]),
+        "call": op["t"], "ret": op["ret"] if is_known else None,
+        "ok": op["outcome"] not in ("refused", "store"),
+    }
+
+
+def joined(ops):
+    """A request that was repeated and answered with the same lease is one operation, from its first call to its first
+    answer. Repetitions that were not answered with a lease are no operations then."""
+    requests, others = {}, []
+    for op in ops:
+        if op.get("request_id"):
+            requests.setdefault((op["holder"], op["object"], op["request_id"]), []).append(op)
+        else:
+            others.append(op)
+    for same in requests.values():
+        first = min(op["t"] for op in same)
+        leases = {op["lease"]: op for op in sorted(same, key=lambda op: -op.get("ret", 0)) if op["outcome"] == "ok"}
+        others += [op | {"t": first} for op in leases.values()] or same
+    return others
+
+
+def linearize(lab, objects):
+    """Writes the history down, and has it checked."""
+    history = operations(lab.oracle, objects)
+    with open(lab.folder / "history.jsonl", "w") as file:
+        for object_id, ops in history.items():
+            file.writelines(json.dumps({"object": object_id} | op) + "\n" for op in ops)
+    for object_id, ops in history.items():
+        wrong = linear.check(ops)
+        if wrong and wrong.startswith("UNDECIDED"):
+            raise Failed(f"{object_id}: {wrong}")
+        if wrong:
+            raise Broken(f"VIOLATION LINEARIZABLE: {object_id}: {wrong}")

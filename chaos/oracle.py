@@ -1,0 +1,292 @@
+"""The oracle: reads the logs of a run and says which promise was broken. It uses nothing of fencegate's code.
+
+It knows what writers have sent (calls), what the gate has told anyone (grants), what the store has done
+(store), and when gates were started and routes moved (driver). All times are on one clock. The store's log is
+the order of what was applied; events of different logs may be read in any order.
+
+What a client has heard at `ret` was said before; what was not there yet at `quiet` was said later.
+"""
+from collections import namedtuple
+
+from stories import Story, Write
+
+# `also`: another object that has to do with it.
+Violation = namedtuple("Violation", "promise object t what also")
+
+
+class Oracle:
+    def __init__(self):
+        self.stories = {}
+        self.writes = {}
+        self.ops = {}
+        self.open = set()
+        self.leases = {}
+        self.starts = []
+        self.tails_lost = []
+        self.moves = []
+        self.holds = []
+        self.violations = []
+        self.acknowledged = []
+
+    def story(self, object_id):
+        return self.stories.setdefault(object_id, Story())
+
+    def broken(self, promise, object_id, t, what, also=None):
+        self.violations.append(Violation(promise, object_id, t, f"{object_id}: {what}", also))
+
+    def feed(self, driver=(), calls=(), grants=(), store=()):
+        """Takes in what is new in each log. The store's must have been read first: what it has seen was sent before."""
+        acknowledged, self.acknowledged = self.acknowledged, []
+        for name, events in (("driver", driver), ("call", calls), ("grant", grants), ("store", store)):
+            for event in events:
+                handler = getattr(self, f"{name}_{event['event']}", None)
+                if handler:
+                    handler(event)
+        # These were answered before the store's log was read.
+        for write in acknowledged:
+            if write.applied is None:
+                self.broken("ACKNOWLEDGED", write.op["object"], write.op["ret"],
+                            f"write {write.op['id']} was answered with success and not applied")
+
+    # What the driver did.
+
+    def driver_started(self, event):
+        self.starts.append(event["t"])
+
+    def driver_tail_lost(self, event):
+        """Bytes that were synced are gone: acknowledged leases may be forgotten, fences may not."""
+        self.tails_lost.append(event["t"])
+
+    def driver_moved(self, event):
+        """Paths under /s/ belong to other objects: from `begun` on perhaps, from `t` on for certain."""
+        self.moves.append((event["begun"], event["t"], event["moving"]))
+
+    def driver_held(self, event):
+        """A sync was held open from `begun` to `t`."""
+        self.holds.append((event["begun"], event["t"]))
+
+    # What writers sent.
+
+    def call_call(self, event):
+        self.ops[event["id"]] = op = dict(event, outcome=None)
+        self.open.add(event["id"])
+        if event["op"] == "write":
+            self.writes.setdefault(event["id"], Write()).op = op
+            self.story(event["object"]).write_calls.append(op)
+        elif event["op"] == "acquire":
+            self.story(event["object"]).advance_calls.append(op)
+
+    def call_done(self, event):
+        op = self.ops[event["id"]]
+        self.open.discard(event["id"])
+        op.update({key: event[key] for key in ("outcome", "code", "quiet", "value", "lease") if key in event})
+        op["ret"] = event["t"]
+        if op["op"] == "acquire":
+            op["seq"] = event.get("seq")
+        if op["op"] == "write" and op["outcome"] == "ok":
+            self.acknowledged.append(self.writes[event["id"]])
+        if op["op"] == "write" and op["outcome"] == "refused" and self.writes[event["id"]].seen:
+            self._refused(op)
+
+    def _refused(self, op):
+        self.broken("REFUSED", op["object"], op["ret"],
+                    f"write {op['id']} was told that nothing was sent ({op.get('code')}), and came to the store")
+
+    # What the gate told.
+
+    def grant_granted(self, event):
+        story, object_id, seq = self.story(event["object"]), event["object"], event["seq"]
+        before = story.granted.get(seq)
+        who = (event["lease"], event["holder"])
+        if before and (before["lease"], before["holder"]) != who:
+            self.broken("UNIQUE", object_id, event["t"],
+                        f"{seq} was granted to {before['holder']} ({before['lease']}) and to {who[1]} ({who[0]})")
+        higher = story.fences.highest_before(event["quiet"])
+        if not before and higher > seq:
+            self.broken("MONOTONIC", object_id, event["t"],
+                        f"{seq} was granted after its fence was told to be {higher}")
+        story.granted.setdefault(seq, event)
+        story.extend(seq, event["t"], event["ttl_ms"])
+        self.leases[event["lease"]] = event
+        self._tell(object_id, event["t"], seq)
+        if not event["tainted"]:
+            self._floor(object_id, event["t"], seq, f"{seq} was granted")
+
+    def grant_renewed(self, event):
+        story = self.story(event["object"])
+        story.extend(event["seq"], event["t"], event["ttl_ms"])
+        over = story.over.get(event["seq"])
+        if event["sure"] and over is not None and event["quiet"] > over:
+            self.broken("NO REVIVAL", event["object"], event["t"],
+                        f"{event['seq']} was renewed, though told to be over")
+
+    def grant_revoked(self, event):
+        self._tell_fence(event)
+        if event["drained"]:
+            self._floor(event["object"], event["t"], event["fence"], f"it was revoked up to {event['fence']}")
+
+    def grant_over(self, event):
+        self.story(event["object"]).end(event["seq"], event["t"])
+
+    def grant_fence(self, event):
+        self._tell_fence(event)
+
+    def grant_lease(self, event):
+        """Somebody has looked at a lease."""
+        granted = self.leases.get(event["lease"])
+        if granted is None:
+            return
+        object_id, seq = granted["object"], granted["seq"]
+        if event["state"] == "missing" and not any(granted["call"] < t for t in self.tails_lost):
+            self.broken("DURABLE", object_id, event["t"], f"the grant of {seq} ({event['lease']}) was forgotten")
+        over = self.story(object_id).over.get(seq)
+        if event["state"] == "held" and over is not None and event["quiet"] > over:
+            self.broken("NO REVIVAL", object_id, event["t"], f"{seq} is held again, though told to be over")
+
+    def _tell_fence(self, event):
+        higher = self.story(event["object"]).fences.highest_before(event["quiet"])
+        if higher > event["fence"]:
+            self.broken("MONOTONIC", event["object"], event["t"],
+                        f"its fence is {event['fence']}, after it was told to be {higher}")
+        self._tell(event["object"], event["t"], event["fence"])
+
+    def _tell(self, object_id, t, fence):
+        """Somebody has been told an object's fence."""
+        self.story(object_id).fences.add(t, fence)
+
+    def _floor(self, object_id, t, seq, why):
+        """Nothing below `seq` lands any more."""
+        story = self.story(object_id)
+        story.floors.add(t, seq)
+        for applied_at, write in story.applied_after(t):
+            self._judge_applied(write, applied_at, f"after {why}" if write.seq < seq else None)
+        if object_id.startswith(("ra-", "rb-")):
+            self._judge_moved(object_id, t)
+
+    # What the store did.
+
+    def _write(self, event):
+        write = self.writes.setdefault(event["write"], Write())
+        if write.object is None:
+            write.object, write.seq, write.path = event["object"], event["seq"], event["path"]
+        return write
+
+    def store_begun(self, event):
+        write = self._write(event)
+        self._seen(event, write)
+        write.begun, op = event["t"], write.op
+        if op is None:
+            return self.broken("UNFENCED", event["object"], event["t"], f"nobody sent write {event['write']}")
+        if event["object"] is None:
+            return self.broken("UNFENCED", op["object"], event["t"],
+                               f"write {event['write']} came without the gate's word for it")
+        if op["outcome"] == "refused":
+            self._refused(op)
+        if op.get("token") is not None:
+            self.broken("UNFENCED", op["object"], event["t"],
+                        f"write {event['write']} came without its lease's token")
+        sent, came = (op["object"], op["seq"]), (event["object"], event["seq"])
+        if sent != came:
+            self.broken("LINKED", event["object"], event["t"], f"write {event['write']} of {sent} came as {came}")
+        return self._judge_begun(write)
+
+    def store_race(self, event):
+        if event["write"] is not None:
+            write = self.writes.setdefault(event["write"], Write())
+            write.is_race = True
+            self._seen(event, write)
+
+    def store_answered(self, event):
+        write = self._write(event)
+        write.is_early = event["status"] == 413
+        write.is_slow = write.applied is not None and event["t"] > write.applied + 0.015
+
+    def _seen(self, event, write):
+        if write.seen is not None:
+            self.broken("ONE ATTEMPT", event.get("object") or write.object, event["t"],
+                        f"write {event['write']} came twice")
+        write.seen = event["t"]
+
+    def store_received(self, event):
+        self._write(event).received = event["t"]
+
+    def store_cut(self, event):
+        self._write(event).cut = event["t"]
+
+    def store_applied(self, event):
+        write = self._write(event)
+        if write.applied is not None:
+            self.broken("ONE ATTEMPT", event["object"], event["t"], f"write {event['write']} was applied twice")
+        write.applied, write.is_late = event["t"], not event["alive"]
+        self._applied(event, write)
+
+    def store_partial(self, event):
+        write = self._write(event)
+        write.partial = event["t"]
+        self._applied(event, write)
+
+    def _applied(self, event, write):
+        if event["object"] is None:
+            return
+        story, t = self.story(event["object"]), event["t"]
+        if event["seq"] < story.highest_applied:
+            self.broken("DRAIN", event["object"], t,
+                        f"write {event['write']} of {event['seq']} was applied after one of {story.highest_applied}")
+        story.highest_applied = max(story.highest_applied, event["seq"])
+        write.name = event["write"]
+        story.add_applied(t, write)
+        self._judge_applied(write, t)
+        self._judge_path(write, t)
+
+    # Judging.
+
+    def _judge_begun(self, write):
+        """A write came to the store that was sent after its lease was over."""
+        story, op = self.story(write.object), write.op
+        over = story.over.get(write.seq)
+        until = story.until(write.seq, op["t"], self.starts)
+        higher = story.floors.highest_before(op["t"])
+        what = f"write {op['id']} of {write.seq} came to the store, though"
+        if over is not None and op["t"] > over:
+            self.broken("NO REVIVAL", write.object, write.begun,
+                        f"{what} that lease was told to be over before it was sent")
+        elif higher > write.seq:
+            self.broken("STALE", write.object, write.begun, f"{what} {higher} was granted before it was sent")
+        elif until is not None and op["t"] > until:
+            self.broken("EXPIRY", write.object, write.begun, f"{what} that lease had run out before it was sent")
+        elif until is None:
+            self.broken("UNFENCED", write.object, write.begun, f"{what} nobody was granted {write.seq}")
+        elif story.granted[write.seq]["holder"] != op["holder"]:
+            self.broken("LINKED", write.object, write.begun,
+                        f"{what} {op['holder']} is not who was granted {write.seq}")
+
+    def _judge_applied(self, write, t, why=None):
+        story = self.story(write.object)
+        higher = story.floors.highest_before(t)
+        if higher > write.seq and not write.is_told_of:
+            write.is_told_of = True
+            why = why or f"after {higher} was granted"
+            self.broken("DRAIN", write.object, t, f"write {write.name} of {write.seq} was applied {why}")
+
+    def _judge_path(self, write, t):
+        """A write that went by an older version of its route was applied after the path had changed hands."""
+        if write.path is None or not write.path.startswith("/s/"):
+            return
+        for begun, done, until, moving in self._eras():
+            object_id = f"{moving}-{write.path.split('/')[2]}"
+            if done < t < until and object_id != write.object:
+                story = self.story(object_id)
+                if any(done < event["call"] and event["t"] < t for event in story.granted.values()):
+                    self.broken("DRAIN", write.object, t,
+                                f"write {write.name} went by the old route, and was applied after {object_id} was "
+                                "granted", also=object_id)
+
+    def _judge_moved(self, object_id, t):
+        other = ("rb-" if object_id.startswith("ra-") else "ra-") + object_id[3:]
+        for applied_at, write in self.story(other).applied_after(t):
+            self._judge_path(write, applied_at)
+
+    def _eras(self):
+        """When a path belonged to which objects for certain: (move begun, done, next move begun, prefix)."""
+        ends = [begun for begun, _, _ in self.moves[1:]] + [float("inf")]
+        return [(begun, done, end, moving) for (begun, done, moving), end in zip(self.moves, ends)]

@@ -1,0 +1,189 @@
+/* Preloaded into a gate: the disk and the clock that a chaos run gives it.
+ *
+ * It writes down what was really made durable, one line per event, appended to $CHAOS_SYNCED, so that
+ * the rest can be thrown away after kill -9, as a power cut would:
+ *   C path        a file was created
+ *   S size path   a file was synced when it had this size
+ *   D path        a folder was synced: the names in it are durable
+ *   R from to     a file was renamed (taken as durable at once)
+ * Files are only ever appended to by what we test, so a size says it all.
+ *
+ * And it does what the file $CHAOS_CONTROL asks for, which both sides map into memory: see `control`.
+ * With $CHAOS_HOLDS_ONE only the first thread that asks for that file is told that it is there. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+
+/* The driver knows these by their places (control.py). */
+struct control {
+    _Atomic int64_t wall_offset_ms; /* added to the wall clock */
+    _Atomic int64_t wall_reads;     /* how often it was read with an offset */
+    _Atomic int64_t fail_syncs;     /* so many syncs of a log fail with EIO */
+    _Atomic int64_t failed_syncs;   /* so many have */
+    _Atomic int64_t hold_sync;      /* while 1, syncs of a log wait before they are done */
+    _Atomic int64_t held_syncs;     /* so many have waited */
+};
+
+static struct control *control(void) {
+    static struct control none, *_Atomic found;
+    struct control *known = found;
+    if (known) return known;
+    const char *path = getenv("CHAOS_CONTROL");
+    int fd = path ? NEXT(open)(path, O_RDWR | O_CLOEXEC) : -1;
+    void *mapped = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof(struct control), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0) close(fd);
+    found = mapped == MAP_FAILED ? &none : mapped;
+    return found;
+}
+
+static void note(const char *line) {
+    static _Atomic int log_fd = -1;
+    if (log_fd < 0) {
+        const char *path = getenv("CHAOS_SYNCED");
+        if (!path) return;
+        log_fd = NEXT(open)(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    }
+    if (write(log_fd, line, strlen(line)) < 0) abort();
+}
+
+static int path_of(int fd, char *path, size_t size) {
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, size - 1);
+    if (length < 0) return 0;
+    path[length] = 0;
+    return 1;
+}
+
+static int is_log(const char *path) {
+    size_t length = strlen(path);
+    return length > 4 && strcmp(path + length - 4, ".log") == 0;
+}
+
+static void note_synced(const char *path, const struct stat *before) {
+    char line[4096];
+    if (S_ISDIR(before->st_mode))
+        snprintf(line, sizeof line, "D %s\n", path);
+    else
+        snprintf(line, sizeof line, "S %lld %s\n", (long long)before->st_size, path);
+    note(line);
+}
+
+static void note_created(int fd, int flags) {
+    char path[2048], line[4096];
+    if (fd < 0 || !(flags & O_CREAT) || !path_of(fd, path, sizeof path)) return;
+    snprintf(line, sizeof line, "C %s\n", path);
+    note(line);
+}
+
+/* Waits while it is asked to. Says whether the sync shall fail. */
+static int meddle(const char *path) {
+    struct control *asked = control();
+    if (!is_log(path)) return 0;
+    if (asked->hold_sync) {
+        asked->held_syncs++;
+        while (asked->hold_sync) usleep(500);
+    }
+    int64_t left = asked->fail_syncs;
+    while (left > 0)
+        if (atomic_compare_exchange_weak(&asked->fail_syncs, &left, left - 1)) {
+            asked->failed_syncs++;
+            return 1;
+        }
+    return 0;
+}
+
+/* The size that counts is the one before the sync began: what is written meanwhile is not covered. */
+static int sync_and_note(int fd, int (*sync)(int)) {
+    char path[2048];
+    struct stat before;
+    if (fstat(fd, &before) != 0 || !path_of(fd, path, sizeof path)) return sync(fd);
+    if (meddle(path)) {
+        errno = EIO;
+        return -1;
+    }
+    int done = sync(fd);
+    if (done == 0) note_synced(path, &before);
+    return done;
+}
+
+int fsync(int fd) { return sync_and_note(fd, NEXT(fsync)); }
+int fdatasync(int fd) { return sync_and_note(fd, NEXT(fdatasync)); }
+
+int rename(const char *from, const char *to) {
+    char line[4352];
+    int done = NEXT(rename)(from, to);
+    if (done == 0) {
+        snprintf(line, sizeof line, "R %s\t%s\n", from, to);
+        note(line);
+    }
+    return done;
+}
+
+#define OPEN(name)                                               \
+    int name(const char *path, int flags, ...) {                 \
+        va_list rest;                                            \
+        va_start(rest, flags);                                   \
+        mode_t mode = (flags & O_CREAT) ? va_arg(rest, int) : 0; \
+        va_end(rest);                                            \
+        int fd = NEXT(name)(path, flags, mode);                  \
+        note_created(fd, flags);                                 \
+        return fd;                                               \
+    }
+OPEN(open)
+OPEN(open64)
+
+#define OPENAT(name)                                             \
+    int name(int dir, const char *path, int flags, ...) {        \
+        va_list rest;                                            \
+        va_start(rest, flags);                                   \
+        mode_t mode = (flags & O_CREAT) ? va_arg(rest, int) : 0; \
+        va_end(rest);                                            \
+        int fd = NEXT(name)(dir, path, flags, mode);             \
+        note_created(fd, flags);                                 \
+        return fd;                                               \
+    }
+OPENAT(openat)
+OPENAT(openat64)
+
+/* The machine's own clock is left alone: only this process reads another wall time. */
+int clock_gettime(clockid_t id, struct timespec *time) {
+    static int (*_Atomic next)(clockid_t, struct timespec *);
+    if (!next) next = NEXT(clock_gettime);
+    int done = next(id, time);
+    int64_t offset = control()->wall_offset_ms;
+    if (done == 0 && id == CLOCK_REALTIME && offset != 0) {
+        control()->wall_reads++;
+        int64_t nanos = time->tv_nsec + (offset % 1000) * 1000000;
+        time->tv_sec += offset / 1000 + (nanos >= 1000000000) - (nanos < 0);
+        time->tv_nsec = nanos + (nanos < 0 ? 1000000000 : 0) - (nanos >= 1000000000 ? 1000000000 : 0);
+    }
+    return done;
+}
+
+int statx(int dir, const char *restrict path, int flags, unsigned mask, struct statx *restrict found) {
+    static _Atomic pid_t first;
+    const char *held = getenv("CHAOS_HOLDS_ONE");
+    int done = NEXT(statx)(dir, path, flags, mask, found);
+    if (done == 0 && held && strcmp(path, held) == 0) {
+        pid_t nobody = 0, me = gettid();
+        if (!atomic_compare_exchange_strong(&first, &nobody, me) && nobody != me) {
+            errno = ENOENT;
+            return -1;
+        }
+    }
+    return done;
+}

@@ -1,0 +1,379 @@
+#!/usr/bin/env python3
+"""Tests of the oracle: logs that are broken by hand are each rejected by name. Run: python3 chaos/test_oracle.py"""
+import sys
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).parent))
+import history  # noqa: E402
+from counts import Counts  # noqa: E402
+from oracle import Oracle  # noqa: E402
+
+
+class Logs:
+    """Logs of one object, `x`, unless said otherwise. Every line has its time."""
+
+    def __init__(self):
+        self.calls, self.grants, self.store, self.driver = [], [], [], []
+        self.started(0)
+        self.moved(0, "ra", begun=0)
+
+    # The driver.
+
+    def started(self, t):
+        self.driver.append({"t": t, "event": "started"})
+
+    def moved(self, t, moving, begun):
+        self.driver.append({"t": t, "event": "moved", "begun": begun, "moving": moving})
+
+    def tail_lost(self, t):
+        self.driver.append({"t": t, "event": "tail_lost"})
+
+    def held(self, begun, t):
+        self.driver.append({"t": t, "event": "held", "begun": begun})
+
+    # Leases.
+
+    def granted(self, t, seq, holder="a", lease=None, call=None, quiet=None, ttl_ms=60_000, tainted=False, object="x",
+                request_id=None):
+        call, lease = t - 1 if call is None else call, lease or f"{object}-{seq}"
+        self.calls.append({"t": call, "event": "call", "id": f"g{t}", "op": "acquire", "process": holder,
+                           "holder": holder, "object": object, "request_id": request_id})
+        self.calls.append({"t": t, "event": "done", "id": f"g{t}", "outcome": "ok", "seq": seq, "lease": lease})
+        self.grants.append({"t": t, "event": "granted", "object": object, "seq": seq, "holder": holder,
+                            "lease": lease, "call": call, "ttl_ms": ttl_ms,
+                            "quiet": call if quiet is None else quiet, "how": "acquire", "tainted": tainted})
+
+    def fence(self, t, fence):
+        self.grants.append({"t": t, "event": "fence", "object": "x", "fence": fence, "quiet": t - 0.5})
+
+    def revoked(self, t, fence, drained=True):
+        self.grants.append({"t": t, "event": "revoked", "object": "x", "fence": fence, "call": t - 1, "quiet": t - 1,
+                            "drained": drained})
+
+    def over(self, t, seq):
+        self.grants.append({"t": t, "event": "over", "object": "x", "seq": seq, "quiet": t})
+
+    def renewed(self, t, seq, quiet):
+        self.grants.append({"t": t, "event": "renewed", "object": "x", "seq": seq, "ttl_ms": 1_000, "sure": True,
+                            "quiet": quiet})
+
+    def lease(self, t, seq, state):
+        self.grants.append({"t": t, "event": "lease", "object": "x", "seq": seq, "lease": f"x-{seq}",
+                            "state": state, "quiet": t})
+
+    # Writes.
+
+    def sent(self, t, write, seq, holder="a", object="x", token=None, wish="", hangs_up=False):
+        self.calls.append({"t": t, "event": "call", "id": write, "op": "write", "process": holder, "holder": holder,
+                           "object": object, "seq": seq, "token": token, "wish": wish, "hangs_up": hangs_up})
+
+    def done(self, t, write, outcome="ok", code=None):
+        self.calls.append({"t": t, "event": "done", "id": write, "outcome": outcome, "code": code})
+
+    def at_store(self, t, event, write, seq, object="x", path="/o/x/v"):
+        self.store.append({"t": t, "event": event, "write": write, "object": object, "seq": seq, "path": path,
+                           "conn": 1, "alive": True})
+
+    def write(self, t, write, seq, **who):
+        """A write that goes as it should."""
+        path = {key: value for key, value in who.items() if key in ("object", "path")}
+        self.sent(t, write, seq, **{key: value for key, value in who.items() if key != "path"})
+        for step, event in enumerate(("begun", "received", "applied")):
+            self.at_store(t + (step + 1) / 10, event, write, seq, **path)
+        self.done(t + 0.5, write)
+
+    def oracle(self):
+        oracle = Oracle()
+        oracle.feed(self.driver, self.calls, self.grants, self.store)
+        oracle.feed()
+        return oracle
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.logs = Logs()
+        self.logs.granted(1, 1)
+        self.logs.write(2, "w1", 1)
+
+    def broken(self, *promises):
+        found = [violation.promise for violation in self.logs.oracle().violations]
+        self.assertEqual(found, list(promises))
+
+
+class GoodLogs(Case):
+    def test_pass(self):
+        logs = self.logs
+        logs.fence(3, 1)
+        logs.granted(5, 2, holder="b")
+        logs.write(6, "w2", 2, holder="b")
+        logs.sent(7, "w3", 1)
+        logs.done(7.1, "w3", "refused", "WRITE_STALE_FENCE")
+        logs.over(7.1, 1)
+        logs.renewed(7.5, 2, quiet=7)
+        logs.revoked(8, 3)
+        logs.lease(9, 1, "fenced")
+        self.broken()
+
+    def test_pass_where_a_write_lands_before_the_grant_that_waited_for_it(self):
+        self.logs.granted(2.31, 2, call=2.05)
+        self.broken()
+
+    def test_pass_in_whatever_order_the_logs_are_read(self):
+        self.logs.granted(5, 2)
+        oracle = Oracle()
+        oracle.feed(self.logs.driver, self.logs.calls, store=self.logs.store, grants=self.logs.grants[:1])
+        oracle.feed(grants=self.logs.grants[1:])
+        self.assertEqual(oracle.violations, [])
+
+    def test_pass_where_an_answer_was_slow_on_its_way(self):
+        # The grant of 2 was said before that of 3, and heard after it.
+        self.logs.granted(5, 3, holder="b")
+        self.logs.granted(6, 2, holder="c", call=3, quiet=4)
+        self.broken()
+
+    def test_pass_where_a_lost_tail_has_taken_a_lease(self):
+        self.logs.tail_lost(5)
+        self.logs.lease(6, 1, "missing")
+        self.logs.fence(6, 1 << 32)
+        self.broken()
+
+    def test_pass_where_an_operator_has_forced_a_handover(self):
+        self.logs.sent(3, "w2", 1)
+        self.logs.at_store(3.1, "begun", "w2", 1)
+        self.logs.revoked(4, 2, drained=False)
+        self.logs.granted(5, 3, tainted=True)
+        self.logs.at_store(6, "applied", "w2", 1)
+        self.broken()
+
+
+class Drain(Case):
+    def test_numbers_that_go_down_at_the_store(self):
+        self.logs.granted(5, 2)
+        self.logs.sent(3, "w0", 1)
+        self.logs.at_store(3.1, "begun", "w0", 1)
+        self.logs.write(5.5, "w2", 2)
+        self.logs.at_store(4.9, "applied", "w0", 1)
+        self.broken("DRAIN")
+
+    def late(self, event):
+        self.logs.sent(3, "w2", 1)
+        self.logs.at_store(3.1, "begun", "w2", 1)
+        self.logs.granted(5, 2)
+        self.logs.at_store(5.1, event, "w2", 1)
+
+    def test_a_write_that_lands_after_the_next_grant(self):
+        self.late("applied")
+        self.broken("DRAIN")
+
+    def test_part_of_a_write_that_lands_after_the_next_grant(self):
+        self.late("partial")
+        self.broken("DRAIN")
+
+    def test_the_same_where_the_grant_is_read_later(self):
+        self.late("applied")
+        oracle = Oracle()
+        oracle.feed(self.logs.driver, self.logs.calls, self.logs.grants[:1], self.logs.store)
+        oracle.feed(grants=self.logs.grants[1:])
+        self.assertEqual([violation.promise for violation in oracle.violations], ["DRAIN"])
+
+    def test_a_write_that_lands_after_a_revocation(self):
+        self.logs.sent(3, "w2", 1)
+        self.logs.at_store(3.1, "begun", "w2", 1)
+        self.logs.revoked(5, 2)
+        self.logs.at_store(5.1, "applied", "w2", 1)
+        self.broken("DRAIN")
+
+    def test_a_write_by_a_route_that_has_moved(self):
+        logs = self.logs
+        logs.granted(3, 1, object="ra-1")
+        logs.sent(4, "w2", 1, object="ra-1")
+        logs.at_store(4.1, "begun", "w2", 1, object="ra-1", path="/s/1/v")
+        logs.moved(5, "rb", begun=4.5)
+        logs.granted(7, 1, holder="b", object="rb-1", call=6)
+        logs.at_store(8, "applied", "w2", 1, object="ra-1", path="/s/1/v")
+        self.broken("DRAIN")
+
+    def test_a_write_by_a_route_that_moves_only_then(self):
+        logs = self.logs
+        logs.granted(3, 1, object="ra-1")
+        logs.write(4, "w2", 1, object="ra-1", path="/s/1/v")
+        logs.moved(5, "rb", begun=4.6)
+        logs.granted(7, 1, holder="b", object="rb-1", call=6)
+        self.broken()
+
+
+class Fences(Case):
+    def test_a_fence_that_goes_down(self):
+        self.logs.fence(3, 5)
+        self.logs.fence(4, 4)
+        self.broken("MONOTONIC")
+
+    def test_a_fence_below_an_acknowledged_grant(self):
+        self.logs.fence(3, 0)
+        self.broken("MONOTONIC")
+
+    def test_a_grant_below_a_fence_that_was_told(self):
+        self.logs.fence(3, 5)
+        self.logs.granted(5, 2, quiet=4)
+        self.broken("MONOTONIC")
+
+    def test_a_number_that_is_granted_twice(self):
+        self.logs.granted(5, 1, holder="b", lease="other")
+        self.broken("UNIQUE")
+
+    def test_a_grant_that_is_forgotten(self):
+        self.logs.lease(5, 1, "missing")
+        self.broken("DURABLE")
+
+    def test_a_grant_that_is_forgotten_though_a_tail_was_lost_before_it(self):
+        self.logs.tail_lost(0)
+        self.logs.lease(5, 1, "missing")
+        self.broken("DURABLE")
+
+
+class Leases(Case):
+    def test_a_write_of_a_lease_that_was_told_to_be_over(self):
+        self.logs.over(3, 1)
+        self.logs.write(4, "w2", 1)
+        self.broken("NO REVIVAL")
+
+    def test_a_lease_that_is_renewed_after_its_end(self):
+        self.logs.over(3, 1)
+        self.logs.renewed(5, 1, quiet=4)
+        self.broken("NO REVIVAL")
+
+    def test_a_lease_that_is_held_after_its_end(self):
+        self.logs.over(3, 1)
+        self.logs.lease(5, 1, "held")
+        self.broken("NO REVIVAL")
+
+    def test_a_write_with_an_old_number(self):
+        self.logs.granted(5, 2)
+        self.logs.sent(6, "w2", 1)
+        self.logs.at_store(6.1, "begun", "w2", 1)
+        self.broken("STALE")
+
+    def test_a_write_after_the_ttl(self):
+        self.logs.granted(5, 2, ttl_ms=1_000)
+        self.logs.write(6.5, "w2", 2)
+        self.broken("EXPIRY")
+
+    def test_a_write_after_the_ttl_of_a_lease_that_a_start_may_have_made_longer(self):
+        self.logs.granted(5, 2, ttl_ms=1_000)
+        self.logs.started(5.8)
+        self.logs.write(6.5, "w2", 2)
+        self.broken()
+
+
+class Writes(Case):
+    def test_a_write_that_comes_twice(self):
+        self.logs.at_store(3, "begun", "w1", 1)
+        self.broken("ONE ATTEMPT")
+
+    def test_a_write_that_comes_again_behind_a_closed_connection(self):
+        self.logs.sent(3, "w2", 1)
+        self.logs.at_store(3.1, "race", "w2", 1)
+        self.logs.at_store(3.2, "begun", "w2", 1)
+        self.broken("ONE ATTEMPT")
+
+    def test_a_write_that_is_applied_twice(self):
+        self.logs.at_store(3, "applied", "w1", 1)
+        self.broken("ONE ATTEMPT")
+
+    def test_a_write_that_nobody_sent(self):
+        self.logs.at_store(3, "begun", "w2", 1)
+        self.broken("UNFENCED")
+
+    def test_a_write_without_its_token(self):
+        self.logs.sent(3, "w2", 1, token="")
+        self.logs.at_store(3.1, "begun", "w2", 1)
+        self.broken("UNFENCED")
+
+    def test_a_write_that_the_gate_says_nothing_of(self):
+        self.logs.sent(3, "w2", 1)
+        self.logs.at_store(3.1, "begun", "w2", 0, object=None)
+        self.broken("UNFENCED")
+
+    def test_a_write_of_a_number_that_nobody_was_granted(self):
+        self.logs.sent(3, "w2", 7)
+        self.logs.at_store(3.1, "begun", "w2", 7)
+        self.broken("UNFENCED")
+
+    def test_a_write_as_another_object(self):
+        self.logs.granted(2, 1, object="y")
+        self.logs.sent(3, "w2", 1)
+        self.logs.at_store(3.1, "begun", "w2", 1, object="y")
+        self.broken("LINKED")
+
+    def test_a_write_of_another_holder(self):
+        self.logs.write(3, "w2", 1, holder="b")
+        self.broken("LINKED")
+
+    def test_a_success_that_was_not_applied(self):
+        self.logs.sent(3, "w2", 1)
+        self.logs.at_store(3.1, "begun", "w2", 1)
+        self.logs.done(4, "w2")
+        self.broken("ACKNOWLEDGED")
+
+    def test_a_refusal_that_was_sent(self):
+        self.logs.sent(3, "w2", 1)
+        self.logs.at_store(3.1, "begun", "w2", 1)
+        self.logs.done(4, "w2", "refused", "FENCE_DRAINING")
+        self.broken("REFUSED")
+
+
+class History(Case):
+    def operations(self):
+        return history.operations(self.logs.oracle(), ["x"])["x"]
+
+    def test_is_what_was_asked_and_what_came_of_it(self):
+        self.logs.sent(3, "w2", 1)
+        self.logs.done(4, "w2", "maybe")
+        self.logs.sent(5, "w3", 1)
+        self.logs.done(6, "w3", "refused")
+        found = [(op["op"], op["seq"], op["value"], op["call"], op["ret"], op["ok"]) for op in self.operations()]
+        self.assertEqual(found, [("acquire", 1, None, 0, 1, True), ("write", 1, "w1", 2, 2.5, True),
+                                 ("write", 1, "w2", 3, None, True), ("write", 1, "w3", 5, 6, False)])
+
+    def test_has_a_repeated_request_once(self):
+        self.logs.granted(5, 2, call=4, request_id="r")
+        self.logs.granted(8, 2, call=7, request_id="r")
+        found = [(op["call"], op["ret"]) for op in self.operations() if op["seq"] == 2]
+        self.assertEqual(found, [(4, 5)])
+
+
+class Figures(Case):
+    def figures(self):
+        oracle = self.logs.oracle()
+        self.assertEqual(oracle.violations, [])
+        return Counts(oracle).all()
+
+    def test_an_overtake_is_a_write_that_lands_while_a_granted_advance_waits(self):
+        self.assertEqual(self.figures()["overtakes judged"], 0)
+        self.logs.granted(2.4, 2, call=2.25)
+        self.assertEqual(self.figures()["overtakes judged"], 1)
+
+    def test_a_write_is_cancelled_where_it_breaks_off_while_an_advance_waits(self):
+        self.logs.sent(3, "w2", 1)
+        self.logs.at_store(3.1, "begun", "w2", 1)
+        self.logs.at_store(3.5, "cut", "w2", 1)
+        self.assertEqual(self.figures()["cancelled mid-body"], 0)
+        self.logs.granted(4, 2, call=3.2)
+        self.assertEqual(self.figures()["cancelled mid-body"], 1)
+
+    def test_a_sync_counts_as_held_where_a_write_has_met_the_closed_object(self):
+        self.logs.granted(4, 2, call=3)
+        self.logs.held(3.1, 3.9)
+        self.assertEqual(self.figures()["syncs held across an admission"], 0)
+        self.logs.sent(3.2, "w2", 1)
+        self.logs.done(3.3, "w2", "refused", "FENCE_DRAINING")
+        self.assertEqual(self.figures()["syncs held across an admission"], 1)
+
+    def test_what_is_missing_is_said(self):
+        self.assertIn("kill: 0 of 60", Counts(self.logs.oracle()).missing(1))
+
+
+if __name__ == "__main__":
+    unittest.main()
