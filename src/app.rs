@@ -33,6 +33,7 @@ use crate::{
         news::News,
         open::{self, Begun},
         records::Records,
+        stripes,
     },
     write_path::{Plane, accept, receipts::Receipts},
 };
@@ -167,7 +168,7 @@ fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shar
     let Begun { table, context, meta, mark, was_clean, terms, .. } = begun;
     let run = meta.run;
     let first = mark.max(clock.now().mark());
-    let records = Arc::new(Records::new(table, context, settings.table.cache_objects));
+    let records = Arc::new(Records::new(table, context, settings.table.cache_objects.max(stripes::LEAST)));
     let news = Arc::new(News::new(settings.watch.history, first));
     let core = Core::new(Setup {
         records: Arc::clone(&records),

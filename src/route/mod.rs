@@ -128,6 +128,12 @@ impl Route {
         (&self.path, &self.object, self.mode) == (&other.path, &other.object, other.mode)
     }
 
+    /// Whether there is a path that both could take.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.path.overlaps(&other.path)
+    }
+
     /// The object that these captures name; `None` where they make no object id.
     #[must_use]
     pub fn object(&self, captures: &[&str]) -> Option<ObjectId> {

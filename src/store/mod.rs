@@ -8,6 +8,7 @@
 
 pub mod body;
 pub mod pool;
+pub mod wire;
 
 use std::path::PathBuf;
 

@@ -9,9 +9,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
     io,
-    pin::Pin,
     rc::Rc,
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -19,13 +17,17 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
     sync::oneshot,
     task::JoinHandle,
 };
 
-use super::{Address, Way, body::StoreBody};
+use super::{
+    Address, Way,
+    body::StoreBody,
+    wire::{Counted, Watched, Wire},
+};
 use crate::{config::StoreSettings, fence::BootMs};
 
 /// Why there is no connection.
@@ -55,8 +57,7 @@ struct Idle {
 struct Link {
     sender: SendRequest<StoreBody>,
     task: JoinHandle<()>,
-    sent: Rc<Cell<u64>>,
-    heard: Rc<Cell<bool>>,
+    wire: Rc<Wire>,
 }
 
 /// One connection, in use by one request. Dropped, it is closed, whatever is going on on it.
@@ -219,20 +220,20 @@ impl Drop for Turn {
 }
 
 async fn dial(way: &Way, settings: &StoreSettings) -> io::Result<Link> {
-    let sent = Rc::<Cell<u64>>::default();
-    let count = Rc::clone(&sent);
+    let wire = Rc::<Wire>::default();
     match &way.address {
         Address::Tcp { host, port } => {
-            shake_hands(Counted { inner: connect(host, *port, settings).await?, count }, sent).await
+            let stream = Counted::new(connect(host, *port, settings).await?, &wire);
+            shake_hands(stream, wire).await
         }
         Address::Tls { host, port } => {
-            let stream = Counted { inner: connect(host, *port, settings).await?, count };
+            let stream = Counted::new(connect(host, *port, settings).await?, &wire);
             let tls = way.tls.as_ref().ok_or_else(|| io::Error::other("no TLS was set up for this store"))?;
-            shake_hands(tls.connect(stream).await?, sent).await
+            shake_hands(tls.connect(stream).await?, wire).await
         }
         Address::Unix(path) => {
-            let stream = Counted { inner: UnixStream::connect(path).await?, count };
-            shake_hands(stream, sent).await
+            let stream = Counted::new(UnixStream::connect(path).await?, &wire);
+            shake_hands(stream, wire).await
         }
     }
 }
@@ -251,15 +252,14 @@ async fn connect(host: &str, port: u16, settings: &StoreSettings) -> io::Result<
     Ok(stream)
 }
 
-async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin + 'static>(stream: S, sent: Rc<Cell<u64>>) -> io::Result<Link> {
-    let heard = Rc::<Cell<bool>>::default();
-    let stream = Listened { inner: stream, heard: Rc::clone(&heard) };
+async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin + 'static>(stream: S, wire: Rc<Wire>) -> io::Result<Link> {
+    let stream = Watched::new(stream, &wire);
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
     let task = tokio::task::spawn_local(async move {
         // Whoever uses it is told what went wrong.
         let _ = connection.await;
     });
-    Ok(Link { sender, task, sent, heard })
+    Ok(Link { sender, task, wire })
 }
 
 impl Lane {
@@ -272,26 +272,15 @@ impl Lane {
         &mut self.link().sender
     }
 
-    /// How many bytes have left on this connection, ever.
-    pub fn counter(&mut self) -> Rc<Cell<u64>> {
-        Rc::clone(&self.link().sent)
-    }
-
-    /// Whether something has come from the store since this was last set to false.
-    pub fn heard(&mut self) -> Rc<Cell<bool>> {
-        Rc::clone(&self.link().heard)
+    /// What goes on on this connection.
+    pub fn wire(&mut self) -> Rc<Wire> {
+        Rc::clone(&self.link().wire)
     }
 
     /// Whether it has carried another request before.
     #[must_use]
     pub fn was_idle(&self) -> bool {
         self.was_idle
-    }
-
-    /// How long what was sent on it may still land once it is closed.
-    #[must_use]
-    pub fn bound_ms(&self) -> u64 {
-        self.pool.settings.bound_ms()
     }
 
     /// Closes the connection, whatever is going on on it. When this returns, nothing more leaves on it.
@@ -320,106 +309,5 @@ impl Drop for Lane {
             link.task.abort();
         }
         self.pool.closed();
-    }
-}
-
-/// A stream that notes when something comes. It lies above TLS: only what the store itself says counts.
-struct Listened<S> {
-    inner: S,
-    heard: Rc<Cell<bool>>,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Listened<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.inner).poll_read(context, buffer);
-        if buffer.filled().len() > before {
-            self.heard.set(true);
-        }
-        read
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Listened<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(context, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(context)
-    }
-}
-
-/// A stream that counts what leaves on it.
-struct Counted<S> {
-    inner: S,
-    count: Rc<Cell<u64>>,
-}
-
-impl<S> Counted<S> {
-    fn count(&self, written: &Poll<io::Result<usize>>) {
-        if let Poll::Ready(Ok(bytes)) = written {
-            self.count.set(self.count.get() + *bytes as u64);
-        }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(context, buffer)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write(context, bytes);
-        self.count(&written);
-        written
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write_vectored(context, bytes);
-        self.count(&written);
-        written
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(context)
     }
 }

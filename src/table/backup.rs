@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::{
     Table, TableFault,
-    codec::Meta,
+    codec::{Meta, Terms},
     data_folder::{DataLock, clear, key_path, sync_parent, table_folder},
     key_file::{self, KeyFault},
     open::{read_mark, read_meta, write_meta},
@@ -95,7 +95,7 @@ pub fn restore(backup: &Path, data: &Path, replace: bool, now: Now) -> Result<Re
     let _lock = lock.ok_or_else(|| BackupFault::InUse(data.to_owned()))?;
     let staged = Staged::new(data);
     staged.fill(backup)?;
-    let incarnation = staged.begin_incarnation(used_before(backup, data)?, now)?;
+    let incarnation = staged.begin_incarnation(&used_before(backup, data)?, now)?;
     // A second restore must know of this one, whatever becomes of it.
     write_synced(&backup.join(RESTORED_AS), &incarnation.to_string())?;
     // Until here nothing that was there has changed. A crash from here on leaves a table without its
@@ -121,14 +121,21 @@ fn write_synced(path: &Path, text: &str) -> Result<(), BackupFault> {
     written.map_err(|error| BackupFault::ReadOnly { path: path.to_owned(), error })
 }
 
-/// The highest incarnation and run that this folder and this backup show signs of.
-fn used_before(backup: &Path, data: &Path) -> Result<(Incarnation, u64), BackupFault> {
+/// The highest incarnation and run that this folder and this backup show signs of, and the longest that
+/// writes of a table that was here may still land.
+struct Used {
+    incarnation: Incarnation,
+    run: u64,
+    bound_ms: u64,
+}
+
+fn used_before(backup: &Path, data: &Path) -> Result<Used, BackupFault> {
     let restored_as = match fs::read_to_string(backup.join(RESTORED_AS)) {
         Ok(text) => Incarnation::new(text.trim().parse().map_err(|_| BackupFault::NoBackup(backup.join(RESTORED_AS)))?),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Incarnation::default(),
         Err(error) => return Err(at(backup)(error)),
     };
-    let mut used = (restored_as, 0);
+    let mut used = Used { incarnation: restored_as, run: 0, bound_ms: 0 };
     for entry in fs::read_dir(data).map_err(at(data))? {
         let entry = entry.map_err(at(data))?;
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -137,8 +144,11 @@ fn used_before(backup: &Path, data: &Path) -> Result<(Incarnation, u64), BackupF
         }
         match RocksTable::open_to_salvage(&entry.path()).and_then(|table| read_meta(&table)) {
             Ok(meta) => {
-                let meta = meta.map_or((Incarnation::default(), 0), |meta| (meta.incarnation, meta.run));
-                used = (used.0.max(meta.0), used.1.max(meta.1));
+                if let Some(Meta { incarnation, run, terms, .. }) = meta {
+                    used.incarnation = used.incarnation.max(incarnation);
+                    used.run = used.run.max(run);
+                    used.bound_ms = used.bound_ms.max(terms.bound_ms);
+                }
             }
             Err(fault) => {
                 tracing::warn!(%fault, name, "a table that was here cannot be read at all; going on without it");
@@ -166,14 +176,16 @@ impl Staged {
     }
 
     /// Makes the copy a table of its own.
-    fn begin_incarnation(&self, used: (Incarnation, u64), now: Now) -> Result<Incarnation, BackupFault> {
+    fn begin_incarnation(&self, used: &Used, now: Now) -> Result<Incarnation, BackupFault> {
         let (table, _) = RocksTable::open(&self.table)?;
         let meta = read_meta(&table)?.ok_or_else(|| BackupFault::NoBackup(self.table.clone()))?;
-        let next = meta.incarnation.max(used.0).next().ok_or(BackupFault::Exhausted)?;
+        let next = meta.incarnation.max(used.incarnation).next().ok_or(BackupFault::Exhausted)?;
         let incarnation = next.max(hours_since_2026(now));
         let key = key_file::create(&self.key)?;
-        let run = meta.run.max(used.1);
-        let meta = Meta { incarnation, run, clean: false, key_fingerprint: key.fingerprint(), ..meta };
+        let run = meta.run.max(used.run);
+        // By which routes writes went is not known of all of them.
+        let terms = Terms { bound_ms: meta.terms.bound_ms.max(used.bound_ms), ..Terms::default() };
+        let meta = Meta { incarnation, run, clean: false, key_fingerprint: key.fingerprint(), terms };
         write_meta(&table, &meta, read_mark(&table)?)?;
         table.flush()?;
         drop(table);

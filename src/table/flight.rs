@@ -44,6 +44,8 @@ pub(super) struct Flight {
     committed: u32,
     /// How often a handover was forced.
     epoch: u32,
+    /// Up to which retirement of a route an operator has said that nobody shall wait.
+    forgiven_routes: u32,
     /// What most objects never have.
     rare: Option<Box<Rare>>,
 }
@@ -205,6 +207,10 @@ impl Flight {
         !self.in_flight() && self.rare.as_ref().is_some_and(|rare| rare.drain.is_some())
     }
 
+    pub(super) fn forgiven_routes(&self) -> u32 {
+        self.forgiven_routes
+    }
+
     fn in_flight(&self) -> bool {
         self.committed > 0 || self.rare.as_ref().is_some_and(|rare| !rare.streaming.is_empty())
     }
@@ -242,7 +248,9 @@ impl Flight {
     }
 
     /// Nobody shall wait for what is on its way now. Later writes are waited for as ever.
-    pub(super) fn force(&mut self, all_until: BootMs) {
+    /// `routes`: the last retirement of one.
+    pub(super) fn force(&mut self, all_until: BootMs, routes: u32) {
+        self.forgiven_routes = routes;
         let committed = std::mem::take(&mut self.committed);
         self.epoch += 1;
         let rare = self.rare();
@@ -331,7 +339,7 @@ mod tests {
         flight.set_unknown(BootMs(5_000));
         flight.admit();
         flight.go_on(&Stage::Waiting, &Stage::Committed(0));
-        flight.force(BootMs(6_000));
+        flight.force(BootMs(6_000), 0);
         let flying = flight.flying(BootMs(6_000));
         assert!(flying.is_drained(NOW) && flying.is_tainted(BootMs(9_000)), "the write may still land");
         // Later writes are waited for as ever.

@@ -2,14 +2,24 @@
 //! are counted here, in every mode; until the last of them has settled, or its bound has passed, nothing
 //! is written or granted under the new one: what the old one wrote to may be another object's by now.
 
-use std::sync::Arc;
+use std::{
+    cell::Cell,
+    sync::{Arc, PoisonError},
+};
 
 use tokio::sync::Notify;
 
-use super::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use super::{
+    flight::Flying,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+};
 use crate::{
+    clock::Clock,
     failpoints::{self, Fault},
-    fence::BootMs,
+    fence::{BootMs, Ttl},
 };
 
 /// One version of a route.
@@ -29,17 +39,17 @@ impl Generation {
         Arc::new(Self { unknown_until: AtomicU64::new(unknown_until.0), ..Self::default() })
     }
 
-    /// A write goes by it.
+    /// A write goes by it. `bound`: how long it may still land once its connection is gone.
     #[must_use]
-    pub fn enter(self: &Arc<Self>) -> Entered {
+    pub fn enter(self: &Arc<Self>, clock: &Clock, bound: Ttl) -> Entered {
         if !failpoints::on(Fault::NoBarrier) {
             self.active.fetch_add(1, Ordering::SeqCst);
         }
-        Entered(Arc::clone(self))
+        Entered { generation: Arc::clone(self), clock: clock.clone(), bound, at_risk: Cell::new(false) }
     }
 
     /// A newer one has taken its place: nothing more is sent by it.
-    pub fn retire(&self) {
+    fn retire(&self) {
         self.retired.store(true, Ordering::SeqCst);
         self.change.notify_waiters();
     }
@@ -50,61 +60,196 @@ impl Generation {
         failpoints::on(Fault::ReloadNoWait) || (!self.is_active() && self.unknown_until() <= now)
     }
 
-    pub(super) fn is_active(&self) -> bool {
+    fn is_active(&self) -> bool {
         self.active.load(Ordering::SeqCst) > 0
     }
 
-    pub(super) fn unknown_until(&self) -> BootMs {
+    fn unknown_until(&self) -> BootMs {
         BootMs(self.unknown_until.load(Ordering::SeqCst))
     }
 }
 
-/// A write that goes by a generation, until it is dropped.
+/// A write that goes by a generation, until it is dropped. If it is dropped at risk, nobody knows what
+/// became of it.
 #[derive(Debug)]
-pub struct Entered(Arc<Generation>);
+pub struct Entered {
+    generation: Arc<Generation>,
+    clock: Clock,
+    bound: Ttl,
+    /// Something of it may be on its way to the store.
+    at_risk: Cell<bool>,
+}
 
 impl Entered {
     /// Whether a newer generation has taken over: what has not been sent by then is not.
     #[must_use]
     pub fn is_retired(&self) -> bool {
-        self.0.retired.load(Ordering::SeqCst) && !failpoints::on(Fault::ReloadNoWait)
+        self.generation.retired.load(Ordering::SeqCst) && !failpoints::on(Fault::ReloadNoWait)
     }
 
     /// Waits until that is so.
     pub async fn retired(&self) {
-        let told = self.0.change.notified();
+        let told = self.generation.change.notified();
         if !self.is_retired() {
             told.await;
         }
     }
 
-    /// It may still land until then.
-    pub fn lose(&self, until: BootMs) {
-        self.0.unknown_until.fetch_max(until.0, Ordering::SeqCst);
+    /// From here on something of it may be sent.
+    pub fn begin(&self) {
+        self.at_risk.set(true);
+    }
+
+    /// The store has answered for it, or nothing of it has left.
+    pub fn settle(&self) {
+        self.at_risk.set(false);
+    }
+
+    /// Its connection is gone, and nobody knows what became of it.
+    pub fn lose(&self) {
+        self.at_risk.set(false);
+        let until = self.clock.now().boot.after(self.bound);
+        self.generation.unknown_until.fetch_max(until.0, Ordering::SeqCst);
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        if !failpoints::on(Fault::NoBarrier) {
-            self.0.active.fetch_sub(1, Ordering::SeqCst);
+        if self.at_risk.get() {
+            self.lose();
         }
+        if !failpoints::on(Fault::NoBarrier) {
+            self.generation.active.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// All that writes go by, or went by and may still land.
+#[derive(Default)]
+pub struct Generations {
+    known: Mutex<Known>,
+    has_retired: AtomicBool,
+}
+
+#[derive(Default)]
+struct Known {
+    current: Vec<Arc<Generation>>,
+    /// With the number of their retirement.
+    retired: Vec<(u32, Arc<Generation>)>,
+    /// The last such number.
+    last: u32,
+}
+
+impl Generations {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes go by these from here on.
+    pub fn adopt(&self, current: Vec<Arc<Generation>>) {
+        self.known().current = current;
+    }
+
+    /// Waits for what goes by these before anything else is granted; what has not been sent by them is
+    /// not.
+    pub fn retire(&self, generations: impl Iterator<Item = Arc<Generation>>) {
+        let mut known = self.known();
+        for generation in generations {
+            generation.retire();
+            known.last += 1;
+            let number = known.last;
+            known.retired.push((number, generation));
+        }
+        self.has_retired.store(!known.retired.is_empty(), Ordering::SeqCst);
+    }
+
+    /// The last retirement's number: to be forgiven up to.
+    pub(super) fn last(&self) -> u32 {
+        self.known().last
+    }
+
+    /// Adds what goes by retired ones to what is on its way of an object. `forgiven`: up to which
+    /// retirement an operator has said that nobody shall wait.
+    pub(super) fn add(&self, mut flying: Flying, forgiven: u32, now: BootMs) -> Flying {
+        if !self.has_retired.load(Ordering::SeqCst) {
+            return flying;
+        }
+        let mut known = self.known();
+        known.retired.retain(|(_, generation)| !generation.is_over(now));
+        self.has_retired.store(!known.retired.is_empty(), Ordering::SeqCst);
+        for (number, generation) in &known.retired {
+            if *number > forgiven {
+                flying.retiring |= generation.is_active();
+                flying.unknown_until = flying.unknown_until.max(Some(generation.unknown_until()));
+            } else {
+                let until = if generation.is_active() { BootMs(u64::MAX) } else { generation.unknown_until() };
+                flying.forgiven_until = flying.forgiven_until.max(Some(until));
+            }
+        }
+        flying.in_flight |= flying.retiring;
+        flying
+    }
+
+    /// Whether nothing can land any more, of current ones too.
+    pub(super) fn are_over(&self, now: BootMs) -> bool {
+        let known = self.known();
+        let retired = known.retired.iter().map(|(_, generation)| generation);
+        known.current.iter().chain(retired).all(|generation| generation.is_over(now))
+    }
+
+    /// Whether no write goes by any of them.
+    pub(super) fn are_idle(&self) -> bool {
+        let known = self.known();
+        let retired = known.retired.iter().map(|(_, generation)| generation);
+        !known.current.iter().chain(retired).any(|generation| generation.is_active())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fence::{Now, WallMs};
+
+    fn clock(boot: u64) -> Clock {
+        Clock::driven(Now { wall: WallMs(1_800_000_000_000), boot: BootMs(boot) }).0
+    }
 
     #[test]
     fn a_generation_is_over_when_its_last_write_is_and_can_no_longer_land() {
         let generation = Arc::new(Generation::default());
         assert!(generation.is_over(BootMs(0)));
-        let (one, two) = (generation.enter(), generation.enter());
+        let (one, two) = (generation.enter(&clock(0), Ttl(50)), generation.enter(&clock(0), Ttl(50)));
         generation.retire();
         assert!(one.is_retired() && !generation.is_over(BootMs(0)));
-        one.lose(BootMs(50));
+        one.begin();
+        one.lose();
+        two.begin();
+        two.settle();
         drop((one, two));
         assert!(!generation.is_over(BootMs(49)) && generation.is_over(BootMs(50)));
+        // One that is dropped at risk is lost, too.
+        let three = generation.enter(&clock(100), Ttl(50));
+        three.begin();
+        drop(three);
+        assert!(!generation.is_over(BootMs(149)) && generation.is_over(BootMs(150)));
+    }
+
+    #[test]
+    fn what_goes_by_a_retired_one_is_waited_for_unless_it_is_forgiven() {
+        let (generations, old, new) = (Generations::default(), Arc::default(), Arc::default());
+        generations.adopt(vec![Arc::clone(&old)]);
+        let write = old.enter(&clock(0), Ttl(50));
+        let flying = |forgiven, now| generations.add(Flying::default(), forgiven, BootMs(now));
+        assert!(flying(0, 0).is_drained(BootMs(0)) && !generations.are_over(BootMs(0)) && !generations.are_idle());
+        generations.retire(std::iter::once(Arc::clone(&old)));
+        generations.adopt(vec![new]);
+        assert!(!flying(0, 0).is_drained(BootMs(0)));
+        let forgiven = flying(generations.last(), 0);
+        assert!(forgiven.is_drained(BootMs(0)) && forgiven.is_tainted(BootMs(0)));
+        write.lose();
+        drop(write);
+        assert!(generations.are_idle() && !generations.are_over(BootMs(49)));
+        assert!(!flying(0, 49).is_drained(BootMs(49)) && flying(1, 49).is_tainted(BootMs(49)));
+        assert!(flying(0, 50).is_drained(BootMs(50)) && generations.are_over(BootMs(50)));
     }
 }

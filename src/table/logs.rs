@@ -38,10 +38,12 @@ pub(super) enum Found {
 pub(super) fn look_over(folder: &Path) -> Result<Found, TableFault> {
     let unreadable = |error: std::io::Error| TableFault::Read(error.to_string());
     let mut found = Found::Nothing;
+    let current = fs::read_to_string(folder.join("CURRENT")).map_err(unreadable)?;
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let is_manifest = name.starts_with("MANIFEST-");
+        // Older manifests are of no account.
+        let is_manifest = name == current.trim_end();
         if !is_manifest && path.extension().is_none_or(|extension| extension != "log") {
             continue;
         }
@@ -49,13 +51,12 @@ pub(super) fn look_over(folder: &Path) -> Result<Found, TableFault> {
         let corrupt = |at: usize, what: &str| TableFault::Corrupt(format!("{name} {what} at byte {at}"));
         match walk(&log) {
             Walk::Zeros(at) if log[at..].iter().any(|byte| *byte != 0) => return Err(corrupt(at, "has zeros")),
-            // What RocksDB adds to a manifest is synced before anything rests on it.
-            Walk::Zeros(_) if !is_manifest => found = Found::ZerosAtTheEnd(name),
+            Walk::Zeros(_) => found = Found::ZerosAtTheEnd(name),
             Walk::Foreign(at) => return Err(corrupt(at, "has a record of a kind that nobody writes")),
             Walk::TooLong(at) if is_manifest && is_whole_but_for_its_length(&log[at..]) => {
                 return Err(corrupt(at, "has a record whose length is wrong"));
             }
-            Walk::End | Walk::Zeros(_) | Walk::TooLong(_) => {}
+            Walk::End | Walk::TooLong(_) => {}
         }
     }
     Ok(found)

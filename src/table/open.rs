@@ -187,7 +187,12 @@ pub fn begin_on(
         run: before.run + 1,
         clean: false,
         key_fingerprint: before.key_fingerprint,
-        terms: if was_clean { terms } else { terms.and(before.terms) },
+        terms: match &tail_lost {
+            None if was_clean => terms,
+            None => terms.and(before.terms),
+            // What the row said last may be lost, too.
+            Some(_) => Terms { routes: Terms::default().routes, ..terms.and(before.terms) },
+        },
     };
     let start = clock.now();
     write_meta(&*table, &meta, mark.max(start.mark())).map_err(failed)?;

@@ -21,7 +21,6 @@ use tokio::time::Sleep;
 
 use super::{Worker, inflight::InFlight};
 use crate::{
-    fence::Ttl,
     store::{body::Cut, pool::Lane},
     table::generation::Entered,
 };
@@ -102,6 +101,7 @@ impl Carried {
         if let Some(in_flight) = &self.in_flight {
             in_flight.settle();
         }
+        self.entered.inspect(|entered| entered.settle());
         self.lane.give_back(self.worker.now.get());
     }
 
@@ -117,10 +117,8 @@ impl Carried {
         }
         let carrying = Carrying::new(&worker);
         tokio::task::spawn_local(async move {
-            let bound = Ttl(lane.bound_ms());
             lane.close().await;
-            let until = worker.plane.gate.now().boot.after(bound);
-            entered.inspect(|entered| entered.lose(until));
+            entered.inspect(|entered| entered.lose());
             in_flight.inspect(|in_flight| in_flight.lose());
             drop(carrying);
         });

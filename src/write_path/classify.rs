@@ -112,8 +112,15 @@ fn destination(head: &Parts, of: &Route, routes: &Routes) -> Result<Option<Objec
     let mut destinations = head.headers.get_all(DESTINATION).iter();
     let (Some(destination), second) = (destinations.next(), destinations.next()) else { return Ok(None) };
     let ambiguous = || unfit(Code::PathAmbiguous, "two servers could read the Destination in two ways");
-    let uri: Uri = destination.to_str().ok().and_then(|text| text.parse().ok()).ok_or_else(ambiguous)?;
-    if second.is_some() {
+    let text = destination.to_str().map_err(|_| ambiguous())?;
+    let uri: Uri = text.parse().map_err(|_| ambiguous())?;
+    let host = head.headers.get(header::HOST).map(http::HeaderValue::as_bytes);
+    let host = head.uri.authority().map(|host| host.as_str().as_bytes()).or(host);
+    let is_elsewhere = uri
+        .authority()
+        .is_some_and(|authority| host.is_none_or(|host| !host.eq_ignore_ascii_case(authority.as_str().as_bytes())));
+    // Not every store cuts a query or a fragment off.
+    if second.is_some() || is_elsewhere || text.contains(['?', '#', '@']) {
         return Err(ambiguous());
     }
     let segments = canonical::segments(uri.path()).map_err(|_| ambiguous())?;

@@ -139,7 +139,13 @@ fn a_second_path_may_belong_to_a_second_object() {
     assert_eq!(to("http://store/users/2"), "users");
     assert_eq!(to("/orders/2"), "orders and users");
     assert_eq!(to("/"), "LEASE_OBJECT_MISMATCH");
-    assert_eq!(to("/users/../orders"), "PATH_AMBIGUOUS");
+    for odd in ["/users/../orders", "/users/2?/../../orders/1", "/users/2#/../../orders/1", "http://other/users/2"] {
+        assert_eq!(to(odd), "PATH_AMBIGUOUS", "{odd}");
+    }
+    for odd in ["http://me@store/users/2", "//store/users/2", "store", "*"] {
+        assert_eq!(to(odd), "PATH_AMBIGUOUS", "{odd}");
+    }
+    assert_eq!(to("HTTP://STORE/users/2"), "users");
     assert_eq!(to(""), "PATH_AMBIGUOUS");
     let twice = [("destination", "/users/2"), ("destination", "/users/3")];
     assert_eq!(class("COPY", "/users/1", &twice), "PATH_AMBIGUOUS");

@@ -28,7 +28,10 @@ use super::{
     hold::{Share, discard},
     inflight::InFlight,
 };
-use crate::{clock::Stopwatch, store::body::Cut};
+use crate::{
+    clock::Stopwatch,
+    store::{body::Cut, wire::Wire},
+};
 
 /// Why a body was broken off.
 #[derive(Clone, Debug)]
@@ -64,9 +67,7 @@ pub struct Progress {
     parked: Cell<bool>,
     broken: RefCell<Option<Broken>>,
     /// Whether the store has said something since this body began to be sent.
-    heard: RefCell<Option<Rc<Cell<bool>>>>,
-    /// Bytes of the body that were let go.
-    released_bytes: Cell<u64>,
+    wire: RefCell<Option<Rc<Wire>>>,
     waits_for_client: Cell<bool>,
     change: Notify,
 }
@@ -90,18 +91,12 @@ impl Progress {
     }
 
     /// Watches for a store that answers before the end of the body.
-    pub fn listen(&self, heard: Rc<Cell<bool>>) {
-        *self.heard.borrow_mut() = Some(heard);
+    pub fn listen(&self, wire: Rc<Wire>) {
+        *self.wire.borrow_mut() = Some(wire);
     }
 
     fn has_been_answered(&self) -> bool {
-        self.heard.borrow().as_ref().is_some_and(|heard| heard.get())
-    }
-
-    /// Bytes of the body that were let go.
-    #[must_use]
-    pub fn released_bytes(&self) -> u64 {
-        self.released_bytes.get()
+        self.wire.borrow().as_ref().is_some_and(|wire| wire.heard.get())
     }
 
     #[must_use]
@@ -302,8 +297,6 @@ impl Body for Upload {
                 return Poll::Pending;
             }
             if let Some(frame) = upload.ready.pop_front() {
-                let bytes = frame.data_ref().map_or(0, |bytes| bytes.len() as u64);
-                upload.progress.released_bytes.set(upload.progress.released_bytes.get() + bytes);
                 return Poll::Ready(Some(Ok(frame)));
             }
             if upload.is_over {
@@ -318,6 +311,8 @@ impl Body for Upload {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.is_over && self.ready.is_empty()
+        // Behind the last byte of a Content-Length there is nothing to be asked for.
+        let is_complete = self.to_come == Some(0) && self.progress.is_released();
+        (self.is_over || is_complete) && self.ready.is_empty()
     }
 }

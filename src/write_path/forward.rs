@@ -25,10 +25,10 @@ use super::{
 use crate::{
     clock::Stopwatch,
     failpoints::{self, Fault, Point},
-    fence::{Code, Denial, Ttl, code::Limit},
+    fence::{Code, Denial, code::Limit},
     route::UNSETTLING,
     store::{
-        body::StoreBody,
+        body::{Content, StoreBody},
         pool::{Lane, NoLane, Pool},
     },
     table::{flight::Cancel, generation::Entered},
@@ -83,7 +83,12 @@ struct Outgoing {
 /// # Errors
 /// With what the client is told instead.
 pub async fn forward(job: Job, mut head: Parts, body: Incoming) -> Result<Response<ReplyBody>, Refused> {
-    let Outgoing { body, share, progress } = job.body(&head, body).await?;
+    let Outgoing { body, share, progress } = tokio::select! {
+        biased;
+        collected = job.body(&head, body) => collected?,
+        // A client may take its time with its body; a reload does not wait for it.
+        () = job.is_rerouted() => return Err(rerouted()),
+    };
     to_origin_form(&mut head);
     let id = || HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).unwrap_or(HeaderValue::from_static("0"));
     let permits = job.in_flight.iter().flat_map(|in_flight| in_flight.permits());
@@ -98,7 +103,7 @@ pub async fn forward(job: Job, mut head: Parts, body: Incoming) -> Result<Respon
 impl Job {
     async fn body(&self, head: &Parts, body: Incoming) -> Result<Outgoing, Refused> {
         if body.is_end_stream() {
-            return Ok(Outgoing { body: StoreBody::Empty, share: None, progress: None });
+            return Ok(Outgoing { body: StoreBody::empty(), share: None, progress: None });
         }
         let settings = &self.plan.settings;
         let length = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
@@ -141,7 +146,7 @@ impl Job {
 
     fn stream(&self, stream: Stream) -> Outgoing {
         let (upload, progress) = Upload::new(stream, self.in_flight.clone(), Rc::clone(&self.worker));
-        Outgoing { body: StoreBody::Stream(Box::pin(upload)), share: None, progress: Some(progress) }
+        Outgoing { body: StoreBody::stream(upload), share: None, progress: Some(progress) }
     }
 
     async fn send(
@@ -154,15 +159,16 @@ impl Job {
             let mut lane = self.pool.lane().await.map_err(no_lane)?;
             let cancel = self.go_on(progress.is_some()).await?;
             failpoints::reach(Point::Committed);
-            let (counter, stopwatch) = (lane.counter(), Stopwatch::start());
-            let before = counter.get();
-            let held_bytes = request.body().size_hint().exact().unwrap_or(0);
-            lane.heard().set(false);
-            progress.inspect(|progress| progress.listen(lane.heard()));
+            let (wire, stopwatch) = (lane.wire(), Stopwatch::start());
+            let before = wire.sent.get();
+            wire.heard.set(false);
+            progress.inspect(|progress| progress.listen(Rc::clone(&wire)));
+            request.body_mut().goes_by(Rc::clone(&wire));
             self.begun.set(true);
+            self.write.as_ref().inspect(|write| write.entered.begin());
             let stalled = async {
                 match progress {
-                    Some(progress) => progress.stalled(patience, || counter.get()).await,
+                    Some(progress) => progress.stalled(patience, || wire.sent.get()).await,
                     None => tokio::time::sleep(patience).await,
                 }
             };
@@ -174,12 +180,11 @@ impl Job {
                 }),
                 () = stalled => Err((format!("nothing was heard of it for {} ms", patience.as_millis()), None)),
                 () = told_to_stop(cancel, progress) => Err(("the lease is changing hands".to_owned(), None)),
-                () = self.rerouted(progress) => Err(("this route has just changed".to_owned(), None)),
+                () = self.is_rerouted_unreleased(progress) => Err(("this route has just changed".to_owned(), None)),
             };
             let (why, unsent) = match sent {
                 Ok(response) => {
-                    let body = progress.map_or(held_bytes, Progress::released_bytes);
-                    self.is_out.set(counter.get() - before >= body);
+                    self.is_out.set(wire.is_out());
                     let since = progress.and_then(Progress::released).unwrap_or(stopwatch);
                     self.worker.plane.metrics().answered(self.write.is_some(), since.seconds());
                     return Ok((lane, response, since));
@@ -191,25 +196,31 @@ impl Job {
             lane.close().await;
             match unsent {
                 // The connection died while it was idle, and nothing of this request was taken up.
-                Some(unsent) if was_idle && counter.get() == before => {
+                Some(unsent) if was_idle && wire.sent.get() == before => {
                     self.back_out();
                     request = unsent;
                 }
-                Some(_) | None => return Err(self.failed(counter.get() > before, &why, progress).await),
+                Some(_) | None => return Err(self.failed(wire.sent.get() > before, &why, progress).await),
             }
         }
     }
 
-    /// A reload has changed the route of a write whose end has not been let go.
-    async fn rerouted(&self, progress: Option<&Progress>) {
-        match (&self.write, progress) {
-            (Some(write), Some(progress)) => {
-                write.entered.retired().await;
-                if progress.is_released() {
-                    std::future::pending::<()>().await;
-                }
-            }
-            _ => std::future::pending().await,
+    /// A reload has changed the route of this write.
+    async fn is_rerouted(&self) {
+        match &self.write {
+            Some(write) => write.entered.retired().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The same, of a write whose end has not been let go.
+    async fn is_rerouted_unreleased(&self, progress: Option<&Progress>) {
+        match progress {
+            Some(_) => self.is_rerouted().await,
+            None => std::future::pending().await,
+        }
+        if progress.is_some_and(Progress::is_released) {
+            std::future::pending::<()>().await;
         }
     }
 
@@ -221,7 +232,7 @@ impl Job {
     /// committed by that; what streams is told when to stop.
     async fn go_on(&self, streams: bool) -> Result<Option<Cancel>, Refused> {
         if self.write.as_ref().is_some_and(|write| write.entered.is_retired()) {
-            return Err(Refused::new(Code::FenceDraining, "this route has just changed; nothing was sent"));
+            return Err(rerouted());
         }
         let Some(in_flight) = &self.in_flight else { return Ok(None) };
         loop {
@@ -239,7 +250,19 @@ impl Job {
 
     fn back_out(&self) {
         self.begun.set(false);
+        self.write.as_ref().inspect(|write| write.entered.settle());
         self.in_flight.as_ref().inspect(|in_flight| in_flight.back_out());
+    }
+
+    fn settle(&self) {
+        self.write.as_ref().inspect(|write| write.entered.settle());
+        self.in_flight.as_ref().inspect(|in_flight| in_flight.settle());
+    }
+
+    /// The store throws away what it has of it.
+    fn cancel(&self) {
+        self.write.as_ref().inspect(|write| write.entered.settle());
+        self.in_flight.as_ref().inspect(|in_flight| in_flight.cancel());
     }
 
     /// What to tell the client of a request whose connection is closed and that was not answered.
@@ -256,7 +279,7 @@ impl Job {
         }
         let Some(write) = &self.write else { return no_answer(why) };
         if is_partial && write.discards {
-            self.in_flight.as_ref().inspect(|in_flight| in_flight.cancel());
+            self.cancel();
             return match broken {
                 Some(broken) => unsent(&broken),
                 None => no_answer(why),
@@ -283,8 +306,7 @@ impl Job {
 
     /// The connection is gone, and nobody knows what became of the write.
     fn lose(&self) {
-        let until = self.worker.plane.gate.now().boot.after(Ttl(self.pool.settings().bound_ms()));
-        self.write.as_ref().inspect(|write| write.entered.lose(until));
+        self.write.as_ref().inspect(|write| write.entered.lose());
         self.in_flight.as_ref().inspect(|in_flight| in_flight.lose());
     }
 
@@ -322,7 +344,7 @@ impl Job {
         let settles = if is_early { write.discards } else { write.is_settled_by(head.status.as_u16()) };
         failpoints::reach(Point::Sent);
         if failpoints::on(Fault::HeadSettles) {
-            self.in_flight.as_ref().inspect(|in_flight| in_flight.settle());
+            self.settle();
         }
         let left = patience.saturating_sub(Duration::from_secs_f64(since.seconds()));
         let (reply, outcome) = match read_ahead(incoming, left).await {
@@ -334,12 +356,12 @@ impl Job {
             Ahead::Whole(frames) => {
                 failpoints::reach(Point::Answered);
                 if settles && !is_early {
-                    self.in_flight.as_ref().inspect(|in_flight| in_flight.settle());
+                    self.settle();
                     lane.give_back(self.worker.now.get());
                 } else {
                     lane.close().await;
                     if settles {
-                        self.in_flight.as_ref().inspect(|in_flight| in_flight.cancel());
+                        self.cancel();
                     } else {
                         self.lose();
                     }
@@ -375,6 +397,10 @@ async fn told_to_stop(cancel: Option<Cancel>, progress: Option<&Progress>) {
     if progress.is_some_and(Progress::is_released) {
         std::future::pending::<()>().await;
     }
+}
+
+fn rerouted() -> Refused {
+    Refused::new(Code::FenceDraining, "this route has just changed; nothing was sent")
 }
 
 fn no_answer(why: &str) -> Refused {
@@ -418,14 +444,14 @@ fn no_lane(why: NoLane) -> Refused {
 /// came. One that streams keeps its length, unless trailers are announced, which need chunks; without a
 /// length it goes in chunks, also where hyper would expect no body.
 fn frame(head: &mut Parts, body: &StoreBody) {
-    match body {
-        StoreBody::Empty => {
+    match &body.content {
+        Content::Empty => {
             let had_length = head.headers.remove(header::CONTENT_LENGTH).is_some();
             if had_length || matches!(head.method, Method::PUT | Method::POST | Method::PATCH) {
                 head.headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
             }
         }
-        StoreBody::Held { trailers, .. } => {
+        Content::Held { trailers, .. } => {
             head.headers.remove(header::CONTENT_LENGTH);
             if let Some(trailers) = trailers
                 && !head.headers.contains_key(header::TRAILER)
@@ -436,7 +462,7 @@ fn frame(head: &mut Parts, body: &StoreBody) {
                 }
             }
         }
-        StoreBody::Stream(_) => {
+        Content::Stream(_) => {
             if head.headers.contains_key(header::TRAILER) {
                 head.headers.remove(header::CONTENT_LENGTH);
             }

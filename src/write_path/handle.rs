@@ -75,7 +75,7 @@ async fn write(
     let object = target.object.clone();
     let metrics = outfit.plan.metrics(route).operation(&head.method);
     let about = |refused: Refused| refused.about(&object, &route.name);
-    let Some(entered) = outfit.plan.enter(route, worker.plane.gate.now().boot) else {
+    let Some(entered) = outfit.plan.enter(route, &worker.plane.gate.clock) else {
         let_go(&worker, &head, body);
         return Err(about(Refused::new(
             Code::FenceDraining,

@@ -74,6 +74,7 @@ impl Plane {
         earlier: Option<&Arc<Generation>>,
     ) -> Result<Arc<Self>, Faults> {
         let plan = Plan::new(settings, Before::Start(earlier), &gate.metrics)?;
+        gate.records.stripes.generations.adopt(plan.generations());
         Ok(Arc::new(Self {
             gate,
             plan: ArcSwap::from_pointee(plan),
@@ -98,7 +99,9 @@ impl Plane {
             Faults(vec![Fault::new("table.path", "the fence table cannot be written now, so the old settings stay")])
         })?;
         // First nothing is granted over what goes by the old routes; then nothing more goes by them.
-        self.gate.records.stripes.retire(plan.retired_from(&before));
+        let generations = &self.gate.records.stripes.generations;
+        generations.retire(plan.retired_from(&before));
+        generations.adopt(plan.generations());
         let generation = plan.generation;
         self.plan.store(plan);
         self.generation.store(generation, Ordering::Release);

@@ -4,8 +4,9 @@
 use std::{rc::Rc, sync::Arc};
 
 use crate::{
+    clock::Clock,
     config::{Fault, Faults, GateSettings, Settings, StoreSettings},
-    fence::BootMs,
+    fence::Ttl,
     metrics::{Metrics, RouteMetrics},
     route::{Route, Routes},
     store::{Way, pool::Pool},
@@ -55,9 +56,20 @@ impl Plan {
 
     /// A write goes by a route; `None` while writes that went by an older version of it may still land.
     #[must_use]
-    pub fn enter(&self, route: &Route, now: BootMs) -> Option<Entered> {
+    pub fn enter(&self, route: &Route, clock: &Clock) -> Option<Entered> {
         let Version { generation, waits_for } = &self.versions[route.place];
-        waits_for.iter().all(|older| older.is_over(now)).then(|| generation.enter())
+        let bound = Ttl(self.routes.stores[route.store].bound_ms());
+        let may_enter = waits_for.is_empty() || {
+            let now = clock.now().boot;
+            waits_for.iter().all(|older| older.is_over(now))
+        };
+        may_enter.then(|| generation.enter(clock, bound))
+    }
+
+    /// What writes go by under this plan.
+    #[must_use]
+    pub fn generations(&self) -> Vec<Arc<Generation>> {
+        self.versions.iter().map(|version| Arc::clone(&version.generation)).collect()
     }
 
     /// The versions of routes that are not this plan's any more.
@@ -90,8 +102,9 @@ impl Before<'_> {
     }
 }
 
-/// A route that is as it was keeps its generation. One that is new, or has changed, waits for all that
-/// are gone: what they wrote to may be its object's.
+/// A route that is as it was keeps its generation, unless one that is new, has changed or is gone could
+/// take the same paths: then it takes others than before. One that does not keep it waits for all that are
+/// gone: what they wrote to may be its object's.
 fn versions(routes: &Routes, before: Before<'_>) -> Vec<Version> {
     let same = |route: &Route| -> Option<&Version> {
         let before = before.plan()?;
@@ -100,7 +113,15 @@ fn versions(routes: &Routes, before: Before<'_>) -> Vec<Version> {
         };
         before.routes.all().iter().find(is_same).map(|old| &before.versions[old.place])
     };
-    let kept: Vec<Option<&Version>> = routes.all().iter().map(same).collect();
+    let like: Vec<Option<&Version>> = routes.all().iter().map(same).collect();
+    let is_like = |old: &Version| like.iter().flatten().any(|like| Arc::ptr_eq(&like.generation, &old.generation));
+    let olds = before.plan().map_or(&[][..], |before| before.routes.all());
+    let gone = olds.iter().filter(|old| before.plan().is_some_and(|before| !is_like(&before.versions[old.place])));
+    let new = routes.all().iter().zip(&like).filter(|(_, like)| like.is_none()).map(|(new, _)| new);
+    let changed: Vec<&Route> = gone.chain(new).collect();
+    let takes_the_same_paths = |route: &Route| changed.iter().all(|changed| !changed.overlaps(route));
+    let kept = routes.all().iter().zip(like).map(|(route, like)| like.filter(|_| takes_the_same_paths(route)));
+    let kept: Vec<Option<&Version>> = kept.collect();
     let is_kept = |old: &Version| kept.iter().flatten().any(|kept| Arc::ptr_eq(&kept.generation, &old.generation));
     let gone: Vec<Arc<Generation>> = match before {
         Before::Start(earlier) => earlier.into_iter().map(Arc::clone).collect(),

@@ -139,3 +139,92 @@ fn a_body_that_streams_by_a_route_that_changes_is_broken_off() {
     until("the store was cut off", || store.saw("cut") == 1);
     assert_eq!(store.saw("applied"), 0);
 }
+
+/// A write by the first settings is on its way when the second are read: nothing is granted before it has
+/// settled.
+fn waits(store: &Store, before: &str, after: &str, write: &str) {
+    let site = Site::with_table();
+    site.configure(before);
+    let gate = site.serve();
+    let lease = acquire(&mut gate.api(), "data", "me", 60_000);
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let wish = format!("until:{}", go.display());
+    let mut old = gate.gate();
+    let seen = store.story().len();
+    old.send("PUT", write, &[("fence-token", text(&lease, "fence_token")), ("x-store", &wish)], b"x").unwrap();
+    until("the store has it", || store.story().len() == seen + 1);
+    site.configure(after);
+    reload(&gate, "fencegate_reloads_total{result=\"applied\"} 1\n");
+    let mut api = gate.api();
+    let body = super::support::gate::wanted("audit", "other", 60_000).to_string();
+    api.send("POST", "/v1/leases", &[("content-type", "application/json")], body.as_bytes()).unwrap();
+    let draining = "fencegate_advances_draining 1\n";
+    until(draining, || String::from_utf8(gate.ops().get("/metrics").body).unwrap().contains(draining));
+    let token = [("fence-token", text(&lease, "fence_token"))];
+    gate.gate().call("PUT", write, &token, b"x").refusal(503, "FENCE_DRAINING");
+    std::fs::write(go, "").unwrap();
+    assert_eq!(old.receive().unwrap().status, 200);
+    api.receive().unwrap().expect(201);
+}
+
+#[test]
+fn a_route_waits_too_when_one_that_takes_some_of_its_paths_comes_or_goes() {
+    let store = Store::start();
+    let url = format!("[store]\nurl = '{}'\n", store.url());
+    let any = "[[route]]\nname = 'any'\nmatch = '/{object}/{rest...}'\nobject = '{object}'\n";
+    let audit = "[[route]]\nname = 'audit'\nmatch = '/data/audit/{rest...}'\nobject = 'audit'\n";
+    let apart = "[[route]]\nname = 'apart'\nmatch = '/apart'\nobject = 'apart'\n";
+    let off = format!("{audit}mode = 'off'\n");
+    waits(&store, &format!("{url}{any}"), &format!("{url}{any}{audit}"), "/data/audit/x");
+    waits(&store, &format!("{url}{any}{off}"), &format!("{url}{any}"), "/data/audit/x");
+    // One that takes none of its paths does not concern it.
+    let site = Site::with_table();
+    let data = "[[route]]\nname = 'data'\nmatch = '/data/{rest...}'\nobject = 'data'\n";
+    site.configure(&format!("{url}{data}"));
+    let gate = site.serve();
+    let lease = acquire(&mut gate.api(), "data", "me", 60_000);
+    let mut slow = gate.gate();
+    let token = text(&lease, "fence_token");
+    slow.send("PUT", "/data/1", &[("fence-token", token), ("x-store", "hang")], b"x").unwrap();
+    until("the store has it", || store.story().last().is_some_and(|last| last == "PUT /data/1"));
+    site.configure(&format!("{url}{data}{apart}"));
+    reload(&gate, "fencegate_reloads_total{result=\"applied\"} 1\n");
+    assert_eq!(gate.gate().call("PUT", "/data/2", &[("fence-token", token)], b"x").status, 200);
+}
+
+#[test]
+fn a_client_that_takes_its_time_does_not_hold_a_reload_up() {
+    let store = Store::start();
+    let (site, gate) = start(&store);
+    let lease = acquire(&mut gate.api(), "users", "me", 60_000);
+    let mut slow = gate.gate();
+    let head = format!(
+        "PUT /a/users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {}\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n",
+        text(&lease, "fence_token")
+    );
+    slow.send_raw(head.as_bytes()).unwrap();
+    assert_eq!(slow.read_head().unwrap().0, 100, "its body is waited for");
+    site.configure(&config(&store, "enforce").replace("object = '{object}'", "object = 'new-{object}'"));
+    reload(&gate, "fencegate_reloads_total{result=\"applied\"} 1\n");
+    slow.receive().unwrap().refusal(503, "FENCE_DRAINING");
+    acquire(&mut gate.api(), "new-users", "other", 60_000);
+    assert_eq!(store.saw("begun"), 0);
+}
+
+#[test]
+fn an_operator_need_not_wait_for_a_route_that_has_changed() {
+    let store = Store::start();
+    let (site, gate) = start(&store);
+    let lease = acquire(&mut gate.api(), "users", "me", 60_000);
+    let mut old = gate.gate();
+    old.send("PUT", "/a/users/1", &[("fence-token", text(&lease, "fence_token")), ("x-store", "hang")], b"x").unwrap();
+    until("the store has it", || store.story().len() == 1);
+    site.configure(&config(&store, "enforce").replace("object = '{object}'", "object = 'new-{object}'"));
+    reload(&gate, "fencegate_reloads_total{result=\"applied\"} 1\n");
+    let force = serde_json::json!({ "reason": "x", "force": true });
+    let revoked = gate.api().post("/v1/objects/new-users/revoke", &force).expect(200);
+    assert_eq!(text(&revoked, "state"), "free");
+    let lease = acquire(&mut gate.api(), "new-users", "other", 60_000);
+    assert_eq!(lease["tainted"], true, "{lease}");
+}

@@ -1,12 +1,12 @@
 //! What a run leaves to the next one when it ends badly: by which routes its writes went, how long they
 //! may still land, and drains that were under way.
 
-use std::sync::Arc;
+use std::{process::Command, sync::Arc};
 
 use fencegate::{
-    config::{RouteSettings, Settings},
+    config::{Mode, RouteSettings, Settings},
     fence::Now,
-    table::memory::MemoryTable,
+    table::{memory::MemoryTable, open, rocks::RocksTable},
 };
 use serde_json::Value;
 
@@ -14,6 +14,7 @@ use super::support::{
     bench::Bench,
     gate::{START, TestGate, acquire, settings, text, wanted},
     http::Answer,
+    process::{Site, binary},
     store::Store,
     until,
 };
@@ -127,7 +128,7 @@ fn the_bound_is_the_one_that_the_writes_were_sent_under() {
     let lease = api.receive().unwrap().expect(201);
     assert_eq!(lease["drain"]["waited_ms"], 1);
     // Whoever asks again with the same request, also after another restart, is told the same.
-    let gate = TestGate::on(&shorter, gate.stop(), later(50_000));
+    let gate = TestGate::on(&shorter, gate.stop(), later(5_000 + BOUND));
     assert_eq!(gate.api().post("/v1/leases", &body).expect(201), lease);
 }
 
@@ -151,4 +152,43 @@ fn a_drain_that_a_crash_cut_short_ends_by_itself_once_somebody_looks() {
     assert_eq!(state(), "draining");
     gate.clock.advance(1);
     until("it is free", || state() == "free");
+}
+
+#[test]
+fn what_is_unknown_of_a_route_that_does_not_look_counts_too() {
+    let store = Store::start();
+    for (mode, wish, is_clean) in [
+        (Mode::Off, "reset", false),
+        (Mode::Audit, "reset", false),
+        (Mode::Off, "200", true),
+        (Mode::Audit, "200", true),
+    ] {
+        let mut settings = routed(&store, "a");
+        settings.route[0].mode = mode;
+        let gate = TestGate::with(&settings);
+        gate.gate().call("PUT", "/a/users/1", &[("x-store", wish)], b"value");
+        assert_eq!(gate.try_stop().is_ok(), is_clean, "{mode:?} {wish}");
+    }
+}
+
+#[test]
+fn a_restore_keeps_the_longest_bound_of_what_was_there() {
+    let site = Site::with_table();
+    let serve = |apply_bound_ms: &str| {
+        let mut command = Command::new(binary());
+        command.env("FENCEGATE__STORE__APPLY_BOUND_MS", apply_bound_ms);
+        site.serve_with(command)
+    };
+    serve("1000").stop();
+    let folder = tempfile::tempdir().unwrap();
+    let backup = folder.path().join("backup");
+    let backup = backup.to_str().unwrap();
+    let made = site.run(&["table", "backup", "--to", backup]);
+    assert!(made.status.success(), "{made:?}");
+    serve("60000").kill();
+    let restored = site.run(&["table", "restore", "--from", backup, "--replace"]);
+    assert!(restored.status.success(), "{restored:?}");
+    let table = RocksTable::open_read_only(&site.data().join("table")).unwrap();
+    let terms = open::read_meta(&table).unwrap().unwrap().terms;
+    assert_eq!((terms.bound_ms, terms.routes), (60_000, [0; 16]));
 }

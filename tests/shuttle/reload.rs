@@ -22,15 +22,17 @@ impl World {
         if !waits_for.iter().all(|older| older.is_over(self.now())) {
             return;
         }
-        let entered = generation.enter();
+        let entered = generation.enter(&self.gate.clock, BOUND);
         if entered.is_retired() {
             return;
         }
+        entered.begin();
         if !loses {
-            return self.oracle.apply(&route.place, version, || true);
+            self.oracle.apply(&route.place, version, || true);
+            return entered.settle();
         }
         let closed = self.now();
-        entered.lose(closed.after(BOUND));
+        // Dropped at risk: it is lost.
         drop(entered);
         self.oracle.apply(&route.place, version, || self.now().since(closed) < BOUND.0);
     }
@@ -38,7 +40,7 @@ impl World {
     /// As `Plane::reload`.
     fn reload(&self, route: &Route) {
         let (version, old, _) = route.now.lock().unwrap().clone();
-        self.gate.records.stripes.retire(std::iter::once(Arc::clone(&old)));
+        self.gate.records.stripes.generations.retire(std::iter::once(Arc::clone(&old)));
         *route.now.lock().unwrap() = (version + 1, Arc::default(), vec![old]);
     }
 }

@@ -51,7 +51,11 @@ impl<'a> Reader<'a> {
     /// Begins to read a value; its format must be ours.
     pub(super) fn row(value: &'a [u8]) -> Result<Self, CodecFault> {
         let mut reader = Self(value);
-        if reader.u8()? == FORMAT { Ok(reader) } else { Err(CodecFault("a value of another format")) }
+        if reader.u8()? == FORMAT {
+            Ok(reader)
+        } else {
+            Err(CodecFault("a value of another format; this table was made by another version"))
+        }
     }
 
     fn take(&mut self, len: usize) -> Result<&'a [u8], CodecFault> {

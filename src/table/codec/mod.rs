@@ -24,7 +24,7 @@ use self::bytes::{Reader, Writer};
 use crate::fence::{Hlc, HolderId, LeaseId, LeaseRow, LeaseSeq, ObjectId, Record, RequestId};
 
 /// The version of every value.
-pub const FORMAT: u8 = 1;
+pub const FORMAT: u8 = 2;
 
 /// Bytes that are not a row of this table.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]

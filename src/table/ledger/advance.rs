@@ -365,28 +365,36 @@ impl Core {
                     self.answer_grant(round, &wanted, reply, Err(Refused::Draining { object: object.clone() }));
                 }
             }
-            Asked::Revoke(reply) => {
-                if let Some(reply) = reply.take() {
-                    let tally = self.setup.records.stripes.drained_so_far(&object);
-                    let drain = report(tally, now.since(advance.begun));
-                    let so_far = self.newest(round, &object).map(|record| Revoked { record, drain });
-                    answer(round, reply, so_far);
-                }
-            }
+            Asked::Revoke(_) => self.tell_operator(round, id),
             Asked::Rotate(_) | Asked::Nobody => {}
+        }
+    }
+
+    /// A revocation's caller is told how far it is: its fence has moved.
+    fn tell_operator(&mut self, round: &mut Round, id: u64) {
+        let now = self.setup.clock.now().boot;
+        let Some(Advance { asked: Asked::Revoke(reply), drains, begun }) = self.advances.all.get_mut(&id) else {
+            return;
+        };
+        let (Some(reply), Some(drain)) = (reply.take(), drains.first()) else { return };
+        let tally = self.setup.records.stripes.drained_so_far(&drain.object);
+        let (object, drain) = (drain.object.clone(), report(tally, now.since(*begun)));
+        let so_far = self.newest(round, &object).map(|record| Revoked { record, drain });
+        answer(round, reply, so_far);
+    }
+
+    /// Whoever waits for a revocation is told how far it is.
+    pub(super) fn tell_operators(&mut self, round: &mut Round) {
+        let mut ids: Vec<u64> = self.advances.all.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            self.tell_operator(round, id);
         }
     }
 
     /// Nothing more is granted: whoever waits for a drain is told so, and the drains go on for nobody.
     pub(super) fn dismiss_advances(&mut self, why: &Refused) {
-        let (records, now) = (&self.setup.records, self.setup.clock.now().boot);
         for advance in self.advances.all.values_mut() {
-            // `None`: its fence has moved in this very round, of which nobody may hear yet.
-            let revoked = |drain: &Drain| {
-                let record = records.read(&drain.object).ok().filter(|record| record.fence >= drain.seq.into())?;
-                let tally = records.stripes.drained_so_far(&drain.object);
-                Some(Revoked { record, drain: report(tally, now.since(advance.begun)) })
-            };
             match std::mem::replace(&mut advance.asked, Asked::Nobody) {
                 Asked::Acquire { replies, .. } => {
                     for Waiting { reply, .. } in replies {
@@ -398,12 +406,7 @@ impl Core {
                     let _ = reply.send(Err(why.clone()));
                 }
                 Asked::Revoke(Some(reply)) => {
-                    // Its fence has moved, and the gate only stops: that is what the operator wants to know.
-                    let moved = match (why, advance.drains.first()) {
-                        (Refused::Stopping, Some(drain)) => revoked(drain),
-                        _ => None,
-                    };
-                    let _ = reply.send(moved.ok_or_else(|| why.clone()));
+                    let _ = reply.send(Err(why.clone()));
                 }
                 Asked::Revoke(None) | Asked::Nobody => {}
             }

@@ -157,6 +157,7 @@ impl Core {
             Command::Close { reply } => {
                 self.closed = true;
                 self.dismiss_waiters(&Refused::Stopping);
+                self.tell_operators(round);
                 self.dismiss_advances(&Refused::Stopping);
                 answer(round, reply, Ok(()));
             }

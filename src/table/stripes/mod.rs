@@ -15,21 +15,24 @@ pub use several::Together;
 use std::{
     collections::HashMap,
     hash::BuildHasher,
-    sync::{Arc, OnceLock, PoisonError},
+    sync::{OnceLock, PoisonError},
 };
 
 use super::{
     flight::{End, Flight, Flying, Stage, Tally},
-    generation::Generation,
+    generation::Generations,
     sync::{
         Hasher, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 use crate::{
     failpoints::{self, Fault},
     fence::{BootMs, ObjectId, Record},
 };
+
+/// Room for two in each stripe, which a write to two objects may need at once.
+pub const LEAST: usize = 2 * STRIPES;
 
 // Few where shuttle draws the order: there objects shall meet.
 const STRIPES: usize = if cfg!(feature = "shuttle") { 2 } else { 1024 };
@@ -47,9 +50,8 @@ pub struct Stripes {
     /// for it, or an earlier run has left it draining.
     drained: Mutex<Vec<ObjectId>>,
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Older versions of routes that a reload has changed, while writes that went by them may land.
-    retiring: Mutex<Vec<Arc<Generation>>>,
-    has_retiring: AtomicBool,
+    /// What writes go by.
+    pub generations: Generations,
 }
 
 #[derive(Debug, Default)]
@@ -95,8 +97,7 @@ impl Stripes {
             unknown_until: AtomicU64::new(0),
             drained: Mutex::default(),
             wake: OnceLock::new(),
-            retiring: Mutex::default(),
-            has_retiring: AtomicBool::new(false),
+            generations: Generations::default(),
         }
     }
 
@@ -252,36 +253,16 @@ impl Stripes {
         slot.sealed = !failpoints::on(Fault::NoSeal);
         slot.flight.tidy(self.clock());
         slot.flight.begin_drain();
-        self.with_retiring(slot.flight.flying(self.all_unknown_until()))
-    }
-
-    /// Waits for what goes by these older versions of routes before anything else is granted.
-    pub fn retire(&self, generations: impl Iterator<Item = Arc<Generation>>) {
-        let mut retiring = self.retiring.lock().unwrap_or_else(PoisonError::into_inner);
-        retiring.extend(generations.inspect(|generation| generation.retire()));
-        self.has_retiring.store(!retiring.is_empty(), Ordering::SeqCst);
-    }
-
-    fn with_retiring(&self, mut flying: Flying) -> Flying {
-        if !self.has_retiring.load(Ordering::SeqCst) {
-            return flying;
-        }
-        let mut retiring = self.retiring.lock().unwrap_or_else(PoisonError::into_inner);
-        retiring.retain(|generation| !generation.is_over(self.clock()));
-        self.has_retiring.store(!retiring.is_empty(), Ordering::SeqCst);
-        for generation in &*retiring {
-            flying.retiring |= generation.is_active();
-            flying.unknown_until = flying.unknown_until.max(Some(generation.unknown_until()));
-        }
-        flying.in_flight |= flying.retiring;
-        flying
+        let (flying, forgiven) = (slot.flight.flying(self.all_unknown_until()), slot.flight.forgiven_routes());
+        self.generations.add(flying, forgiven, self.clock())
     }
 
     /// What is on its way of an object.
     #[must_use]
     pub fn flying(&self, object: &ObjectId) -> Flying {
-        let flying = self.with_flight(object, |flight| flight.flying(self.all_unknown_until()));
-        self.with_retiring(flying.unwrap_or_else(|| Flight::default().flying(self.all_unknown_until())))
+        let look = |flight: &mut Flight| (flight.flying(self.all_unknown_until()), flight.forgiven_routes());
+        let (flying, forgiven) = self.with_flight(object, look).unwrap_or_else(|| look(&mut Flight::default()));
+        self.generations.add(flying, forgiven, self.clock())
     }
 
     /// What has become so far of the writes that an object's advance found.
@@ -303,7 +284,8 @@ impl Stripes {
 
     /// Nobody shall wait for what is on its way of this object now.
     pub fn force(&self, object: &ObjectId) {
-        self.with_flight(object, |flight| flight.force(self.all_unknown_until()));
+        let routes = self.generations.last();
+        self.with_flight(object, |flight| flight.force(self.all_unknown_until(), routes));
     }
 
     /// Nothing is known of this object until then. It must be in memory.
@@ -322,6 +304,7 @@ impl Stripes {
     pub fn is_all_settled(&self, now: BootMs) -> bool {
         let is_settled = |slot: &Slot| !slot.flight.pins(now);
         self.is_past_older_routes(now)
+            && self.generations.are_over(now)
             && self
                 .all
                 .iter()
@@ -331,14 +314,18 @@ impl Stripes {
     /// Whether nothing of an earlier run can land, nor anything that goes by routes that have changed.
     #[must_use]
     pub fn is_past_older_routes(&self, now: BootMs) -> bool {
-        self.all_unknown_until() <= now && self.with_retiring(Flying::default()).is_drained(now)
+        self.all_unknown_until() <= now && self.generations.add(Flying::default(), 0, now).is_drained(now)
     }
 
     /// Whether no write is on its way.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let is_idle = |slot: &Slot| !slot.flight.is_busy();
-        self.all.iter().all(|stripe| stripe.lock().unwrap_or_else(PoisonError::into_inner).slots.iter().all(is_idle))
+        self.generations.are_idle()
+            && self
+                .all
+                .iter()
+                .all(|stripe| stripe.lock().unwrap_or_else(PoisonError::into_inner).slots.iter().all(is_idle))
     }
 
     fn clock(&self) -> BootMs {
