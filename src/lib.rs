@@ -25,7 +25,7 @@ pub mod fence;
 pub mod metrics;
 pub mod problem;
 pub mod route;
-#[cfg(feature = "failpoints")]
+#[cfg(any(test, feature = "failpoints"))]
 pub mod simulation;
 pub mod store;
 pub mod table;

@@ -12,7 +12,7 @@
 //! - `gate`: rounds of the ledger, crashes, stops and starts. `crowd`: what pushes records out of memory.
 //! - `oracle`: what was told and what has landed; the promises. `counts`: what was seen.
 //!
-//! Only in builds with feature `failpoints`, and run by `fencegate simulate`.
+//! Only in builds with feature `failpoints`, where `fencegate simulate` runs it, and in unit tests.
 
 mod client;
 mod counts;

@@ -209,3 +209,165 @@ impl Oracle {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: u64 = 1_000;
+    const START: BootMs = BootMs(5_000);
+
+    /// One object's story, told by hand.
+    struct Teller {
+        oracle: Oracle,
+        object: ObjectId,
+    }
+
+    impl Teller {
+        /// The first lease was granted, to be over a ttl later.
+        fn new() -> Self {
+            let mut teller = Self { oracle: Oracle::default(), object: ObjectId::new("o").unwrap() };
+            teller.grants(1, "one").unwrap();
+            teller.oracle.extended(&teller.object, 1, START, TTL);
+            teller
+        }
+
+        fn grants(&mut self, seq: u64, lease: &str) -> Kept {
+            let before = self.oracle.fence(&self.object);
+            self.oracle.granted(&self.object, seq, (&LeaseId::new(lease).unwrap(), false), before)
+        }
+
+        fn grants_tainted(&mut self, seq: u64, lease: &str) -> Kept {
+            self.oracle.granted(&self.object, seq, (&LeaseId::new(lease).unwrap(), true), seq)
+        }
+
+        fn extends(&mut self, seq: u64) {
+            self.oracle.extended(&self.object, seq, START, TTL);
+        }
+
+        fn admits(&mut self, seq: u64, after_ms: u64) -> Kept {
+            self.oracle.admitted(&self.object, seq, BootMs(START.0 + after_ms))
+        }
+
+        fn applies(&mut self, seq: u64, write: u64) -> Kept {
+            self.oracle.applied(&self.object, seq, write)
+        }
+    }
+
+    #[track_caller]
+    fn breaks(promise: &str, kept: Kept) {
+        let violation = kept.expect_err(promise);
+        assert_eq!(violation.name, promise, "{}", violation.what);
+    }
+
+    #[test]
+    fn a_good_story_breaks_no_promise() {
+        let mut teller = Teller::new();
+        teller.admits(1, TTL - 1).unwrap();
+        teller.oracle.sent(1).unwrap();
+        teller.applies(1, 1).unwrap();
+        teller.oracle.renewed(&teller.object.clone(), 1).unwrap();
+        teller.grants(1, "one").unwrap();
+        teller.oracle.fence_told(&teller.object.clone(), 2).unwrap();
+        teller.grants(2, "two").unwrap();
+        teller.extends(2);
+        teller.admits(2, 0).unwrap();
+        teller.oracle.sent(2).unwrap();
+        teller.applies(2, 2).unwrap();
+        teller.oracle.revoked(&teller.object.clone(), 3, 2).unwrap();
+        teller.oracle.freed(&teller.object.clone(), 3);
+        teller.grants(4, "four").unwrap();
+    }
+
+    #[test]
+    fn expiry_is_broken_by_a_write_at_the_very_deadline() {
+        let mut teller = Teller::new();
+        breaks("EXPIRY", teller.admits(1, TTL));
+        // A renewal moves the deadline, and never back.
+        teller.oracle.extended(&teller.object.clone(), 1, BootMs(START.0 + 10), TTL);
+        teller.oracle.extended(&teller.object.clone(), 1, START, 1);
+        teller.admits(1, TTL + 9).unwrap();
+        breaks("EXPIRY", teller.admits(1, TTL + 10));
+        // So does a restart, which may have another wall clock: by a whole ttl, not by more.
+        teller.oracle.restarted(BootMs(START.0 + 500));
+        teller.admits(1, TTL + 499).unwrap();
+        breaks("EXPIRY", teller.admits(1, TTL + 500));
+    }
+
+    #[test]
+    fn one_attempt_is_broken_by_a_write_that_is_sent_twice() {
+        let mut teller = Teller::new();
+        teller.oracle.sent(7).unwrap();
+        teller.oracle.sent(8).unwrap();
+        breaks("ONE ATTEMPT", teller.oracle.sent(7));
+    }
+
+    #[test]
+    fn unfenced_is_broken_by_a_number_that_nobody_was_granted() {
+        let mut teller = Teller::new();
+        breaks("UNFENCED", teller.admits(2, 0));
+    }
+
+    #[test]
+    fn stale_is_broken_by_a_write_below_what_was_handed_out() {
+        let mut teller = Teller::new();
+        teller.grants(2, "two").unwrap();
+        breaks("STALE", teller.admits(1, 0));
+        // And below what an operator was told is free of older writes.
+        let mut teller = Teller::new();
+        teller.admits(1, 0).unwrap();
+        teller.oracle.freed(&teller.object.clone(), 2);
+        breaks("STALE", teller.admits(1, 0));
+    }
+
+    #[test]
+    fn unique_is_broken_by_two_leases_with_one_number() {
+        let mut teller = Teller::new();
+        breaks("UNIQUE", teller.grants(1, "another"));
+    }
+
+    #[test]
+    fn monotonic_is_broken_by_a_fence_that_goes_down() {
+        let mut teller = Teller::new();
+        let object = teller.object.clone();
+        teller.oracle.fence_told(&object, 5).unwrap();
+        breaks("MONOTONIC", teller.oracle.fence_told(&object, 4));
+        breaks("MONOTONIC", teller.grants(4, "four"));
+        breaks("MONOTONIC", teller.oracle.revoked(&object, 4, 5));
+    }
+
+    #[test]
+    fn no_revival_is_broken_by_whatever_uses_a_lease_that_is_over() {
+        let mut teller = Teller::new();
+        let object = teller.object.clone();
+        teller.oracle.over(&object, 1);
+        breaks("NO REVIVAL", teller.admits(1, 0));
+        breaks("NO REVIVAL", teller.oracle.renewed(&object, 1));
+        breaks("NO REVIVAL", teller.grants(1, "one"));
+    }
+
+    #[test]
+    fn drain_is_broken_by_a_write_that_lands_behind_a_newer_one_or_its_lease() {
+        let mut teller = Teller::new();
+        teller.grants(2, "two").unwrap();
+        breaks("DRAIN", teller.applies(1, 1));
+        // Where nobody was told of a newer lease, the store itself shows it.
+        let mut teller = Teller::new();
+        teller.applies(2, 2).unwrap();
+        breaks("DRAIN", teller.applies(1, 1));
+        let mut teller = Teller::new();
+        teller.oracle.freed(&teller.object.clone(), 2);
+        breaks("DRAIN", teller.applies(1, 1));
+    }
+
+    #[test]
+    fn what_an_operator_has_forgiven_may_land_under_tainted_leases_only() {
+        let mut teller = Teller::new();
+        teller.oracle.forgive(vec![1]);
+        teller.grants_tainted(2, "two").unwrap();
+        teller.applies(1, 1).unwrap();
+        breaks("DRAIN", teller.applies(1, 9));
+        teller.grants(3, "three").unwrap();
+        breaks("DRAIN", teller.applies(1, 1));
+    }
+}

@@ -151,6 +151,14 @@ impl Flight {
         }
     }
 
+    /// A write goes back to where nothing of it was sent. Under an advance it will not get further.
+    pub(super) fn back_out(&mut self, from: &Stage) {
+        self.go_on(from, &Stage::Waiting);
+        if let Some(tally) = self.rare.as_mut().and_then(|rare| rare.drain.as_mut()) {
+            tally.cancelled += 1;
+        }
+    }
+
     /// A write has come to its end. `true`: an advance has waited for it, and for nothing else in flight.
     pub(super) fn end(&mut self, from: &Stage, how: End) -> bool {
         if self.leave(from) {
@@ -254,6 +262,9 @@ impl Flight {
         let committed = std::mem::take(&mut self.committed);
         self.epoch += 1;
         let rare = self.rare();
+        if let Some(tally) = &mut rare.drain {
+            tally.unknown += u64::from(committed) + rare.streaming.len() as u64;
+        }
         rare.forgiven.committed += committed;
         rare.forgiven.streaming.append(&mut rare.streaming);
         let unknown = rare.unknown.take().map_or(BootMs::default(), |unknown| unknown.until);
@@ -331,6 +342,20 @@ mod tests {
         assert!(flight.pins(NOW) && !flight.pins(BootMs(1_500)));
         flight.tidy(BootMs(1_500));
         assert!(flight.rare.is_none());
+    }
+
+    #[test]
+    fn the_report_counts_what_was_forced_and_what_was_taken_back() {
+        let mut flight = Flight::default();
+        let streaming = Stage::Streaming(Cancel::default());
+        for stage in [&Stage::Committed(0), &Stage::Committed(0), &streaming] {
+            flight.admit();
+            flight.go_on(&Stage::Waiting, stage);
+        }
+        flight.begin_drain();
+        flight.back_out(&Stage::Committed(0));
+        flight.force(BootMs(0), 0);
+        assert_eq!(flight.end_drain(), Tally { settled: 0, cancelled: 1, unknown: 2 });
     }
 
     #[test]

@@ -346,8 +346,8 @@ impl Job {
         if failpoints::on(Fault::HeadSettles) {
             self.settle();
         }
-        let left = patience.saturating_sub(Duration::from_secs_f64(since.seconds()));
-        let (reply, outcome) = match read_ahead(incoming, left).await {
+        let left = || patience.saturating_sub(Duration::from_secs_f64(since.seconds()));
+        let (reply, outcome) = match read_ahead(incoming, left()).await {
             Ahead::Broken(why) => {
                 lane.close().await;
                 self.lose();
@@ -373,7 +373,7 @@ impl Job {
                 let (settled, entered) = (settles && !is_early, Some(Rc::clone(&write.entered)));
                 let carried = Carried { worker, lane, is_write: true, settles: settled, in_flight, entered };
                 let outcome = if settles { Outcome::Pending } else { Outcome::Unknown };
-                (StoreReply::coming(frames, incoming, carried, left), outcome)
+                (StoreReply::coming(frames, incoming, carried, left()), outcome)
             }
         };
         if outcome == Outcome::Unknown && reply.is_whole() {

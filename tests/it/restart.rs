@@ -8,7 +8,7 @@ use fencegate::{
     fence::Now,
     table::{memory::MemoryTable, open, rocks::RocksTable},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::support::{
     bench::Bench,
@@ -46,11 +46,11 @@ fn put(gate: &TestGate, path: &str, lease: &Value) -> Answer {
     gate.gate().call("PUT", path, &[("fence-token", text(lease, "fence_token"))], b"value")
 }
 
-/// Time passes, a second at a time, and the ledger notices each.
+/// Time passes, a second at a time, and the ledger notices each: a change is answered behind what was due.
 fn pass(gate: &TestGate, seconds: u64) {
     for _ in 0..seconds {
         gate.clock.advance(1_000);
-        gate.api().get("/v1/objects/anything").expect(200);
+        gate.api().post("/v1/objects/anything/revoke", &json!({ "reason": "look" })).expect(200);
     }
 }
 

@@ -4,53 +4,19 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
 };
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustix::process::Signal;
 
 use super::support::{
+    authority::Authority,
     gate::{acquire, text},
     process::{Gate, Site, binary, stderr},
     store::Store,
     until,
 };
-
-/// An authority and certificates that it has signed, as PEM files.
-struct Authority {
-    folder: tempfile::TempDir,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(vec![]).unwrap();
-        params.distinguished_name.push(rcgen::DnType::CommonName, "the authority");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
-        Self { folder, issuer: Issuer::new(params, key) }
-    }
-
-    fn ca(&self) -> PathBuf {
-        self.folder.path().join("ca.pem")
-    }
-
-    /// A certificate for `name`, and its key.
-    fn sign(&self, name: &str) -> (PathBuf, PathBuf) {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        params.distinguished_name.push(rcgen::DnType::CommonName, name);
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        let at = |kind: &str| self.folder.path().join(format!("{name}-{kind}.pem"));
-        fs::write(at("cert"), certificate.pem()).unwrap();
-        fs::write(at("key"), key.serialize_pem()).unwrap();
-        (at("cert"), at("key"))
-    }
-}
 
 /// A site whose gate's port has a certificate for `gate.test`.
 fn with_port_tls(authority: &Authority, store: &str) -> Site {

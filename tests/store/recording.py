@@ -1,8 +1,9 @@
 """A store that writes down what it applied: a request that came whole, and only such a one.
 
 Prints its port, then serves. Its log has a JSON line per event: `begun` (a request's head is there),
-`body` (so is the first of its body), then `applied` (it came whole) or `cut` (it did not). What a
-request wants of it is in the header x-store:
+`body` (so is the first of its body), then `applied` (it came whole) or `cut` (it did not), and `untaken`
+(its connection ended before all of the answer had left). What a request wants of it is in the header
+x-store:
 
     200, 503, ...   that status
     slow:MS         200, after so long
@@ -15,6 +16,8 @@ request wants of it is in the header x-store:
     half            the first half of an answer's head, and the end
     half-body       an answer that promises more than it holds, and the end
     stall           the same, but it hangs instead of ending
+    trickle:MS      the beginning of a long answer; after so long it is `halfway`; after as long again there
+                    is more of it; then it hangs
     early           200 before the body is read; then nothing more is read
     early-read      200 before the body is read, which is then read, and applied if it comes whole
 
@@ -110,6 +113,15 @@ def send(connection, method, status, text):
     connection.sendall(head.encode() + (b"" if method == "HEAD" else body))
 
 
+def trickle(connection, seconds, halfway):
+    connection.sendall(b"HTTP/1.1 200 Word\r\ncontent-length: 1000000\r\n\r\nx")
+    threading.Event().wait(seconds)
+    halfway()
+    threading.Event().wait(seconds)
+    connection.sendall(b"x" * 100000)
+    wait_for_ever()
+
+
 def answer(connection, wanted, method, text):
     """Answers as wanted; says whether the connection goes on."""
     if wanted == "hang":
@@ -159,7 +171,13 @@ def handle(connection, stream):
         note("cut", method, path)
         return False
     note("applied", method, path, headers=headers, size=size)
-    return wanted == "early-read" or answer(connection, wanted, method, f"{method} {path} {size}\n")
+    try:
+        if wanted.startswith("trickle:"):
+            trickle(connection, int(wanted[8:]) / 1000, lambda: note("halfway", method, path))
+        return wanted == "early-read" or answer(connection, wanted, method, f"{method} {path} {size}\n")
+    except ConnectionError:
+        note("untaken", method, path)
+        return False
 
 
 def serve(connection):

@@ -182,7 +182,7 @@ impl Stripes {
     pub fn back_out(&self, place: Place, from: &Stage) {
         let mut held = self.lock(place.stripe);
         let found = &mut held.slots[place.slot];
-        found.flight.go_on(from, &Stage::Waiting);
+        found.flight.back_out(from);
         if found.flight.is_drained_of_writes() {
             let object = found.record.object.clone();
             drop(held);

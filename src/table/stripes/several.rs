@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_write_to_several_objects_is_admitted_for_all_or_for_none() {
-        let stripes = Stripes::new(10_000);
+        let stripes = Stripes::new(1_000_000);
         // So many that some share a stripe.
         let names: Vec<ObjectId> = (0..3_000).map(|n| ObjectId::new(&format!("o{n}")).unwrap()).collect();
         let objects: Vec<&ObjectId> = names.iter().collect();

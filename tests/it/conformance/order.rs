@@ -14,10 +14,22 @@ use crate::support::{
 
 use Fault::*;
 
-/// What can be wrong with a write, in the order in which it is looked for: with the request itself, with
-/// its token, with the lease, and with what comes behind the verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Fault {
+/// The faults there are, once: as a type, and as a list in the same order.
+macro_rules! faults {
+    ($(#[$about:meta])* $($fault:ident),* $(,)?) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        enum Fault {
+            $($fault),*
+        }
+
+        static FAULTS: [Fault; 23] = [$($fault),*];
+    };
+}
+
+faults! {
+    /// What can be wrong with a write, in the order in which it is looked for: with the request itself, with
+    /// its token, with the lease, and with what comes behind the verdict.
     UriTooLong,
     HeadersTooLarge,
     BodyTooLarge,
@@ -42,32 +54,6 @@ enum Fault {
     BodyCut,
     StoreAway,
 }
-
-static FAULTS: [Fault; 23] = [
-    UriTooLong,
-    HeadersTooLarge,
-    BodyTooLarge,
-    Upgrade,
-    TwoHosts,
-    OtherHost,
-    Override,
-    AmbiguousPath,
-    Unmapped,
-    NoToken,
-    Unreadable,
-    OtherObject,
-    TableShut,
-    ClockUnset,
-    Stale,
-    Ahead,
-    WrongSecret,
-    Draining,
-    Released,
-    Expired,
-    NoRoom,
-    BodyCut,
-    StoreAway,
-];
 
 /// Pairs that no write can have.
 const IMPOSSIBLE: [(Fault, Fault, &str); 7] = [

@@ -1,6 +1,8 @@
 //! A store that is away, slow, resets, babbles, breaks off or answers early. A write is sent once, and the
 //! writer learns whether it was.
 
+use std::{sync::mpsc::sync_channel, thread};
+
 use crate::support::{
     bench::{AWAY, Bench},
     h2::RawH2,
@@ -27,8 +29,8 @@ fn a_store_that_is_away_was_sent_nothing() {
 
 #[test]
 fn a_store_that_gives_no_answer_leaves_the_write_unknown_and_is_not_asked_again() {
-    // Only `hang` takes all of this time.
-    let bench = Bench::with(|settings| settings.store.response_timeout_ms = 300);
+    // Only `hang` takes all of this time, in which the store must have read the request.
+    let bench = Bench::with(|settings| settings.store.response_timeout_ms = 1_500);
     let mut h2 = bench.h2();
     let mut sent = 0;
     for store in ["hang", "close", "reset", "reset-now", "garbage", "half"] {
@@ -93,6 +95,28 @@ fn a_store_that_resets_a_long_body_leaves_the_write_unknown() {
     conn.send_raw(beginning.as_bytes()).unwrap();
     conn.receive().unwrap().unknown();
     assert_eq!((bench.store.saw("begun"), bench.store.story().len()), (1, 0));
+}
+
+#[test]
+fn the_time_for_an_answer_runs_from_its_write_on_however_slowly_it_comes() {
+    let bench = Bench::with(|settings| settings.store.response_timeout_ms = 3_000);
+    let (tell, told) = sync_channel(2);
+    let give_up = |path: &'static str, wish: &str| {
+        let (mut conn, tell) = (bench.gate.gate(), tell.clone());
+        conn.send("PUT", path, &[("fence-token", bench.token()), ("x-store", wish)], b"value").unwrap();
+        thread::spawn(move || {
+            // Both are cut short, one of them before anything is passed on.
+            if let Ok(answer) = conn.receive() {
+                answer.unknown();
+            }
+            tell.send(path).unwrap();
+        });
+    };
+    // Its answer is passed on after two thirds of the time, and then hangs.
+    give_up("/users/first", "trickle:1000");
+    until("a third of its time is over", || bench.store.saw("halfway") == 1);
+    give_up("/users/second", "hang");
+    assert_eq!([told.recv().unwrap(), told.recv().unwrap()], ["/users/first", "/users/second"]);
 }
 
 #[test]

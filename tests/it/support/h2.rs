@@ -4,18 +4,20 @@
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream as StdStream},
+    sync::Arc,
     time::Duration,
 };
 
 use ::h2::{
-    Error, Reason, SendStream,
-    client::{ResponseFuture, SendRequest, handshake},
+    Error, Reason, RecvStream, SendStream,
+    client::{Builder as Client, ResponseFuture, SendRequest},
 };
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Request};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use tokio::{
     net::TcpStream,
     runtime::{Builder, Handle, Runtime},
+    sync::Notify,
 };
 
 use super::http::Answer;
@@ -27,6 +29,7 @@ pub struct H2 {
     runtime: Runtime,
     sender: SendRequest<Bytes>,
     authority: String,
+    widen: Arc<Notify>,
 }
 
 /// A request whose body is not over yet.
@@ -34,22 +37,48 @@ pub struct Stream {
     response: ResponseFuture,
     body: SendStream<Bytes>,
     handle: Handle,
+    /// The answer, once its head was looked at.
+    begun: Option<Response<RecvStream>>,
 }
+
+/// What HTTP/2 gives a stream unless told otherwise.
+const WINDOW: u32 = 65_535;
 
 impl H2 {
     pub fn open(address: SocketAddr) -> Self {
+        Self::with_window(address, WINDOW)
+    }
+
+    /// A client that takes no byte of any answer's body, until [`Self::take_answers`].
+    pub fn that_takes_nothing(address: SocketAddr) -> Self {
+        Self::with_window(address, 0)
+    }
+
+    fn with_window(address: SocketAddr, window: u32) -> Self {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let widen = Arc::<Notify>::default();
+        let told = Arc::clone(&widen);
         let sender = runtime.block_on(async {
             let stream = TcpStream::connect(address).await.unwrap();
             stream.set_nodelay(true).unwrap();
-            let (sender, connection) = handshake(stream).await.unwrap();
+            let (sender, mut connection) = Client::new().initial_window_size(window).handshake(stream).await.unwrap();
             tokio::spawn(async move {
-                // Whoever waits for an answer is told what went wrong.
-                let _ = connection.await;
+                loop {
+                    tokio::select! {
+                        // Whoever waits for an answer is told what went wrong.
+                        _ = &mut connection => return,
+                        () = told.notified() => connection.set_initial_window_size(WINDOW).unwrap(),
+                    }
+                }
             });
             sender
         });
-        Self { runtime, sender, authority: address.to_string() }
+        Self { runtime, sender, authority: address.to_string(), widen }
+    }
+
+    /// From here on answers are taken.
+    pub fn take_answers(&self) {
+        self.widen.notify_one();
     }
 
     fn send(&mut self, method: &str, target: &str, headers: &[(&str, &str)], is_whole: bool) -> Stream {
@@ -62,7 +91,7 @@ impl H2 {
         let request = request.body(()).unwrap();
         let mut sender = self.runtime.block_on(self.sender.clone().ready()).unwrap();
         let (response, body) = sender.send_request(request, is_whole).unwrap();
-        Stream { response, body, handle: self.runtime.handle().clone() }
+        Stream { response, body, handle: self.runtime.handle().clone(), begun: None }
     }
 
     /// Sends a request's head; the body is to come. A target is a path, or a whole URI.
@@ -79,6 +108,11 @@ impl H2 {
         }
         stream.receive().unwrap()
     }
+
+    /// Hangs up, whatever is going on.
+    pub fn hang_up(self) {
+        self.runtime.shutdown_background();
+    }
 }
 
 impl Stream {
@@ -94,14 +128,29 @@ impl Stream {
         let _ = self.body.send_trailers(trailers);
     }
 
+    /// Waits for the head of the answer: its status, and what it says of the outcome.
+    #[track_caller]
+    pub fn read_head(&mut self) -> (u16, String) {
+        let head = async { tokio::time::timeout(PATIENCE, &mut self.response).await.expect("an answer in time") };
+        let answer = self.handle.block_on(head).unwrap();
+        let outcome = answer.headers().get("fence-outcome").map_or("", |outcome| outcome.to_str().unwrap());
+        let told = (answer.status().as_u16(), outcome.to_owned());
+        self.begun = Some(answer);
+        told
+    }
+
     pub fn reset(&mut self, reason: Reason) {
         self.body.send_reset(reason);
     }
 
     pub fn receive(self) -> Result<Answer, Error> {
-        let Self { response, body: _open, handle } = self;
+        let Self { response, body: _open, handle, begun } = self;
         let read = async {
-            let (head, mut incoming) = response.await?.into_parts();
+            let answer = match begun {
+                Some(begun) => begun,
+                None => response.await?,
+            };
+            let (head, mut incoming) = answer.into_parts();
             let mut body = vec![];
             while let Some(piece) = incoming.data().await {
                 let piece = match piece {

@@ -96,6 +96,16 @@ impl Conn {
         let _ = self.stream.get_ref().shutdown(Shutdown::Write);
     }
 
+    /// The same connection once more: one end sends while the other receives.
+    pub fn another_handle(&self) -> TcpStream {
+        self.stream.get_ref().try_clone().unwrap()
+    }
+
+    /// So many bytes, or why there are not so many.
+    pub fn read_exactly(&mut self, size: usize) -> std::io::Result<()> {
+        self.stream.read_exact(&mut vec![0; size])
+    }
+
     /// The head of an answer.
     pub fn read_head(&mut self) -> std::io::Result<(u16, Vec<(String, String)>)> {
         let bad = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, what.to_owned());

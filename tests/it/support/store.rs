@@ -44,7 +44,7 @@ impl Store {
     }
 
     /// How often something has happened: a request has `begun`, the first of a `body` was there, a body
-    /// was `cut` off.
+    /// was `cut` off, an answer went `untaken`.
     pub fn saw(&self, event: &str) -> usize {
         self.events(event).len()
     }

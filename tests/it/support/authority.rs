@@ -1,0 +1,39 @@
+//! Certificates, made on the spot.
+
+use std::{fs, path::PathBuf};
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+
+/// An authority and certificates that it has signed, as PEM files.
+pub struct Authority {
+    pub folder: tempfile::TempDir,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub fn new() -> Self {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.distinguished_name.push(rcgen::DnType::CommonName, "the authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+        Self { folder, issuer: Issuer::new(params, key) }
+    }
+
+    pub fn ca(&self) -> PathBuf {
+        self.folder.path().join("ca.pem")
+    }
+
+    /// A certificate for `name`, and its key.
+    pub fn sign(&self, name: &str) -> (PathBuf, PathBuf) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let at = |kind: &str| self.folder.path().join(format!("{name}-{kind}.pem"));
+        fs::write(at("cert"), certificate.pem()).unwrap();
+        fs::write(at("key"), key.serialize_pem()).unwrap();
+        (at("cert"), at("key"))
+    }
+}
