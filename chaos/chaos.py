@@ -20,7 +20,6 @@ from writers import OBJECTS
 WRITERS = 14
 LEASES_LOOKED_AT = 30
 FRESH_LOOKED_AT = 40
-SHORT_S = 180
 # How long a gate works under load before something is done to it. After an unclean start it waits first.
 LOAD_S = (0.05, 0.5)
 
@@ -59,6 +58,8 @@ class Run:
         self.made = []
         self.writers = None
         self.seed = seed
+        # Played to their end.
+        self.decks = 0
 
     # What faults use.
 
@@ -98,11 +99,12 @@ class Run:
         self.lab.judge()
         return not self.lab.oracle.open
 
-    def check(self):
-        """Asks the gate for what it has acknowledged, and has everything judged."""
+    def check(self, must_tell=True):
+        """Asks the gate for what it has acknowledged, and has everything judged. `must_tell`: it tells all."""
         client = self.client.twin()
-        for name in self.known():
-            client.fence(name)
+        untold = [name for name in self.known() if client.fence(name) is None]
+        if untold and must_tell:
+            raise Failed(f"the gate does not tell the fences of {', '.join(untold)}")
         grants = list(self.lab.oracle.leases.values())[-LEASES_LOOKED_AT:]
         for event in grants:
             client.lease_state(event["object"], event["seq"], event["lease"])
@@ -151,6 +153,7 @@ class Run:
                 # Once more, somewhere else in the deck.
                 deck.insert(self.random.randint(0, len(deck)), (fault, name))
             self.show(size - len(deck), size)
+        self.decks += not deck
 
     def show(self, done, size):
         if sys.stderr.isatty() and now() > self.shown + 3:
@@ -189,7 +192,7 @@ def played(run, duration):
         return str(broken), 1
     except Failed as failed:
         return f"the run has failed: {failed}", 2
-    missing = run.counts.missing(max(1, duration // SHORT_S))
+    missing = run.counts.missing(max(1, run.decks))
     return (f"too little was seen: {'; '.join(missing)}", 3) if missing else (None, 0)
 
 

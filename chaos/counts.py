@@ -42,9 +42,9 @@ class Counts:
             found["store hangs"] += "hang" in wish and is_lost and write.received is not None
             found["store resets"] += "reset" in wish and is_lost and write.received is not None
             found["store answers slowly"] += write.is_slow
-            found["store answers early"] += write.is_early
+            found["store answers early"] += write.is_early and write.received is None
             found["store applies late"] += write.is_late
-            found["store applies a part"] += write.partial is not None
+            found["store applies a part"] += write.partial is not None and write.cut is not None
             found["keep-alive race"] += write.is_race
             found["client hangs up"] += op["hangs_up"] and write.cut is not None
         return found

@@ -195,6 +195,8 @@ class Oracle:
             write = self.writes.setdefault(event["write"], Write())
             write.is_race = True
             self._seen(event, write)
+            if write.op and write.op["outcome"] == "refused":
+                self._refused(write.op)
 
     def store_answered(self, event):
         write = self._write(event)

@@ -317,6 +317,12 @@ class Writes(Case):
         self.logs.done(4, "w2")
         self.broken("ACKNOWLEDGED")
 
+    def test_a_refusal_of_a_write_that_met_a_closing_connection(self):
+        self.logs.sent(3, "w2", 1)
+        self.logs.at_store(3.1, "race", "w2", 1)
+        self.logs.done(4, "w2", "refused", "STORE_UNREACHABLE")
+        self.broken("REFUSED")
+
     def test_a_refusal_that_was_sent(self):
         self.logs.sent(3, "w2", 1)
         self.logs.at_store(3.1, "begun", "w2", 1)

@@ -153,8 +153,9 @@ impl Flight {
 
     /// A write goes back to where nothing of it was sent. Under an advance it will not get further.
     pub(super) fn back_out(&mut self, from: &Stage) {
-        self.go_on(from, &Stage::Waiting);
-        if let Some(tally) = self.rare.as_mut().and_then(|rare| rare.drain.as_mut()) {
+        let is_forgiven = self.leave(from);
+        self.waiting += 1;
+        if !is_forgiven && let Some(tally) = self.rare.as_mut().and_then(|rare| rare.drain.as_mut()) {
             tally.cancelled += 1;
         }
     }
@@ -239,8 +240,8 @@ impl Flight {
         let cancelled = u64::from(self.waiting);
         let rare = self.rare();
         let unknown = rare.unknown.map_or(0, |unknown| unknown.count);
-        let tally = rare.drain.get_or_insert_default();
-        tally.cancelled += cancelled;
+        // An advance that overtakes another finds those that wait counted.
+        let tally = rare.drain.get_or_insert(Tally { cancelled, ..Tally::default() });
         tally.unknown = tally.unknown.max(unknown);
         rare.streaming.iter().for_each(|cancel| cancel.notify_one());
     }

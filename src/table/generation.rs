@@ -36,7 +36,11 @@ impl Generation {
     /// One of an earlier run: what went by it may land until then.
     #[must_use]
     pub fn gone(unknown_until: BootMs) -> Arc<Self> {
-        Arc::new(Self { unknown_until: AtomicU64::new(unknown_until.0), ..Self::default() })
+        Arc::new(Self {
+            unknown_until: AtomicU64::new(unknown_until.0),
+            retired: AtomicBool::new(true),
+            ..Self::default()
+        })
     }
 
     /// A write goes by it. `bound`: how long it may still land once its connection is gone.
@@ -58,6 +62,12 @@ impl Generation {
     #[must_use]
     pub fn is_over(&self, now: BootMs) -> bool {
         failpoints::on(Fault::ReloadNoWait) || (!self.is_active() && self.unknown_until() <= now)
+    }
+
+    /// Whether it is retired, and nothing of it can land any more: that stays so.
+    #[must_use]
+    pub fn is_spent(&self, now: BootMs) -> bool {
+        self.retired.load(Ordering::SeqCst) && self.is_over(now)
     }
 
     fn is_active(&self) -> bool {

@@ -185,7 +185,11 @@ impl Job {
             let (why, unsent) = match sent {
                 Ok(response) => {
                     self.is_out.set(wire.is_out());
-                    let since = progress.and_then(Progress::released).unwrap_or(stopwatch);
+                    let since = match progress {
+                        None => stopwatch,
+                        // An early answer to a long upload has its own time.
+                        Some(progress) => progress.released().unwrap_or_else(Stopwatch::start),
+                    };
                     self.worker.plane.metrics().answered(self.write.is_some(), since.seconds());
                     return Ok((lane, response, since));
                 }
@@ -328,7 +332,8 @@ impl Job {
             lane.close().await;
             return Err(self.failed(true, "it changed the protocol, which nobody asked for", None).await);
         }
-        let is_early = progress.is_some_and(|progress| !progress.is_released()) || !self.is_out.get();
+        let is_partial = progress.is_some_and(|progress| !progress.is_released());
+        let is_early = is_partial || !self.is_out.get();
         if let Some(progress) = progress.filter(|_| is_early) {
             // The end that is held back stays back, and the connection is of no further use.
             progress.park();
@@ -341,7 +346,8 @@ impl Job {
             let reply = StoreReply::coming(VecDeque::new(), incoming, carried, patience);
             return Ok(Response::from_parts(head, ReplyBody::store(reply)));
         };
-        let settles = if is_early { write.discards } else { write.is_settled_by(head.status.as_u16()) };
+        // What hyper holds of a whole write may still leave before its connection is closed.
+        let settles = if is_early { is_partial && write.discards } else { write.is_settled_by(head.status.as_u16()) };
         failpoints::reach(Point::Sent);
         if failpoints::on(Fault::HeadSettles) {
             self.settle();

@@ -73,7 +73,7 @@ impl Plane {
         room: usize,
         earlier: Option<&Arc<Generation>>,
     ) -> Result<Arc<Self>, Faults> {
-        let plan = Plan::new(settings, Before::Start(earlier), &gate.metrics)?;
+        let plan = Plan::new(settings, Before::Start(earlier), gate.now().boot, &gate.metrics)?;
         gate.records.stripes.generations.adopt(plan.generations());
         Ok(Arc::new(Self {
             gate,
@@ -92,7 +92,7 @@ impl Plane {
     /// With what is wrong with them; the old ones stay.
     pub async fn reload(&self, settings: &Settings) -> Result<(), Faults> {
         let before = self.plan.load_full();
-        let plan = Arc::new(Plan::new(settings, Before::Plan(&before), &self.gate.metrics)?);
+        let plan = Arc::new(Plan::new(settings, Before::Plan(&before), self.gate.now().boot, &self.gate.metrics)?);
         let terms = plan.routes.terms;
         // Should this run end badly, the next one must know that writes went by other routes than its own.
         self.gate.ledger.announce(terms).await.map_err(|_| {

@@ -6,7 +6,7 @@ use std::{rc::Rc, sync::Arc};
 use crate::{
     clock::Clock,
     config::{Fault, Faults, GateSettings, Settings, StoreSettings},
-    fence::Ttl,
+    fence::{BootMs, Ttl},
     metrics::{Metrics, RouteMetrics},
     route::{Route, Routes},
     store::{Way, pool::Pool},
@@ -38,11 +38,11 @@ impl Plan {
     ///
     /// # Errors
     /// With what is wrong with them, or with the files that they name.
-    pub fn new(settings: &Settings, before: Before<'_>, metrics: &Metrics) -> Result<Self, Faults> {
+    pub fn new(settings: &Settings, before: Before<'_>, now: BootMs, metrics: &Metrics) -> Result<Self, Faults> {
         let routes = Routes::new(settings).map_err(Faults)?;
         let one = |key: String, what: String| Faults(vec![Fault::new(key, what)]);
         let way = |store: &StoreSettings| store.way().map_err(|(key, what)| one(format!("store.{key}"), what));
-        let versions = versions(&routes, before);
+        let versions = versions(&routes, before, now);
         Ok(Self {
             generation: before.plan().map_or(0, |before| before.generation + 1),
             versions,
@@ -105,7 +105,7 @@ impl Before<'_> {
 /// A route that is as it was keeps its generation, unless one that is new, has changed or is gone could
 /// take the same paths: then it takes others than before. One that does not keep it waits for all that are
 /// gone: what they wrote to may be its object's.
-fn versions(routes: &Routes, before: Before<'_>) -> Vec<Version> {
+fn versions(routes: &Routes, before: Before<'_>, now: BootMs) -> Vec<Version> {
     let same = |route: &Route| -> Option<&Version> {
         let before = before.plan()?;
         let is_same = |old: &&Route| {
@@ -130,7 +130,12 @@ fn versions(routes: &Routes, before: Before<'_>) -> Vec<Version> {
                 let own = (!is_kept(old)).then_some(&old.generation);
                 old.waits_for.iter().chain(own).map(Arc::clone).collect::<Vec<_>>()
             };
-            before.versions.iter().flat_map(with_own).collect()
+            let mut gone: Vec<_> = before.versions.iter().flat_map(with_own).collect();
+            // Each once, and none that nothing can come of any more.
+            gone.sort_by_key(Arc::as_ptr);
+            gone.dedup_by(|one, two| Arc::ptr_eq(one, two));
+            gone.retain(|generation| !generation.is_spent(now));
+            gone
         }
     };
     let new = || Version { generation: Arc::default(), waits_for: gone.clone() };
@@ -154,5 +159,38 @@ impl Outfit {
             same.map_or_else(|| Pool::new(way.clone(), store.clone()), Rc::clone)
         });
         Rc::new(Self { pools: pools.collect(), plan })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{config::RouteSettings, table::generation::Generations};
+
+    fn settings(paths: &[&str]) -> Settings {
+        let route = |path: &&str| RouteSettings {
+            name: (*path).to_owned(),
+            path: (*path).to_owned(),
+            object: "o".to_owned(),
+            ..RouteSettings::default()
+        };
+        Settings { route: paths.iter().map(route).collect(), ..Settings::default() }
+    }
+
+    #[test]
+    fn reloads_do_not_pile_up_what_is_waited_for() {
+        let (metrics, generations) = (Metrics::new(), Generations::default());
+        let plan =
+            |paths: &[&str], before: Before<'_>| Plan::new(&settings(paths), before, BootMs(0), &metrics).unwrap();
+        let mut now = plan(&["/{any...}", "/a/x", "/b"], Before::Start(None));
+        for round in 0..20 {
+            let other = if round % 2 == 0 { "/a/y" } else { "/a/x" };
+            let next = plan(&["/{any...}", other, "/b"], Before::Plan(&now));
+            generations.retire(next.retired_from(&now));
+            let waits_for: Vec<usize> = next.versions.iter().map(|version| version.waits_for.len()).collect();
+            // The catch-all and the one that changed; `/b` has nothing to do with it.
+            assert_eq!((waits_for.iter().sum::<usize>(), waits_for.len()), (4, 3), "{waits_for:?}");
+            now = next;
+        }
     }
 }
