@@ -12,7 +12,7 @@ use super::{
     world::{Run, World},
 };
 use crate::{
-    fence::{Hlc, Incarnation, ObjectId, TableKey},
+    fence::{Hlc, ObjectId, TableKey},
     metrics::LedgerMetrics,
     table::{
         Table,
@@ -62,9 +62,7 @@ fn key() -> TableKey {
 
 fn new_table() -> MemoryTable {
     let table = MemoryTable::default();
-    let key_fingerprint = key().fingerprint();
-    let terms = Terms::default();
-    let meta = Meta { incarnation: Incarnation::default(), run: 0, clean: true, key_fingerprint, terms };
+    let meta = Meta::new(&key(), true);
     write_meta(&table, &meta, Hlc::default()).expect("a new table takes its first row");
     table
 }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    fence::{Hlc, Incarnation, TableKey, WallMs, time::Frame},
+    fence::{Hlc, TableKey, WallMs, time::Frame},
 };
 
 /// Why a run cannot begin, with what to do about it.
@@ -94,13 +94,7 @@ fn create(data: &Path, clean: bool) -> Result<(), OpenFault> {
     let aside = data.join("table.new");
     clear(&aside).map_err(io_failed)?;
     let table = RocksTable::create(&aside).map_err(failed)?;
-    let meta = Meta {
-        incarnation: Incarnation::default(),
-        run: 0,
-        clean,
-        key_fingerprint: key.fingerprint(),
-        terms: Terms::default(),
-    };
+    let meta = Meta::new(&key, clean);
     write_meta(&table, &meta, Hlc::default()).map_err(failed)?;
     table.flush().map_err(failed)?;
     drop(table);

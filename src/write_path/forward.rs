@@ -319,6 +319,20 @@ impl Job {
         Refused::new(Code::OutcomeUnknown, what + "; look before you write again")
     }
 
+    /// The whole answer is there.
+    async fn conclude(&self, lane: Lane, settles: bool, is_early: bool) {
+        if settles && !is_early {
+            self.settle();
+            return lane.give_back(self.worker.now.get());
+        }
+        lane.close().await;
+        if settles {
+            self.cancel();
+        } else {
+            self.lose();
+        }
+    }
+
     async fn answer(
         self,
         lane: Lane,
@@ -361,17 +375,7 @@ impl Job {
             }
             Ahead::Whole(frames) => {
                 failpoints::reach(Point::Answered);
-                if settles && !is_early {
-                    self.settle();
-                    lane.give_back(self.worker.now.get());
-                } else {
-                    lane.close().await;
-                    if settles {
-                        self.cancel();
-                    } else {
-                        self.lose();
-                    }
-                }
+                self.conclude(lane, settles, is_early).await;
                 (StoreReply::whole(frames), if settles { Outcome::Settled } else { Outcome::Unknown })
             }
             Ahead::Part(frames, incoming) => {

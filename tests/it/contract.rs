@@ -8,7 +8,7 @@ use std::{
 
 use fencegate::{
     clock::{Clock, Driver},
-    fence::{FenceToken, Hlc, HolderId, How, Incarnation, LeaseId, ObjectId, Ttl, WallMs},
+    fence::{FenceToken, Hlc, HolderId, How, LeaseId, ObjectId, Ttl, WallMs},
     metrics::Metrics,
     table::{
         Table,
@@ -65,13 +65,7 @@ impl Disk for tempfile::TempDir {
 
 fn memory() -> Arc<MemoryTable> {
     let table = Arc::new(MemoryTable::default());
-    let meta = Meta {
-        incarnation: Incarnation::default(),
-        run: 0,
-        clean: true,
-        key_fingerprint: key().fingerprint(),
-        terms: Terms::default(),
-    };
+    let meta = Meta::new(&key(), true);
     write_meta(&*table, &meta, Hlc::default()).unwrap();
     table
 }

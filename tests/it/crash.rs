@@ -192,7 +192,7 @@ fn shim() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("synced.so");
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&made).arg(root.join("tests/shim/synced.c")).arg("-ldl");
+    compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&made).arg(root.join("chaos/shim.c")).arg("-ldl");
     assert!(compiler.status().unwrap().success());
     made
 }
@@ -218,7 +218,7 @@ impl PowerCut {
         }
         fs::write(&self.log, known).unwrap();
         let mut command = Command::new(binary);
-        command.env("LD_PRELOAD", shim()).env("SYNCED_LOG", &self.log);
+        command.env("LD_PRELOAD", shim()).env("CHAOS_SYNCED", &self.log);
         if let Some(fault) = fault {
             command.env("FENCEGATE_TEST_FAULT", fault);
         }

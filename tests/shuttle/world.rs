@@ -94,9 +94,7 @@ impl World {
     /// A gate with room for about so many records in memory.
     pub fn new(capacity: usize) -> Arc<Self> {
         let table = Arc::new(MemoryTable::default());
-        let key_fingerprint = key().fingerprint();
-        let meta =
-            Meta { incarnation: Incarnation::default(), run: 0, clean: true, key_fingerprint, terms: Terms::default() };
+        let meta = Meta::new(&key(), true);
         write_meta(&*table, &meta, Hlc::default()).unwrap();
         let (clock, driver) = Clock::driven(START);
         let terms = Terms { bound_ms: BOUND.0, ..Terms::default() };

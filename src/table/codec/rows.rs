@@ -50,6 +50,13 @@ pub struct Meta {
 }
 
 impl Meta {
+    /// Of a table on which no gate has run yet.
+    #[must_use]
+    pub fn new(key: &TableKey, clean: bool) -> Self {
+        let (incarnation, terms) = (Incarnation::default(), Terms::default());
+        Self { incarnation, run: 0, clean, key_fingerprint: key.fingerprint(), terms }
+    }
+
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         Writer::row()

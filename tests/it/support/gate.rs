@@ -6,10 +6,10 @@ use fencegate::{
     app::{self, Ports, Running},
     clock::{Clock, Driver},
     config::Settings,
-    fence::{BootMs, Hlc, Incarnation, Now, TableKey, WallMs},
+    fence::{BootMs, Hlc, Now, TableKey, WallMs},
     table::{
         Table,
-        codec::{Meta, Terms},
+        codec::Meta,
         memory::MemoryTable,
         open::{begin_on, write_meta},
         rocks::Recovered,
@@ -55,13 +55,7 @@ impl TestGate {
 
     pub fn with(settings: &Settings) -> Self {
         let table = Arc::new(MemoryTable::default());
-        let meta = Meta {
-            incarnation: Incarnation::default(),
-            run: 0,
-            clean: true,
-            key_fingerprint: key().fingerprint(),
-            terms: Terms::default(),
-        };
+        let meta = Meta::new(&key(), true);
         write_meta(&*table, &meta, Hlc::default()).unwrap();
         Self::on(settings, table, START)
     }
