@@ -18,7 +18,7 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run test test-fresh failpoints simulate chaos check bench barrier figures clean
+.PHONY: help setup setup-test build run test test-fresh failpoints simulate chaos check instructions bench barrier clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,8 @@ test: setup-test ## run every test
 	cargo test $(LOCKED) --features failpoints,shuttle --test shuttle
 	cargo test $(LOCKED)
 	python3 -B bench/test_ratios.py
+	python3 -B bench/test_results.py
+	python3 -B bench/test_pace.py
 	python3 -B chaos/test_linear.py
 	python3 -B chaos/test_oracle.py
 	chaos/run --controls
@@ -71,7 +73,8 @@ test-fresh: ## run `make test` in a new Debian system, then again without networ
 	@scripts/setup fresh
 	@scripts/test-fresh
 
-check: setup ## check format, lints and documentation, warnings being errors
+check: ## check format, lints, documentation, and what a write costs in instructions
+	@scripts/setup build check
 	@for part in fmt:rustfmt clippy:clippy; do \
 		cargo "$${part%:*}" --version >/dev/null 2>&1 || { \
 			echo "check: this toolchain has no $${part#*:}; run: rustup component add $${part#*:}" >&2; \
@@ -81,15 +84,35 @@ check: setup ## check format, lints and documentation, warnings being errors
 	cargo fmt --check
 	cargo clippy $(LOCKED) --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc $(LOCKED) --no-deps
+	$(count_instructions)
 
-bench: ## run the benchmarks, then the gate side by side with nginx and HAProxy (QUICK=1: shorter)
+define count_instructions
+cargo build $(LOCKED) --release --example counted
+bench/instructions
+endef
+
+instructions: ## count instructions anew, and take the counts for the baseline of `make check`
+	@scripts/setup build check
+	$(count_instructions) --write
+
+# What the others leave in bench/out/ goes into bench/RESULTS.md, so `bench/run` comes last. QUICK=1 is for a look
+# at the side-by-side figures, in under three minutes.
+bench: ## the gate beside nginx, HAProxy, Envoy and more; writes bench/RESULTS.md (QUICK=1: shorter, to bench/out/)
 	@scripts/setup build bench
-	cargo bench $(LOCKED)
-	cargo build $(LOCKED) --release --bin fencegate
-	QUICK="$(QUICK)" bench/run
+ifneq ($(filter-out 0,$(QUICK)),)
+	cargo build $(LOCKED) --release --bin fencegate --examples
+	QUICK=1 bench/run
+else
 	$(count_barrier)
+	cargo build $(LOCKED) --release --bin fencegate --examples
+	bench/instructions
+	cargo bench $(LOCKED)
+	bench/gated
+	QUICK= bench/run
+endif
 
-# A program of its own, since what `make bench` measures has no faults to ask for.
+# A program of its own, since what `make bench` measures has no faults to ask for; so whatever is measured is built
+# behind it.
 define count_barrier
 cargo build $(LOCKED) --release --features failpoints --bin fencegate
 mkdir -p target/barrier
@@ -100,10 +123,6 @@ endef
 barrier: ## count what the in-flight barrier costs per write, in instructions (part of bench)
 	@scripts/setup build bench
 	$(count_barrier)
-
-figures: setup ## print the README's figures: start and memory on a table of 1,000,000 objects
-	cargo build $(LOCKED) --release --bin fencegate --example fill
-	scripts/figures
 
 clean: ## remove target/ (ccache keeps RocksDB)
 	rm -rf target

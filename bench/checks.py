@@ -1,6 +1,6 @@
 """What must be true before figures mean anything, and still after them."""
 import http1
-from peers import OBJECT
+from gate import OBJECT
 from processes import Failed
 from store import ANSWER
 

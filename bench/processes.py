@@ -3,6 +3,7 @@
 Knows nothing of what it starts. Everything that the benchmark starts goes through here.
 """
 import os
+import re
 import shutil
 import signal
 import socket
@@ -64,6 +65,7 @@ class Processes:
     def __init__(self, folder):
         self.folder = Path(folder)
         self.running = {}
+        self.made = []
 
     def __enter__(self):
         return self
@@ -81,6 +83,13 @@ class Processes:
                 pinned(core, argv), env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=log,
                 start_new_session=True,  # a group of its own, so that its workers can be stopped with it
             )
+
+    def fresh_folder(self, name, within=None):
+        """A path where nothing is; in another place, for links and more room, it is the caller's to remove."""
+        path = Path(within or self.folder) / f"{name}.{os.getpid()}.{len(self.made)}"
+        self.made.append(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     def log(self, name):
         path = self.folder / f"{name}.log"
@@ -108,6 +117,26 @@ class Processes:
         """CPU time that a process and its workers have used, by process id."""
         self.must_run(name)
         return {pid: process_cpu_ns(pid) for pid in family(self.running[name].pid)}
+
+    def all_cpu_ns(self):
+        """CPU time that everything here has used."""
+        known = parents()
+        return sum(process_cpu_ns(pid) for each in self.running.values() for pid in family(each.pid, known))
+
+    def rss_kib(self, name):
+        """Memory that a process and its workers have resident."""
+        return sum(process_rss_kib(pid) for pid in family(self.running[name].pid))
+
+    def stop(self, name):
+        """Stops one by SIGTERM, and returns the status that it ended with."""
+        process = self.running.pop(name)
+        process.terminate()
+        try:
+            return process.wait(READY_S)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{name} did not stop within {READY_S} s: {self.log(name)}") from None
+        finally:
+            kill_group(process)
 
     def stop_all(self):
         for process in self.running.values():
@@ -152,10 +181,10 @@ def parents():
     return found
 
 
-def family(pid):
-    """A process and all that descend from it."""
+def family(pid, known=None):
+    """A process and all that descend from it, by what is known of every process's parent."""
     children = {}
-    for child, parent in parents().items():
+    for child, parent in (known or parents()).items():
         children.setdefault(parent, []).append(child)
     found, look = [], [pid]
     while look:
@@ -163,6 +192,17 @@ def family(pid):
         found.append(one)
         look += children.get(one, [])
     return sorted(found)
+
+
+def machine_cpu_s():
+    """Time that all processes have run, and that was taken from this machine by its host."""
+    user, nice, system, _, _, _, _, stolen, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    return (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def process_rss_kib(pid):
+    found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def process_cpu_ns(pid):

@@ -1,11 +1,12 @@
 """Medians and ratios of raw rounds. Pure: no files, no clocks, no processes.
 
-A round is a dict with `kind` ("saturated" or "paced"), `round`, `peer` and its figures. Peers are
-compared within one round, since they ran right after each other; the median is over the rounds.
+A round is a dict with `kind` (the scenario), `round`, `peer` and its figures. Peers are compared within one round,
+since they ran right after each other; the median is over the rounds.
 """
 from statistics import median
 
 DIRECT = "direct"
+ADDED = "added "  # before the name of a latency: what it is above that of no proxy in the same round
 
 
 def spread(values):
@@ -16,22 +17,21 @@ def spread(values):
 
 def figures(rounds, kind, peer, name):
     """One figure of one peer, by round."""
+    if name.startswith(ADDED):
+        return added(rounds, kind, peer, name.removeprefix(ADDED))
     return {each["round"]: each[name] for each in rounds if (each["kind"], each["peer"]) == (kind, peer)}
 
 
-def added(rounds, peer, name):
+def added(rounds, kind, peer, name):
     """What a peer's latency is above that of no proxy at all, by round."""
-    direct = figures(rounds, "paced", DIRECT, name)
+    direct = figures(rounds, kind, DIRECT, name)
     return {number: value - direct[number]
-            for number, value in figures(rounds, "paced", peer, name).items() if number in direct}
+            for number, value in figures(rounds, kind, peer, name).items() if number in direct}
 
 
-def summary(rounds, peer):
-    """All figures of one peer, each as a spread over the rounds."""
-    found = {name: spread(figures(rounds, "saturated", peer, name).values()) for name in ("cpu_us", "req_s", "busy")}
-    found |= {name: spread(figures(rounds, "paced", peer, name).values()) for name in ("p50_us", "p99_us")}
-    found |= {f"added_{name}": spread(added(rounds, peer, name).values()) for name in ("p50_us", "p99_us")}
-    return found
+def summary(rounds, kind, peer, name):
+    """One figure of one peer, as a spread over the rounds."""
+    return spread(figures(rounds, kind, peer, name).values())
 
 
 def quotient(ours, theirs):
@@ -42,24 +42,24 @@ def quotient(ours, theirs):
     return spread(ours[number] / theirs[number] for number in common)
 
 
-def ratios(rounds, peer, other):
-    """peer / other: below 1 is cheaper or faster, for req_s slower."""
-    found = {}
-    for kind, names in (("saturated", ("cpu_us", "req_s")), ("paced", ("p50_us", "p99_us"))):
-        for name in names:
-            found[name] = quotient(figures(rounds, kind, peer, name), figures(rounds, kind, other, name))
-    for name in ("p50_us", "p99_us"):
-        found[f"added_{name}"] = quotient(added(rounds, peer, name), added(rounds, other, name))
-    return found
+def ratio(rounds, kind, name, ours, theirs):
+    """Round by round. Of what is added, the ratio of the two medians: it is a small difference of two latencies, which
+    in a single round may be nothing, or less."""
+    ours, theirs = figures(rounds, kind, ours, name), figures(rounds, kind, theirs, name)
+    if not name.startswith(ADDED):
+        return quotient(ours, theirs)
+    if not ours or not theirs or median(theirs.values()) <= 0:
+        return None
+    whole = median(ours.values()) / median(theirs.values())
+    single = [ours[number] / theirs[number] for number in sorted(ours.keys() & theirs.keys()) if theirs[number] > 0]
+    return {"median": whole, "min": min(single), "max": max(single)}
 
 
-def slowest(rounds):
-    """Requests per second of the peer that carried the fewest."""
-    peers = {each["peer"] for each in rounds if each["kind"] == "saturated"}
-    return min(median(figures(rounds, "saturated", peer, "req_s").values()) for peer in peers)
+def peers_of(rounds, kind):
+    """Who took part, in the order of their first round."""
+    return list(dict.fromkeys(each["peer"] for each in rounds if each["kind"] == kind))
 
 
-def half_of_slowest(rounds, most):
-    """A rate that every peer can carry, in whole hundreds where there are any, and not above `most`."""
-    half = min(slowest(rounds) / 2, most)
-    return int(half // 100 * 100) or max(1, int(half))
+def carries(rounds, peer):
+    """Requests per second of a peer flat out."""
+    return median(figures(rounds, "saturated", peer, "req_s").values())

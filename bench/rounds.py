@@ -2,62 +2,92 @@
 
 Each round is checked against the store's own count and kept as one flat dict; ratios.py reads these.
 """
+import resource
 import time
 
 import load
-from processes import Failed
+from gate import OBJECT
+from processes import Failed, machine_cpu_s
 
-# Requests that were under way when wrk stopped reach the store within this.
+# A store that has answered counts within this.
 SETTLE_S = 0.1
 
 
 class Rounds:
-    def __init__(self, processes, store, token, load_core):
-        self.processes, self.store, self.token, self.load_core = processes, store, token, load_core
+    """What the scenarios share: the processes, the store, the cores, and the rounds that are kept."""
+
+    def __init__(self, processes, store, proxy_core, load_core, options, plan):
+        self.processes, self.store, self.options, self.plan = processes, store, options, plan
+        self.proxy_core, self.load_core = proxy_core, load_core
+        self.both_cores = f"{proxy_core},{load_core}"
         self.kept = []
 
-    def warm_up(self, peers, seconds):
-        for peer in peers:
-            say(f"warm-up: {peer.name}")
-            self.watched(peer, load.CONNECTIONS, load.saturate, seconds)
+    def saturated(self, peer, seconds, token, **where):
+        targets = load.write_targets(self.processes.folder / "flat.targets", [(f"/{OBJECT}/1", token)])
+        return self.measured(peer, lambda core: load.flat_out(core, peer.port, seconds, targets), **where)
 
-    def saturated(self, peers, count, seconds):
-        for number, peer in interleaved(peers, count):
-            begun = self.processes.cpu_ns(peer.name)
-            counted = self.watched(peer, load.CONNECTIONS, load.saturate, seconds)
-            used_ns = used(peer.name, begun, self.processes.cpu_ns(peer.name))
-            self.keep("saturated", number, peer, counted | {
-                "cpu_us": used_ns / 1000 / counted["requests"],
-                "req_s": counted["requests"] / counted["seconds"],
-                "busy": used_ns / 1e9 / counted["seconds"],
-            })
-            last = self.kept[-1]
-            say(f"round {number + 1} of {count}: {peer.name}: "
-                f"{last['cpu_us']:.1f} us CPU per request, {last['req_s']:.0f} requests/s")
-
-    def paced(self, peers, count, seconds, rate):
-        for number, peer in interleaved(peers, count):
-            # All requests have been answered, so the store's count must be the very same.
-            counted = self.watched(peer, 0, load.at_rate, seconds, rate)
-            self.keep("paced", number, peer, counted | {"rate": rate})
-            say(f"round {number + 1} of {count} at {rate} requests/s: {peer.name}: "
-                f"p50 {counted['p50_us']:.0f} us, p99 {counted['p99_us']:.0f} us")
-
-    def watched(self, peer, unanswered_max, put, seconds, *more):
-        """Runs a load, and compares what it counted with what the store did."""
-        before = self.store.count()
+    def measured(self, peer, put, forwarded=True, core=None, store=None):
+        """Runs a load; compares what it counted with what the store did; adds the CPU that the peer used."""
+        names = getattr(peer, "names", [peer.name])
+        store = store or self.store
+        busy = Busy(self.processes)
+        before, begun = store.count(), [self.processes.cpu_ns(name) for name in names]
         try:
-            counted = put(self.load_core, peer.port, seconds, *more, self.token)
+            counted = put(core or self.load_core)
         except Failed as failed:
             raise Failed(f"{peer.name}: {failed}") from None
+        ended = [self.processes.cpu_ns(name) for name in names]
+        others = busy.others()
         time.sleep(SETTLE_S)
-        stored = self.store.count() - before
-        if not counted["requests"] <= stored <= counted["requests"] + unanswered_max:
-            raise Failed(f"{peer.name}: {counted['requests']} requests answered, but the store counted {stored}")
-        return counted | {"stored": stored}
+        stored = store.count() - before
+        self.must_have_stored(peer.name, counted["requests"] if forwarded else 0, stored)
+        used_ns = {name: used(name, *each) for name, *each in zip(names, begun, ended)}
+        return counted | costs(counted, used_ns) | {"stored": stored, "others": others}
+
+    @staticmethod
+    def must_have_stored(name, forwarded, stored):
+        if stored != forwarded:
+            raise Failed(f"{name}: {forwarded} writes were answered as forwarded, but the store counted {stored}")
 
     def keep(self, kind, number, peer, values):
-        self.kept.append({"kind": kind, "round": number, "peer": peer.name, **values})
+        self.kept.append({"kind": kind, "round": number, "peer": peer, **rounded(values)})
+        return self.kept[-1]
+
+    def of(self, kind):
+        return [each for each in self.kept if each["kind"] == kind]
+
+
+class Busy:
+    """What the rest of the machine uses meanwhile, in cores: figures taken beside a compiler are worth little."""
+
+    def __init__(self, processes):
+        self.processes, self.begun = processes, time.monotonic()
+        self.all, self.ours = machine_cpu_s(), self.our_cpu_s()
+
+    def our_cpu_s(self):
+        spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return self.processes.all_cpu_ns() / 1e9 + sum(each.ru_utime + each.ru_stime for each in spent)
+
+    def others(self):
+        ours, whole = self.our_cpu_s() - self.ours, machine_cpu_s() - self.all
+        return max(0.0, (whole - ours) / (time.monotonic() - self.begun))
+
+
+def costs(counted, used_ns):
+    total = sum(used_ns.values())
+    found = {
+        "cpu_us": total / 1000 / counted["requests"],
+        "req_s": counted["requests"] / counted["seconds"],
+        "busy": total / 1e9 / counted["seconds"],
+    }
+    if len(used_ns) > 1:
+        found |= {f"cpu_us_{name}": each / 1000 / counted["requests"] for name, each in used_ns.items()}
+    return found
+
+
+def rounded(values):
+    """Six digits are more than any of it is worth, and keep the file readable."""
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}
 
 
 def interleaved(peers, count):

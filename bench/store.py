@@ -5,7 +5,6 @@ import http1
 import nginx
 from processes import Failed, free_port
 
-NAME = "store"
 ANSWER = b"ok\n"
 
 # /bench/echo says what reached the store; the checks look at it. `return` reads the body and drops it.
@@ -22,10 +21,10 @@ SERVER = """\
 
 
 class Store:
-    def __init__(self, processes, core):
-        self.port = free_port()
+    def __init__(self, processes, core, name="store"):
+        self.name, self.port = name, free_port()
         self.asked = 0
-        nginx.start(processes, NAME, core, self.port, SERVER.format(port=self.port))
+        nginx.start(processes, name, core, self.port, SERVER.format(port=self.port))
 
     def count(self):
         """Requests so far, those for this number left out."""

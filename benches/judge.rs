@@ -8,6 +8,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use fencegate::fence::{
     BootMs, Fence, FenceToken, Hlc, HolderId, Incarnation, Lease, LeaseId, LeaseSeq, Now, ObjectId, Record, State,
     TableKey, Ttl, WallMs,
+    token::Claim,
     verdict::{Presented, View, judge},
 };
 
@@ -17,7 +18,7 @@ fn bench(criterion: &mut Criterion) {
     let (seq, lease_id) = (LeaseSeq::new(42).unwrap(), LeaseId::new("01a1e2b1-8b79-7a30-bd29-7d1a97fa0dc2").unwrap());
     let key = TableKey::from_bytes([7; 32]);
     let lease = Lease {
-        secret: key.secret(&object, seq, &lease_id),
+        proof: key.proof(&object, seq, &lease_id),
         lease_id: lease_id.clone(),
         seq,
         holder: HolderId::new("pod-a").unwrap(),
@@ -38,12 +39,15 @@ fn bench(criterion: &mut Criterion) {
         incarnation: Incarnation::default(),
         changed: Hlc::default(),
     };
-    let presented = Presented::Token(token);
+    let presented = Presented::of(&token, &object);
     let view = View::Known { record: &record, sealed: false };
     criterion.bench_function("judge a warm object", |bench| {
-        bench.iter(|| judge(black_box(&object), black_box(view), black_box(&presented), black_box(now)));
+        bench.iter(|| judge(black_box(view), black_box(&presented), black_box(now)));
     });
     criterion.bench_function("parse a token", |bench| bench.iter(|| FenceToken::parse(black_box(&text))));
+    criterion.bench_function("parse a token against its object", |bench| {
+        bench.iter(|| Claim::parse(black_box(&text), black_box("/data/users/")));
+    });
     criterion.bench_function("make a token's secret", |bench| {
         bench.iter(|| key.secret(black_box(&object), seq, black_box(&lease_id)));
     });

@@ -41,8 +41,6 @@ use crate::{
 const BACKLOG: u32 = 1_024;
 /// How long a stop waits for the last use of the table.
 const LAST_USE: Duration = Duration::from_secs(2);
-/// How often metrics take up what they have gathered.
-const UPKEEP: Duration = Duration::from_secs(5);
 
 /// Ports that are ours; nobody is answered on them yet.
 pub struct Ports {
@@ -147,19 +145,10 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     let plane = Plane::new(Arc::clone(&gate), settings, room.gate, earlier.as_ref())?;
     let workers = accept::start(&plane, ports.gate, &gate.stopping.subscribe()).map_err(cannot)?;
     let servers = vec![
-        tokio::spawn(keep_up(Arc::clone(&gate))),
         listen::serve(ports.api, room.api, api::router(Arc::clone(&gate)), gate.stopping.subscribe()),
         listen::serve(ports.ops, room.ops, api::ops::router(Arc::clone(&gate)), gate.stopping.subscribe()),
     ];
     Ok(Running { listens, api, ops, gate, plane, servers, workers, settings: settings.clone(), _lock: lock })
-}
-
-/// Keeps the metrics' memory small while nobody looks at them.
-async fn keep_up(gate: Shared) {
-    let mut stopping = gate.stopping.subscribe();
-    while tokio::time::timeout(UPKEEP, stopping.wait_for(|stopping| *stopping)).await.is_err() {
-        gate.metrics.keep_up();
-    }
 }
 
 fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shared {

@@ -65,6 +65,30 @@ impl Clock {
         }
     }
 
+    /// Both clocks, and a stopwatch that was started at the same moment.
+    #[must_use]
+    pub fn now_and_watch(&self) -> (Now, Stopwatch) {
+        match &self.0 {
+            Source::Machine => {
+                let (boot, stopwatch) = self.boot_and_watch();
+                (Now { wall: WallMs(read(ClockId::Realtime)), boot }, stopwatch)
+            }
+            Source::Driven(_) => (self.now(), Stopwatch::start()),
+        }
+    }
+
+    /// The boot clock, and a stopwatch that was started at the same moment.
+    #[must_use]
+    pub fn boot_and_watch(&self) -> (BootMs, Stopwatch) {
+        match &self.0 {
+            Source::Machine => {
+                let boot = nanos(ClockId::Boottime);
+                (BootMs(boot / 1_000_000), Stopwatch(boot))
+            }
+            Source::Driven(_) => (self.now().boot, Stopwatch::start()),
+        }
+    }
+
     /// How long to sleep until `boot`; `None` where only a driver moves time.
     #[must_use]
     pub fn sleep_until(&self, boot: BootMs) -> Option<Duration> {
@@ -84,12 +108,16 @@ impl Clock {
 }
 
 fn read(id: ClockId) -> u64 {
+    nanos(id) / 1_000_000
+}
+
+fn nanos(id: ClockId) -> u64 {
     #[allow(clippy::disallowed_methods, reason = "this file is where clocks are read")]
     let time = rustix::time::clock_gettime(id);
     // A wall clock before 1970 reads as 0, which no lease is granted by.
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
-    seconds.saturating_mul(1_000).saturating_add(nanos / 1_000_000)
+    seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
 }
 
 /// Moves a driven clock.
@@ -141,21 +169,34 @@ impl StepMeter {
     }
 }
 
-/// Measures how long something took, for metrics only: nothing is decided by it.
+/// Measures how long something took, for metrics and timeouts: no right is decided by it. It always goes by the
+/// machine's boot clock, also where a test drives the clock that leases go by.
 #[derive(Clone, Copy, Debug)]
-#[allow(clippy::disallowed_types, reason = "this file is where clocks are read")]
-pub struct Stopwatch(std::time::Instant);
+pub struct Stopwatch(u64);
 
 impl Stopwatch {
     #[must_use]
-    #[allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "this file is where clocks are read")]
     pub fn start() -> Self {
-        Self(std::time::Instant::now())
+        Self(nanos(ClockId::Boottime))
+    }
+
+    /// How long it has run, and another one that starts now.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "a measurement")]
+    pub fn lap(&self) -> (f64, Self) {
+        let next = Self::start();
+        (next.0.saturating_sub(self.0) as f64 * 1e-9, next)
+    }
+
+    /// When it was started.
+    #[must_use]
+    pub fn begun(&self) -> BootMs {
+        BootMs(self.0 / 1_000_000)
     }
 
     #[must_use]
     pub fn seconds(&self) -> f64 {
-        self.0.elapsed().as_secs_f64()
+        self.lap().0
     }
 }
 

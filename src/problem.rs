@@ -1,6 +1,8 @@
 //! Refusals on the wire: RFC 9457 problem+json, the code in the header `Fence-Error`, and
 //! `Retry-After` where trying again makes sense.
 
+use std::borrow::Cow;
+
 use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
@@ -23,7 +25,7 @@ pub struct Problem {
     title: &'static str,
     status: u16,
     /// What happened, and what to do.
-    detail: String,
+    detail: Cow<'static, str>,
     code: &'static str,
     retryable: bool,
     /// `none`: nothing was changed; `maybe`: nobody knows.
@@ -62,18 +64,21 @@ pub struct Problem {
     which: Code,
 }
 
+/// Most bodies are shorter.
+const BODY_BYTES: usize = 640;
+
 /// Without anything better to say, come back in a second.
 const RETRY_MS: u64 = 1_000;
 
 impl Problem {
     #[must_use]
-    pub fn new(code: Code, detail: impl Into<String>) -> Self {
+    pub fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
         Self::on(Plane::Api, code, detail)
     }
 
     /// A refusal on either plane.
     #[must_use]
-    pub fn on(plane: Plane, code: Code, detail: impl Into<String>) -> Self {
+    pub fn on(plane: Plane, code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
         let status = code.status(plane);
         let title = StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("Refused");
         Self {
@@ -119,50 +124,45 @@ impl Problem {
 
     #[must_use]
     pub fn with_object(mut self, object: &ObjectId) -> Self {
+        self.tell_object(object);
+        self
+    }
+
+    /// Also tells which object it is about.
+    pub fn tell_object(&mut self, object: &ObjectId) {
         self.object_id = Some(object.as_str().to_owned());
-        self
     }
 
-    /// With the field that is wrong.
-    #[must_use]
-    pub fn with_field(mut self, field: &str) -> Self {
+    /// Also tells the field that is wrong.
+    pub fn tell_field(&mut self, field: &str) {
         self.field = Some(field.to_owned());
-        self
     }
 
-    /// With the numbers that a write was judged by.
-    #[must_use]
-    pub fn with_numbers(mut self, seq: Option<LeaseSeq>, fence: Option<Fence>) -> Self {
+    /// Also tells the numbers that a write was judged by.
+    pub fn tell_numbers(&mut self, seq: Option<LeaseSeq>, fence: Option<Fence>) {
         self.lease_seq = seq.map(LeaseSeq::get);
         self.fence = fence.map(Fence::get);
-        self
     }
 
-    /// With whoever has the lease by now.
-    #[must_use]
-    pub fn with_successor(mut self, successor: Option<Successor>) -> Self {
+    /// Also tells who has the lease by now.
+    pub fn tell_successor(&mut self, successor: Option<Successor>) {
         if let Some(Successor { holder, lease_id }) = successor {
-            self.successor_holder = Some(holder.to_string());
-            self.successor_lease_id = Some(lease_id.to_string());
+            self.successor_holder = Some(holder.as_str().to_owned());
+            self.successor_lease_id = Some(lease_id.as_str().to_owned());
         }
-        self
     }
 
-    /// With the receipt that was left of it.
-    #[must_use]
-    pub fn with_receipt(mut self, receipt_id: String) -> Self {
+    /// Also tells the receipt that was left of it.
+    pub fn tell_receipt(&mut self, receipt_id: String) {
         self.receipt_id = Some(receipt_id);
-        self
     }
 
-    /// With the lease's end.
-    #[must_use]
-    pub fn with_end(mut self, ended: &Ended) -> Self {
+    /// Also tells the lease's end.
+    pub fn tell_end(&mut self, ended: &Ended) {
         match ended.how {
             How::Released => self.released_at = Some(time(ended.at)),
             How::Expired | How::Fenced { .. } => self.expired_at = Some(time(ended.at)),
         }
-        self
     }
 
     /// The code.
@@ -174,7 +174,10 @@ impl Problem {
     /// The body's bytes.
     #[must_use]
     pub fn body(&self) -> Vec<u8> {
-        serde_json::to_vec(self).unwrap_or_default()
+        let mut body = Vec::with_capacity(BODY_BYTES);
+        // Writing to memory does not fail, and there is nothing in it that JSON has no word for.
+        let _ = serde_json::to_writer(&mut body, self);
+        body
     }
 
     /// How long to wait before trying again, in whole seconds, rounded up: not before the time.
@@ -274,7 +277,9 @@ impl Problem {
     }
 
     fn ended(ended: &Ended) -> Self {
-        Self::new(Code::LeaseExpired, "this lease is over; acquire again").with_end(ended)
+        let mut problem = Self::new(Code::LeaseExpired, "this lease is over; acquire again");
+        problem.tell_end(ended);
+        problem
     }
 }
 

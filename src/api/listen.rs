@@ -32,7 +32,7 @@ use tokio::{
 /// How many connections a process may have, by the system's limit on files.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// Clients of the gate's own port. As many again are left for the store's side.
+    /// The gate's own port: its clients, and the store's side.
     pub gate: usize,
     pub api: usize,
     pub ops: usize,
@@ -67,7 +67,7 @@ impl Room {
         let left = files.saturating_sub(ops);
         // A connection to the api is two files: see `Caller`.
         let api = API_MAX.min(left / 8).max(4);
-        let gate = (left.saturating_sub(2 * api) / 2).max(4);
+        let gate = left.saturating_sub(2 * api).max(8);
         Self { gate, api, ops, waiting: api / 4, watching: api / 4 }
     }
 }
@@ -177,7 +177,7 @@ mod tests {
                 "{files}: {room:?}"
             );
             if files >= 1_024 {
-                let all = 2 * room.gate + 2 * room.api + room.ops;
+                let all = room.gate + 2 * room.api + room.ops;
                 assert!(all as u64 + OTHER_FILES <= files, "{files}: {room:?}");
             }
         }

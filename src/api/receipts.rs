@@ -11,5 +11,7 @@ use super::{
 #[utoipa::path(get, operation_id = "listReceipts", path = "/v1/receipts", tag = "receipts", responses(
     (status = 200, body = ReceiptList)))]
 pub async fn list(State(gate): State<Shared>) -> Json<ReceiptList> {
-    Json(ReceiptList { receipts: gate.receipts.list().iter().map(ReceiptBody::new).collect() })
+    Json(ReceiptList {
+        receipts: gate.receipts.list().into_iter().map(|(id, receipt)| ReceiptBody::new(id, &receipt)).collect(),
+    })
 }

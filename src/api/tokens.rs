@@ -24,7 +24,7 @@ pub async fn check(State(gate): State<Shared>, Body(request): Body<CheckRequest>
         None => token.object.clone(),
     };
     let seq = token.seq;
-    let presented = Presented::Token(token);
+    let presented = Presented::of(&token, &object);
     loop {
         let (target, shown, now) = (object.clone(), presented.clone(), gate.now());
         let verdict = gate.read(move |records| Ok(records.judge(&target, &shown, now))).await?;

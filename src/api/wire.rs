@@ -282,9 +282,9 @@ pub struct EventBody {
 
 impl ReceiptBody {
     #[must_use]
-    pub fn new(receipt: &Receipt) -> Self {
+    pub fn new(receipt_id: String, receipt: &Receipt) -> Self {
         Self {
-            receipt_id: receipt.receipt_id.clone(),
+            receipt_id,
             object_id: receipt.object.as_ref().map(ToString::to_string),
             error: receipt.error.as_str().to_owned(),
             write_seq: receipt.write_seq.map(LeaseSeq::get),

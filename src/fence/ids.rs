@@ -25,6 +25,9 @@ fn check(text: &str, max: usize) -> Result<(), IdFault> {
     if text.len() > max {
         return Err(IdFault::TooLong { max, len: text.len() });
     }
+    if text.bytes().all(|byte| matches!(byte, 0x20..=0x7e)) {
+        return Ok(());
+    }
     match text.char_indices().find(|(_, c)| c.is_control()) {
         Some((at, _)) => Err(IdFault::Control { at }),
         None => Ok(()),
@@ -40,6 +43,12 @@ macro_rules! id {
         impl $name {
             /// The longest id accepted, in bytes of UTF-8.
             pub const MAX_BYTES: usize = $max;
+
+            /// Whether a string could be one.
+            #[must_use]
+            pub fn is_valid(text: &str) -> bool {
+                check(text, Self::MAX_BYTES).is_ok()
+            }
 
             /// Checks and takes a string.
             ///

@@ -1,6 +1,6 @@
 //! A lease: the right of one holder to write one object until its deadline.
 
-use super::{BootMs, FenceToken, Hlc, HolderId, LeaseId, LeaseSeq, Now, ObjectId, RequestId, Secret, Ttl, WallMs};
+use super::{BootMs, FenceToken, Hlc, HolderId, LeaseId, LeaseSeq, Now, ObjectId, Proof, RequestId, Ttl, WallMs};
 
 /// The lease at an object's fence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Lease {
     /// It was granted by force, while an older write's outcome was unknown.
     pub tainted: bool,
     /// Cached beside the lease, never stored.
-    pub secret: Secret,
+    pub proof: Proof,
 }
 
 impl Lease {
@@ -40,7 +40,7 @@ impl Lease {
     /// The token its holder writes with.
     #[must_use]
     pub fn token(&self, object: &ObjectId) -> FenceToken {
-        FenceToken { seq: self.seq, object: object.clone(), secret: self.secret }
+        FenceToken { seq: self.seq, object: object.clone(), secret: self.proof.secret() }
     }
 
     /// Runs until at least `ttl` from now. Never shorter than before, also after a restart: `ttl`

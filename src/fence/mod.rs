@@ -31,5 +31,5 @@ pub use record::{Record, State};
 pub use seq::{Fence, Incarnation, LeaseSeq};
 pub use step::{Effect, Event, Outcome};
 pub use time::{BootMs, Hlc, Now, Ttl, WallMs};
-pub use token::{FenceToken, Secret, TableKey};
+pub use token::{FenceToken, Proof, Secret, TableKey};
 pub use verdict::{Denial, Permit, Refusal, judge};

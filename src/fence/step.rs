@@ -304,7 +304,7 @@ impl Record {
             return (Outcome::Freed, vec![Effect::Store(self.with(self.fence, State::Free { last: None }, at))]);
         };
         let lease = Lease {
-            secret: at.key.secret(&self.object, seq, &grant.lease_id),
+            proof: at.key.proof(&self.object, seq, &grant.lease_id),
             lease_id: grant.lease_id,
             seq,
             holder: grant.holder,

@@ -4,7 +4,7 @@
 //! base64url, nothing before or behind. The secret proves that the table granted this very lease:
 //! it is derived from the table's key, never stored, and never printed.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use hmac::{Hmac, Mac};
@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::{LeaseId, LeaseSeq, ObjectId};
 
-const PREFIX: &str = "fg1";
+const PREFIX: &[u8] = b"fg1";
 
 /// Why a string is not a fence token. Says what is wrong, never what was sent.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -58,13 +58,69 @@ impl Secret {
 
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
-        self.0.ct_eq(&other.0).into()
+        u128::from_ne_bytes(self.0).ct_eq(&u128::from_ne_bytes(other.0)).into()
     }
 }
 
 impl Eq for Secret {}
 
 impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// What proves that a lease was granted: its secret, and the one spelling of the token that carries it, which
+/// what writers present is compared with as it comes. Prints as `***`.
+#[derive(Clone)]
+pub struct Proof {
+    secret: Secret,
+    spelling: Arc<str>,
+}
+
+impl Proof {
+    /// Of the lease with this number.
+    #[must_use]
+    pub fn new(object: &ObjectId, seq: LeaseSeq, secret: Secret) -> Self {
+        let token = FenceToken { seq, object: object.clone(), secret };
+        Self { secret, spelling: token.expose().into() }
+    }
+
+    #[must_use]
+    pub fn secret(&self) -> Secret {
+        self.secret
+    }
+
+    /// Whether this is the token. Compares the secret in constant time.
+    #[must_use]
+    pub fn is_spelled(&self, text: &str) -> bool {
+        let (own, text) = (self.spelling.as_bytes(), text.as_bytes());
+        let parts = |token| -> Option<(&[u8], &[u8; SECRET_CHARS])> { <[u8]>::split_last_chunk(token) };
+        let (Some((own, secret)), Some((text, shown))) = (parts(own), parts(text)) else { return false };
+        own == text && is_same(secret, shown)
+    }
+}
+
+/// Compares two secrets as they are spelled, in constant time.
+fn is_same(one: &[u8; SECRET_CHARS], other: &[u8; SECRET_CHARS]) -> bool {
+    // The two halves overlap.
+    let halves = |text: &[u8; SECRET_CHARS]| {
+        let (Some(first), Some(last)) = (text.first_chunk(), text.last_chunk()) else { unreachable!() };
+        (u128::from_ne_bytes(*first), u128::from_ne_bytes(*last))
+    };
+    let ((first, last), (other_first, other_last)) = (halves(one), halves(other));
+    (first.ct_eq(&other_first) & last.ct_eq(&other_last)).into()
+}
+
+impl PartialEq for Proof {
+    fn eq(&self, other: &Self) -> bool {
+        self.is_spelled(&other.spelling)
+    }
+}
+
+impl Eq for Proof {}
+
+impl fmt::Debug for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
@@ -95,6 +151,12 @@ impl TableKey {
         let mut secret = [0; Secret::BYTES];
         secret.copy_from_slice(&digest[..Secret::BYTES]);
         Secret(secret)
+    }
+
+    /// What proves one lease.
+    #[must_use]
+    pub fn proof(&self, object: &ObjectId, seq: LeaseSeq, lease: &LeaseId) -> Proof {
+        Proof::new(object, seq, self.secret(object, seq, lease))
     }
 
     /// What the table remembers of its key, to notice a foreign one. Not the key: a hash of it.
@@ -133,47 +195,90 @@ impl FenceToken {
     /// # Errors
     /// Where the text is not the one spelling of a token.
     pub fn parse(text: &str) -> Result<Self, TokenFault> {
-        if text.len() > Self::MAX_BYTES {
-            return Err(TokenFault::TooLong);
-        }
-        let mut parts = text.split('.');
-        let (Some(PREFIX), Some(seq), Some(object), Some(secret), None) =
-            (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
-        else {
-            return Err(TokenFault::Shape);
-        };
-        Ok(Self { seq: parse_seq(seq)?, object: parse_object(object)?, secret: parse_secret(secret)? })
+        read(text, |id| ObjectId::new(id).ok()).map(|(seq, object, secret)| Self { seq, object, secret })
     }
 
     /// The token's text. This is the secret's only way out: into the answer to its holder.
     #[must_use]
     pub fn expose(&self) -> String {
-        format!(
-            "{PREFIX}.{}.{}.{}",
-            self.seq,
-            BASE64_URL_SAFE_NO_PAD.encode(self.object.as_str()),
-            BASE64_URL_SAFE_NO_PAD.encode(self.secret.0),
-        )
+        let mut text = format!("fg1.{}.", self.seq);
+        BASE64_URL_SAFE_NO_PAD.encode_string(self.object.as_str(), &mut text);
+        text.push('.');
+        BASE64_URL_SAFE_NO_PAD.encode_string(self.secret.0, &mut text);
+        text
     }
 }
 
-fn parse_seq(text: &str) -> Result<LeaseSeq, TokenFault> {
-    let canonical = text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
-    if !canonical {
+/// What a token claims of the object that a write goes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub seq: LeaseSeq,
+    pub secret: Secret,
+    /// The object that the token is for, where that is another one.
+    pub other: Option<ObjectId>,
+}
+
+impl Claim {
+    /// What a token claims of `target`.
+    #[must_use]
+    pub fn of(token: &FenceToken, target: &ObjectId) -> Self {
+        let other = Some(&token.object).filter(|object| *object != target).cloned();
+        Self { seq: token.seq, secret: token.secret, other }
+    }
+
+    /// Reads a token against the object that is to be written; takes no memory where it is for that one.
+    ///
+    /// # Errors
+    /// As [`FenceToken::parse`].
+    pub fn parse(text: &str, target: &str) -> Result<Self, TokenFault> {
+        let other = |id: &str| ObjectId::new(id).ok().map(|id| Some(id).filter(|id| id.as_str() != target));
+        read(text, other).map(|(seq, other, secret)| Self { seq, secret, other })
+    }
+}
+
+/// How long a secret is in a token.
+const SECRET_CHARS: usize = 22;
+
+/// Reads the parts of a token. `object` makes of its object's name what is wanted, or refuses it.
+fn read<T>(text: &str, object: impl FnOnce(&str) -> Option<T>) -> Result<(LeaseSeq, T, Secret), TokenFault> {
+    if text.len() > FenceToken::MAX_BYTES {
+        return Err(TokenFault::TooLong);
+    }
+    let mut parts = text.as_bytes().split(|byte| *byte == b'.');
+    let (Some(PREFIX), Some(seq), Some(id), Some(secret), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Err(TokenFault::Shape);
+    };
+    let seq = parse_seq(seq)?;
+    let mut buffer = [0; (ObjectId::MAX_BYTES).next_multiple_of(3) + 3];
+    let length = BASE64_URL_SAFE_NO_PAD.decode_slice(id, &mut buffer).map_err(|_| TokenFault::Object)?;
+    let id = std::str::from_utf8(&buffer[..length]).ok().and_then(object).ok_or(TokenFault::Object)?;
+    Ok((seq, id, parse_secret(secret)?))
+}
+
+fn parse_seq(text: &[u8]) -> Result<LeaseSeq, TokenFault> {
+    if text.is_empty() || text[0] == b'0' {
         return Err(TokenFault::Seq);
     }
-    text.parse().ok().and_then(LeaseSeq::new).ok_or(TokenFault::Seq)
+    let digit = |number: u64, byte: &u8| {
+        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
+        number.checked_mul(10)?.checked_add(digit)
+    };
+    text.iter().try_fold(0, digit).and_then(LeaseSeq::new).ok_or(TokenFault::Seq)
 }
 
-fn parse_object(text: &str) -> Result<ObjectId, TokenFault> {
-    let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).map_err(|_| TokenFault::Object)?;
-    let id = std::str::from_utf8(&bytes).map_err(|_| TokenFault::Object)?;
-    ObjectId::new(id).map_err(|_| TokenFault::Object)
-}
-
-fn parse_secret(text: &str) -> Result<Secret, TokenFault> {
-    let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).map_err(|_| TokenFault::Secret)?;
-    bytes.try_into().map(Secret).map_err(|_| TokenFault::Secret)
+fn parse_secret(text: &[u8]) -> Result<Secret, TokenFault> {
+    // Room for what the decoder estimates; a secret is 16 of them.
+    let mut buffer = [0; 18];
+    match BASE64_URL_SAFE_NO_PAD.decode_slice(text, &mut buffer) {
+        Ok(Secret::BYTES) => {
+            let mut secret = [0; Secret::BYTES];
+            secret.copy_from_slice(&buffer[..Secret::BYTES]);
+            Ok(Secret(secret))
+        }
+        Ok(_) | Err(_) => Err(TokenFault::Secret),
+    }
 }
 
 #[cfg(test)]
@@ -207,6 +312,14 @@ mod tests {
             if let Ok(token) = FenceToken::parse(&text) {
                 prop_assert_eq!(token.expose(), text);
             }
+        }
+
+        #[test]
+        fn read_against_an_object_it_claims_the_same(token in any_token(), id in "[^\\p{Cc}]{1,40}") {
+            let (text, target) = (token.expose(), object(&id));
+            prop_assert_eq!(Claim::parse(&text, &id), Ok(Claim::of(&token, &target)));
+            let own = Claim { seq: token.seq, secret: token.secret, other: None };
+            prop_assert_eq!(Claim::parse(&text, token.object.as_str()), Ok(own));
         }
 
         #[test]

@@ -8,15 +8,30 @@
 use crate::failpoints::{self, Fault};
 
 use super::{
-    Code, Ended, Fence, FenceToken, HolderId, LeaseId, LeaseSeq, Now, ObjectId, Record, State, token::TokenFault,
+    Code, Ended, Fence, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, Now, ObjectId, Record, Secret, State,
+    token::{Claim, TokenFault},
 };
 
-/// What a write brought along.
+/// What a write brought along for the object that it goes to.
 #[derive(Clone, Debug)]
 pub enum Presented {
     Nothing,
     Unreadable(TokenFault),
-    Token(FenceToken),
+    Token(Claim),
+}
+
+impl Presented {
+    /// A token as it came, for a write to `target`.
+    #[must_use]
+    pub fn read(text: &str, target: &str) -> Self {
+        Claim::parse(text, target).map_or_else(Self::Unreadable, Self::Token)
+    }
+
+    /// A token, for a write to `target`.
+    #[must_use]
+    pub fn of(token: &FenceToken, target: &ObjectId) -> Self {
+        Self::Token(Claim::of(token, target))
+    }
 }
 
 /// What the gate knows of the target.
@@ -43,7 +58,7 @@ pub enum Unusable {
 pub struct Permit {
     object: ObjectId,
     seq: LeaseSeq,
-    lease_id: LeaseId,
+    secret: Secret,
     holder: HolderId,
     remaining_ms: u64,
 }
@@ -57,11 +72,6 @@ impl Permit {
     #[must_use]
     pub fn seq(&self) -> LeaseSeq {
         self.seq
-    }
-
-    #[must_use]
-    pub fn lease_id(&self) -> &LeaseId {
-        &self.lease_id
     }
 
     #[must_use]
@@ -149,25 +159,60 @@ impl From<Refusal> for Denial {
     }
 }
 
-/// Judges one token against one target.
+/// Judges what a write brought along.
 ///
 /// # Errors
 /// With the first check that fails, in the order that the module's head gives.
-pub fn judge(target: &ObjectId, view: View<'_>, presented: &Presented, now: Now) -> Result<Permit, Denial> {
-    let token = match presented {
-        Presented::Nothing => return Err(Refusal::Unfenced.into()),
-        Presented::Unreadable(fault) => return Err(Refusal::Malformed(*fault).into()),
-        Presented::Token(token) => token,
-    };
-    if token.object != *target {
-        return Err(Refusal::Mismatch { token_object: token.object.clone() }.into());
+pub fn judge(view: View<'_>, presented: &Presented, now: Now) -> Result<Permit, Denial> {
+    match presented {
+        Presented::Nothing => Err(Refusal::Unfenced.into()),
+        Presented::Unreadable(fault) => Err(Refusal::Malformed(*fault).into()),
+        Presented::Token(claim) => {
+            if let Some(other) = &claim.other {
+                return Err(Refusal::Mismatch { token_object: other.clone() }.into());
+            }
+            check(view, (claim.seq, claim.secret), now).map(|found| permit(found, now))
+        }
     }
+}
+
+/// The same for a token that nobody has read yet: a token has one spelling, so the lease's own is known by it.
+///
+/// # Errors
+/// As [`judge`].
+pub fn judge_text(record: &Record, sealed: bool, text: &str, now: Now) -> Result<Permit, Denial> {
+    let view = View::Known { record, sealed };
+    match record.lease().filter(|(lease, _)| lease.proof.is_spelled(text)) {
+        Some((lease, _)) => check(view, (lease.seq, lease.proof.secret()), now).map(|found| permit(found, now)),
+        None => judge(view, &Presented::read(text, record.object.as_str()), now),
+    }
+}
+
+fn permit((record, lease): (&Record, &Lease), now: Now) -> Permit {
+    let (object, holder) = (record.object.clone(), lease.holder.clone());
+    let (seq, secret) = (lease.seq, lease.proof.secret());
+    Permit { object, seq, secret, holder, remaining_ms: lease.remaining_ms(now) }
+}
+
+/// Judges a write once more that has its permit.
+///
+/// # Errors
+/// As [`judge`].
+pub fn judge_again(view: View<'_>, permit: &Permit, now: Now) -> Result<(), Denial> {
+    check(view, (permit.seq, permit.secret), now).map(drop)
+}
+
+/// A token for the very object that is to be written.
+type Linked = (LeaseSeq, Secret);
+
+/// The checks of a linked token, in their order: the record and the lease that a permit is for.
+fn check(view: View<'_>, token: Linked, now: Now) -> Result<(&Record, &Lease), Denial> {
     let (record, sealed) = match view {
         View::Unusable(why) => return Err(Refusal::Unusable(why).into()),
         View::Known { .. } if !now.is_plausible() => return Err(Refusal::Unusable(Unusable::Clock).into()),
         View::Known { record, sealed } => (record, sealed),
     };
-    let (seq, fence) = (token.seq, record.fence);
+    let (seq, fence) = (token.0, record.fence);
     if Fence::from(seq) < fence {
         let heir = record.open_lease();
         let successor = heir.map(|lease| Successor { holder: lease.holder.clone(), lease_id: lease.lease_id.clone() });
@@ -180,8 +225,7 @@ pub fn judge(target: &ObjectId, view: View<'_>, presented: &Presented, now: Now)
 }
 
 /// The rest of the order, for a token whose number is the fence.
-fn at_the_fence(record: &Record, sealed: bool, token: &FenceToken, now: Now) -> Result<Permit, Denial> {
-    let seq = token.seq;
+fn at_the_fence(record: &Record, sealed: bool, (seq, secret): Linked, now: Now) -> Result<(&Record, &Lease), Denial> {
     let (lease, ended) = match &record.state {
         // Whoever is to get this number has no token yet, so there is no secret to compare.
         State::Draining { .. } => return Err(Refusal::Draining { fence: record.fence }.into()),
@@ -190,7 +234,7 @@ fn at_the_fence(record: &Record, sealed: bool, token: &FenceToken, now: Now) -> 
         State::Free { last: Some((lease, ended)) } => (lease, Some(ended)),
         State::Open { lease } => (lease, None),
     };
-    if lease.secret != token.secret {
+    if lease.proof.secret() != secret {
         return Err(Refusal::WrongSecret { seq }.into());
     }
     if sealed {
@@ -203,13 +247,7 @@ fn at_the_fence(record: &Record, sealed: bool, token: &FenceToken, now: Now) -> 
     if !lease.is_live(now) && !is_revived {
         return Err(Denial::Overdue(lease.lease_id.clone()));
     }
-    Ok(Permit {
-        object: record.object.clone(),
-        seq,
-        lease_id: lease.lease_id.clone(),
-        holder: lease.holder.clone(),
-        remaining_ms: lease.remaining_ms(now),
-    })
+    Ok((record, lease))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ fn object(id: &str) -> ObjectId {
 fn lease() -> Lease {
     let (lease_id, seq) = (LeaseId::new("l").unwrap(), LeaseSeq::new(SEQ).unwrap());
     Lease {
-        secret: TableKey::from_bytes([1; 32]).secret(&object("users"), seq, &lease_id),
+        proof: TableKey::from_bytes([1; 32]).proof(&object("users"), seq, &lease_id),
         lease_id,
         seq,
         holder: HolderId::new("a").unwrap(),
@@ -96,7 +96,7 @@ fn judge_with(faults: &[Fault]) -> Result<Permit, Denial> {
     let presented = match (has(Fault::NoToken), has(Fault::Unreadable)) {
         (true, _) => Presented::Nothing,
         (false, true) => Presented::Unreadable(TokenFault::Shape),
-        (false, false) => Presented::Token(token),
+        (false, false) => Presented::of(&token, &object("users")),
     };
     let state = if has(Fault::Ended) {
         let ended = Ended { how: How::Released, at: NOW.wall, stamp: Hlc::default() };
@@ -111,7 +111,13 @@ fn judge_with(faults: &[Fault]) -> Result<Permit, Denial> {
     } else {
         View::Known { record: &record, sealed: has(Fault::Sealed) }
     };
-    judge(&object("users"), view, &presented, now)
+    let judged = judge(view, &presented, now);
+    if let (View::Known { record, sealed }, Presented::Token(_)) = (view, &presented) {
+        // As it comes, it is judged in the same way.
+        let by_text = judge_text(record, sealed, &token.expose(), now);
+        assert_eq!(format!("{by_text:?}"), format!("{judged:?}"), "{faults:?}");
+    }
+    judged
 }
 
 fn assert_denied_for(fault: Fault, denied: Result<Permit, Denial>) {
@@ -126,7 +132,7 @@ fn assert_denied_for(fault: Fault, denied: Result<Permit, Denial>) {
 fn a_write_without_fault_gets_a_permit_for_its_object_and_seq() {
     let permit = judge_with(&[]).unwrap();
     assert_eq!((permit.object().as_str(), permit.seq().get(), permit.remaining_ms()), ("users", SEQ, 10));
-    assert_eq!(permit.lease_id().as_str(), "l");
+    assert_eq!(permit.holder(), &lease().holder);
 }
 
 #[test]
@@ -141,10 +147,10 @@ fn of_two_faults_the_one_checked_first_is_named() {
 
 #[test]
 fn the_instant_of_expiry_is_expired() {
-    let token = Presented::Token(lease().token(&object("users")));
+    let token = Presented::of(&lease().token(&object("users")), &object("users"));
     let record = record(State::Open { lease: lease() });
     let view = View::Known { record: &record, sealed: false };
-    let at = |boot| judge(&object("users"), view, &token, Now { boot: BootMs(boot), ..NOW });
+    let at = |boot| judge(view, &token, Now { boot: BootMs(boot), ..NOW });
     assert_eq!(at(50_009).unwrap().remaining_ms(), 1);
     assert_eq!(at(50_010).unwrap_err(), Denial::Overdue(LeaseId::new("l").unwrap()));
 }
@@ -153,9 +159,9 @@ fn the_instant_of_expiry_is_expired() {
 fn an_untrusted_clock_refuses_after_linkage_and_before_the_numbers() {
     let record = record(State::Open { lease: lease() });
     let view = View::Known { record: &record, sealed: false };
-    let token = |id| Presented::Token(FenceToken { object: object(id), ..lease().token(&object(id)) });
+    let token = |id| Presented::of(&lease().token(&object(id)), &object("users"));
     let unset = Now { wall: WallMs(0), ..NOW };
-    let code = |id| match judge(&object("users"), view, &token(id), unset) {
+    let code = |id| match judge(view, &token(id), unset) {
         Err(Denial::Refused(refusal)) => refusal.code(),
         other => panic!("{other:?}"),
     };
@@ -165,15 +171,36 @@ fn an_untrusted_clock_refuses_after_linkage_and_before_the_numbers() {
 
 #[test]
 fn at_a_fence_without_lease_no_secret_is_right_and_a_draining_one_asks_to_wait() {
-    let token = Presented::Token(lease().token(&object("users")));
+    let token = Presented::of(&lease().token(&object("users")), &object("users"));
     for (state, code) in [
         (State::Free { last: None }, Code::FenceTokenInvalid),
         (State::Draining { advance: AdvanceId(Hlc::default()) }, Code::FenceDraining),
     ] {
         let record = record(state);
-        match judge(&object("users"), View::Known { record: &record, sealed: false }, &token, NOW) {
+        match judge(View::Known { record: &record, sealed: false }, &token, NOW) {
             Err(Denial::Refused(refusal)) => assert_eq!(refusal.code(), code),
             other => panic!("{other:?}"),
         }
+    }
+}
+
+#[test]
+fn a_token_as_it_comes_is_known_by_its_one_spelling_or_read() {
+    let record = record(State::Open { lease: lease() });
+    let judge = |text: &str| judge_text(&record, false, text, NOW);
+    let good = lease().token(&object("users")).expose();
+    assert_eq!(judge(&good).unwrap().seq().get(), SEQ);
+    for place in 0..good.len() {
+        // Whatever character is another, it is another token, or none.
+        let mut other = good.clone().into_bytes();
+        other[place] = if other[place] == b'A' { b'B' } else { b'A' };
+        assert!(judge(std::str::from_utf8(&other).unwrap()).is_err(), "{place}");
+    }
+    for cut in 0..good.len() {
+        let denied = judge(&good[..cut]).unwrap_err();
+        assert!(matches!(denied, Denial::Refused(Refusal::Malformed(_))), "{cut}: {denied:?}");
+    }
+    for odd in [format!(" {good}"), format!("{good} "), format!("{good}A"), good.replace("fg1.7", "fg1.07")] {
+        assert!(matches!(judge(&odd).unwrap_err(), Denial::Refused(Refusal::Malformed(_))), "{odd}");
     }
 }

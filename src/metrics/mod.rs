@@ -3,12 +3,16 @@
 //! Labels are of bounded number: codes, kinds, reasons. Never an object id, a holder or a token.
 
 mod plane;
+mod registry;
+mod tally;
 
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit};
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+pub use plane::{PlaneMetrics, RouteMetrics};
+pub use tally::{OperationTally, RouteTally, Standing, Tally, add};
 
-pub use plane::{Active, OperationMetrics, PlaneMetrics, RouteMetrics, Standing, Tally, add};
-
+use self::{
+    plane::RouteFamilies,
+    registry::{Counter, Gauge, Histogram, Registry},
+};
 use crate::{
     fence::{
         Code,
@@ -21,90 +25,43 @@ const SECONDS: [f64; 14] =
     [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
 const COUNTS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 
-const METADATA: Metadata<'static> = Metadata::new("fencegate", Level::INFO, None);
-
-/// The registry of one gate. Nothing global: several gates in one process do not mix.
+/// The metrics of one gate. Nothing global: several gates in one process do not mix.
 pub struct Metrics {
-    handle: PrometheusHandle,
     pub ledger: LedgerMetrics,
     pub table: TableMetrics,
     pub api: ApiMetrics,
     pub plane: PlaneMetrics,
-    maker: Maker,
-}
-
-struct Maker(PrometheusRecorder);
-
-impl Maker {
-    fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
-        Key::from_parts(name, labels.iter().map(|&(key, value)| Label::new(key, value.to_owned())).collect::<Vec<_>>())
-    }
-
-    fn counter(&self, name: &'static str, labels: &[(&'static str, &str)], help: &'static str) -> Counter {
-        self.0.describe_counter(KeyName::from_const_str(name), Some(Unit::Count), help.into());
-        self.0.register_counter(&Self::key(name, labels), &METADATA)
-    }
-
-    fn gauge(&self, name: &'static str, labels: &[(&'static str, &str)], help: &'static str) -> Gauge {
-        self.0.describe_gauge(KeyName::from_const_str(name), None, help.into());
-        self.0.register_gauge(&Self::key(name, labels), &METADATA)
-    }
-
-    fn histogram(&self, name: &'static str, help: &'static str) -> Histogram {
-        self.histogram_with(name, &[], help)
-    }
-
-    fn histogram_with(&self, name: &'static str, labels: &[(&'static str, &str)], help: &'static str) -> Histogram {
-        self.0.describe_histogram(KeyName::from_const_str(name), None, help.into());
-        self.0.register_histogram(&Self::key(name, labels), &METADATA)
-    }
+    routes: RouteFamilies,
+    registry: Registry,
 }
 
 impl Metrics {
-    /// A registry with every metric at zero.
-    ///
-    /// # Panics
-    /// Never: the bucket lists are not empty.
+    /// Every metric at zero.
     #[must_use]
     pub fn new() -> Self {
-        let builder = PrometheusBuilder::new()
-            .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)
-            .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_changes".to_owned()), &COUNTS))
-            .expect("buckets are given");
-        let maker = Maker(builder.build_recorder());
-        maker
-            .gauge(
-                "fencegate_build_info",
-                &[("version", env!("CARGO_PKG_VERSION"))],
-                "Always 1; the version is a label.",
-            )
-            .set(1.0);
+        let registry = Registry::default();
+        let build = registry.gauges("fencegate_build_info", &["version"], "Always 1; the version is a label.");
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         Self {
-            ledger: LedgerMetrics::new(&maker),
-            table: TableMetrics::new(&maker),
-            api: ApiMetrics::new(&maker),
-            plane: PlaneMetrics::new(&maker),
-            handle: maker.0.handle(),
-            maker,
+            ledger: LedgerMetrics::new(&registry),
+            table: TableMetrics::new(&registry),
+            api: ApiMetrics::new(&registry),
+            plane: PlaneMetrics::new(&registry),
+            routes: RouteFamilies::new(&registry),
+            registry,
         }
     }
 
     /// A route's metrics. Asked for again, they are the same ones.
     #[must_use]
     pub fn route(&self, name: &str) -> RouteMetrics {
-        RouteMetrics::new(&self.maker, name)
-    }
-
-    /// Takes up what histograms have gathered since the last time; without it they grow.
-    pub fn keep_up(&self) {
-        self.handle.run_upkeep();
+        self.routes.route(name)
     }
 
     /// The text that Prometheus scrapes.
     #[must_use]
     pub fn render(&self) -> String {
-        self.keep_up();
-        self.handle.render()
+        self.registry.render()
     }
 }
 
@@ -136,53 +93,57 @@ const REJECTIONS: [&str; 7] =
     ["not_found", "not_holder", "token_mismatch", "fenced", "expired", "unavailable", "other"];
 
 impl LedgerMetrics {
-    fn new(maker: &Maker) -> Self {
-        let kind = |kind: Kind| {
-            let help = "Lease changes, by what happened.";
-            maker.counter("fencegate_lease_events_total", &[("event", kind.as_str())], help)
-        };
-        let help = "Renewals that were refused: the holder has lost its lease or never had it.";
+    fn new(registry: &Registry) -> Self {
+        let events = registry.counters("fencegate_lease_events_total", &["event"], "Lease changes, by what happened.");
+        let rejected = registry.counters(
+            "lease_renewal_rejected_total",
+            &["reason"],
+            "Renewals that were refused: the holder has lost its lease or never had it.",
+        );
         Self {
-            commit_seconds: maker.histogram("fencegate_ledger_commit_seconds", "One synced write of the fence table."),
-            round_changes: maker.histogram("fencegate_ledger_round_changes", "Lease changes made durable by one sync."),
-            leases_live: maker.gauge("fencegate_leases_live", &[], "Leases that are held."),
-            waiters: maker.gauge("fencegate_lease_waiters", &[], "Acquires that wait for their turn."),
-            draining: maker.gauge(
+            commit_seconds: registry.histogram(
+                "fencegate_ledger_commit_seconds",
+                &SECONDS,
+                "One synced write of the fence table.",
+            ),
+            round_changes: registry.histogram(
+                "fencegate_ledger_round_changes",
+                &COUNTS,
+                "Lease changes made durable by one sync.",
+            ),
+            leases_live: registry.gauge("fencegate_leases_live", "Leases that are held."),
+            waiters: registry.gauge("fencegate_lease_waiters", "Acquires that wait for their turn."),
+            draining: registry.gauge(
                 "fencegate_advances_draining",
-                &[],
                 "Leases that are changing hands and wait for older writes to settle.",
             ),
-            drain_seconds: maker.histogram(
+            drain_seconds: registry.histogram(
                 "fencegate_drain_seconds",
+                &SECONDS,
                 "How long a change of hands waited for older writes, where it had to.",
             ),
-            records_in_memory: maker.gauge("fencegate_table_records_in_memory", &[], "Objects in use, kept in memory."),
-            latched: maker.gauge(
+            records_in_memory: registry.gauge("fencegate_table_records_in_memory", "Objects in use, kept in memory."),
+            latched: registry.gauge(
                 "fencegate_table_latched",
-                &[],
                 "1 once a write or sync failed: no lease changes and no writes until a restart.",
             ),
-            clock_step: maker.gauge(
+            clock_step: registry.gauge(
                 "fencegate_clock_step_seconds",
-                &[],
                 "How far the wall clock was set since the start, all steps added up.",
             ),
-            clock_steps: maker.counter(
-                "fencegate_clock_steps_total",
-                &[],
-                "How often the wall clock was set since the start.",
-            ),
-            events: [Kind::Granted, Kind::Renewed, Kind::Released, Kind::Fenced, Kind::Expired].map(kind),
-            renewal_rejected: REJECTIONS
-                .map(|reason| maker.counter("lease_renewal_rejected_total", &[("reason", reason)], help)),
+            clock_steps: registry
+                .counter("fencegate_clock_steps_total", "How often the wall clock was set since the start."),
+            events: [Kind::Granted, Kind::Renewed, Kind::Released, Kind::Fenced, Kind::Expired]
+                .map(|kind| events.with_label_values(&[kind.as_str()])),
+            renewal_rejected: REJECTIONS.map(|reason| rejected.with_label_values(&[reason])),
         }
     }
 
     pub fn committed(&self, seconds: f64, changes: usize) {
-        self.commit_seconds.record(seconds);
+        self.commit_seconds.observe(seconds);
         if changes > 0 {
             #[allow(clippy::cast_precision_loss, reason = "a round is small")]
-            self.round_changes.record(changes as f64);
+            self.round_changes.observe(changes as f64);
         }
     }
 
@@ -194,7 +155,7 @@ impl LedgerMetrics {
             Kind::Fenced => 3,
             Kind::Expired => 4,
         };
-        self.events[place].increment(1);
+        self.events[place].inc();
     }
 
     pub fn renewed(&self, outcome: &Result<Granted, Refused>) {
@@ -211,7 +172,7 @@ impl LedgerMetrics {
             Err(Refused::Unavailable | Refused::Unsure) => 5,
             Err(Refused::RequestIdUsed | Refused::Overloaded | Refused::Stopping | Refused::Draining { .. }) => 6,
         };
-        self.renewal_rejected[reason].increment(1);
+        self.renewal_rejected[reason].inc();
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge")]
@@ -223,7 +184,7 @@ impl LedgerMetrics {
 
     #[allow(clippy::cast_precision_loss, reason = "a measurement")]
     pub fn drained(&self, waited_ms: u64) {
-        self.drain_seconds.record(waited_ms as f64 / 1_000.0);
+        self.drain_seconds.observe(waited_ms as f64 / 1_000.0);
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge")]
@@ -237,8 +198,8 @@ impl LedgerMetrics {
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge")]
     pub fn clock_stepped(&self, ms: i64) {
-        self.clock_step.increment(ms as f64 / 1_000.0);
-        self.clock_steps.increment(1);
+        self.clock_step.add(ms as f64 / 1_000.0);
+        self.clock_steps.inc();
     }
 }
 
@@ -250,11 +211,11 @@ pub struct TableMetrics {
 }
 
 impl TableMetrics {
-    fn new(maker: &Maker) -> Self {
+    fn new(registry: &Registry) -> Self {
         Self {
-            incarnation: maker.gauge("fencegate_table_incarnation", &[], "How often the table had to start over because part of its past was lost, or it was restored."),
-            unclean_start: maker.gauge("fencegate_table_unclean_start", &[], "1 if the run before this one did not end in good order."),
-            behind_mark: maker.gauge("fencegate_clock_behind_mark", &[], "1 if the wall clock was behind the table's own mark at the start: every older lease counts as expired."),
+            incarnation: registry.gauge("fencegate_table_incarnation", "How often the table had to start over because part of its past was lost, or it was restored."),
+            unclean_start: registry.gauge("fencegate_table_unclean_start", "1 if the run before this one did not end in good order."),
+            behind_mark: registry.gauge("fencegate_clock_behind_mark", "1 if the wall clock was behind the table's own mark at the start: every older lease counts as expired."),
         }
     }
 
@@ -272,23 +233,26 @@ pub struct ApiMetrics {
 }
 
 impl ApiMetrics {
-    fn new(maker: &Maker) -> Self {
-        let help = "Calls of the lease api that were refused, by code.";
+    fn new(registry: &Registry) -> Self {
+        let refusals = registry.counters(
+            "fencegate_api_refusals_total",
+            &["code"],
+            "Calls of the lease api that were refused, by code.",
+        );
         Self {
-            refusals: Code::ALL
-                .map(|code| maker.counter("fencegate_api_refusals_total", &[("code", code.as_str())], help)),
-            watchers: maker.gauge("fencegate_watchers", &[], "Open streams of lease events."),
+            refusals: Code::ALL.map(|code| refusals.with_label_values(&[code.as_str()])),
+            watchers: registry.gauge("fencegate_watchers", "Open streams of lease events."),
         }
     }
 
     pub fn refused(&self, code: Code) {
         if let Some(place) = Code::ALL.iter().position(|&each| each == code) {
-            self.refusals[place].increment(1);
+            self.refusals[place].inc();
         }
     }
 
     pub fn watcher(&self, change: f64) {
-        self.watchers.increment(change);
+        self.watchers.add(change);
     }
 }
 

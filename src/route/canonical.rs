@@ -6,6 +6,10 @@
 use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
+use smallvec::SmallVec;
+
+/// A path's segments. Few paths have more than fit in here without taking memory.
+pub type Segments<'a> = SmallVec<[Cow<'a, str>; 6]>;
 
 /// Why a path can be read in more than one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,17 +58,46 @@ impl Ambiguous {
 ///
 /// # Errors
 /// With the first thing about it that is not.
-pub fn segments(path: &str) -> Result<Vec<Cow<'_, str>>, Ambiguous> {
-    let body = path.strip_prefix('/').ok_or(Ambiguous::Form)?;
-    let count = body.split('/').count();
-    body.split('/').enumerate().map(|(place, raw)| segment(raw, place + 1 == count)).collect()
+pub fn segments(path: &str) -> Result<Segments<'_>, Ambiguous> {
+    let mut rest = path.strip_prefix('/').ok_or(Ambiguous::Form)?;
+    let mut segments = Segments::new();
+    loop {
+        let mut is_plain = true;
+        let end = rest.bytes().position(|byte| {
+            is_plain &= PLAIN[usize::from(byte)];
+            byte == b'/'
+        });
+        let (raw, behind) = match end {
+            Some(end) => (&rest[..end], Some(&rest[end + 1..])),
+            None => (rest, None),
+        };
+        segments.push(match raw {
+            // A slash at the end is an empty last segment; nowhere else may one be empty.
+            "" if behind.is_some() => return Err(Ambiguous::EmptySegment),
+            "." | ".." => return Err(Ambiguous::DotSegment),
+            raw if raw.is_empty() || is_plain => Cow::Borrowed(raw),
+            raw => segment(raw)?,
+        });
+        match behind {
+            Some(behind) => rest = behind,
+            None => return Ok(segments),
+        }
+    }
 }
 
-fn segment(raw: &str, is_last: bool) -> Result<Cow<'_, str>, Ambiguous> {
-    if raw.is_empty() {
-        // A slash at the end is an empty last segment; nowhere else may one be empty.
-        return if is_last { Ok(Cow::Borrowed("")) } else { Err(Ambiguous::EmptySegment) };
+/// Bytes that stand for themselves in every server, and the slash between them.
+const PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = 0x21;
+    while byte < 0x7f {
+        plain[byte as usize] = !matches!(byte, b'%' | b';' | b'\\');
+        byte += 1;
     }
+    plain
+};
+
+/// A segment that is not plain.
+fn segment(raw: &str) -> Result<Cow<'_, str>, Ambiguous> {
     check_encoding(raw.as_bytes())?;
     let decoded = percent_decode_str(raw).decode_utf8().map_err(|_| Ambiguous::NotUtf8)?;
     match decoded.chars().find_map(fault_of) {
@@ -111,10 +144,10 @@ mod tests {
     #[test]
     fn plain_paths_are_split_and_decoded() {
         let read = |path| segments(path).unwrap();
-        assert_eq!(read("/"), [""]);
-        assert_eq!(read("/a"), ["a"]);
-        assert_eq!(read("/a/b/"), ["a", "b", ""]);
-        assert_eq!(read("/a%20b/%C3%A4/..c/.d/e%25"), ["a b", "ä", "..c", ".d", "e%"]);
+        assert_eq!(read("/").as_slice(), [""]);
+        assert_eq!(read("/a").as_slice(), ["a"]);
+        assert_eq!(read("/a/b/").as_slice(), ["a", "b", ""]);
+        assert_eq!(read("/a%20b/%C3%A4/..c/.d/e%25").as_slice(), ["a b", "ä", "..c", ".d", "e%"]);
         assert!(read("/plain/path").iter().all(|segment| matches!(segment, Cow::Borrowed(_))));
     }
 

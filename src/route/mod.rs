@@ -10,7 +10,7 @@ use std::borrow::Cow;
 
 use sha2::{Digest, Sha256};
 
-use self::template::{ObjectTemplate, PathTemplate};
+use self::template::{Captures, ObjectTemplate, PathTemplate};
 use crate::{
     config::{Fault, Mode, PartialBody, RouteSettings, Settings, StoreSettings},
     fence::ObjectId,
@@ -104,7 +104,7 @@ impl Routes {
 
     /// The route of a path and what it captures; the path's segments are decoded.
     #[must_use]
-    pub fn find<'a>(&self, path: &'a [Cow<'_, str>]) -> Option<(&Route, Vec<&'a str>)> {
+    pub fn find<'s, 'p>(&self, path: &'s [Cow<'p, str>]) -> Option<(&Route, Captures<'s, 'p>)> {
         self.all.iter().find_map(|route| Some((route, route.path.captures(path)?)))
     }
 
@@ -134,10 +134,10 @@ impl Route {
         self.path.overlaps(&other.path)
     }
 
-    /// The object that these captures name; `None` where they make no object id.
+    /// The id of the object that these captures name; `None` where they make no object id.
     #[must_use]
-    pub fn object(&self, captures: &[&str]) -> Option<ObjectId> {
-        ObjectId::new(&self.object.fill(captures)).ok()
+    pub fn object<'p>(&'p self, captures: &[&Cow<'p, str>]) -> Option<Cow<'p, str>> {
+        Some(self.object.fill(captures)).filter(|object| ObjectId::is_valid(object))
     }
 }
 

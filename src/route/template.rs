@@ -1,6 +1,12 @@
 //! Templates: `/data/{domain}/{rest...}` for paths, `/data/{domain}/` for object ids.
 
+use std::borrow::Cow;
+
+use smallvec::SmallVec;
 use thiserror::Error;
+
+/// What a path's template captures: whole segments.
+pub type Captures<'s, 'p> = SmallVec<[&'s Cow<'p, str>; 4]>;
 
 /// Why a text is not a template.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -104,18 +110,18 @@ impl PathTemplate {
 
     /// The captured segments, if the path fits. Segments are decoded and none but the last is empty.
     #[must_use]
-    pub fn captures<'a>(&self, path: &'a [std::borrow::Cow<'_, str>]) -> Option<Vec<&'a str>> {
+    pub fn captures<'s, 'p>(&self, path: &'s [Cow<'p, str>]) -> Option<Captures<'s, 'p>> {
         let fits =
             if self.rest.is_some() { path.len() >= self.segments.len() } else { path.len() == self.segments.len() };
         if !fits {
             return None;
         }
-        let mut captures = Vec::with_capacity(self.names.len());
+        let mut captures = Captures::new();
         for (segment, given) in self.segments.iter().zip(path) {
             match segment {
                 Segment::Literal(literal) if **given == **literal => {}
                 // Nothing is named by an empty segment: `/data/` is the parent of all, not an object.
-                Segment::Capture if !given.is_empty() => captures.push(&**given),
+                Segment::Capture if !given.is_empty() => captures.push(given),
                 Segment::Literal(_) | Segment::Capture => return None,
             }
         }
@@ -124,7 +130,7 @@ impl PathTemplate {
 
     /// Whether what fits lies below this path: deeper, and the same as far as the path goes.
     #[must_use]
-    pub fn lies_below(&self, path: &[std::borrow::Cow<'_, str>]) -> bool {
+    pub fn lies_below(&self, path: &[Cow<'_, str>]) -> bool {
         let path = if path.last().is_some_and(|last| last.is_empty()) { &path[..path.len() - 1] } else { path };
         self.segments.len() > path.len()
             && self.segments.iter().zip(path).all(|(segment, given)| match segment {
@@ -201,28 +207,27 @@ impl ObjectTemplate {
 
     /// The object id that these captures name.
     #[must_use]
-    pub fn fill(&self, captures: &[&str]) -> String {
-        self.pieces
-            .iter()
-            .map(|piece| match piece {
-                Piece::Literal(text) => text.as_str(),
-                Piece::Capture(place) => captures[*place],
-            })
-            .collect()
+    pub fn fill<'p>(&'p self, captures: &[&Cow<'p, str>]) -> Cow<'p, str> {
+        let text = |piece: &'p Piece| match piece {
+            Piece::Literal(text) => Cow::Borrowed(text.as_str()),
+            Piece::Capture(place) => captures[*place].clone(),
+        };
+        match &self.pieces[..] {
+            [only] => text(only),
+            pieces => Cow::Owned(pieces.iter().map(text).collect()),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::borrow::Cow;
-
     use super::*;
 
     fn object(path: &str, object: &str, given: &str) -> Option<String> {
         let path = PathTemplate::parse(path).unwrap();
         let object = ObjectTemplate::parse(object, &path).unwrap();
         let segments: Vec<Cow<'_, str>> = given[1..].split('/').map(Cow::Borrowed).collect();
-        path.captures(&segments).map(|captures| object.fill(&captures))
+        path.captures(&segments).map(|captures| object.fill(&captures).into_owned())
     }
 
     #[test]

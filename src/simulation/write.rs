@@ -16,7 +16,7 @@ use crate::{
     failpoints::{self, Fault},
     fence::{
         BootMs, Denial, FenceToken, ObjectId, Record, Refusal, Ttl,
-        verdict::{self, Presented, Unusable, View},
+        verdict::{self, Permit, Unusable, View},
     },
     table::{
         codec::{Key, decode_record},
@@ -34,10 +34,11 @@ pub(super) struct Write {
     client: usize,
     object: ObjectId,
     seq: u64,
-    presented: Presented,
+    token: FenceToken,
     streams: bool,
     phase: Phase,
-    /// Where it is counted, once it was admitted.
+    /// Once it was admitted: by what right, and where it is counted.
+    permit: Option<Permit>,
     place: Option<Place>,
     stage: Option<Stage>,
     sent_at: BootMs,
@@ -85,9 +86,10 @@ impl World {
             client,
             object: token.object.clone(),
             seq: token.seq.get(),
-            presented: Presented::Token(token),
+            token,
             streams,
             phase: Phase::Judge,
+            permit: None,
             place: None,
             stage: None,
             sent_at: BootMs::default(),
@@ -149,11 +151,12 @@ impl World {
             return self.refuse(write, &Refusal::Unusable(Unusable::Table));
         }
         let (now, object) = (self.now(), write.object.clone());
-        let judge = |record: &_, sealed| verdict::judge(&object, View::Known { record, sealed }, &write.presented, now);
-        match records.stripes.admit(&object, judge) {
+        let text = write.token.expose();
+        let judge = |record: &_, sealed| verdict::judge_text(record, sealed, &text, now);
+        match records.stripes.admit(object.as_str(), judge) {
             None => Phase::Read(records.stripes.ticket(&object)),
-            Some(Ok((_permit, place))) => {
-                write.place = Some(place);
+            Some(Ok((permit, place))) => {
+                (write.permit, write.place) = (Some(permit), Some(place));
                 write.stage = Some(Stage::Waiting);
                 self.admitted(write, "admitted");
                 Phase::Held
@@ -180,9 +183,7 @@ impl World {
         self.say(format!("gate: write {} of {} at {} is refused: {code}", write.id, write.object, write.seq));
         if let Refusal::Ended { .. } | Refusal::Stale { .. } = refusal {
             self.oracle.over(&write.object, write.seq);
-            if let Presented::Token(token) = &write.presented {
-                self.clients[write.client].give_up(token);
-            }
+            self.clients[write.client].give_up(&write.token);
         }
         if let Refusal::Stale { fence, .. } | Refusal::Ahead { fence, .. } = refusal {
             let kept = self.oracle.fence_told(&write.object, fence.get());
@@ -196,15 +197,14 @@ impl World {
         if records.latched().is_some() {
             return Err(Refusal::Unusable(Unusable::Table).into());
         }
-        let (Some(place), Some(from)) = (write.place, &write.stage) else {
+        let (Some(permit), Some(place), Some(from)) = (&write.permit, write.place, &write.stage) else {
             return Err(Refusal::Unusable(Unusable::Table).into());
         };
         let now = self.now();
-        let judge =
-            |record: &_, sealed| verdict::judge(&write.object, View::Known { record, sealed }, &write.presented, now);
+        let judge = |record: &_, sealed| verdict::judge_again(View::Known { record, sealed }, permit, now);
         let judged = records.stripes.go_on(place, (from, &mut to), judge);
         if !failpoints::on(Fault::NoCommitCheck) {
-            let _same_again = judged?;
+            judged?;
         }
         write.stage = Some(to);
         Ok(())

@@ -2,13 +2,17 @@
 //!
 //! - [`Address`]: where it is.
 //! - [`pool`]: a worker's own connections to it.
+//! - [`link`]: one of them: sends a request, reads its answer. [`answer`], [`chunks`]: how answers are read.
 //! - [`body`]: what is sent.
 //!
 //! A write is never sent twice: nothing here tries again once a byte of it may have left.
 
+pub mod answer;
 pub mod body;
+pub mod chunks;
+mod counted;
+pub mod link;
 pub mod pool;
-pub mod wire;
 
 use std::path::PathBuf;
 

@@ -13,20 +13,16 @@ use std::{
     time::Duration,
 };
 
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
     sync::oneshot,
-    task::JoinHandle,
 };
 
 use super::{
     Address, Way,
-    body::StoreBody,
-    wire::{Counted, Watched, Wire},
+    counted::Counted,
+    link::{Io, Link, Wire},
 };
 use crate::{config::StoreSettings, fence::BootMs};
 
@@ -49,21 +45,16 @@ pub struct Pool {
 }
 
 struct Idle {
-    link: Link,
+    link: Box<Link>,
     since: BootMs,
 }
 
-/// A connection: the way to send on it, the task that carries it, and what has left on it.
-struct Link {
-    sender: SendRequest<StoreBody>,
-    task: JoinHandle<()>,
-    wire: Rc<Wire>,
-}
-
-/// One connection, in use by one request. Dropped, it is closed, whatever is going on on it.
+/// One connection, in use by one request. Dropped, it is closed, whatever is going on on it, and nothing
+/// more leaves on it.
 pub struct Lane {
-    link: Option<Link>,
-    was_idle: bool,
+    link: Option<Box<Link>>,
+    /// Since when it was idle, if it has carried another request before.
+    idle_since: Option<BootMs>,
     pool: Rc<Pool>,
 }
 
@@ -94,19 +85,24 @@ impl Pool {
 
     /// An idle connection or a new one; `None` where there are as many as may be.
     async fn lane_at_once(self: &Rc<Self>) -> Option<Result<Lane, NoLane>> {
+        if let Some(lane) = self.idle_lane() {
+            return Some(Ok(lane));
+        }
+        if self.open.get() < self.settings.connections_max {
+            return Some(self.connect().await);
+        }
+        None
+    }
+
+    /// An idle connection, if there is one that has not died.
+    #[must_use]
+    pub fn idle_lane(self: &Rc<Self>) -> Option<Lane> {
         loop {
-            if let Some(mut lane) = self.take_idle() {
-                // The last answer may have ended this very moment; a connection that died does not
-                // become ready, and is dropped.
-                if lane.sender().ready().await.is_ok() {
-                    return Some(Ok(lane));
-                }
-                continue;
+            let Idle { link, since } = self.idle.borrow_mut().pop()?;
+            let mut lane = Lane { link: Some(link), idle_since: Some(since), pool: Rc::clone(self) };
+            if !lane.link().is_dead() {
+                return Some(lane);
             }
-            if self.open.get() < self.settings.connections_max {
-                return Some(self.connect().await);
-            }
-            return None;
         }
     }
 
@@ -124,9 +120,12 @@ impl Pool {
         }
     }
 
-    fn take_idle(self: &Rc<Self>) -> Option<Lane> {
-        let Idle { link, .. } = self.idle.borrow_mut().pop()?;
-        Some(Lane { link: Some(link), was_idle: true, pool: Rc::clone(self) })
+    /// Takes over a connection that was made elsewhere.
+    pub fn adopt(self: &Rc<Self>, io: impl Io + 'static) {
+        self.open.set(self.open.get() + 1);
+        let wire = Rc::default();
+        let link = Box::new(Link::new(Counted::new(io, &wire), wire));
+        self.idle.borrow_mut().push(Idle { link, since: BootMs(u64::MAX) });
     }
 
     fn queue_up(self: &Rc<Self>, again: bool) -> Result<Turn, NoLane> {
@@ -159,7 +158,7 @@ impl Pool {
     async fn connect(self: &Rc<Self>) -> Result<Lane, NoLane> {
         self.open.set(self.open.get() + 1);
         // From here on the lane's drop counts the connection out, also if connecting fails.
-        let mut lane = Lane { link: None, was_idle: false, pool: Rc::clone(self) };
+        let mut lane = Lane { link: None, idle_since: None, pool: Rc::clone(self) };
         let patience = Duration::from_millis(self.settings.connect_timeout_ms);
         let connected = tokio::time::timeout(patience, Box::pin(dial(&self.way, &self.settings))).await;
         match connected {
@@ -183,7 +182,7 @@ impl Pool {
     pub fn tidy(&self, now: BootMs) {
         let patience = self.settings.idle_timeout_ms;
         let before = self.idle.borrow().len();
-        self.idle.borrow_mut().retain(|idle| now.since(idle.since) < patience && !idle.link.sender.is_closed());
+        self.idle.borrow_mut().retain_mut(|idle| now.since(idle.since) < patience && !idle.link.is_dead());
         let gone = before - self.idle.borrow().len();
         (0..gone).for_each(|_| self.closed());
     }
@@ -219,23 +218,17 @@ impl Drop for Turn {
     }
 }
 
-async fn dial(way: &Way, settings: &StoreSettings) -> io::Result<Link> {
+async fn dial(way: &Way, settings: &StoreSettings) -> io::Result<Box<Link>> {
     let wire = Rc::<Wire>::default();
-    match &way.address {
-        Address::Tcp { host, port } => {
-            let stream = Counted::new(connect(host, *port, settings).await?, &wire);
-            shake_hands(stream, wire).await
-        }
+    Ok(Box::new(match &way.address {
+        Address::Tcp { host, port } => Link::new(Counted::new(connect(host, *port, settings).await?, &wire), wire),
         Address::Tls { host, port } => {
             let stream = Counted::new(connect(host, *port, settings).await?, &wire);
             let tls = way.tls.as_ref().ok_or_else(|| io::Error::other("no TLS was set up for this store"))?;
-            shake_hands(tls.connect(stream).await?, wire).await
+            Link::new(tls.connect(stream).await?, wire)
         }
-        Address::Unix(path) => {
-            let stream = Counted::new(UnixStream::connect(path).await?, &wire);
-            shake_hands(stream, wire).await
-        }
-    }
+        Address::Unix(path) => Link::new(Counted::new(UnixStream::connect(path).await?, &wire), wire),
+    }))
 }
 
 /// A connection on which nothing is delivered long after it is closed: what the kernel still holds then
@@ -252,49 +245,28 @@ async fn connect(host: &str, port: u16, settings: &StoreSettings) -> io::Result<
     Ok(stream)
 }
 
-async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin + 'static>(stream: S, wire: Rc<Wire>) -> io::Result<Link> {
-    let stream = Watched::new(stream, &wire);
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-    let task = tokio::task::spawn_local(async move {
-        // Whoever uses it is told what went wrong.
-        let _ = connection.await;
-    });
-    Ok(Link { sender, task, wire })
-}
-
 impl Lane {
-    fn link(&mut self) -> &mut Link {
+    /// The connection.
+    pub fn link(&mut self) -> &mut Link {
         self.link.as_mut().expect("a lane is only handed out with a connection in it")
-    }
-
-    /// The way to send.
-    pub fn sender(&mut self) -> &mut SendRequest<StoreBody> {
-        &mut self.link().sender
-    }
-
-    /// What goes on on this connection.
-    pub fn wire(&mut self) -> Rc<Wire> {
-        Rc::clone(&self.link().wire)
     }
 
     /// Whether it has carried another request before.
     #[must_use]
     pub fn was_idle(&self) -> bool {
-        self.was_idle
+        self.idle_since.is_some()
     }
 
-    /// Closes the connection, whatever is going on on it. When this returns, nothing more leaves on it.
-    pub async fn close(mut self) {
-        if let Some(Link { task, .. }) = self.link.take() {
-            task.abort();
-            // Ended by the abort, or before.
-            let _ = task.await;
-        }
+    /// It was not used after all.
+    pub fn put_back(self, now: BootMs) {
+        let since = self.idle_since.unwrap_or(now);
+        self.give_back(since);
     }
 
-    /// The answer has been read to its end: others may use the connection.
+    /// The answer has been read to its end: others may use the connection, if it can be used again.
     pub fn give_back(mut self, now: BootMs) {
-        if let Some(link) = self.link.take().filter(|link| !link.sender.is_closed()) {
+        if let Some(mut link) = self.link.take().filter(|link| link.is_reusable()) {
+            link.rest();
             self.pool.idle.borrow_mut().push(Idle { link, since: now });
             // It is still open: the drop that follows must not count it out.
             self.pool.open.set(self.pool.open.get() + 1);
@@ -304,10 +276,7 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        if let Some(link) = self.link.take() {
-            // A body that waits for ever would keep the connection open.
-            link.task.abort();
-        }
+        self.link = None;
         self.pool.closed();
     }
 }

@@ -138,7 +138,17 @@ impl Flight {
     }
 
     pub(super) fn admit(&mut self) {
-        self.waiting += 1;
+        if !failpoints::on(Fault::NoBarrier) {
+            self.waiting += 1;
+        }
+    }
+
+    /// A write is admitted, and may land from this moment on.
+    pub(super) fn admit_committed(&mut self) -> Stage {
+        if !failpoints::on(Fault::NoBarrier) {
+            self.committed += 1;
+        }
+        self.committed_now()
     }
 
     /// A write goes on to another stage.

@@ -105,6 +105,12 @@ impl Entered {
         }
     }
 
+    /// Whether something of it may be on its way to the store.
+    #[must_use]
+    pub fn is_at_risk(&self) -> bool {
+        self.at_risk.get()
+    }
+
     /// From here on something of it may be sent.
     pub fn begin(&self) {
         self.at_risk.set(true);

@@ -91,10 +91,10 @@ impl MemoryTable {
     }
 }
 
-fn apply(map: &mut BTreeMap<Vec<u8>, Vec<u8>>, changes: &[(Vec<u8>, Option<Vec<u8>>)]) {
-    for (key, value) in changes {
+fn apply(map: &mut BTreeMap<Vec<u8>, Vec<u8>>, batch: &Batch) {
+    for (key, value) in batch.changes() {
         match value {
-            Some(value) => map.insert(key.clone(), value.clone()),
+            Some(value) => map.insert(key.to_vec(), value.to_vec()),
             None => map.remove(key),
         };
     }
@@ -124,8 +124,7 @@ impl Table for MemoryTable {
         if fault == Some(DiskFault::Write) {
             return Err(TableFault::Write("the test's disk is full".to_owned()));
         }
-        let changes: Vec<_> = batch.into_changes().collect();
-        apply(&mut disk.visible, &changes);
+        apply(&mut disk.visible, &batch);
         if fault == Some(DiskFault::Sync) {
             return Err(TableFault::Write("the test's disk did not sync".to_owned()));
         }
@@ -135,7 +134,7 @@ impl Table for MemoryTable {
             disk = self.changed.wait(disk).unwrap_or_else(PoisonError::into_inner);
         }
         disk.held -= 1;
-        apply(&mut disk.synced, &changes);
+        apply(&mut disk.synced, &batch);
         Ok(())
     }
 

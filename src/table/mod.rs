@@ -32,7 +32,7 @@ pub mod stripes;
 mod sync;
 pub mod verify;
 
-use std::path::Path;
+use std::{ops::Range, path::Path};
 
 use thiserror::Error;
 
@@ -56,19 +56,38 @@ impl From<codec::CodecFault> for TableFault {
 /// One key and its value.
 pub type Row = (Vec<u8>, Vec<u8>);
 
-/// Changes that become durable together, or not at all.
+/// Changes that become durable together, or not at all. All their bytes lie in one buffer: a round of the
+/// ledger has a thousand of them.
 #[derive(Debug, Default)]
 pub struct Batch {
-    changes: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+    bytes: Vec<u8>,
+    changes: Vec<Change>,
+}
+
+/// A key, and the value behind it where there is one.
+#[derive(Debug)]
+struct Change {
+    key: Range<usize>,
+    value: Option<Range<usize>>,
 }
 
 impl Batch {
-    pub fn put(&mut self, key: &codec::Key, value: Vec<u8>) {
-        self.changes.push((key.encode(), Some(value)));
+    pub fn put(&mut self, key: &codec::Key, value: impl AsRef<[u8]>) {
+        let key = self.add_key(key);
+        let begin = self.bytes.len();
+        self.bytes.extend_from_slice(value.as_ref());
+        self.changes.push(Change { key, value: Some(begin..self.bytes.len()) });
     }
 
     pub fn delete(&mut self, key: &codec::Key) {
-        self.changes.push((key.encode(), None));
+        let key = self.add_key(key);
+        self.changes.push(Change { key, value: None });
+    }
+
+    fn add_key(&mut self, key: &codec::Key) -> Range<usize> {
+        let begin = self.bytes.len();
+        key.encode_into(&mut self.bytes);
+        begin..self.bytes.len()
     }
 
     #[must_use]
@@ -76,9 +95,22 @@ impl Batch {
         self.changes.is_empty()
     }
 
+    /// How many changes there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.changes.len()
+    }
+
+    /// How many bytes their keys and values have.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// The changes in their order; no value means deleted.
-    pub fn into_changes(self) -> impl Iterator<Item = (Vec<u8>, Option<Vec<u8>>)> {
-        self.changes.into_iter()
+    pub fn changes(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        let bytes = |range: &Range<usize>| &self.bytes[range.clone()];
+        self.changes.iter().map(move |change| (bytes(&change.key), change.value.as_ref().map(bytes)))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use super::{
     Table, TableFault,
     codec::{Context, Family, Key, RequestRow, decode_index, decode_lease, decode_record},
-    stripes::Stripes,
+    stripes::{Stripes, Ticket},
 };
 use crate::{
     failpoints::{self, Point},
@@ -84,23 +84,26 @@ impl Records {
                 return Ok(record);
             }
             let ticket = self.stripes.ticket(object);
-            let record = self.read_row(object)?;
-            failpoints::reach(Point::Loaded);
-            let left_draining = matches!(record.state, State::Draining { .. });
-            // Taken or not, what is in memory then serves: it may have been published meanwhile.
-            self.stripes.offer(record, &ticket);
-            if left_draining {
-                // Of an earlier run: records that drain stay in memory.
-                self.stripes.look_at(object.clone());
-            }
+            let row = self.table.get(&Key::Record(object.clone()).encode())?;
+            self.load(object, row.as_deref(), &ticket)?;
         }
     }
 
-    fn read_row(&self, object: &ObjectId) -> Result<Record, TableFault> {
-        match self.table.get(&Key::Record(object.clone()).encode())? {
-            Some(value) => Ok(decode_record(object.clone(), &value, &self.context)?),
-            None => Ok(Record::unknown(object.clone(), self.context.incarnation)),
+    /// Offers a row that was read, or that there is none. Taken or not, what is in memory then serves: it
+    /// may have been published meanwhile.
+    fn load(&self, object: &ObjectId, row: Option<&[u8]>, ticket: &Ticket) -> Result<(), TableFault> {
+        let record = match row {
+            Some(value) => decode_record(object.clone(), value, &self.context)?,
+            None => Record::unknown(object.clone(), self.context.incarnation),
+        };
+        failpoints::reach(Point::Loaded);
+        let left_draining = matches!(record.state, State::Draining { .. });
+        self.stripes.offer(record, ticket);
+        if left_draining {
+            // Of an earlier run: records that drain stay in memory.
+            self.stripes.look_at(object.clone());
         }
+        Ok(())
     }
 
     /// Judges a token without admitting a write. Loads the record if it has to.
@@ -108,7 +111,7 @@ impl Records {
     /// # Errors
     /// As [`verdict::judge`]; a table that is shut or unreadable denies.
     pub fn judge(&self, object: &ObjectId, presented: &Presented, now: Now) -> Result<Permit, Denial> {
-        let unusable = |unusable| verdict::judge(object, View::Unusable(unusable), presented, now);
+        let unusable = |unusable| verdict::judge(View::Unusable(unusable), presented, now);
         if self.latched().is_some() {
             return unusable(Unusable::Table);
         }
@@ -121,7 +124,7 @@ impl Records {
                 // Evicted in the blink of an eye: deny, the caller may come again.
                 None => View::Unusable(Unusable::Table),
             };
-            verdict::judge(object, view, presented, now)
+            verdict::judge(view, presented, now)
         })
     }
 

@@ -21,8 +21,8 @@ use std::{
 };
 
 use rocksdb::{
-    BlockBasedOptions, Cache, DB, DBRecoveryMode, Direction, ErrorKind, IteratorMode, Options, ReadOptions, WriteBatch,
-    WriteOptions, checkpoint::Checkpoint,
+    BlockBasedIndexType, BlockBasedOptions, Cache, DB, DBRecoveryMode, DataBlockIndexType, Direction, ErrorKind,
+    IteratorMode, Options, ReadOptions, WriteBatch, WriteOptions, checkpoint::Checkpoint,
 };
 
 use super::{Batch, Row, Table, TableFault, logs};
@@ -40,6 +40,7 @@ pub enum Recovered {
 /// An open RocksDB, until it is closed.
 pub struct RocksTable {
     db: RwLock<Option<DB>>,
+    reading: ReadOptions,
     reads: AtomicU64,
 }
 
@@ -52,6 +53,9 @@ pub struct RocksStats {
 
 /// Says that the table's log lost its tail and no new incarnation has begun yet.
 const TAIL_LOST: &str = "TAIL_LOST";
+/// What RocksDB adds to a batch, and to each row of it, at most.
+const BATCH_HEAD: usize = 12;
+const BATCH_ROW: usize = 16;
 const BLOCK_CACHE_BYTES: usize = 32 << 20;
 const WRITE_BUFFER_BYTES: usize = 16 << 20;
 
@@ -75,6 +79,11 @@ fn options(create: bool) -> Options {
     // Filters and indexes live in the bounded cache too: memory does not grow with the table.
     blocks.set_cache_index_and_filter_blocks(true);
     blocks.set_pin_l0_filter_and_index_blocks_in_cache(true);
+    // In parts, of which a read needs one: whole ones grow with the table, and push each other out.
+    blocks.set_index_type(BlockBasedIndexType::TwoLevelIndexSearch);
+    blocks.set_partition_filters(true);
+    blocks.set_pin_top_level_index_and_filter(true);
+    blocks.set_data_block_index_type(DataBlockIndexType::BinaryAndHash);
     options.set_block_based_table_factory(&blocks);
     options
 }
@@ -101,7 +110,7 @@ fn note_lost_tail(folder: &Path, why: &str) -> Result<(), TableFault> {
 
 impl RocksTable {
     fn new(db: DB) -> Self {
-        Self { db: RwLock::new(Some(db)), reads: AtomicU64::new(0) }
+        Self { db: RwLock::new(Some(db)), reading: ReadOptions::default(), reads: AtomicU64::new(0) }
     }
 
     fn with<R>(&self, use_it: impl FnOnce(&DB) -> Result<R, TableFault>) -> Result<R, TableFault> {
@@ -216,7 +225,10 @@ impl RocksTable {
 impl Table for RocksTable {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, TableFault> {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        self.with(|db| db.get(key).map_err(|error| read_fault(&error)))
+        self.with(|db| {
+            let value = db.get_pinned_opt(key, &self.reading).map_err(|error| read_fault(&error))?;
+            Ok(value.map(|value| value.to_vec()))
+        })
     }
 
     fn scan(&self, from: &[u8], until: &[u8], limit: usize) -> Result<Vec<Row>, TableFault> {
@@ -234,8 +246,8 @@ impl Table for RocksTable {
     }
 
     fn commit(&self, batch: Batch) -> Result<(), TableFault> {
-        let mut writes = WriteBatch::default();
-        for (key, value) in batch.into_changes() {
+        let mut writes = WriteBatch::with_capacity_bytes(BATCH_HEAD + batch.bytes() + BATCH_ROW * batch.len());
+        for (key, value) in batch.changes() {
             match value {
                 Some(value) => writes.put(key, value),
                 None => writes.delete(key),
@@ -259,5 +271,76 @@ impl Table for RocksTable {
 
     fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        fence::ObjectId,
+        table::codec::{Key, encode_index},
+    };
+
+    fn key(n: u64) -> Key {
+        Key::Record(ObjectId::new(&format!("/tenants/{}/objects/{n}", n % 7)).unwrap())
+    }
+
+    /// What is written of an object the `turn`th time. The table does not ask what it means.
+    fn value(n: u64, turn: u64) -> Vec<u8> {
+        let object = ObjectId::new(&format!("{n}-{}", "x".repeat(100))).unwrap();
+        encode_index(&object, crate::fence::LeaseSeq::new(turn).unwrap())
+    }
+
+    const OBJECTS: u64 = 20_000;
+    const TURNS: u64 = 4;
+
+    /// The turn in which an object is written last: older values lie in older files below it.
+    fn last_turn(n: u64) -> u64 {
+        1 + n % TURNS
+    }
+
+    fn fill(folder: &Path) {
+        let table = RocksTable::create(folder).unwrap();
+        for turn in 1..=TURNS {
+            let mut batch = Batch::default();
+            for n in (0..OBJECTS).filter(|n| last_turn(*n) >= turn) {
+                batch.put(&key(n), value(n, turn));
+            }
+            table.commit(batch).unwrap();
+            table.flush().unwrap();
+        }
+    }
+
+    #[test]
+    fn what_was_written_last_is_read_and_what_was_not_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        fill(folder.path());
+        let (table, _) = RocksTable::open(folder.path()).unwrap();
+        for n in 0..OBJECTS {
+            assert_eq!(table.get(&key(n).encode()).unwrap(), Some(value(n, last_turn(n))), "object {n}");
+            assert_eq!(table.get(&key(OBJECTS + n).encode()).unwrap(), None, "object {n}");
+        }
+    }
+
+    #[test]
+    fn what_was_just_written_or_deleted_is_read_so() {
+        let folder = tempfile::tempdir().unwrap();
+        fill(folder.path());
+        let (table, _) = RocksTable::open(folder.path()).unwrap();
+        let mut batch = Batch::default();
+        batch.put(&key(1), value(1, 9));
+        batch.delete(&key(2));
+        table.commit(batch).unwrap();
+        assert_eq!(table.get(&key(1).encode()).unwrap(), Some(value(1, 9)));
+        assert_eq!(table.get(&key(2).encode()).unwrap(), None);
+    }
+
+    #[test]
+    fn a_closed_table_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let table = RocksTable::create(folder.path()).unwrap();
+        table.close();
+        assert!(table.get(b"r").is_err());
     }
 }

@@ -23,11 +23,14 @@ use super::{
     Plane, Worker,
     connection::{Connections, serve},
 };
-use crate::{config::GateSettings, metrics::Standing};
+use crate::{
+    config::GateSettings,
+    metrics::{RouteTally, Standing},
+};
 
 const BACKLOG: i32 = 4_096;
 /// How often a worker looks at its connections.
-const TICK: Duration = Duration::from_millis(100);
+pub const TICK: Duration = Duration::from_millis(100);
 /// After a failed accept: file descriptors may have run out.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -41,12 +44,17 @@ pub fn bind(settings: &GateSettings) -> io::Result<Vec<StdListener>> {
     first.set_reuse_port(true)?;
     let first = StdListener::from(first);
     let address = first.local_addr()?;
-    let workers = match settings.workers {
+    let others = (1..workers(settings)).map(|_| listen(address, true).map(StdListener::from));
+    std::iter::once(Ok(first)).chain(others).collect()
+}
+
+/// How many workers there are.
+#[must_use]
+pub fn workers(settings: &GateSettings) -> usize {
+    match settings.workers {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         given => given,
-    };
-    let others = (1..workers).map(|_| listen(address, true).map(StdListener::from));
-    std::iter::once(Ok(first)).chain(others).collect()
+    }
 }
 
 fn listen(address: SocketAddr, share: bool) -> io::Result<Socket> {
@@ -108,12 +116,16 @@ async fn accept(worker: &Rc<Worker>, connections: &Connections, listener: StdLis
         }
     };
     loop {
-        if !worker.plane.has_room(worker.outfit().plan.settings.connections_max) {
+        if !worker.plane.has_room(&worker.outfit().plan) {
             tokio::time::sleep(PAUSE).await;
             continue;
         }
         match listener.accept().await {
-            Ok((stream, peer)) => serve(worker, connections, stream, peer),
+            Ok((stream, peer)) => {
+                // A socket that cannot be set up is closed by the first use.
+                let _ = stream.set_nodelay(true);
+                serve(worker, connections, stream, peer);
+            }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(PAUSE).await;
@@ -130,8 +142,11 @@ async fn ticks(worker: &Rc<Worker>, connections: &Connections) {
 }
 
 fn tick(worker: &Worker, connections: &Connections) {
-    let (outfit, now) = (worker.outfit(), worker.plane.gate.now().boot);
-    worker.now.set(now);
+    let (outfit, stopwatch) = (worker.outfit(), worker.watch());
+    let now = worker.now();
+    // Behind a reload, everyone looks whether their route is still the one they go by.
+    let is_new = worker.told.replace(outfit.plan.generation) != outfit.plan.generation;
+    worker.alarms.tick(stopwatch.begun(), is_new);
     outfit.pools.iter().for_each(|pool| pool.tidy(now));
     connections.close_stale(&outfit.plan.settings, now);
     let mut standing = Standing { connections: connections.len(), ..Standing::default() };
@@ -140,6 +155,7 @@ fn tick(worker: &Worker, connections: &Connections) {
         standing.store_busy += busy;
         standing.store_queue += queue;
     }
+    outfit.tallies.iter().for_each(RouteTally::add_up);
     worker.tally.add_up(worker.plane.metrics(), standing);
     worker.plane.metrics().held(worker.plane.held_bytes.load(Ordering::Relaxed));
 }

@@ -5,7 +5,7 @@
 //! comes, and the write stays in flight until its end.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::RefCell,
     collections::VecDeque,
     future::{Future, poll_fn},
     pin::Pin,
@@ -16,13 +16,21 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
-use tokio::time::Sleep;
 
-use super::{Worker, inflight::InFlight};
+use super::{
+    Worker,
+    alarms::Alarm,
+    forward::{Job, forward},
+    handle::Answered,
+    headers::strip_fence,
+    hold::Source,
+    passage::Passage,
+    plan::Outfit,
+    reply::Refused,
+};
 use crate::{
+    fence::Permit,
     store::{body::Cut, pool::Lane},
-    table::generation::Entered,
 };
 
 /// How much of a write's answer is read ahead of its client.
@@ -46,37 +54,82 @@ impl Drop for Carrying {
 
 /// An answer that was read ahead.
 pub enum Ahead {
-    Whole(VecDeque<Frame<Bytes>>),
+    Whole(Frames),
     /// There is more of it.
-    Part(VecDeque<Frame<Bytes>>, Incoming),
+    Part(Frames),
     Broken(String),
 }
 
+/// What has been read of an answer: most have one part.
+#[derive(Default)]
+pub struct Frames {
+    first: Option<Frame<Bytes>>,
+    more: VecDeque<Frame<Bytes>>,
+}
+
+impl Frames {
+    fn push(&mut self, frame: Frame<Bytes>) {
+        if self.first.is_none() && self.more.is_empty() {
+            self.first = Some(frame);
+        } else {
+            self.more.push_back(frame);
+        }
+    }
+
+    /// The only part, if there is one at most and it is data.
+    ///
+    /// # Errors
+    /// With all of it, where there is more to it.
+    pub fn into_only(mut self) -> Result<Option<Bytes>, Self> {
+        if !self.more.is_empty() {
+            return Err(self);
+        }
+        match self.first.take().map(Frame::into_data) {
+            None => Ok(None),
+            Some(Ok(data)) => Ok(Some(data).filter(|data| !data.is_empty())),
+            Some(Err(other)) => Err(Self { first: Some(other), ..self }),
+        }
+    }
+
+    fn pop(&mut self) -> Option<Frame<Bytes>> {
+        self.first.take().or_else(|| self.more.pop_front())
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Frame<Bytes>> {
+        self.first.iter().chain(&self.more)
+    }
+}
+
 /// Reads an answer ahead of its client.
-pub async fn read_ahead(mut incoming: Incoming, patience: Duration) -> Ahead {
-    let mut frames = VecDeque::new();
-    let mut size = 0;
-    let read = async {
-        while !incoming.is_end_stream() {
-            match poll_fn(|context| Pin::new(&mut incoming).poll_frame(context)).await {
-                None => break,
-                Some(Err(error)) => return Err(error.to_string()),
-                Some(Ok(frame)) => {
+pub async fn read_ahead(lane: &mut Lane, worker: &Worker, patience: impl Fn() -> Duration) -> Ahead {
+    let (mut frames, mut size) = (Frames::default(), 0);
+    // Most answers are there, so nobody waits.
+    let mut alarm: Option<Alarm> = None;
+    let read = poll_fn(|context| {
+        while !lane.link().is_over() {
+            match lane.link().poll_frame(context) {
+                Poll::Pending => {
+                    let alarm = alarm.get_or_insert_with(|| worker.alarms.set(patience()));
+                    return alarm.poll(context).map(|()| Err("it did not come to its end in time".to_owned()));
+                }
+                Poll::Ready(None) => break,
+                Poll::Ready(Some(Err(failed))) => return Poll::Ready(Err(failed.to_string())),
+                Poll::Ready(Some(Ok(mut frame))) => {
+                    frame.trailers_mut().into_iter().for_each(strip_fence);
                     size += frame.data_ref().map_or(0, Bytes::len);
-                    frames.push_back(frame);
+                    frames.push(frame);
                     if size > AHEAD_BYTES {
-                        return Ok(false);
+                        break;
                     }
                 }
             }
         }
-        Ok(true)
-    };
-    match tokio::time::timeout(patience, read).await {
-        Ok(Ok(true)) => Ahead::Whole(frames),
-        Ok(Ok(false)) => Ahead::Part(frames, incoming),
-        Ok(Err(why)) => Ahead::Broken(why),
-        Err(_) => Ahead::Broken("it did not come to its end in time".to_owned()),
+        Poll::Ready(Ok(()))
+    });
+    match read.await {
+        Ok(()) if lane.link().is_over() => Ahead::Whole(frames),
+        Ok(()) => Ahead::Part(frames),
+        Err(why) => Ahead::Broken(why),
     }
 }
 
@@ -84,12 +137,10 @@ pub async fn read_ahead(mut incoming: Incoming, patience: Duration) -> Ahead {
 pub struct Carried {
     pub worker: Rc<Worker>,
     pub lane: Lane,
-    pub is_write: bool,
     /// The connection can carry another request behind this one, and the write is settled by its answer.
     pub settles: bool,
-    pub in_flight: Option<Rc<InFlight>>,
-    /// The version of the route that it goes by.
-    pub entered: Option<Rc<Entered>>,
+    /// `None` for reads.
+    pub passage: Option<Rc<Passage>>,
 }
 
 impl Carried {
@@ -98,67 +149,80 @@ impl Carried {
         if !self.settles {
             return self.lose();
         }
-        if let Some(in_flight) = &self.in_flight {
-            in_flight.settle();
-        }
-        self.entered.inspect(|entered| entered.settle());
-        self.lane.give_back(self.worker.now.get());
+        self.passage.inspect(|passage| passage.settle());
+        self.lane.give_back(self.worker.now());
     }
 
     /// The answer will not come to its end: the write is unknown from when its connection is closed.
     fn lose(self) {
-        if !self.is_write {
-            return;
+        let Self { worker, lane, passage, .. } = self;
+        drop(lane);
+        if let Some(passage) = passage {
+            worker.plane.metrics().unknown();
+            passage.lose();
         }
-        let Self { worker, lane, in_flight, entered, .. } = self;
-        worker.plane.metrics().unknown();
-        if worker.stopping.get() {
-            return;
-        }
-        let carrying = Carrying::new(&worker);
-        tokio::task::spawn_local(async move {
-            lane.close().await;
-            entered.inspect(|entered| entered.lose());
-            in_flight.inspect(|in_flight| in_flight.lose());
-            drop(carrying);
-        });
     }
 }
 
 /// A store's answer, on its way to the client: what was read ahead, then the rest as it comes. If the
 /// client goes away first, a write's answer is read on without it.
 pub struct StoreReply {
-    ahead: VecDeque<Frame<Bytes>>,
-    incoming: Option<Incoming>,
+    ahead: Frames,
     /// Shared with the deadline of a write's answer, which runs whether or not the client reads.
-    carried: Rc<RefCell<Option<Carried>>>,
+    rest: Rc<RefCell<Rest>>,
     patience: Duration,
-    /// A read's answer must be over by then, a read's must have gone on; set when it is waited for.
-    alarm: Option<Pin<Box<Sleep>>>,
+    /// A write's answer must be over by then; a read's must have gone on, and its alarm is set when it is
+    /// waited for.
+    alarm: Option<Alarm>,
 }
+
+/// What is not here yet.
+#[allow(clippy::large_enum_variant, reason = "there is one per answer, and it is shared")]
+enum Rest {
+    Coming(Carried),
+    Nothing,
+    /// It did not come, or not in time.
+    Lost,
+}
+
+impl Rest {
+    /// Takes it up, to be finished or lost.
+    fn take(&mut self, to: Self) -> Option<Carried> {
+        match std::mem::replace(self, to) {
+            Self::Coming(carried) => Some(carried),
+            before @ (Self::Nothing | Self::Lost) => {
+                *self = before;
+                None
+            }
+        }
+    }
+}
+
+const LATE: &str = "the store's answer did not come to its end in time";
 
 impl StoreReply {
     /// An answer that is here already.
     #[must_use]
-    pub fn whole(ahead: VecDeque<Frame<Bytes>>) -> Self {
-        Self { ahead, incoming: None, carried: Rc::default(), patience: Duration::ZERO, alarm: None }
+    pub fn whole(ahead: Frames) -> Self {
+        Self { ahead, rest: Rc::new(RefCell::new(Rest::Nothing)), patience: Duration::ZERO, alarm: None }
     }
 
     /// An answer of which the rest, or all, is still to come.
     #[must_use]
-    pub fn coming(ahead: VecDeque<Frame<Bytes>>, incoming: Incoming, carried: Carried, patience: Duration) -> Self {
-        let is_write = carried.is_write;
-        let carried = Rc::new(RefCell::new(Some(carried)));
-        if is_write {
-            let shared = Rc::downgrade(&carried);
+    pub fn coming(ahead: Frames, carried: Carried, patience: Duration) -> Self {
+        let deadline = || carried.passage.is_some().then(|| carried.worker.alarms.set(patience));
+        let (deadline, alarm) = (deadline(), deadline());
+        let rest = Rc::new(RefCell::new(Rest::Coming(carried)));
+        if let Some(mut deadline) = deadline {
+            let shared = Rc::downgrade(&rest);
             tokio::task::spawn_local(async move {
-                tokio::time::sleep(patience).await;
-                if let Some(late) = shared.upgrade().and_then(|shared| shared.borrow_mut().take()) {
+                poll_fn(|context| deadline.poll(context)).await;
+                if let Some(late) = shared.upgrade().and_then(|shared| shared.borrow_mut().take(Rest::Lost)) {
                     late.lose();
                 }
             });
         }
-        let mut reply = Self { ahead, incoming: Some(incoming), carried, patience, alarm: None };
+        let reply = Self { ahead, rest, patience, alarm };
         reply.finish_if_over();
         reply
     }
@@ -166,33 +230,59 @@ impl StoreReply {
     /// Whether all of it is here.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.incoming.is_none()
+        matches!(*self.rest.borrow(), Rest::Nothing)
     }
 
-    fn finish_if_over(&mut self) {
-        if self.incoming.as_ref().is_some_and(Body::is_end_stream) {
+    fn finish_if_over(&self) {
+        let is_over = match &mut *self.rest.borrow_mut() {
+            Rest::Coming(carried) => carried.lane.link().is_over(),
+            Rest::Nothing | Rest::Lost => false,
+        };
+        if is_over {
             self.finish();
         }
     }
 
-    fn finish(&mut self) {
-        let carried = self.carried.borrow_mut().take();
+    fn finish(&self) {
+        let carried = self.rest.borrow_mut().take(Rest::Nothing);
         if let Some(carried) = carried {
             carried.finish();
         }
     }
 
-    fn lose(&mut self) {
-        let carried = self.carried.borrow_mut().take();
+    fn lose(&self) {
+        let carried = self.rest.borrow_mut().take(Rest::Lost);
         if let Some(carried) = carried {
             carried.lose();
         }
     }
 
-    fn poll_alarm(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let patience = self.patience;
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-        alarm.as_mut().poll(context)
+    fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        let mut rest = self.rest.borrow_mut();
+        let carried = match &mut *rest {
+            Rest::Coming(carried) => carried,
+            Rest::Nothing => return Poll::Ready(None),
+            Rest::Lost => return Poll::Ready(Some(Err(LATE.into()))),
+        };
+        match carried.lane.link().poll_frame(context) {
+            Poll::Ready(frame) => {
+                if carried.passage.is_none() {
+                    // A read may take as long as it likes, as long as something comes.
+                    self.alarm = None;
+                }
+                Poll::Ready(frame.map(|frame| match frame {
+                    Ok(mut frame) => {
+                        frame.trailers_mut().into_iter().for_each(strip_fence);
+                        Ok(frame)
+                    }
+                    Err(failed) => Err(failed.to_string().into()),
+                }))
+            }
+            Poll::Pending => {
+                let alarm = self.alarm.get_or_insert_with(|| carried.worker.alarms.set(self.patience));
+                alarm.poll(context).map(|()| Some(Err(LATE.into())))
+            }
+        }
     }
 }
 
@@ -201,48 +291,36 @@ impl Body for StoreReply {
     type Error = Cut;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-        if let Some(frame) = self.ahead.pop_front() {
+        if let Some(frame) = self.ahead.pop() {
             return Poll::Ready(Some(Ok(frame)));
         }
-        let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
-        let frame = Pin::new(incoming).poll_frame(context);
+        let frame = self.poll_rest(context);
         match &frame {
             Poll::Ready(None) => self.finish(),
-            // Nothing comes behind trailers.
-            Poll::Ready(Some(Ok(frame))) if frame.is_trailers() => self.finish(),
-            Poll::Ready(Some(Ok(_))) => {
-                // A read may take as long as it likes, as long as something comes.
-                self.alarm = None;
-                self.finish_if_over();
-            }
+            Poll::Ready(Some(Ok(_))) => self.finish_if_over(),
             // The connection is of no more use.
             Poll::Ready(Some(Err(_))) => self.lose(),
-            Poll::Pending => {
-                let is_read = self.carried.borrow().as_ref().is_some_and(|carried| !carried.is_write);
-                if is_read && self.poll_alarm(context).is_ready() {
-                    self.lose();
-                    return Poll::Ready(Some(Err("the store's answer did not come to its end in time".into())));
-                }
-            }
+            Poll::Pending => {}
         }
-        frame.map_err(Into::into)
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ahead.is_empty() && self.incoming.as_ref().is_none_or(Body::is_end_stream)
+        self.ahead.iter().next().is_none() && self.is_whole()
     }
 
     fn size_hint(&self) -> SizeHint {
         let ahead: u64 = self.ahead.iter().filter_map(Frame::data_ref).map(|bytes| bytes.len() as u64).sum();
-        let rest = match &self.incoming {
-            None if self.ahead.iter().any(Frame::is_trailers) => SizeHint::default(),
-            None => SizeHint::with_exact(0),
-            Some(incoming) => incoming.size_hint(),
+        let rest = match &mut *self.rest.borrow_mut() {
+            Rest::Nothing if self.ahead.iter().any(Frame::is_trailers) => None,
+            Rest::Nothing => Some(0),
+            Rest::Coming(carried) => carried.lane.link().to_come(),
+            Rest::Lost => None,
         };
         let mut hint = SizeHint::new();
-        hint.set_lower(rest.lower() + ahead);
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(upper + ahead);
+        hint.set_lower(ahead + rest.unwrap_or(0));
+        if let Some(rest) = rest {
+            hint.set_upper(ahead + rest);
         }
         hint
     }
@@ -250,12 +328,14 @@ impl Body for StoreReply {
 
 impl Drop for StoreReply {
     fn drop(&mut self) {
-        let carrying = match &*self.carried.borrow() {
-            Some(carried) if carried.is_write && !carried.worker.stopping.get() => Carrying::new(&carried.worker),
-            Some(_) | None => return,
+        let carrying = match &*self.rest.borrow() {
+            Rest::Coming(carried) if carried.passage.is_some() && !carried.worker.stopping.get() => {
+                Carrying::new(&carried.worker)
+            }
+            Rest::Coming(_) | Rest::Nothing | Rest::Lost => return,
         };
-        let (incoming, carried) = (self.incoming.take(), Rc::clone(&self.carried));
-        let mut rest = Self { ahead: VecDeque::new(), incoming, carried, patience: self.patience, alarm: None };
+        let (rest, patience, alarm) = (Rc::clone(&self.rest), self.patience, self.alarm.take());
+        let mut rest = Self { ahead: Frames::default(), rest, patience, alarm };
         tokio::task::spawn_local(async move {
             while let Some(Ok(_)) = poll_fn(|context| Pin::new(&mut rest).poll_frame(context)).await {}
             drop(carrying);
@@ -263,36 +343,49 @@ impl Drop for StoreReply {
     }
 }
 
-/// Work that goes on when nobody waits for it any more.
-pub struct CarryOn<F: Future + 'static> {
-    work: Option<Pin<Box<F>>>,
+/// Work on a write that goes on when nobody waits for it any more.
+pub struct CarryOn {
+    work: Option<Pin<Box<dyn Future<Output = Answered>>>>,
     worker: Rc<Worker>,
-    /// Something may have been sent: before that, there is nothing to carry on.
-    begun: Rc<Cell<bool>>,
+    /// Before something may have been sent, there is nothing to carry on.
+    passage: Rc<Passage>,
+    outfit: Rc<Outfit>,
+    route: usize,
 }
 
-impl<F: Future + 'static> CarryOn<F> {
-    pub fn new(worker: Rc<Worker>, begun: Rc<Cell<bool>>, work: F) -> Self {
-        Self { work: Some(Box::pin(work)), worker, begun }
+impl CarryOn {
+    /// Forwards a write.
+    #[must_use]
+    pub fn new(job: Box<Job>, passage: Rc<Passage>, route: usize, body: Source) -> Self {
+        let (worker, outfit) = (Rc::clone(&job.worker), Rc::clone(&job.outfit));
+        Self { work: Some(Box::pin(forward(job, body))), worker, passage, outfit, route }
+    }
+
+    /// A refusal, with what it is about.
+    fn about(&self, refused: Refused) -> Refused {
+        let permit = self.passage.permit();
+        let refused = refused.about(self.passage.object(), &self.outfit.plan.routes.all()[self.route].name);
+        refused.by(permit.map(|permit| permit.holder().clone()), permit.map(Permit::seq))
     }
 }
 
-impl<F: Future + 'static> Future for CarryOn<F> {
-    type Output = F::Output;
+impl Future for CarryOn {
+    type Output = Answered;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answered> {
         let Some(work) = &mut self.work else { return Poll::Pending };
         let done = work.as_mut().poll(context);
         if done.is_ready() {
             self.work = None;
         }
-        done
+        done.map_err(|refused| Box::new(self.about(*refused)))
     }
 }
 
-impl<F: Future + 'static> Drop for CarryOn<F> {
+impl Drop for CarryOn {
     fn drop(&mut self) {
-        if let Some(work) = self.work.take().filter(|_| self.begun.get() && !self.worker.stopping.get()) {
+        let may_have_left = self.passage.is_at_risk() && !self.worker.stopping.get();
+        if let Some(work) = self.work.take().filter(|_| may_have_left) {
             let carrying = Carrying::new(&self.worker);
             tokio::task::spawn_local(async move {
                 // What comes of it is for nobody; the write is settled by it.

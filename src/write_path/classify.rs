@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use http::{HeaderMap, Method, Uri, Version, header, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, header, request::Parts};
 
 use crate::{
     config::GateSettings,
@@ -15,9 +15,9 @@ use crate::{
 };
 
 /// Where a COPY or MOVE writes to.
-const DESTINATION: &str = "destination";
+const DESTINATION: HeaderName = HeaderName::from_static("destination");
 /// The header that carries a token.
-pub const FENCE_TOKEN: &str = "fence-token";
+pub const FENCE_TOKEN: HeaderName = HeaderName::from_static("fence-token");
 
 /// What a request is.
 #[derive(Debug)]
@@ -30,16 +30,51 @@ pub enum Class<'a> {
 #[derive(Debug)]
 pub struct Write<'a> {
     pub route: &'a Route,
-    pub target: Target,
+    pub target: Target<'a>,
     /// Where it writes to a second object: nearly always nothing.
-    pub others: Vec<Target>,
+    pub others: Vec<Target<'a>>,
+    /// The client may wait for a 100 Continue before it sends the body.
+    pub asks_first: bool,
 }
 
 /// An object that a write goes to, and the token that it brought for it.
 #[derive(Clone, Debug)]
-pub struct Target {
-    pub object: ObjectId,
-    pub presented: Presented,
+pub struct Target<'a> {
+    /// The object's id.
+    pub object: Cow<'a, str>,
+    pub brought: Brought<'a>,
+}
+
+/// What a write brought along for an object.
+#[derive(Clone, Debug)]
+pub enum Brought<'a> {
+    /// A token, as it came: whoever has the object's record knows the right one when they see it.
+    Text(&'a str),
+    Read(Presented),
+}
+
+impl Target<'_> {
+    /// The object's id, to be kept.
+    #[must_use]
+    pub fn id(&self) -> ObjectId {
+        ObjectId::new(&self.object).expect("a route names objects by valid ids only")
+    }
+
+    /// The same, to be kept.
+    #[must_use]
+    pub fn into_owned(self) -> Target<'static> {
+        let presented = self.presented();
+        Target { object: Cow::Owned(self.object.into_owned()), brought: Brought::Read(presented) }
+    }
+
+    /// What it presents for the object, read.
+    #[must_use]
+    pub fn presented(&self) -> Presented {
+        match &self.brought {
+            Brought::Text(text) => Presented::read(text, &self.object),
+            Brought::Read(presented) => presented.clone(),
+        }
+    }
 }
 
 /// Why a request is not forwarded, before any token is looked at.
@@ -62,18 +97,19 @@ fn invalid(field: &'static str, detail: &'static str) -> Unfit {
 ///
 /// # Errors
 /// With why it is not forwarded.
-pub fn classify<'a>(head: &Parts, routes: &'a Routes, limits: &GateSettings) -> Result<Class<'a>, Unfit> {
-    check_size(head, limits)?;
-    check_tunnel(head)?;
-    check_host(head)?;
-    check_override(&head.uri, &head.headers)?;
-    check_coding(&head.headers)?;
+pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) -> Result<Class<'a>, Unfit> {
+    let marks = Marks::of(&head.headers);
+    check_size(head, marks, limits)?;
+    check_tunnel(head, marks)?;
+    check_host(head, marks)?;
+    check_override(&head.uri, marks)?;
+    check_coding(&head.headers, marks)?;
     let segments = canonical::segments(head.uri.path());
     if is_read(&head.method) {
         let route = segments.ok().and_then(|segments| routes.find(&segments).map(|(route, _)| route.store));
         return Ok(Class::Read { store: route.unwrap_or(0) });
     }
-    check_rewrite(&head.headers)?;
+    check_rewrite(marks)?;
     let segments = segments.map_err(|why| {
         unfit(Code::PathAmbiguous, format!("two servers could read this path in two ways: {}", why.what()))
     })?;
@@ -81,14 +117,80 @@ pub fn classify<'a>(head: &Parts, routes: &'a Routes, limits: &GateSettings) -> 
     let (route, captures) = routes.find(&segments).ok_or_else(unmapped)?;
     let object = route.object(&captures).ok_or_else(unmapped)?;
     check_reach(&head.method, &segments, route, routes)?;
-    let second = destination(head, route, routes)?.filter(|second| *second != object);
+    let second = if marks.have(Marks::DESTINATION) { destination(head, route, routes)? } else { None };
+    let second = second.filter(|second| *second != object);
+    let asks_first = marks.have(Marks::EXPECT);
     Ok(Class::Write(match second {
-        None => Write { route, target: Target { object, presented: presented(&head.headers) }, others: vec![] },
+        None => {
+            let brought = brought(&head.headers, marks);
+            Write { route, target: Target { object, brought }, others: vec![], asks_first }
+        }
         Some(second) => {
-            let [target, other] = presented_for([object, second], &head.headers);
-            Write { route, target, others: vec![other] }
+            let [target, other] = presented_for([object, second], &head.headers, marks);
+            Write { route, target, others: vec![other], asks_first }
         }
     }))
+}
+
+/// Which headers a request has, of those that are looked at here, and how long all of them are: one pass
+/// for everything that is always, or nearly never there.
+#[derive(Clone, Copy, Default)]
+struct Marks<'a> {
+    bits: u16,
+    bytes: usize,
+    host: Option<&'a HeaderValue>,
+    token: Option<&'a HeaderValue>,
+}
+
+impl<'a> Marks<'a> {
+    const UPGRADE: u16 = 1;
+    const CODING: u16 = 1 << 1;
+    const OVERRIDE: u16 = 1 << 2;
+    const REWRITE: u16 = 1 << 3;
+    const DESTINATION: u16 = 1 << 4;
+    const TOKENS: u16 = 1 << 5;
+    const CONNECTION: u16 = 1 << 6;
+    const TRAILER: u16 = 1 << 7;
+    const AUTHORIZATION: u16 = 1 << 8;
+    const LENGTH: u16 = 1 << 9;
+    const HOSTS: u16 = 1 << 10;
+    const EXPECT: u16 = 1 << 11;
+
+    fn of(headers: &'a HeaderMap) -> Self {
+        let mut marks = Self::default();
+        for (name, value) in headers {
+            let name = name.as_str();
+            marks.bytes += name.len() + value.len();
+            marks.bits |= match name {
+                "upgrade" => Self::UPGRADE,
+                "transfer-encoding" => Self::CODING,
+                "destination" => Self::DESTINATION,
+                "fence-token" if marks.token.is_none() => {
+                    marks.token = Some(value);
+                    0
+                }
+                "fence-token" => Self::TOKENS,
+                "host" if marks.host.is_none() => {
+                    marks.host = Some(value);
+                    0
+                }
+                "host" => Self::HOSTS,
+                "connection" => Self::CONNECTION,
+                "trailer" => Self::TRAILER,
+                "authorization" => Self::AUTHORIZATION,
+                "content-length" => Self::LENGTH,
+                "expect" => Self::EXPECT,
+                other if is_one_of(other, &OVERRIDE_HEADERS) => Self::OVERRIDE,
+                other if is_one_of(other, &REWRITE_HEADERS) => Self::REWRITE,
+                _ => 0,
+            };
+        }
+        marks
+    }
+
+    fn have(self, which: u16) -> bool {
+        self.bits & which != 0
+    }
 }
 
 /// These methods write one resource; what others do to a path they may do to all that lies below it.
@@ -98,17 +200,17 @@ fn reaches_below(method: &Method) -> bool {
 
 /// A write must not reach objects that lie below its own.
 fn check_reach(method: &Method, path: &[Cow<'_, str>], route: &Route, routes: &Routes) -> Result<(), Unfit> {
-    match routes.below(path, route).filter(|_| reaches_below(method)) {
-        None => Ok(()),
-        Some(below) => Err(unfit(
-            Code::ObjectUnmapped,
-            format!("objects of route {:?} lie below this path; write to them one by one", below.name),
-        )),
+    if reaches_below(method)
+        && let Some(below) = routes.below(path, route)
+    {
+        let what = format!("objects of route {:?} lie below this path; write to them one by one", below.name);
+        return Err(unfit(Code::ObjectUnmapped, what));
     }
+    Ok(())
 }
 
 /// Where a write names a second path (COPY, MOVE): the object that it belongs to, by the same route.
-fn destination(head: &Parts, of: &Route, routes: &Routes) -> Result<Option<ObjectId>, Unfit> {
+fn destination(head: &Parts, of: &Route, routes: &Routes) -> Result<Option<Cow<'static, str>>, Unfit> {
     let mut destinations = head.headers.get_all(DESTINATION).iter();
     let (Some(destination), second) = (destinations.next(), destinations.next()) else { return Ok(None) };
     let ambiguous = || unfit(Code::PathAmbiguous, "two servers could read the Destination in two ways");
@@ -130,7 +232,7 @@ fn destination(head: &Parts, of: &Route, routes: &Routes) -> Result<Option<Objec
         && let Some(object) = route.object(&captures)
     {
         check_reach(&head.method, &segments, route, routes)?;
-        return Ok(Some(object));
+        return Ok(Some(Cow::Owned(object.into_owned())));
     }
     Err(unfit(Code::LeaseObjectMismatch, "the Destination belongs to another route, or to none"))
 }
@@ -139,18 +241,20 @@ fn is_read(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
-fn check_size(head: &Parts, limits: &GateSettings) -> Result<(), Unfit> {
+fn check_size(head: &Parts, marks: Marks<'_>, limits: &GateSettings) -> Result<(), Unfit> {
     let uri = head.uri.path_and_query().map_or(0, |path| path.as_str().len());
     if uri > limits.uri_bytes_max {
         return Err(unfit(Code::RequestLimit(Limit::Uri), "the URI is longer than gate.uri_bytes_max"));
     }
-    let headers: usize = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
-    if headers > limits.header_bytes_max {
+    if marks.bytes > limits.header_bytes_max {
         return Err(unfit(Code::RequestLimit(Limit::Headers), "the headers are larger than gate.header_bytes_max"));
+    }
+    if limits.body_bytes_max == 0 || !marks.have(Marks::LENGTH) {
+        return Ok(());
     }
     let length = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     match length {
-        Some(length) if limits.body_bytes_max > 0 && length > limits.body_bytes_max => {
+        Some(length) if length > limits.body_bytes_max => {
             Err(unfit(Code::RequestLimit(Limit::Body), "the body is larger than gate.body_bytes_max"))
         }
         Some::<u64>(_) | None => Ok(()),
@@ -158,12 +262,15 @@ fn check_size(head: &Parts, limits: &GateSettings) -> Result<(), Unfit> {
 }
 
 /// Behind a tunnel nobody sees what is written. An offer of h2c is not refused: it is not passed on.
-fn check_tunnel(head: &Parts) -> Result<(), Unfit> {
+fn check_tunnel(head: &Parts, marks: Marks<'_>) -> Result<(), Unfit> {
     if head.method == Method::CONNECT {
         return Err(unfit(Code::TunnelRefused, "no tunnel leads through a gate"));
     }
     if head.method == Method::TRACE {
         return Err(unfit(Code::TunnelRefused, "TRACE would show the store's view of the request, token and all"));
+    }
+    if !marks.have(Marks::UPGRADE) {
+        return Ok(());
     }
     let mut offers = head.headers.get_all(header::UPGRADE).iter();
     let only_h2c = offers.all(|offer| offer.as_bytes().eq_ignore_ascii_case(b"h2c"));
@@ -171,13 +278,11 @@ fn check_tunnel(head: &Parts) -> Result<(), Unfit> {
 }
 
 /// One host, and the same in the request line if it is there. HTTP/1.1 must name it.
-fn check_host(head: &Parts) -> Result<(), Unfit> {
-    let mut hosts = head.headers.get_all(header::HOST).iter();
-    let (host, second) = (hosts.next(), hosts.next());
-    if second.is_some() {
+fn check_host(head: &Parts, marks: Marks<'_>) -> Result<(), Unfit> {
+    if marks.have(Marks::HOSTS) {
         return Err(invalid("Host", "there is more than one Host"));
     }
-    match (head.uri.authority(), host) {
+    match (head.uri.authority(), marks.host) {
         (Some(authority), Some(host)) if !host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes()) => {
             Err(unfit(Code::PathAmbiguous, "the request line names another host than the Host header"))
         }
@@ -189,8 +294,8 @@ fn check_host(head: &Parts) -> Result<(), Unfit> {
 const OVERRIDE_HEADERS: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
 const OVERRIDE_KEYS: [&str; 4] = ["_method", "x-http-method-override", "x-http-method", "x-method-override"];
 
-fn check_override(uri: &Uri, headers: &HeaderMap) -> Result<(), Unfit> {
-    let in_header = headers.keys().any(|name| is_one_of(name.as_str(), &OVERRIDE_HEADERS));
+fn check_override(uri: &Uri, marks: Marks<'_>) -> Result<(), Unfit> {
+    let in_header = marks.have(Marks::OVERRIDE);
     let in_query = uri.query().is_some_and(|query| {
         form_urlencoded::parse(query.as_bytes())
             .any(|(key, _)| OVERRIDE_KEYS.iter().any(|name| key.eq_ignore_ascii_case(name)))
@@ -213,15 +318,18 @@ fn is_one_of(name: &str, names: &[&str]) -> bool {
 /// Headers by which some frameworks write to another path than the request's.
 const REWRITE_HEADERS: [&str; 2] = ["x-original-url", "x-rewrite-url"];
 
-fn check_rewrite(headers: &HeaderMap) -> Result<(), Unfit> {
-    if headers.keys().any(|name| is_one_of(name.as_str(), &REWRITE_HEADERS)) {
+fn check_rewrite(marks: Marks<'_>) -> Result<(), Unfit> {
+    if marks.have(Marks::REWRITE) {
         return Err(unfit(Code::PathAmbiguous, "a header names another path, which some servers would write to"));
     }
     Ok(())
 }
 
 /// A body must come as it is to be stored: only the chunks are taken off on the way.
-fn check_coding(headers: &HeaderMap) -> Result<(), Unfit> {
+fn check_coding(headers: &HeaderMap, marks: Marks<'_>) -> Result<(), Unfit> {
+    if !marks.have(Marks::CODING) {
+        return Ok(());
+    }
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     if codings.all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
         return Ok(());
@@ -229,24 +337,28 @@ fn check_coding(headers: &HeaderMap) -> Result<(), Unfit> {
     Err(invalid("Transfer-Encoding", "only chunked is understood; what is coded otherwise would be stored as it is"))
 }
 
-/// The token that a write presents. What stands in its way is a fault of the token.
-fn presented(headers: &HeaderMap) -> Presented {
-    match token_field(headers).and_then(|field| field.map(FenceToken::parse).transpose()) {
-        Ok(None) => Presented::Nothing,
-        Ok(Some(token)) => Presented::Token(token),
-        Err(fault) => Presented::Unreadable(fault),
+/// The token that a write brings for its object. What stands in its way is a fault of the token.
+fn brought<'a>(headers: &HeaderMap, marks: Marks<'a>) -> Brought<'a> {
+    match token_field(headers, marks) {
+        Ok(None) => Brought::Read(Presented::Nothing),
+        Ok(Some(text)) => Brought::Text(text),
+        Err(fault) => Brought::Read(Presented::Unreadable(fault)),
     }
 }
 
 /// The tokens that a write to several objects presents, one for each, in the order of the objects.
-fn presented_for<const N: usize>(mut objects: [ObjectId; N], headers: &HeaderMap) -> [Target; N] {
+fn presented_for<'a, const N: usize>(
+    mut objects: [Cow<'a, str>; N],
+    headers: &HeaderMap,
+    marks: Marks<'_>,
+) -> [Target<'a>; N] {
     objects.sort_unstable();
-    let tokens = token_field(headers).and_then(|field| {
+    let tokens = token_field(headers, marks).and_then(|field| {
         let tokens = field.into_iter().flat_map(|field| field.split(','));
         tokens.map(|token| FenceToken::parse(token.trim())).collect::<Result<Vec<_>, _>>()
     });
     let tokens = tokens.and_then(|tokens| {
-        let is_missing = |object: &ObjectId| tokens.iter().all(|token| token.object != *object);
+        let is_missing = |object: &Cow<'_, str>| tokens.iter().all(|token| token.object.as_str() != *object);
         // A token that is missing is told before one that is too many.
         let fits = tokens.len() <= N || objects.iter().any(is_missing);
         if fits { Ok(tokens) } else { Err(TokenFault::TooMany) }
@@ -255,41 +367,39 @@ fn presented_for<const N: usize>(mut objects: [ObjectId; N], headers: &HeaderMap
         let presented = match &tokens {
             Err(fault) => Presented::Unreadable(*fault),
             Ok(tokens) => {
-                let own = tokens.iter().find(|token| token.object == object);
-                own.map_or(Presented::Nothing, |token| Presented::Token(token.clone()))
+                let own = tokens.iter().find(|token| token.object.as_str() == object);
+                own.map_or(Presented::Nothing, |token| Presented::of(token, &token.object))
             }
         };
-        Target { object, presented }
+        Target { object, brought: Brought::Read(presented) }
     })
 }
 
 /// The one field that tokens come in.
-fn token_field(headers: &HeaderMap) -> Result<Option<&str>, TokenFault> {
-    let mut tokens = headers.get_all(FENCE_TOKEN).iter();
-    let (token, second) = (tokens.next(), tokens.next());
-    if second.is_some() {
+fn token_field<'a>(headers: &HeaderMap, marks: Marks<'a>) -> Result<Option<&'a str>, TokenFault> {
+    if marks.have(Marks::TOKENS) {
         return Err(TokenFault::Twice);
     }
-    if names(headers, header::CONNECTION.as_str()) {
+    if marks.have(Marks::CONNECTION) && names(headers, header::CONNECTION) {
         return Err(TokenFault::InConnection);
     }
-    if names(headers, header::TRAILER.as_str()) {
+    if marks.have(Marks::TRAILER) && names(headers, header::TRAILER) {
         return Err(TokenFault::InTrailer);
     }
-    if is_signed(headers) {
+    if marks.have(Marks::AUTHORIZATION) && is_signed(headers) {
         return Err(TokenFault::Signed);
     }
-    token.map(|token| token.to_str().map_err(|_| TokenFault::Shape)).transpose()
+    marks.token.map(|token| token.to_str().map_err(|_| TokenFault::Shape)).transpose()
 }
 
 /// Whether a list header names the token's.
-fn names(headers: &HeaderMap, list: &str) -> bool {
+fn names(headers: &HeaderMap, list: HeaderName) -> bool {
     headers
         .get_all(list)
         .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
-        .any(|name| name.trim().eq_ignore_ascii_case(FENCE_TOKEN))
+        .any(|name| name.trim().eq_ignore_ascii_case(FENCE_TOKEN.as_str()))
 }
 
 fn is_signed(headers: &HeaderMap) -> bool {
@@ -298,7 +408,7 @@ fn is_signed(headers: &HeaderMap) -> bool {
         .iter()
         .filter_map(|value| value.to_str().ok()?.split("SignedHeaders=").nth(1))
         .flat_map(|list| list.split([',', ' ']).next().unwrap_or("").split(';'))
-        .any(|name| name.trim().eq_ignore_ascii_case(FENCE_TOKEN))
+        .any(|name| name.trim().eq_ignore_ascii_case(FENCE_TOKEN.as_str()))
 }
 
 #[cfg(test)]

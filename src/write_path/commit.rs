@@ -19,18 +19,19 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
-use tokio::{sync::Notify, time::Sleep};
+use tokio::sync::Notify;
 
 use super::{
     Worker,
+    alarms::Alarm,
     classify::FENCE_TOKEN,
     headers::strip_fence,
     hold::{Share, discard},
-    inflight::InFlight,
+    passage::Passage,
 };
 use crate::{
     clock::Stopwatch,
-    store::{body::Cut, wire::Wire},
+    store::{body::Cut, link::Wire},
 };
 
 /// Why a body was broken off.
@@ -58,7 +59,7 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// How far a streamed body is. Shared by the body, which hyper owns, and whoever waits for the answer.
+/// How far a streamed body is. Shared by the body and whoever waits for the answer.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// Since when the whole body may go.
@@ -97,6 +98,12 @@ impl Progress {
 
     fn has_been_answered(&self) -> bool {
         self.wire.borrow().as_ref().is_some_and(|wire| wire.heard.get())
+    }
+
+    /// Notes why a body is broken off.
+    fn breaks(&self, why: Broken) -> Cut {
+        *self.broken.borrow_mut() = Some(why.clone());
+        Box::new(why)
     }
 
     #[must_use]
@@ -142,11 +149,11 @@ pub struct Upload {
     /// What may go.
     ready: VecDeque<Frame<Bytes>>,
     is_over: bool,
-    /// `None` for what nobody judges: reads, and writes of routes that do not look.
-    in_flight: Option<Rc<InFlight>>,
+    /// `None` for reads.
+    passage: Option<Rc<Passage>>,
     progress: Rc<Progress>,
     patience: Duration,
-    alarm: Option<Pin<Box<Sleep>>>,
+    alarm: Option<Alarm>,
 }
 
 /// What is known of a body that will be streamed.
@@ -170,7 +177,7 @@ enum Piece {
 
 impl Upload {
     #[must_use]
-    pub fn new(stream: Stream, in_flight: Option<Rc<InFlight>>, worker: Rc<Worker>) -> (Self, Rc<Progress>) {
+    pub fn new(stream: Stream, passage: Option<Rc<Passage>>, worker: Rc<Worker>) -> (Self, Rc<Progress>) {
         let Stream { first, share, rest, is_h2, length, asks_first, limit, patience } = stream;
         let progress = Rc::new(Progress::default());
         let upload = Self {
@@ -185,7 +192,7 @@ impl Upload {
             held_back: None,
             ready: VecDeque::new(),
             is_over: false,
-            in_flight,
+            passage,
             progress: Rc::clone(&progress),
             patience,
             alarm: None,
@@ -204,8 +211,8 @@ impl Upload {
             Poll::Pending => {
                 self.progress.waits_for_client.set(true);
                 let patience = self.patience;
-                let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-                ready!(alarm.as_mut().poll(context));
+                let alarm = self.alarm.get_or_insert_with(|| self.worker.alarms.set(patience));
+                ready!(alarm.poll(context));
                 return Poll::Ready(Err(Broken::Slow));
             }
             Poll::Ready(frame) => frame,
@@ -263,13 +270,14 @@ impl Upload {
         if self.progress.is_released() {
             return Ok(());
         }
-        if self.in_flight.is_some() && self.progress.has_been_answered() {
+        let is_judged = self.passage.as_ref().is_some_and(|passage| passage.is_judged());
+        if is_judged && self.progress.has_been_answered() {
             // Its end is never let go: an answer that came first is no answer to it.
             self.progress.park();
             return Ok(());
         }
-        if let Some(in_flight) = &self.in_flight {
-            in_flight.commit().map_err(|_| Broken::Denied)?;
+        if let Some(passage) = &self.passage {
+            passage.commit().map_err(|_| Broken::Denied)?;
         }
         self.progress.released.set(Some(Stopwatch::start()));
         self.progress.change.notify_one();
@@ -280,7 +288,7 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         if let Some(rest) = self.rest.take().filter(|_| !self.asks_first) {
-            discard(&self.worker, rest, self.is_h2);
+            discard(&self.worker, rest);
         }
     }
 }
@@ -293,8 +301,16 @@ impl Body for Upload {
         let upload = &mut *self;
         loop {
             if upload.progress.parked.get() {
-                // Its connection will be closed once the early answer has been read.
-                return Poll::Pending;
+                if upload.progress.has_been_answered() {
+                    // Its connection will be closed once the early answer has been read.
+                    return Poll::Pending;
+                }
+                // It was an interim answer, of which only a part was there.
+                upload.progress.parked.set(false);
+                if let Err(broken) = upload.commit() {
+                    return Poll::Ready(Some(Err(upload.progress.breaks(broken))));
+                }
+                continue;
             }
             if let Some(frame) = upload.ready.pop_front() {
                 return Poll::Ready(Some(Ok(frame)));
@@ -304,8 +320,7 @@ impl Body for Upload {
             }
             let taken = ready!(upload.poll_piece(context)).and_then(|piece| upload.take(piece));
             if let Err(broken) = taken {
-                *upload.progress.broken.borrow_mut() = Some(broken.clone());
-                return Poll::Ready(Some(Err(Box::new(broken))));
+                return Poll::Ready(Some(Err(upload.progress.breaks(broken))));
             }
         }
     }

@@ -8,25 +8,33 @@
 use std::{
     cell::{Cell, RefCell},
     convert::Infallible,
+    future::{Future, poll_fn},
     io,
     net::SocketAddr,
-    pin::Pin,
+    pin::{Pin, pin},
     rc::{Rc, Weak},
-    sync::atomic::Ordering,
-    task::{Context, Poll},
+    sync::{Arc, atomic::Ordering},
+    task::{Context, Poll, Wake, Waker},
 };
 
-use http::{Request, Version};
-use hyper::{body::Incoming, service::service_fn};
-use hyper_util::{rt::TokioIo, server::conn::auto};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-    sync::Notify,
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response, Version};
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::Service,
 };
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
-use super::{Worker, handle::handle, headers::Origin, plan::Plan};
-use crate::{config::GateSettings, fence::BootMs, metrics::add};
+use super::{
+    Worker,
+    handle::{Answering, answer},
+    headers::Origin,
+    plan::Plan,
+    reply::ReplyBody,
+};
+use crate::{config::GateSettings, fence::BootMs, metrics::add, table::stripes::Place};
 
 /// A worker's connections.
 #[derive(Default)]
@@ -58,14 +66,23 @@ pub struct Connection {
     /// HTTP/2 answers that are being taken: since when the client has asked for no more of each.
     replies: RefCell<Vec<Weak<Cell<BootMs>>>>,
     ending: Cell<Ending>,
-    told: Notify,
+    client: Rc<Client>,
+}
+
+/// What requests have to know of their connection. They may outlive it.
+pub struct Client {
+    pub origin: Origin,
+    /// Where the record of the last write was.
+    pub last_place: Cell<Option<Place>>,
+    /// Whoever serves the connection.
+    ear: RefCell<Option<Arc<Ear>>>,
 }
 
 /// The store, and not the client, is waited for.
 const NOT_THE_CLIENT: BootMs = BootMs(u64::MAX);
 
 impl Connection {
-    fn new(now: BootMs) -> Rc<Self> {
+    fn new(now: BootMs, origin: Origin) -> Rc<Self> {
         Rc::new(Self {
             active: Cell::new(0),
             head_begun: Cell::new(false),
@@ -75,7 +92,7 @@ impl Connection {
             blocked: Cell::new(None),
             replies: RefCell::default(),
             ending: Cell::new(Ending::No),
-            told: Notify::new(),
+            client: Rc::new(Client { origin, last_place: Cell::default(), ear: RefCell::default() }),
         })
     }
 
@@ -86,7 +103,50 @@ impl Connection {
 
     fn end(&self, how: Ending) {
         self.ending.set(how);
-        self.told.notify_one();
+        self.client.ear.borrow().as_ref().inspect(|ear| ear.task.wake_by_ref());
+    }
+
+    /// Whoever serves it wants to be told. Whether that is news.
+    fn watch(&self, context: &Context<'_>) -> bool {
+        let mut ear = self.client.ear.borrow_mut();
+        let is_known = ear.as_ref().is_some_and(|ear| ear.task.will_wake(context.waker()));
+        if !is_known {
+            *ear = Some(Arc::new(Ear { task: context.waker().clone() }));
+        }
+        !is_known
+    }
+
+    /// Does something on it, unless it has to end before that.
+    async fn unless_ended<T>(&self, work: impl Future<Output = Option<T>>) -> Option<T> {
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            self.watch(context);
+            if self.ending.get() == Ending::No { work.as_mut().poll(context) } else { Poll::Ready(None) }
+        })
+        .await
+    }
+
+    /// Serves it until it ends, or has to.
+    async fn serve<C: Future>(&self, mut serving: Pin<&mut C>, finish: impl Fn(Pin<&mut C>)) {
+        let (mut is_told, mut heard) = (false, None::<Waker>);
+        poll_fn(|context| {
+            if self.watch(context) || heard.is_none() {
+                heard = self.client.ear.borrow().clone().map(Waker::from);
+            }
+            match self.ending.get() {
+                Ending::No => {}
+                Ending::Soon if is_told => {}
+                Ending::Soon => {
+                    is_told = true;
+                    finish(serving.as_mut());
+                }
+                Ending::Now => return Poll::Ready(()),
+            }
+            // A connection that broke is the peer's affair.
+            let waker = heard.as_ref().unwrap_or(context.waker());
+            serving.as_mut().poll(&mut Context::from_waker(waker)).map(drop)
+        })
+        .await;
     }
 
     fn is_stale(&self, settings: &GateSettings, now: BootMs) -> bool {
@@ -109,6 +169,65 @@ impl Connection {
             (0, true) => settings.idle_timeout_ms,
         };
         now.since(self.since.get()) >= patience
+    }
+}
+
+impl Client {
+    /// Does something that wakes this very task. `needless`: whether that was without need.
+    pub fn quietly<T>(&self, work: impl FnOnce() -> T, needless: impl FnOnce(&T) -> bool) -> T {
+        let ear = self.ear.borrow();
+        let Some(ear) = &*ear else { return work() };
+        let (done, missed) = ear.deafened(work);
+        if missed > 1 || (missed == 1 && !needless(&done)) {
+            ear.task.wake_by_ref();
+        }
+        done
+    }
+}
+
+/// What a connection's task is woken by. It can be deafened for a moment, on its own thread: taking the last
+/// part of a body wakes the task that takes it, which would be polled once more for nothing.
+struct Ear {
+    task: Waker,
+}
+
+thread_local! {
+    /// Which ear is deaf on this thread, by its address, and how often it has not been heard.
+    static DEAF: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
+}
+
+impl Ear {
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Does something while it hears nothing of this thread. Also says how often it was called.
+    fn deafened<T>(&self, work: impl FnOnce() -> T) -> (T, u32) {
+        let _listens_again = Deafened(DEAF.replace((self.address(), 0)));
+        let done = work();
+        (done, DEAF.get().1)
+    }
+}
+
+/// What is to be deaf again when this is dropped, also by a panic.
+struct Deafened((usize, u32));
+
+impl Drop for Deafened {
+    fn drop(&mut self) {
+        DEAF.set(self.0);
+    }
+}
+
+impl Wake for Ear {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        match DEAF.get() {
+            (deaf, missed) if deaf == self.address() => DEAF.set((deaf, missed + 1)),
+            _ => self.task.wake_by_ref(),
+        }
     }
 }
 
@@ -178,26 +297,31 @@ impl Drop for Open {
 }
 
 /// Serves a connection until it ends.
-pub fn serve(worker: &Rc<Worker>, connections: &Connections, stream: TcpStream, peer: SocketAddr) {
-    let connection = Connection::new(worker.now.get());
+pub fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(
+    worker: &Rc<Worker>,
+    connections: &Connections,
+    stream: S,
+    peer: SocketAddr,
+) {
+    let plan = Arc::clone(&worker.outfit().plan);
+    // So that its time begins now, and not with the last tick.
+    let _ = worker.watch();
+    let origin = Origin::new(peer.ip(), plan.tls.is_some(), plan.settings.forwarded);
+    let connection = Connection::new(worker.now(), origin);
     connections.all.borrow_mut().push(Rc::downgrade(&connection));
     let open = Open::new(worker);
     let worker = Rc::clone(worker);
     tokio::task::spawn_local(async move {
-        let plan = std::sync::Arc::clone(&worker.outfit().plan);
-        // A socket that cannot be set up is closed by the first use.
-        let _ = stream.set_nodelay(true);
         let watched = Watched { inner: stream, connection: Rc::clone(&connection), worker: Rc::clone(&worker) };
         match &plan.tls {
-            None => talk(&worker, &connection, watched, peer, &plan).await,
+            None => talk(&worker, &connection, watched, &plan).await,
             Some(tls) => {
-                let accepted = tokio::select! {
-                    accepted = tls.accept(watched) => accepted,
-                    () = connection.told.notified() => Err(io::ErrorKind::TimedOut.into()),
+                let accepting = async {
+                    let accepted = tls.accept(watched).await;
+                    accepted.inspect_err(|error| tracing::debug!(%peer, %error, "no TLS connection came about")).ok()
                 };
-                match accepted {
-                    Ok(stream) => talk(&worker, &connection, stream, peer, &plan).await,
-                    Err(error) => tracing::debug!(%peer, %error, "no TLS connection came about"),
+                if let Some(stream) = connection.unless_ended(accepting).await {
+                    talk(&worker, &connection, stream, &plan).await;
                 }
             }
         }
@@ -209,48 +333,64 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     worker: &Rc<Worker>,
     connection: &Rc<Connection>,
     stream: S,
-    peer: SocketAddr,
     plan: &Plan,
 ) {
-    let (seen, served) = (Rc::clone(connection), Rc::clone(worker));
-    let (is_tls, forwarded) = (plan.tls.is_some(), plan.settings.forwarded);
-    let service = service_fn(move |request: Request<Incoming>| {
-        let busy = Busy::new(&seen, &served, request.version());
-        let origin = Origin { peer: Some(peer.ip()), version: request.version(), is_tls, forwarded };
-        let worker = Rc::clone(&served);
-        async move {
-            let response = handle(worker, origin, request).await;
-            // Busy until the last byte of the answer has been handed on.
-            Ok::<_, Infallible>(response.map(|body| body.during(busy)))
-        }
-    });
-    let builder = builder(&plan.settings);
-    let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    loop {
-        tokio::select! {
-            // A connection that broke is the peer's affair.
-            _ = serving.as_mut() => return,
-            () = connection.told.notified() => match connection.ending.get() {
-                Ending::No => {}
-                Ending::Soon => serving.as_mut().graceful_shutdown(),
-                Ending::Now => return,
-            }
-        }
+    let service = Answers { worker: Rc::clone(worker), connection: Rc::clone(connection) };
+    let Some((begun, stream)) = connection.unless_ended(begin(stream)).await else { return };
+    let stream = TokioIo::new(Begun { begun, stream });
+    if stream.inner().begun == PREFACE {
+        let mut builder = http2::Builder::new(Local);
+        builder
+            .max_concurrent_streams(plan.settings.streams_max)
+            .max_header_list_size(u32::try_from(4 * plan.settings.header_bytes_max).unwrap_or(u32::MAX));
+        let serving = pin!(builder.serve_connection(stream, service));
+        connection.serve(serving, http2::Connection::graceful_shutdown).await;
+    } else {
+        let mut builder = http1::Builder::new();
+        // The gate's own limit answers in its own words; hyper's is the wall behind it.
+        builder
+            .max_buf_size(2 * (plan.settings.header_bytes_max + plan.settings.uri_bytes_max).max(16_384))
+            .header_read_timeout(None);
+        let serving = pin!(builder.serve_connection(stream, service));
+        connection.serve(serving, http1::Connection::graceful_shutdown).await;
     }
 }
 
-fn builder(settings: &GateSettings) -> auto::Builder<Local> {
-    let mut builder = auto::Builder::new(Local);
-    // The gate's own limit answers in its own words; hyper's is the wall behind it.
-    builder
-        .http1()
-        .max_buf_size(2 * (settings.header_bytes_max + settings.uri_bytes_max).max(16_384))
-        .header_read_timeout(None);
-    builder
-        .http2()
-        .max_concurrent_streams(settings.streams_max)
-        .max_header_list_size(u32::try_from(4 * settings.header_bytes_max).unwrap_or(u32::MAX));
-    builder
+/// What every HTTP/2 connection begins with.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Reads as much of a connection as it takes to know its protocol; `None` where it ends before that.
+async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> Option<(Bytes, S)> {
+    let mut begun = BytesMut::with_capacity(PREFACE.len());
+    while PREFACE.starts_with(&begun) && begun.len() < PREFACE.len() {
+        if (&mut stream).take((PREFACE.len() - begun.len()) as u64).read_buf(&mut begun).await.ok()? == 0 {
+            return None;
+        }
+    }
+    Some((begun.freeze(), stream))
+}
+
+/// A stream of which the beginning has been read.
+struct Begun<S> {
+    begun: Bytes,
+    stream: S,
+}
+
+/// Answers a connection's requests.
+struct Answers {
+    worker: Rc<Worker>,
+    connection: Rc<Connection>,
+}
+
+impl Service<Request<Incoming>> for Answers {
+    type Response = Response<ReplyBody>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn call(&self, request: Request<Incoming>) -> Answering {
+        let busy = Busy::new(&self.connection, &self.worker, request.version());
+        answer(&self.worker, &self.connection.client, request, busy)
+    }
 }
 
 /// A request that is being answered.
@@ -272,7 +412,7 @@ impl Busy {
     /// An answer is there to be taken.
     pub fn answered(&mut self) {
         if self.connection.is_h2.get() {
-            let asked = Rc::new(Cell::new(self.worker.now.get()));
+            let asked = Rc::new(Cell::new(self.worker.now()));
             self.connection.replies.borrow_mut().push(Rc::downgrade(&asked));
             self.asked = Some(asked);
         }
@@ -281,7 +421,7 @@ impl Busy {
     /// The client has asked for more, and got it or not.
     pub fn asked(&self, got_it: bool) {
         if let Some(asked) = &self.asked {
-            asked.set(if got_it { self.worker.now.get() } else { NOT_THE_CLIENT });
+            asked.set(if got_it { self.worker.now() } else { NOT_THE_CLIENT });
         }
     }
 }
@@ -290,22 +430,63 @@ impl Drop for Busy {
     fn drop(&mut self) {
         self.connection.active.set(self.connection.active.get() - 1);
         self.connection.head_begun.set(false);
-        self.connection.since.set(self.worker.now.get());
+        self.connection.since.set(self.worker.now());
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.begun.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(context, buffer);
+        }
+        let taken = self.begun.len().min(buffer.remaining());
+        buffer.put_slice(&self.begun.split_to(taken));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
 /// A client's stream that notes what comes and goes.
-struct Watched {
-    inner: TcpStream,
+struct Watched<S> {
+    inner: S,
     connection: Rc<Connection>,
     worker: Rc<Worker>,
 }
 
-impl Watched {
-    fn read(&self, bytes: usize) {
+impl<S> Watched<S> {
+    fn has_read(&self, bytes: usize) {
         add(&self.worker.tally.received, bytes);
         if bytes > 0 && self.connection.active.get() == 0 && !self.connection.head_begun.replace(true) {
-            self.connection.since.set(self.worker.now.get());
+            self.connection.since.set(self.worker.now());
         }
     }
 
@@ -317,7 +498,7 @@ impl Watched {
             }
             Poll::Ready(Err(_)) => {}
             Poll::Pending => {
-                let since = self.connection.blocked.get().unwrap_or(self.worker.now.get());
+                let since = self.connection.blocked.get().unwrap_or(self.worker.now());
                 self.connection.blocked.set(Some(since));
             }
         }
@@ -325,7 +506,7 @@ impl Watched {
     }
 }
 
-impl AsyncRead for Watched {
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -333,12 +514,12 @@ impl AsyncRead for Watched {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.inner).poll_read(context, buffer);
-        self.read(buffer.filled().len() - before);
+        self.has_read(buffer.filled().len() - before);
         read
     }
 }
 
-impl AsyncWrite for Watched {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.inner).poll_write(context, bytes);
         self.written(written)
@@ -349,7 +530,11 @@ impl AsyncWrite for Watched {
         context: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write_vectored(context, bytes);
+        let mut joined = [0; JOIN_MAX];
+        let written = match join(bytes, &mut joined) {
+            Some(joined) => Pin::new(&mut self.inner).poll_write(context, joined),
+            None => Pin::new(&mut self.inner).poll_write_vectored(context, bytes),
+        };
         self.written(written)
     }
 
@@ -364,4 +549,16 @@ impl AsyncWrite for Watched {
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_shutdown(context)
     }
+}
+
+/// Up to this size, copying the parts of an answer together costs less than telling the kernel of each.
+const JOIN_MAX: usize = 1_024;
+
+fn join<'a>(parts: &[io::IoSlice<'_>], joined: &'a mut [u8; JOIN_MAX]) -> Option<&'a [u8]> {
+    let mut length = 0;
+    for part in parts {
+        joined.get_mut(length..length + part.len())?.copy_from_slice(part);
+        length += part.len();
+    }
+    Some(&joined[..length])
 }

@@ -1,14 +1,11 @@
 //! May this write go on? `fence::judge`, under the object's lock; the write counts as in flight from
 //! the same moment on. No rules of its own.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{rc::Rc, sync::atomic::Ordering, time::Duration};
 
 use super::{
-    Plane,
-    classify::Target,
+    Plane, Worker,
+    classify::{Brought, Target},
     inflight::{self, Denied, InFlight, Leg},
 };
 use crate::{
@@ -18,7 +15,7 @@ use crate::{
         Denial, Now, ObjectId, Permit, Record, Refusal, Ttl,
         verdict::{self, Presented, Unusable, View},
     },
-    table::{records::Records, stripes::Place},
+    table::{flight::Stage, records::Records, stripes::Place},
 };
 
 /// A write that may not go on, for now or for ever.
@@ -29,27 +26,103 @@ pub struct Refused {
     pub why: Refusal,
 }
 
+/// What can be said of a write at once.
+pub enum Decided {
+    Yes(InFlight),
+    No(Refused),
+    /// Something has to be read, written or waited for first.
+    NotYet(Target<'static>, Vec<Target<'static>>),
+}
+
+/// How a write is to be admitted.
+#[derive(Clone, Copy)]
+pub struct Terms {
+    /// How long it may still land once its connection is gone.
+    pub bound: Ttl,
+    /// How long it may wait while its lease is changing hands.
+    pub patience: Duration,
+    /// All of it is there, and a connection to send it on, so that it is judged once only: it may land from
+    /// that moment on. For writes to one object.
+    pub commits: bool,
+    /// Where the record is likely to be: that of the client's last write.
+    pub near: Option<Place>,
+}
+
+/// Judges a write by what is in memory. `now`: the time to judge by.
+pub fn decide_at_once(
+    worker: &Worker,
+    target: Target<'_>,
+    others: Vec<Target<'_>>,
+    Terms { bound, patience, commits, near }: Terms,
+    now: Now,
+) -> Decided {
+    let not_yet = |target: Target<'_>, others: Vec<Target<'_>>| {
+        Decided::NotYet(target.into_owned(), others.into_iter().map(Target::into_owned).collect())
+    };
+    let denied = if commits && others.is_empty() {
+        match judge_and_commit(&worker.gate, &target, near, now) {
+            Some(Ok(committed)) => {
+                failpoints::reach(Point::Admitted);
+                let leg = Leg::committed(committed);
+                return Decided::Yes(InFlight::new(Rc::clone(&worker.gate), leg, vec![], bound));
+            }
+            Some(Err(why)) => Some(Denied { object: target.id(), why }),
+            None => None,
+        }
+    } else if others.is_empty() {
+        match judge(&worker.gate, &target, now) {
+            Some(Ok(admitted)) => return Decided::Yes(admit(worker, admitted, vec![], bound)),
+            Some(Err(why)) => Some(Denied { object: target.id(), why }),
+            None => None,
+        }
+    } else {
+        match judge_all(&worker.gate, &target, &others, now) {
+            Judged::Admitted(admitted, more) => return Decided::Yes(admit(worker, admitted, more, bound)),
+            Judged::Denied(denied) => Some(denied),
+            Judged::NotInMemory => None,
+        }
+    };
+    match denied {
+        None | Some(Denied { why: Denial::Overdue(_), .. }) => not_yet(target, others),
+        Some(Denied { why: Denial::Refused(Refusal::Draining { .. }), .. }) if !patience.is_zero() => {
+            not_yet(target, others)
+        }
+        Some(Denied { object, why: Denial::Refused(why) }) => Decided::No(Refused { object, why }),
+    }
+}
+
+fn judge_any(gate: &Gate, target: &Target<'_>, others: &[Target<'_>], now: Now) -> Judged {
+    if !others.is_empty() {
+        return judge_all(gate, target, others, now);
+    }
+    match judge(gate, target, now) {
+        None => Judged::NotInMemory,
+        Some(Ok(admitted)) => Judged::Admitted(admitted, vec![]),
+        Some(Err(why)) => Judged::Denied(Denied { object: target.id(), why }),
+    }
+}
+
+fn admit(worker: &Worker, admitted: (Permit, Place), more: Vec<(Permit, Place)>, bound: Ttl) -> InFlight {
+    failpoints::reach(Point::Admitted);
+    InFlight::new(Rc::clone(&worker.gate), Leg::new(admitted), more.into_iter().map(Leg::new).collect(), bound)
+}
+
 /// Judges a write. Reads records that are not in memory, and ends a lease that has run out before anyone
-/// is told so. `bound`: how long the write may still land once its connection is gone.
+/// is told so.
 ///
 /// # Errors
 /// With the refusal that the write gets.
-pub async fn decide(gate: &Arc<Gate>, target: Target, others: Vec<Target>, bound: Ttl) -> Result<InFlight, Refused> {
+async fn decide(worker: &Worker, target: Target<'_>, others: Vec<Target<'_>>, bound: Ttl) -> Result<InFlight, Refused> {
+    let gate = &worker.plane.gate;
     loop {
-        let judged = if others.is_empty() { judge(gate, &target) } else { judge_all(gate, &target, &others) };
-        let Denied { object, why } = match judged {
-            Judged::Admitted(admitted, more) => {
-                failpoints::reach(Point::Admitted);
-                let leg = Leg::new(admitted, target.presented);
-                let legs = more.into_iter().zip(others).map(|(admitted, other)| Leg::new(admitted, other.presented));
-                return Ok(InFlight::new(Arc::clone(gate), leg, legs.collect(), bound));
-            }
+        let Denied { object, why } = match judge_any(gate, &target, &others, gate.now()) {
+            Judged::Admitted(admitted, more) => return Ok(admit(worker, admitted, more, bound)),
             Judged::Denied(denied) => denied,
             Judged::NotInMemory => {
-                let wanted: Vec<ObjectId> =
-                    std::iter::once(&target).chain(&others).map(|target| target.object.clone()).collect();
+                let wanted: Vec<ObjectId> = std::iter::once(&target).chain(&others).map(Target::id).collect();
                 let load = move |records: &Records| wanted.iter().try_for_each(|object| records.read(object).map(drop));
-                gate.read(load).await.map_err(|_| unusable(target.object.clone()))?;
+                gate.read(load).await.map_err(|_| unusable(target.id()))?;
+                worker.plane.metrics().loaded();
                 continue;
             }
         };
@@ -74,23 +147,22 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// meanwhile, its body is not asked for, and it is judged from the start each time.
 ///
 /// # Errors
-/// As [`decide`].
+/// With the refusal that the write gets.
 pub async fn decide_in_time(
-    plane: &Plane,
-    target: Target,
-    others: Vec<Target>,
-    bound: Ttl,
-    patience: Duration,
+    worker: &Worker,
+    target: Target<'_>,
+    others: Vec<Target<'_>>,
+    Terms { bound, patience, .. }: Terms,
 ) -> Result<InFlight, Refused> {
     if patience.is_zero() {
-        return decide(&plane.gate, target, others, bound).await;
+        return decide(worker, target, others, bound).await;
     }
     let is_draining =
         |judged: &Result<InFlight, Refused>| matches!(judged, Err(Refused { why: Refusal::Draining { .. }, .. }));
-    let judge = || decide(&plane.gate, target.clone(), others.clone(), bound);
+    let judge = || decide(worker, target.clone(), others.clone(), bound);
     let first = judge().await;
     if is_draining(&first)
-        && let Some(_place) = Waiting::take(plane)
+        && let Some(_place) = Waiting::take(&worker.plane)
     {
         let opened = async {
             loop {
@@ -132,46 +204,59 @@ enum Judged {
     NotInMemory,
 }
 
-/// One look, under the lock.
-fn judge(gate: &Gate, target: &Target) -> Judged {
-    let (now, object) = (gate.now(), &target.object);
-    let denied = |why| Judged::Denied(Denied { object: object.clone(), why });
+/// One look, under the lock. `None`: the record has to be read first.
+fn judge(gate: &Gate, target: &Target<'_>, now: Now) -> Option<Result<(Permit, Place), Denial>> {
     if let Some(why) = without_record(gate, target, now) {
-        return denied(why);
+        return Some(Err(why));
     }
-    match gate.records.stripes.admit(object, |record, sealed| look(target, record, sealed, now)) {
-        None => Judged::NotInMemory,
-        Some(Ok(admitted)) => Judged::Admitted(admitted, vec![]),
-        Some(Err(why)) => denied(why),
+    gate.records.stripes.admit(&target.object, |record, sealed| look(target, record, sealed, now))
+}
+
+/// The same for a write that may land from that moment on.
+fn judge_and_commit(
+    gate: &Gate,
+    target: &Target<'_>,
+    near: Option<Place>,
+    now: Now,
+) -> Option<Result<(Permit, Place, Stage), Denial>> {
+    if let Some(why) = without_record(gate, target, now) {
+        return Some(Err(why));
     }
+    gate.records.stripes.admit_committed(&target.object, near, |record, sealed| look(target, record, sealed, now))
 }
 
 /// The same for a write to several objects, under all their locks.
-fn judge_all(gate: &Gate, target: &Target, others: &[Target]) -> Judged {
-    let now = gate.now();
-    let targets: Vec<&Target> = std::iter::once(target).chain(others).collect();
-    let objects: Vec<&ObjectId> = targets.iter().map(|target| &target.object).collect();
+fn judge_all(gate: &Gate, target: &Target<'_>, others: &[Target<'_>], now: Now) -> Judged {
+    let targets: Vec<&Target<'_>> = std::iter::once(target).chain(others).collect();
+    let objects: Vec<&str> = targets.iter().map(|target| &*target.object).collect();
     let early = targets.iter().enumerate();
     let early: Vec<_> = early.filter_map(|(n, target)| Some((n, without_record(gate, target, now)?))).collect();
     if !early.is_empty() {
-        return Judged::Denied(inflight::first(early, |n| objects[n]));
+        return Judged::Denied(inflight::first(early, |n| targets[n].id()));
     }
     match gate.records.stripes.admit_all(&objects, |n, record, sealed| look(targets[n], record, sealed, now)) {
         None => Judged::NotInMemory,
         Some(Ok(mut admitted)) => Judged::Admitted(admitted.remove(0), admitted),
-        Some(Err(denied)) => Judged::Denied(inflight::first(denied, |n| objects[n])),
+        Some(Err(denied)) => Judged::Denied(inflight::first(denied, |n| targets[n].id())),
     }
 }
 
-fn look(target: &Target, record: &Record, sealed: bool, now: Now) -> Result<Permit, Denial> {
-    verdict::judge(&target.object, View::Known { record, sealed }, &target.presented, now)
+fn look(target: &Target<'_>, record: &Record, sealed: bool, now: Now) -> Result<Permit, Denial> {
+    match &target.brought {
+        Brought::Text(text) => verdict::judge_text(record, sealed, text, now),
+        Brought::Read(presented) => verdict::judge(View::Known { record, sealed }, presented, now),
+    }
 }
 
 /// What needs no record: a table that is shut, and what is wrong with the token itself.
-fn without_record(gate: &Gate, target: &Target, now: Now) -> Option<Denial> {
-    let is_linked = matches!(&target.presented, Presented::Token(token) if token.object == target.object);
+fn without_record(gate: &Gate, target: &Target<'_>, now: Now) -> Option<Denial> {
+    let is_linked = match &target.brought {
+        // Not known before the record is; without one, it is read.
+        Brought::Text(_) => true,
+        Brought::Read(presented) => matches!(presented, Presented::Token(token) if token.other.is_none()),
+    };
     if is_linked && gate.records.latched().is_none() {
         return None;
     }
-    verdict::judge(&target.object, View::Unusable(Unusable::Table), &target.presented, now).err()
+    verdict::judge(View::Unusable(Unusable::Table), &target.presented(), now).err()
 }

@@ -5,67 +5,83 @@
 //! [`Code::OutcomeUnknown`], and its object waits for the bound before anyone else gets it. A client that
 //! hangs up does not make its write invisible: the rest of the work is carried on without it.
 
-use std::{cell::Cell, collections::VecDeque, rc::Rc, sync::Arc, time::Duration};
+use std::{collections::VecDeque, future::poll_fn, rc::Rc, task::Poll, time::Duration};
 
-use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header, request::Parts};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Response, StatusCode, Version, header, request::Parts};
 use http_body::Body;
-use hyper::body::Incoming;
+use hyper::{body::Incoming, ext::ReasonPhrase};
 
 use super::{
     Worker,
-    carry::{Ahead, Carried, StoreReply, read_ahead},
+    carry::{Ahead, Carried, Frames, StoreReply, read_ahead},
     classify::FENCE_TOKEN,
     commit::{Broken, Progress, Stream, Upload},
-    headers::{self, Origin, Outcome},
-    hold::{self, Held, NoBody, Share},
-    inflight::{Denied, InFlight},
-    plan::Plan,
+    connection::Client,
+    handle::Answered,
+    headers::{self, Length, Outcome},
+    hold::{Held, Hold, Limits, NoBody, Share, Source},
+    inflight::Denied,
+    passage::Passage,
+    plan::Outfit,
     reply::{Refused, ReplyBody},
 };
 use crate::{
     clock::Stopwatch,
     failpoints::{self, Fault, Point},
     fence::{Code, Denial, code::Limit},
-    route::UNSETTLING,
+    metrics::OperationTally,
+    route::{Route, UNSETTLING},
     store::{
-        body::{Content, StoreBody},
+        answer::Head,
+        body::StoreBody,
+        link::{Failed, Unsent},
         pool::{Lane, NoLane, Pool},
     },
-    table::{flight::Cancel, generation::Entered},
+    table::flight::Cancel,
 };
 
 /// A request on its way.
 pub struct Job {
     pub worker: Rc<Worker>,
-    pub plan: Arc<Plan>,
-    pub pool: Rc<Pool>,
-    pub origin: Origin,
+    pub outfit: Rc<Outfit>,
+    /// Which of the plan's stores it goes to.
+    pub store: usize,
+    pub client: Rc<Client>,
+    pub head: Parts,
     /// `None` for reads.
     pub write: Option<WriteOf>,
-    /// Set as soon as something may be sent.
-    pub begun: Rc<Cell<bool>>,
-    /// The whole request was handed to the kernel before the store began to answer.
-    pub is_out: Cell<bool>,
-    /// `None` for reads, and where nobody judges.
-    pub in_flight: Option<Rc<InFlight>>,
-    /// What the write would have been told if it were judged in earnest.
-    pub would: Option<Code>,
 }
 
-/// What a route knows of its store's ways with writes.
+/// What there is to a write.
 pub struct WriteOf {
-    /// It throws away a body that broke off.
-    pub discards: bool,
-    /// Answers that settle a write, of those that by themselves do not.
-    pub settles: Vec<u16>,
-    /// The version of the route that it goes by.
-    pub entered: Rc<Entered>,
+    /// The place of its route.
+    pub route: usize,
+    pub passage: Rc<Passage>,
+    /// What it would have been told if it were judged in earnest.
+    pub would: Option<Code>,
+    /// It counts as on its way.
+    pub active: Active,
+    /// It is committed, and is to be sent on this connection.
+    pub lane: Option<Lane>,
+    /// When it was judged first.
+    pub since: Option<Stopwatch>,
 }
 
-impl WriteOf {
-    /// Whether an answer says what became of a write.
-    fn is_settled_by(&self, status: u16) -> bool {
-        !UNSETTLING.contains(&status) || self.settles.contains(&status)
+/// A write on its way, until this is dropped.
+pub struct Active(Rc<OperationTally>);
+
+impl Active {
+    #[must_use]
+    pub fn new(tally: &Rc<OperationTally>) -> Self {
+        tally.began();
+        Self(Rc::clone(tally))
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.ended();
     }
 }
 
@@ -78,195 +94,306 @@ struct Outgoing {
     progress: Option<Rc<Progress>>,
 }
 
+/// What the store has said.
+struct Answer {
+    lane: Lane,
+    head: Head,
+    /// Since when its answer is waited for.
+    since: Stopwatch,
+}
+
 /// Forwards a request and returns the store's answer.
 ///
 /// # Errors
 /// With what the client is told instead.
-pub async fn forward(job: Job, mut head: Parts, body: Incoming) -> Result<Response<ReplyBody>, Refused> {
-    let Outgoing { body, share, progress } = tokio::select! {
-        biased;
-        collected = job.body(&head, body) => collected?,
-        // A client may take its time with its body; a reload does not wait for it.
-        () = job.is_rerouted() => return Err(rerouted()),
+pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
+    let mut ready = job.write.as_mut().and_then(|write| write.lane.take());
+    let length = job.length();
+    let Outgoing { mut body, share, progress } = match source {
+        Source::Here { body, share } => Outgoing { body, share, progress: None },
+        Source::Coming { hold, share } => job.body(hold, share, length).await?,
     };
-    to_origin_form(&mut head);
-    let id = || HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).unwrap_or(HeaderValue::from_static("0"));
-    let permits = job.in_flight.iter().flat_map(|in_flight| in_flight.permits());
-    headers::to_store(&mut head.headers, &job.origin, permits, id);
-    frame(&mut head, &body);
-    let sent = job.send(Request::from_parts(head, body), progress.as_deref()).await;
+    let length = Length::of(&job.head, length, &body);
+    let mut unsent: Option<Unsent> = None;
+    let answer = loop {
+        // An idle one has just been looked at.
+        let (mut lane, mut is_sound, is_committed) = match ready.take() {
+            Some(lane) => (lane, true, !job.is_retired()),
+            None => match job.pool().idle_lane() {
+                Some(lane) => (lane, true, false),
+                None => (Box::pin(job.pool().lane()).await.map_err(no_lane)?, false, false),
+            },
+        };
+        // One whose end was let go once, on a connection that took nothing, goes whole.
+        let streams = progress.as_ref().is_some_and(|progress| !progress.is_released());
+        let cancel = match job.may_go_on(streams, is_committed) {
+            Ok(cancel) => cancel,
+            Err(halt) => match Box::pin(job.go_on_after(halt, streams)).await {
+                Ok(cancel) => {
+                    is_sound = false;
+                    cancel
+                }
+                Err(refused) => {
+                    lane.put_back(job.worker.now());
+                    return Err(refused.into());
+                }
+            },
+        };
+        failpoints::reach(Point::Committed);
+        if !is_sound && lane.link().is_dead() {
+            // What the store has said before it was asked is no answer.
+            let is_another_there = lane.was_idle();
+            drop(lane);
+            job.passage().inspect(|passage| passage.back_out());
+            if is_another_there {
+                continue;
+            }
+            return Err(Box::pin(job.failed(false, UNASKED, progress.as_deref())).await.into());
+        }
+        let link = lane.link();
+        match unsent.take() {
+            Some(unsent) => link.begin_again(unsent),
+            None => {
+                let out = link.begin(job.head.method == Method::HEAD, length.framing());
+                let passage = job.passage().map(|passage| &**passage);
+                headers::to_store(out, &job.head, &job.client.origin, passage, &length, &job.worker.ids);
+            }
+        }
+        let since = job.write.as_ref().and_then(|write| write.since).filter(|_| is_committed);
+        let (before, stopwatch) = (link.wire().sent.get(), since.unwrap_or_else(|| job.worker.watch()));
+        job.passage().inspect(|passage| passage.begin());
+        let sent = match &progress {
+            None => job.send_whole(&mut lane, &mut body).await,
+            Some(progress) => Box::pin(job.send_stream(&mut lane, &mut body, progress, cancel)).await,
+        };
+        let failed = match sent {
+            Ok(head) => {
+                let since = match &progress {
+                    None => stopwatch,
+                    // An early answer to a long upload has its own time.
+                    Some(progress) => progress.released().unwrap_or_else(Stopwatch::start),
+                };
+                break Answer { lane, head, since };
+            }
+            Err(failed) => failed,
+        };
+        let something_left = lane.link().wire().sent.get() > before;
+        if failed.is_of_connection && lane.was_idle() && !something_left {
+            // The connection died while it was idle, and nothing of this request was taken up.
+            unsent = lane.link().take_back();
+        }
+        // Nothing more leaves from here on; what is unknown is counted from here on.
+        drop(lane);
+        if unsent.is_none() {
+            return Err(Box::pin(job.failed(something_left, &failed.why, progress.as_deref())).await.into());
+        }
+        job.passage().inspect(|passage| passage.back_out());
+    };
     drop(share);
-    let (lane, response, since) = sent?;
-    job.answer(lane, response, since, progress.as_deref()).await
+    job.worker.tally.answered(job.write.is_some(), answer.since.seconds());
+    job.answer(answer, progress.as_deref()).await
+}
+
+const UNASKED: &str = "it hung up, or spoke before it was asked";
+
+/// Why a request has no answer.
+struct Unanswered {
+    why: String,
+    /// The connection broke; nobody has given up.
+    is_of_connection: bool,
+}
+
+impl Unanswered {
+    fn given_up(why: impl Into<String>) -> Self {
+        Self { why: why.into(), is_of_connection: false }
+    }
+}
+
+impl From<Failed> for Unanswered {
+    fn from(failed: Failed) -> Self {
+        Self { why: failed.to_string(), is_of_connection: !matches!(failed, Failed::Body(_)) }
+    }
 }
 
 impl Job {
-    async fn body(&self, head: &Parts, body: Incoming) -> Result<Outgoing, Refused> {
-        if body.is_end_stream() {
-            return Ok(Outgoing { body: StoreBody::empty(), share: None, progress: None });
+    fn pool(&self) -> &Rc<Pool> {
+        &self.outfit.pools[self.store]
+    }
+
+    fn passage(&self) -> Option<&Rc<Passage>> {
+        self.write.as_ref().map(|write| &write.passage)
+    }
+
+    /// A newer version of its route has taken over.
+    fn is_retired(&self) -> bool {
+        self.passage().is_some_and(|passage| passage.is_retired())
+    }
+
+    fn route(&self, write: &WriteOf) -> &Route {
+        &self.outfit.plan.routes.all()[write.route]
+    }
+
+    fn is_h2(&self) -> bool {
+        self.head.version == Version::HTTP_2
+    }
+
+    fn length(&self) -> Option<u64> {
+        self.head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok())
+    }
+
+    /// Makes a body ready to be sent: a short one is collected, a long one streams.
+    async fn body(&self, mut hold: Hold, share: Option<Share>, length: Option<u64>) -> Result<Outgoing, Refused> {
+        if share.is_none() && hold.body.is_end_stream() {
+            return Ok(Outgoing { body: StoreBody::Empty, share: None, progress: None });
         }
-        let settings = &self.plan.settings;
-        let length = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        let limit = if settings.body_bytes_max == 0 { u64::MAX } else { settings.body_bytes_max };
-        let mut stream = Stream {
-            first: VecDeque::new(),
-            share: None,
-            rest: body,
-            is_h2: self.origin.version == Version::HTTP_2,
-            // Before trailers it is not the last byte that completes the request: see `frame`.
-            length: length.filter(|_| !head.headers.contains_key(header::TRAILER)),
-            asks_first: self.origin.version != Version::HTTP_2 && head.headers.contains_key(header::EXPECT),
-            limit,
-            patience: Duration::from_millis(settings.body_timeout_ms),
-        };
-        if self.write.is_none() || length.is_some_and(|length| length > settings.hold_bytes as u64) {
-            return Ok(self.stream(stream));
+        let settings = &self.outfit.plan.settings;
+        let Some(passage) = self.passage() else { return Ok(self.stream(hold.body, length)) };
+        if length.is_some_and(|length| length > settings.hold_bytes as u64) {
+            return Ok(self.stream(hold.body, length));
         }
         let expected = length.and_then(|length| usize::try_from(length).ok()).unwrap_or(settings.hold_bytes);
-        let Some(share) = Share::take(&self.worker.plane, expected, settings.hold_total_bytes) else {
-            drop(self.stream(stream));
+        let take = || Share::take(&self.worker.plane, expected, settings.hold_total_bytes);
+        let Some(share) = share.or_else(take) else {
+            drop(self.stream(hold.body, length));
             return Err(Refused::new(Code::GateOverloaded, "too many bodies are being held; try again in a moment"));
         };
-        let collected = hold::hold(stream.rest, stream.is_h2, settings.hold_bytes, limit, stream.patience).await;
-        match collected.map_err(|why| unsent(&why.into()))? {
-            Held::Whole { trailers: Some(trailers), .. } if trailers.contains_key(FENCE_TOKEN) => {
+        let limits = Limits::of(&self.outfit.plan);
+        if !passage.is_judged() {
+            // A judge has read the clock, and nobody else has.
+            let _ = self.worker.watch();
+        }
+        let mut alarm = self.worker.alarms.set(limits.patience);
+        let collected = poll_fn(|context| match hold.poll(limits, &self.client, &mut alarm, context) {
+            Poll::Ready(collected) => Poll::Ready(collected.map_err(|why| unsent(&why.into()))),
+            // A client may take its time with its body; a reload does not wait for it.
+            Poll::Pending if passage.is_retired() => Poll::Ready(Err(rerouted())),
+            Poll::Pending => Poll::Pending,
+        });
+        match collected.await? {
+            Held::Whole { trailers: Some(trailers) } if trailers.contains_key(FENCE_TOKEN) => {
                 Err(unsent(&Broken::TokenInTrailer))
             }
-            Held::Whole { parts, mut trailers } => {
+            Held::Whole { mut trailers } => {
                 trailers.iter_mut().for_each(headers::strip_fence);
-                Ok(Outgoing { body: StoreBody::held(parts, trailers), share: Some(share), progress: None })
+                let body = StoreBody::held(hold.first, hold.parts, trailers);
+                Ok(Outgoing { body, share: Some(share), progress: None })
             }
-            Held::Long { first, rest } => {
-                (stream.first, stream.share, stream.rest) = (first, Some(share), rest);
-                stream.asks_first = false;
-                Ok(self.stream(stream))
+            Held::Long => {
+                let mut first = hold.parts;
+                first.push_front(hold.first);
+                Ok(self.stream_on(Stream { first, share: Some(share), ..self.streamed(hold.body, length) }))
             }
         }
     }
 
-    fn stream(&self, stream: Stream) -> Outgoing {
-        let (upload, progress) = Upload::new(stream, self.in_flight.clone(), Rc::clone(&self.worker));
-        Outgoing { body: StoreBody::stream(upload), share: None, progress: Some(progress) }
+    fn streamed(&self, rest: Incoming, length: Option<u64>) -> Stream {
+        let (headers, limits) = (&self.head.headers, Limits::of(&self.outfit.plan));
+        Stream {
+            first: VecDeque::new(),
+            share: None,
+            rest,
+            is_h2: self.is_h2(),
+            // Before trailers it is not the last byte that completes the request: see `Length`.
+            length: length.filter(|_| !headers.contains_key(header::TRAILER)),
+            asks_first: !self.is_h2() && headers.contains_key(header::EXPECT),
+            limit: limits.most,
+            patience: limits.patience,
+        }
     }
 
-    async fn send(
+    fn stream(&self, body: Incoming, length: Option<u64>) -> Outgoing {
+        self.stream_on(self.streamed(body, length))
+    }
+
+    fn stream_on(&self, stream: Stream) -> Outgoing {
+        // What has begun to come was asked for.
+        let asks_first = stream.asks_first && stream.first.is_empty();
+        let stream = Stream { asks_first, ..stream };
+        let (upload, progress) = Upload::new(stream, self.passage().cloned(), Rc::clone(&self.worker));
+        Outgoing { body: StoreBody::Stream(Box::pin(upload)), share: None, progress: Some(progress) }
+    }
+
+    /// Sends a request whose body is there.
+    async fn send_whole(&self, lane: &mut Lane, body: &mut StoreBody) -> Result<Head, Unanswered> {
+        let (link, mut alarm) = (lane.link(), self.worker.alarms.set(self.patience()));
+        poll_fn(|context| match link.poll_answer(context, body) {
+            Poll::Ready(answered) => Poll::Ready(answered.map_err(Unanswered::from)),
+            Poll::Pending => alarm.poll(context).map(|()| Err(self.unheard())),
+        })
+        .await
+    }
+
+    /// Sends a request whose body comes as it is sent.
+    async fn send_stream(
         &self,
-        mut request: Request<StoreBody>,
-        progress: Option<&Progress>,
-    ) -> Result<(Lane, Response<Incoming>, Stopwatch), Refused> {
-        let patience = self.patience();
-        loop {
-            let mut lane = self.pool.lane().await.map_err(no_lane)?;
-            let cancel = self.go_on(progress.is_some()).await?;
-            failpoints::reach(Point::Committed);
-            let (wire, stopwatch) = (lane.wire(), Stopwatch::start());
-            let before = wire.sent.get();
-            wire.heard.set(false);
-            progress.inspect(|progress| progress.listen(Rc::clone(&wire)));
-            request.body_mut().goes_by(Rc::clone(&wire));
-            self.begun.set(true);
-            self.write.as_ref().inspect(|write| write.entered.begin());
-            let stalled = async {
-                match progress {
-                    Some(progress) => progress.stalled(patience, || wire.sent.get()).await,
-                    None => tokio::time::sleep(patience).await,
-                }
-            };
-            let sent = tokio::select! {
-                biased;
-                sent = lane.sender().try_send_request(request) => sent.map_err(|mut error| {
-                    let unsent = error.take_message();
-                    (error.into_error().to_string(), unsent)
-                }),
-                () = stalled => Err((format!("nothing was heard of it for {} ms", patience.as_millis()), None)),
-                () = told_to_stop(cancel, progress) => Err(("the lease is changing hands".to_owned(), None)),
-                () = self.is_rerouted_unreleased(progress) => Err(("this route has just changed".to_owned(), None)),
-            };
-            let (why, unsent) = match sent {
-                Ok(response) => {
-                    self.is_out.set(wire.is_out());
-                    let since = match progress {
-                        None => stopwatch,
-                        // An early answer to a long upload has its own time.
-                        Some(progress) => progress.released().unwrap_or_else(Stopwatch::start),
-                    };
-                    self.worker.plane.metrics().answered(self.write.is_some(), since.seconds());
-                    return Ok((lane, response, since));
-                }
-                Err(failed) => failed,
-            };
-            let was_idle = lane.was_idle();
-            // Nothing more leaves from here on; what is unknown is counted from here on.
-            lane.close().await;
-            match unsent {
-                // The connection died while it was idle, and nothing of this request was taken up.
-                Some(unsent) if was_idle && wire.sent.get() == before => {
-                    self.back_out();
-                    request = unsent;
-                }
-                Some(_) | None => return Err(self.failed(wire.sent.get() > before, &why, progress).await),
-            }
+        lane: &mut Lane,
+        body: &mut StoreBody,
+        progress: &Progress,
+        cancel: Option<Cancel>,
+    ) -> Result<Head, Unanswered> {
+        let link = lane.link();
+        let wire = Rc::clone(link.wire());
+        progress.listen(Rc::clone(&wire));
+        tokio::select! {
+            biased;
+            answered = poll_fn(|context| link.poll_answer(context, body)) => answered.map_err(Unanswered::from),
+            () = progress.stalled(self.patience(), || wire.sent.get()) => Err(self.unheard()),
+            () = told_to_stop(cancel, progress) => Err(Unanswered::given_up("the lease is changing hands")),
+            () = self.is_rerouted_unreleased(progress) => Err(Unanswered::given_up("this route has just changed")),
         }
     }
 
-    /// A reload has changed the route of this write.
-    async fn is_rerouted(&self) {
-        match &self.write {
-            Some(write) => write.entered.retired().await,
-            None => std::future::pending().await,
-        }
+    fn unheard(&self) -> Unanswered {
+        Unanswered::given_up(format!("nothing was heard of it for {} ms", self.patience().as_millis()))
     }
 
-    /// The same, of a write whose end has not been let go.
-    async fn is_rerouted_unreleased(&self, progress: Option<&Progress>) {
-        match progress {
-            Some(_) => self.is_rerouted().await,
+    /// A reload has changed the route of this write, whose end has not been let go.
+    async fn is_rerouted_unreleased(&self, progress: &Progress) {
+        match self.passage() {
+            Some(passage) => passage.retired().await,
             None => std::future::pending().await,
         }
-        if progress.is_some_and(Progress::is_released) {
+        if progress.is_released() {
             std::future::pending::<()>().await;
         }
     }
 
     fn patience(&self) -> Duration {
-        Duration::from_millis(self.pool.settings().response_timeout_ms)
+        Duration::from_millis(self.pool().settings().response_timeout_ms)
     }
 
     /// Judges the write again, at the last moment before something of it is sent. What is sent whole is
     /// committed by that; what streams is told when to stop.
-    async fn go_on(&self, streams: bool) -> Result<Option<Cancel>, Refused> {
-        if self.write.as_ref().is_some_and(|write| write.entered.is_retired()) {
-            return Err(rerouted());
+    ///
+    /// One that was committed when it was admitted goes on.
+    fn may_go_on(&self, streams: bool, is_committed: bool) -> Result<Option<Cancel>, Box<Halt>> {
+        let Some(passage) = self.passage().filter(|_| !is_committed) else { return Ok(None) };
+        if passage.is_retired() {
+            passage.back_out();
+            return Err(Box::new(Halt::Refused(rerouted())));
         }
-        let Some(in_flight) = &self.in_flight else { return Ok(None) };
+        let judged = if streams { passage.begin_stream() } else { passage.commit().map(|()| None) };
+        judged.map_err(|denied| Box::new(Halt::Denied(denied)))
+    }
+
+    /// The same, once what stands in its way has been looked at.
+    async fn go_on_after(&self, mut halt: Box<Halt>, streams: bool) -> Result<Option<Cancel>, Refused> {
         loop {
-            let judged = if streams { in_flight.begin_stream().map(Some) } else { in_flight.commit().map(|()| None) };
-            match judged {
-                Ok(cancel) => return Ok(cancel),
-                Err(Denied { object, why: Denial::Refused(refusal) }) => return Err(Refused::from(refusal).of(&object)),
-                Err(Denied { object, why: Denial::Overdue(lease) }) => {
+            match *halt {
+                Halt::Refused(refused) => return Err(refused),
+                Halt::Denied(Denied { object, why: Denial::Refused(refusal) }) => {
+                    return Err(Refused::from(refusal).of(&object));
+                }
+                Halt::Denied(Denied { object, why: Denial::Overdue(lease) }) => {
                     let ended = self.worker.plane.gate.ledger.end(vec![(object, lease)]).await;
                     ended.map_err(|_| Refused::new(Code::TableUnavailable, "the fence table cannot be used now"))?;
                 }
             }
+            match self.may_go_on(streams, false) {
+                Ok(cancel) => return Ok(cancel),
+                Err(again) => halt = again,
+            }
         }
-    }
-
-    fn back_out(&self) {
-        self.begun.set(false);
-        self.write.as_ref().inspect(|write| write.entered.settle());
-        self.in_flight.as_ref().inspect(|in_flight| in_flight.back_out());
-    }
-
-    fn settle(&self) {
-        self.write.as_ref().inspect(|write| write.entered.settle());
-        self.in_flight.as_ref().inspect(|in_flight| in_flight.settle());
-    }
-
-    /// The store throws away what it has of it.
-    fn cancel(&self) {
-        self.write.as_ref().inspect(|write| write.entered.settle());
-        self.in_flight.as_ref().inspect(|in_flight| in_flight.cancel());
     }
 
     /// What to tell the client of a request whose connection is closed and that was not answered.
@@ -274,7 +401,7 @@ impl Job {
         let broken = progress.and_then(Progress::broken);
         let is_partial = progress.is_some_and(|progress| !progress.is_released());
         if !something_left {
-            self.back_out();
+            self.passage().inspect(|passage| passage.back_out());
             return match broken {
                 Some(Broken::Denied) => self.why_denied().await,
                 Some(broken) => unsent(&broken),
@@ -282,14 +409,14 @@ impl Job {
             };
         }
         let Some(write) = &self.write else { return no_answer(why) };
-        if is_partial && write.discards {
-            self.cancel();
+        if is_partial && self.route(write).discards {
+            write.passage.cancel();
             return match broken {
                 Some(broken) => unsent(&broken),
                 None => no_answer(why),
             };
         }
-        self.lose();
+        write.passage.lose();
         match broken {
             Some(broken) => self.unknown(format!("part of the write was sent, but not its end ({broken})")),
             None if is_partial => self.unknown(format!("part of the write was sent, but not its end ({why})")),
@@ -299,19 +426,14 @@ impl Job {
 
     /// Why a write of which nothing was sent may not go on.
     async fn why_denied(&self) -> Refused {
-        match self.go_on(false).await {
-            Err(refused) => refused,
-            Ok(_) => {
-                self.back_out();
-                Refused::new(Code::FenceDraining, "the lease was changing hands; nothing was sent")
-            }
-        }
-    }
-
-    /// The connection is gone, and nobody knows what became of the write.
-    fn lose(&self) {
-        self.write.as_ref().inspect(|write| write.entered.lose());
-        self.in_flight.as_ref().inspect(|in_flight| in_flight.lose());
+        let denied = match self.may_go_on(false, false) {
+            Ok(_) => None,
+            Err(denied) => self.go_on_after(denied, false).await.err(),
+        };
+        denied.unwrap_or_else(|| {
+            self.passage().inspect(|passage| passage.back_out());
+            Refused::new(Code::FenceDraining, "the lease was changing hands; nothing was sent")
+        })
     }
 
     fn unknown(&self, what: String) -> Refused {
@@ -319,92 +441,110 @@ impl Job {
         Refused::new(Code::OutcomeUnknown, what + "; look before you write again")
     }
 
-    /// The whole answer is there.
-    async fn conclude(&self, lane: Lane, settles: bool, is_early: bool) {
-        if settles && !is_early {
-            self.settle();
-            return lane.give_back(self.worker.now.get());
-        }
-        lane.close().await;
-        if settles {
-            self.cancel();
-        } else {
-            self.lose();
-        }
-    }
-
-    async fn answer(
-        self,
-        lane: Lane,
-        response: Response<Incoming>,
-        since: Stopwatch,
-        progress: Option<&Progress>,
-    ) -> Result<Response<ReplyBody>, Refused> {
-        let (mut head, incoming) = response.into_parts();
-        head.version = Version::HTTP_11;
+    async fn answer(self: Box<Self>, answer: Answer, progress: Option<&Progress>) -> Answered {
+        let Answer { mut lane, head, since } = answer;
+        let is_out = lane.link().is_out();
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
-            lane.close().await;
-            return Err(self.failed(true, "it changed the protocol, which nobody asked for", None).await);
+            drop(lane);
+            let why = "it changed the protocol, which nobody asked for";
+            return Err(Box::pin(self.failed(true, why, None)).await.into());
         }
         let is_partial = progress.is_some_and(|progress| !progress.is_released());
-        let is_early = is_partial || !self.is_out.get();
+        let is_early = is_partial || !is_out;
         if let Some(progress) = progress.filter(|_| is_early) {
             // The end that is held back stays back, and the connection is of no further use.
             progress.park();
         }
-        let patience = self.patience();
+        let Head { status, reason, mut headers, .. } = head;
         let Some(write) = &self.write else {
-            headers::to_client(&mut head.headers, None::<(std::iter::Empty<_>, _)>);
-            let worker = self.worker;
-            let carried = Carried { worker, lane, is_write: false, settles: !is_early, in_flight: None, entered: None };
-            let reply = StoreReply::coming(VecDeque::new(), incoming, carried, patience);
-            return Ok(Response::from_parts(head, ReplyBody::store(reply)));
+            headers::to_client(&mut headers, None, &self.worker.last_seq);
+            let patience = self.patience();
+            let carried = Carried { worker: Rc::clone(&self.worker), lane, settles: !is_early, passage: None };
+            let reply = StoreReply::coming(Frames::default(), carried, patience);
+            return Ok(respond((status, reason), headers, ReplyBody::store(reply)));
         };
-        // What hyper holds of a whole write may still leave before its connection is closed.
-        let settles = if is_early { is_partial && write.discards } else { write.is_settled_by(head.status.as_u16()) };
+        let (passage, route) = (&write.passage, self.route(write));
+        // What is left of a whole write may still leave before its connection is closed.
+        let settles = if is_early { is_partial && route.discards } else { is_settled_by(route, status) };
         failpoints::reach(Point::Sent);
         if failpoints::on(Fault::HeadSettles) {
-            self.settle();
+            passage.settle();
         }
-        let left = || patience.saturating_sub(Duration::from_secs_f64(since.seconds()));
-        let (reply, outcome) = match read_ahead(incoming, left()).await {
+        let left = || self.patience().saturating_sub(Duration::from_secs_f64(since.seconds()));
+        let (body, outcome) = match read_ahead(&mut lane, &self.worker, left).await {
             Ahead::Broken(why) => {
-                lane.close().await;
-                self.lose();
-                return Err(self.unknown(format!("the write was sent, and the store's answer broke off ({why})")));
+                drop(lane);
+                passage.lose();
+                let what = format!("the write was sent, and the store's answer broke off ({why})");
+                return Err(self.unknown(what).into());
             }
             Ahead::Whole(frames) => {
                 failpoints::reach(Point::Answered);
-                self.conclude(lane, settles, is_early).await;
-                (StoreReply::whole(frames), if settles { Outcome::Settled } else { Outcome::Unknown })
+                self.conclude(passage, lane, settles, is_early);
+                (ReplyBody::whole(frames), if settles { Outcome::Settled } else { Outcome::Unknown })
             }
-            Ahead::Part(frames, incoming) => {
-                let (worker, in_flight) = (Rc::clone(&self.worker), self.in_flight.clone());
-                let (settled, entered) = (settles && !is_early, Some(Rc::clone(&write.entered)));
-                let carried = Carried { worker, lane, is_write: true, settles: settled, in_flight, entered };
+            Ahead::Part(frames) => {
+                let (worker, passage) = (Rc::clone(&self.worker), Some(Rc::clone(passage)));
+                let carried = Carried { worker, lane, settles: settles && !is_early, passage };
                 let outcome = if settles { Outcome::Pending } else { Outcome::Unknown };
-                (StoreReply::coming(frames, incoming, carried, left()), outcome)
+                (ReplyBody::store(StoreReply::coming(frames, carried, left())), outcome)
             }
         };
-        if outcome == Outcome::Unknown && reply.is_whole() {
+        headers::to_client(&mut headers, Some((passage, outcome)), &self.worker.last_seq);
+        if let Some(code) = write.would {
+            headers.insert("fence-would", HeaderValue::from_static(code.as_str()));
+        }
+        Ok(respond((status, reason), headers, body))
+    }
+
+    /// The whole answer is there.
+    fn conclude(&self, passage: &Passage, lane: Lane, settles: bool, is_early: bool) {
+        if settles && !is_early {
+            passage.settle();
+            return lane.give_back(self.worker.now());
+        }
+        drop(lane);
+        if settles {
+            passage.cancel();
+        } else {
             self.worker.plane.metrics().unknown();
+            passage.lose();
         }
-        let permits = self.in_flight.as_ref().map(|in_flight| (in_flight.permits(), outcome));
-        headers::to_client(&mut head.headers, permits);
-        if let Some(code) = self.would {
-            head.headers.insert("fence-would", HeaderValue::from_static(code.as_str()));
-        }
-        Ok(Response::from_parts(head, ReplyBody::store(reply)))
     }
 }
 
+/// What stands in the way of a write at its commit point.
+#[allow(clippy::large_enum_variant, reason = "it is boxed, and rare")]
+enum Halt {
+    Refused(Refused),
+    Denied(Denied),
+}
+
+/// Whether an answer says what became of a write.
+fn is_settled_by(route: &Route, status: StatusCode) -> bool {
+    !UNSETTLING.contains(&status.as_u16()) || route.settles.contains(&status.as_u16())
+}
+
+fn respond(
+    (status, reason): (StatusCode, Option<Bytes>),
+    headers: http::HeaderMap,
+    body: ReplyBody,
+) -> Response<ReplyBody> {
+    let mut response = Response::new(body);
+    (*response.status_mut(), *response.headers_mut()) = (status, headers);
+    if let Some(reason) = reason.and_then(|reason| ReasonPhrase::try_from(reason).ok()) {
+        response.extensions_mut().insert(reason);
+    }
+    response
+}
+
 /// An advance has told this write to stop. Behind its commit point it is too late for that.
-async fn told_to_stop(cancel: Option<Cancel>, progress: Option<&Progress>) {
+async fn told_to_stop(cancel: Option<Cancel>, progress: &Progress) {
     match cancel {
         Some(cancel) => cancel.notified().await,
         None => std::future::pending().await,
     }
-    if progress.is_some_and(Progress::is_released) {
+    if progress.is_released() {
         std::future::pending::<()>().await;
     }
 }
@@ -448,51 +588,4 @@ fn no_lane(why: NoLane) -> Refused {
             Refused::new(Code::GateOverloaded, "too many requests wait for the store; nothing was sent")
         }
     }
-}
-
-/// How the store is told where the body ends. Of a body that is there the length is known, however it
-/// came. One that streams keeps its length, unless trailers are announced, which need chunks; without a
-/// length it goes in chunks, also where hyper would expect no body.
-fn frame(head: &mut Parts, body: &StoreBody) {
-    match &body.content {
-        Content::Empty => {
-            let had_length = head.headers.remove(header::CONTENT_LENGTH).is_some();
-            if had_length || matches!(head.method, Method::PUT | Method::POST | Method::PATCH) {
-                head.headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
-            }
-        }
-        Content::Held { trailers, .. } => {
-            head.headers.remove(header::CONTENT_LENGTH);
-            if let Some(trailers) = trailers
-                && !head.headers.contains_key(header::TRAILER)
-            {
-                let names = trailers.keys().filter_map(|name| HeaderValue::from_str(name.as_str()).ok());
-                for name in names {
-                    head.headers.append(header::TRAILER, name);
-                }
-            }
-        }
-        Content::Stream(_) => {
-            if head.headers.contains_key(header::TRAILER) {
-                head.headers.remove(header::CONTENT_LENGTH);
-            }
-            if !head.headers.contains_key(header::CONTENT_LENGTH) {
-                head.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
-            }
-        }
-    }
-}
-
-/// The path and query, byte for byte, and the host in its header.
-fn to_origin_form(head: &mut Parts) {
-    if !head.headers.contains_key(header::HOST)
-        && let Some(host) = head.uri.authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok())
-    {
-        head.headers.insert(header::HOST, host);
-    }
-    let path = head.uri.path_and_query().cloned();
-    let mut origin = http::uri::Parts::default();
-    origin.path_and_query = path;
-    head.uri = Uri::from_parts(origin).unwrap_or_default();
-    head.version = Version::HTTP_11;
 }

@@ -1,18 +1,28 @@
-//! A request's way through the stages.
+//! A request's way through the stages. What can be said at once is said at once; the rest is one future.
 
-use std::{cell::Cell, rc::Rc, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use http::{Method, Request, Response, Version};
+use http::{Method, Request, Response, Version, header, request::Parts};
+use http_body::Body;
 use hyper::body::Incoming;
 
 use super::{
     Worker,
     carry::CarryOn,
-    classify::{Class, Write, classify},
-    decide::decide_in_time,
-    forward::{Job, WriteOf, forward},
-    headers::Origin,
-    hold::discard,
+    classify::{Class, Target, Write, classify},
+    connection::{Busy, Client},
+    decide::{self, Decided, Terms, decide_at_once, decide_in_time},
+    forward::{Active, Job, WriteOf, forward},
+    hold::{Limits, Source, discard},
+    inflight::InFlight,
+    passage::{Admitted, Passage},
     plan::Outfit,
     reply::{Refused, ReplyBody, refuse},
 };
@@ -21,116 +31,302 @@ use crate::{
     config::Mode,
     failpoints::{self, Fault},
     fence::{Code, Ttl},
+    metrics::OperationTally,
+    table::generation::Entered,
 };
 
-/// Answers one request.
-pub async fn handle(worker: Rc<Worker>, origin: Origin, request: Request<Incoming>) -> Response<ReplyBody> {
-    let (plane, outfit) = (Arc::clone(&worker.plane), worker.outfit());
-    let (head, body) = request.into_parts();
-    let is_head = head.method == Method::HEAD;
-    let done = match classify(&head, &outfit.plan.routes, &outfit.plan.settings) {
-        Err(unfit) => {
-            let_go(&worker, &head, body);
-            Err(unfit.into())
-        }
-        Ok(Class::Read { store }) => {
-            let (plan, pool) = (Arc::clone(&outfit.plan), Rc::clone(&outfit.pools[store]));
-            let begun = Rc::default();
-            let job = Job {
-                worker,
-                plan,
-                pool,
-                origin,
-                write: None,
-                begun,
-                is_out: Cell::new(true),
-                in_flight: None,
-                would: None,
-            };
-            forward(job, head, body).await
-        }
-        Ok(Class::Write(wanted)) => write(worker, &outfit, origin, wanted, head, body).await,
-    };
-    done.unwrap_or_else(|refused| refuse(&plane, refused, is_head))
-}
+/// What becomes of a request.
+pub type Answered = Result<Response<ReplyBody>, Box<Refused>>;
 
-/// Refuses a request before its body is read. A client that has been told to wait for a 100 Continue
-/// sends no body, and is not asked for it.
-fn let_go(worker: &Worker, head: &http::request::Parts, body: Incoming) {
-    let is_h2 = head.version == Version::HTTP_2;
-    if is_h2 || !head.headers.contains_key(http::header::EXPECT) {
-        discard(worker, body, is_h2);
-    }
-}
-
-async fn write(
+/// A request that is being answered.
+pub struct Answering {
+    stage: Stage,
     worker: Rc<Worker>,
-    outfit: &Outfit,
-    origin: Origin,
-    wanted: Write<'_>,
-    head: http::request::Parts,
-    body: Incoming,
-) -> Result<Response<ReplyBody>, Refused> {
-    let Write { route, target, others } = wanted;
-    let object = target.object.clone();
-    let metrics = outfit.plan.metrics(route).operation(&head.method);
-    let about = |refused: Refused| refused.about(&object, &route.name);
-    let Some(entered) = outfit.plan.enter(route, &worker.plane.gate.clock) else {
-        let_go(&worker, &head, body);
-        return Err(about(Refused::new(
-            Code::FenceDraining,
-            "this route has changed; older writes are still on their way",
-        )));
-    };
-    let (in_flight, would) = match route.mode {
-        Mode::Off => (None, None),
-        Mode::Enforce | Mode::Audit => {
-            let stopwatch = Stopwatch::start();
-            let bound = Ttl(outfit.pools[route.store].settings().bound_ms());
-            let patience = Duration::from_millis(route.drain_wait_ms);
-            let judged = decide_in_time(&worker.plane, target, others, bound, patience).await;
-            metrics.judged(stopwatch.seconds(), judged.as_ref().err().map(|refused| &refused.why));
-            match (judged, route.mode) {
-                (Ok(in_flight), Mode::Audit) => (Some(Rc::new(in_flight.unenforced())), None),
-                (Ok(in_flight), _) => (Some(Rc::new(in_flight)), None),
-                (Err(refused), mode) if mode == Mode::Audit || failpoints::on(Fault::ForwardStale) => {
-                    (None, Some(refused.why.code()))
+    client: Rc<Client>,
+    to_head: bool,
+    /// The connection is busy until the last byte of the answer has been handed on.
+    busy: Option<Busy>,
+}
+
+#[allow(clippy::large_enum_variant, reason = "each request begins with the largest")]
+enum Stage {
+    /// Not looked at yet. By the time of the first look, hyper has handed on what came with the head.
+    New(Option<(Parts, Incoming)>),
+    Refused(Box<Declined>),
+    Work(Pin<Box<dyn Future<Output = Answered>>>),
+    Write(CarryOn),
+}
+
+/// A request that is refused before its body is read.
+struct Declined {
+    why: Option<Box<Refused>>,
+    /// Its body, if the client sends it.
+    body: Option<Incoming>,
+    is_h2: bool,
+    /// It has been asked for.
+    asked: bool,
+}
+
+impl Declined {
+    #[allow(clippy::unnecessary_box_returns, reason = "it is large, and moved about")]
+    fn new(why: Refused, head: &Parts, body: Source) -> Box<Self> {
+        let is_h2 = head.version == Version::HTTP_2;
+        // A client that has been told to wait for a 100 Continue sends no body, and is not asked for it.
+        let comes = |_: &_| is_h2 || !head.headers.contains_key(header::EXPECT);
+        let (why, body) = (Some(Box::new(why)), body.into_rest().filter(comes));
+        Box::new(Self { why, body, is_h2, asked: false })
+    }
+
+    /// Reads the body over if it is there already, as small ones are; what is still to come is read over
+    /// behind the answer.
+    fn poll(&mut self, worker: &Worker, context: &mut Context<'_>) -> Poll<Box<Refused>> {
+        while let Some(body) = self.body.as_mut().filter(|body| !body.is_end_stream()) {
+            match Pin::new(body).poll_frame(context) {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(_)) | None) => self.body = None,
+                Poll::Pending if !self.asked && !self.is_h2 => {
+                    // What hyper has read of it comes with the next look.
+                    self.asked = true;
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
                 }
-                (Err(refused), _) => {
-                    let_go(&worker, &head, body);
-                    return Err(Refused::from(refused.why).about(&refused.object, &route.name));
-                }
+                Poll::Pending => break,
             }
         }
-    };
-    if worker.closing.get() {
-        let_go(&worker, &head, body);
-        return Err(about(stopping()));
+        self.let_go(worker);
+        Poll::Ready(self.why.take().expect("an answer is asked for once"))
     }
-    let (plan, pool) = (Arc::clone(&outfit.plan), Rc::clone(&outfit.pools[route.store]));
-    let begun = Rc::<Cell<bool>>::default();
-    let holder = in_flight.as_ref().map(|in_flight| in_flight.permit().holder().clone());
-    let seq = in_flight.as_ref().map(|in_flight| in_flight.permit().seq());
-    let job = Job {
-        worker: Rc::clone(&worker),
-        plan,
-        pool,
-        origin,
-        write: Some(WriteOf { discards: route.discards, settles: route.settles.clone(), entered: Rc::new(entered) }),
-        begun: Rc::clone(&begun),
-        is_out: Cell::new(true),
-        in_flight,
-        would,
-    };
-    let active = metrics.active();
-    let done = CarryOn::new(worker, begun, async move {
-        let done = forward(job, head, body).await;
-        drop(active);
-        done
-    });
-    done.await.map_err(|refused| about(refused).by(holder, seq))
+
+    fn let_go(&mut self, worker: &Worker) {
+        if let Some(body) = self.body.take() {
+            discard(worker, body);
+        }
+    }
 }
 
-fn stopping() -> Refused {
-    Refused::new(Code::GateStopping, "this gate is stopping; nothing was sent. Try again once it is back")
+/// Answers one request.
+#[must_use]
+pub fn answer(worker: &Rc<Worker>, client: &Rc<Client>, request: Request<Incoming>, busy: Busy) -> Answering {
+    let to_head = request.method() == Method::HEAD;
+    let stage = Stage::New(Some(request.into_parts()));
+    Answering { stage, worker: Rc::clone(worker), client: Rc::clone(client), to_head, busy: Some(busy) }
+}
+
+fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, context: &mut Context<'_>) -> Stage {
+    let outfit = worker.outfit();
+    let (looked, body) = match classify(&head, &outfit.plan.routes, &outfit.plan.settings) {
+        Err(unfit) => (Looked::Refused(unfit.into()), Source::coming(&head, body)),
+        Ok(Class::Read { store }) => (Looked::Read { store }, Source::coming(&head, body)),
+        Ok(Class::Write(wanted)) => {
+            let body = if wanted.asks_first {
+                Source::coming(&head, body)
+            } else {
+                let limits = (Limits::of(&outfit.plan), outfit.plan.settings.hold_total_bytes);
+                Source::look(&head, body, &worker.plane, limits, client, context)
+            };
+            (look(worker, &outfit, client, &head.method, wanted, body.is_here()), body)
+        }
+    };
+    let (worker, client) = (Rc::clone(worker), Rc::clone(client));
+    match looked {
+        Looked::Refused(why) => Stage::Refused(Declined::new(why, &head, body)),
+        Looked::Read { store } => {
+            Stage::Work(Box::pin(forward(Box::new(Job { worker, outfit, store, client, head, write: None }), body)))
+        }
+        Looked::Write(write) => Stage::Write(carry_on(worker, outfit, client, head, body, write)),
+        Looked::NotYet(undecided) => Stage::Work(Box::pin(async move {
+            match undecided.decide(&worker, &outfit, &head.method).await {
+                Ok(write) => carry_on(worker, outfit, client, head, body, write).await,
+                Err(why) => {
+                    let mut declined = Declined::new(why, &head, body);
+                    declined.let_go(&worker);
+                    Err(declined.why.take().expect("nobody has asked for it yet"))
+                }
+            }
+        })),
+    }
+}
+
+fn carry_on(
+    worker: Rc<Worker>,
+    outfit: Rc<Outfit>,
+    client: Rc<Client>,
+    head: Parts,
+    body: Source,
+    write: WriteOf,
+) -> CarryOn {
+    let (store, passage, route) = (outfit.plan.routes.all()[write.route].store, Rc::clone(&write.passage), write.route);
+    CarryOn::new(Box::new(Job { worker, outfit, store, client, head, write: Some(write) }), passage, route, body)
+}
+
+/// What a first look at a request says.
+#[allow(clippy::large_enum_variant, reason = "it does not live long")]
+enum Looked {
+    Refused(Refused),
+    Read { store: usize },
+    Write(WriteOf),
+    NotYet(Undecided),
+}
+
+/// Looks at a write, and lets it go on if that can be said at once. `is_here`: all of its body is.
+fn look(
+    worker: &Worker,
+    outfit: &Outfit,
+    client: &Client,
+    method: &Method,
+    wanted: Write<'_>,
+    is_here: bool,
+) -> Looked {
+    let Write { route, target, others, .. } = wanted;
+    let Some(entered) = outfit.plan.enter(route, &worker.plane.gate.clock) else {
+        let why = Refused::new(Code::FenceDraining, "this route has changed; older writes are still on their way");
+        return Looked::Refused(why.about(&target.id(), &route.name));
+    };
+    let entered = Entrance { entered, route: route.place };
+    if route.mode == Mode::Off {
+        let tally = outfit.tallies[route.place].operation(method);
+        let may_go = entered.go_on(worker, outfit, tally, (Admitted::Unjudged(target.id()), None), None);
+        return may_go.map_or_else(Looked::Refused, Looked::Write);
+    }
+    let pool = &outfit.pools[route.store];
+    let may_commit = is_here && route.mode == Mode::Enforce && others.is_empty() && !worker.closing.get();
+    let lane = if may_commit { pool.idle_lane() } else { None };
+    let (now, stopwatch) = worker.now_and_watch();
+    let terms = Terms {
+        bound: Ttl(pool.settings().bound_ms()),
+        patience: Duration::from_millis(route.drain_wait_ms),
+        commits: lane.is_some(),
+        near: client.last_place.get(),
+    };
+    let may_go = match decide_at_once(worker, target, others, terms, now) {
+        Decided::Yes(in_flight) => {
+            client.last_place.set(Some(in_flight.place()));
+            entered.admitted(worker, outfit, method, stopwatch, in_flight)
+        }
+        Decided::No(refused) => entered.refused(worker, outfit, method, stopwatch, refused),
+        Decided::NotYet(target, others) => {
+            if let Some(unused) = lane {
+                unused.put_back(now.boot);
+            }
+            return Looked::NotYet(Undecided { entered, target, others, stopwatch, terms });
+        }
+    };
+    match may_go {
+        Ok(mut write) => {
+            write.lane = lane;
+            Looked::Write(write)
+        }
+        Err(refused) => {
+            if let Some(unused) = lane {
+                unused.put_back(now.boot);
+            }
+            Looked::Refused(refused)
+        }
+    }
+}
+
+/// A write of which nothing could be said at once.
+struct Undecided {
+    entered: Entrance,
+    target: Target<'static>,
+    others: Vec<Target<'static>>,
+    stopwatch: Stopwatch,
+    terms: Terms,
+}
+
+impl Undecided {
+    async fn decide(self, worker: &Worker, outfit: &Outfit, method: &Method) -> Result<WriteOf, Refused> {
+        let Self { entered, target, others, stopwatch, terms } = self;
+        match decide_in_time(worker, target, others, terms).await {
+            Ok(in_flight) => entered.admitted(worker, outfit, method, stopwatch, in_flight),
+            Err(refused) => entered.refused(worker, outfit, method, stopwatch, refused),
+        }
+    }
+}
+
+/// A write that goes by a route, and has not been let go on.
+struct Entrance {
+    entered: Entered,
+    route: usize,
+}
+
+impl Entrance {
+    #[inline]
+    fn admitted(
+        self,
+        worker: &Worker,
+        outfit: &Outfit,
+        method: &Method,
+        stopwatch: Stopwatch,
+        mut in_flight: InFlight,
+    ) -> Result<WriteOf, Refused> {
+        let tally = outfit.tallies[self.route].operation(method);
+        let (seconds, since) = stopwatch.lap();
+        tally.judged(seconds, None);
+        if outfit.plan.routes.all()[self.route].mode == Mode::Audit {
+            in_flight.unenforce();
+        }
+        self.go_on(worker, outfit, tally, (Admitted::Judged(in_flight), Some(since)), None)
+    }
+
+    fn refused(
+        self,
+        worker: &Worker,
+        outfit: &Outfit,
+        method: &Method,
+        stopwatch: Stopwatch,
+        refused: decide::Refused,
+    ) -> Result<WriteOf, Refused> {
+        let route = &outfit.plan.routes.all()[self.route];
+        let tally = outfit.tallies[self.route].operation(method);
+        tally.judged(stopwatch.seconds(), Some(&refused.why));
+        if route.mode == Mode::Audit || failpoints::on(Fault::ForwardStale) {
+            let would = Some(refused.why.code());
+            return self.go_on(worker, outfit, tally, (Admitted::Unjudged(refused.object), None), would);
+        }
+        Err(Refused::from(refused.why).about(&refused.object, &route.name))
+    }
+
+    /// Lets the write go on. `would`: what it would have been told if it were judged in earnest.
+    #[inline]
+    fn go_on(
+        self,
+        worker: &Worker,
+        outfit: &Outfit,
+        tally: &Rc<OperationTally>,
+        (admitted, since): (Admitted, Option<Stopwatch>),
+        would: Option<Code>,
+    ) -> Result<WriteOf, Refused> {
+        let route = &outfit.plan.routes.all()[self.route];
+        let passage = Passage::new(self.entered, admitted);
+        if worker.closing.get() {
+            let why = "this gate is stopping; nothing was sent. Try again once it is back";
+            return Err(Refused::new(Code::GateStopping, why).about(passage.object(), &route.name));
+        }
+        let active = Active::new(tally);
+        Ok(WriteOf { route: self.route, passage: Rc::new(passage), would, active, lane: None, since })
+    }
+}
+
+impl Future for Answering {
+    type Output = Result<Response<ReplyBody>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if let Stage::New(request) = &mut this.stage {
+            let (head, body) = request.take().expect("a request is looked at once");
+            this.stage = begin(&this.worker, &this.client, head, body, context);
+        }
+        let answered = match &mut this.stage {
+            Stage::New(_) => unreachable!("it has just been looked at"),
+            Stage::Refused(declined) => declined.poll(&this.worker, context).map(Err),
+            Stage::Work(work) => work.as_mut().poll(context),
+            Stage::Write(write) => Pin::new(write).poll(context),
+        };
+        answered.map(|answered| {
+            let response = answered.unwrap_or_else(|refused| refuse(&this.worker.plane, *refused, this.to_head));
+            let busy = this.busy.take().expect("an answer is asked for once");
+            Ok(response.map(|body| body.during(busy)))
+        })
+    }
 }

@@ -1,158 +1,340 @@
 //! What is taken from and added to a request, and to an answer, on its way through the gate.
+//!
+//! A request's head is written for the store in one pass over its headers; nothing is built in between.
 
-use std::net::IpAddr;
+use std::{
+    cell::{Cell, RefCell},
+    net::IpAddr,
+};
 
-use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header, request::Parts};
 
-use crate::{config::Forwarded, fence::Permit};
+use super::passage::Passage;
+use crate::{
+    config::Forwarded,
+    store::{
+        body::StoreBody,
+        link::{Framing, write_line},
+    },
+};
 
 const FENCE_SEQ: HeaderName = HeaderName::from_static("fence-seq");
-const FENCE_OBJECT: HeaderName = HeaderName::from_static("fence-object");
 const FENCE_EXPIRES_IN: HeaderName = HeaderName::from_static("fence-expires-in");
 const FENCE_OUTCOME: HeaderName = HeaderName::from_static("fence-outcome");
-const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+// Checked when this is compiled, and not with every answer.
+const SETTLED: HeaderValue = HeaderValue::from_static("settled");
+const UNKNOWN: HeaderValue = HeaderValue::from_static("unknown");
+const PENDING: HeaderValue = HeaderValue::from_static("pending");
+const VIA: HeaderValue = HeaderValue::from_static("1.1 fencegate");
 
-/// Of one hop only: not passed on, in either direction.
-const HOP_BY_HOP: [HeaderName; 7] = [
-    header::CONNECTION,
-    KEEP_ALIVE,
-    PROXY_CONNECTION,
-    header::TE,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-    header::PROXY_AUTHENTICATE,
-];
-
-fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    if headers.contains_key(header::CONNECTION) {
-        let named: Vec<HeaderName> = headers
-            .get_all(header::CONNECTION)
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(|value| value.split(','))
-            .filter_map(|name| name.trim().parse().ok())
-            // What frames a message is never the sender's to remove.
-            .filter(|name| *name != header::HOST && *name != header::CONTENT_LENGTH)
-            .collect();
-        for name in named {
-            headers.remove(name);
-        }
-    }
-    for name in HOP_BY_HOP {
-        headers.remove(name);
-    }
-}
-
-/// Whether the client says that it takes trailers: then the gate does, too.
-fn takes_trailers(headers: &HeaderMap) -> bool {
-    let mut codings = headers.get_all(header::TE).iter().filter_map(|value| value.to_str().ok());
-    codings.any(|list| list.split(',').any(|coding| coding.trim().eq_ignore_ascii_case("trailers")))
+fn is_fence(name: &str) -> bool {
+    matches!(name.as_bytes(), [b'f', b'e', b'n', b'c', b'e', b'-' | b'_', ..])
 }
 
 /// Takes every `Fence-*` header out: they are between client and gate, or gate and store. Some stores read
 /// `Fence_Seq` as the same.
 pub fn strip_fence(headers: &mut HeaderMap) {
-    let is_ours =
-        |name: &&HeaderName| matches!(name.as_str().as_bytes(), [b'f', b'e', b'n', b'c', b'e', b'-' | b'_', ..]);
-    let ours: Vec<HeaderName> = headers.keys().filter(is_ours).cloned().collect();
+    let ours: Vec<HeaderName> = headers.keys().filter(|name| is_fence(name.as_str())).cloned().collect();
     for name in ours {
         headers.remove(name);
     }
 }
 
-/// HTTP/2 may split a cookie over several fields; HTTP/1.1 may not.
-fn join_cookies(headers: &mut HeaderMap) {
-    if headers.get_all(header::COOKIE).iter().nth(1).is_none() {
-        return;
-    }
-    let cookies: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
-    if let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..])) {
-        headers.insert(header::COOKIE, joined);
-    }
-}
-
-/// Where a request came from.
-#[derive(Clone, Copy, Debug)]
+/// Where a connection's requests come from.
+#[derive(Clone, Debug)]
 pub struct Origin {
-    pub peer: Option<IpAddr>,
-    pub version: Version,
-    pub is_tls: bool,
-    pub forwarded: Forwarded,
+    peer: String,
+    is_v6: bool,
+    scheme: &'static str,
+    forwarded: Forwarded,
 }
 
-/// A request's headers, made ready for the store.
-pub fn to_store<'a>(
-    headers: &mut HeaderMap,
-    origin: &Origin,
-    permits: impl IntoIterator<Item = &'a Permit>,
-    new_id: impl FnOnce() -> HeaderValue,
-) {
-    strip_fence(headers);
-    let takes_trailers = takes_trailers(headers);
-    strip_hop_by_hop(headers);
-    if takes_trailers {
-        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+impl Origin {
+    #[must_use]
+    pub fn new(peer: IpAddr, is_tls: bool, forwarded: Forwarded) -> Self {
+        let scheme = if is_tls { "https" } else { "http" };
+        Self { peer: peer.to_string(), is_v6: peer.is_ipv6(), scheme, forwarded }
     }
-    if origin.version == Version::HTTP_2 {
-        join_cookies(headers);
-    }
-    headers.remove(header::EXPECT);
-    headers.remove(header::PROXY_AUTHORIZATION);
-    headers.append(header::VIA, via(origin.version));
-    forwarded(headers, origin);
-    headers.entry(REQUEST_ID).or_insert_with(new_id);
-    for permit in permits {
-        headers.append(FENCE_SEQ, HeaderValue::from(permit.seq().get()));
-        if let Ok(object) = HeaderValue::from_bytes(permit.object().as_str().as_bytes()) {
-            headers.append(FENCE_OBJECT, object);
+
+    /// Whether the store is told by X-Forwarded-*, and by Forwarded.
+    fn adds(&self) -> (bool, bool) {
+        match self.forwarded {
+            Forwarded::Off => (false, false),
+            Forwarded::XForwarded => (true, false),
+            Forwarded::Rfc7239 => (false, true),
+            Forwarded::Both => (true, true),
         }
     }
 }
 
-fn via(version: Version) -> HeaderValue {
-    match version {
-        Version::HTTP_2 => HeaderValue::from_static("2.0 fencegate"),
-        Version::HTTP_10 => HeaderValue::from_static("1.0 fencegate"),
-        _ => HeaderValue::from_static("1.1 fencegate"),
+/// Ids for requests that bring none: a worker's own beginning, and a number. No two are the same, and none
+/// costs a call of the system.
+#[derive(Debug)]
+pub struct RequestIds {
+    beginning: String,
+    count: Cell<u64>,
+}
+
+impl RequestIds {
+    #[must_use]
+    pub fn new() -> Self {
+        Self { beginning: uuid::Uuid::new_v4().simple().to_string(), count: Cell::new(0) }
+    }
+
+    fn write_next(&self, out: &mut Vec<u8>) {
+        let number = self.count.get() + 1;
+        self.count.set(number);
+        out.extend_from_slice(self.beginning.as_bytes());
+        out.push(b'-');
+        out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
     }
 }
 
-fn forwarded(headers: &mut HeaderMap, origin: &Origin) {
-    let Some(peer) = origin.peer else { return };
-    let (x_forwarded, rfc7239) = match origin.forwarded {
-        Forwarded::Off => (false, false),
-        Forwarded::XForwarded => (true, false),
-        Forwarded::Rfc7239 => (false, true),
-        Forwarded::Both => (true, true),
-    };
-    let host = headers.get(header::HOST).cloned();
-    let scheme = if origin.is_tls { "https" } else { "http" };
+impl Default for RequestIds {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// How the store is told where a body ends.
+#[derive(Clone, Debug)]
+pub enum Length {
+    /// There is none, and nobody expects one.
+    Unsaid,
+    Known(u64),
+    /// In chunks. `announces`: its trailers have to be announced; the client has not.
+    Chunks {
+        trailers: Vec<HeaderName>,
+        announces: bool,
+    },
+}
+
+impl Length {
+    /// Of a body that is there the length is known, however it came. One that streams keeps its length,
+    /// unless trailers are announced, which need chunks; without a length it goes in chunks.
+    #[must_use]
+    pub fn of(head: &Parts, length: Option<u64>, body: &StoreBody) -> Self {
+        let is_expected = || matches!(head.method, Method::PUT | Method::POST | Method::PATCH);
+        let announced = || -> Vec<HeaderName> { list(&head.headers, header::TRAILER).collect() };
+        match body {
+            StoreBody::Empty if length.is_some() || is_expected() => Self::Known(0),
+            StoreBody::Empty => Self::Unsaid,
+            StoreBody::Held { first, parts, trailers: None } => {
+                Self::Known(first.len() as u64 + parts.iter().map(|part| part.len() as u64).sum::<u64>())
+            }
+            StoreBody::Held { trailers: Some(trailers), .. } if !head.headers.contains_key(header::TRAILER) => {
+                Self::Chunks { trailers: trailers.keys().cloned().collect(), announces: true }
+            }
+            StoreBody::Held { .. } => Self::Chunks { trailers: announced(), announces: false },
+            StoreBody::Stream(_) => match length.filter(|_| !head.headers.contains_key(header::TRAILER)) {
+                Some(length) => Self::Known(length),
+                None => Self::Chunks { trailers: announced(), announces: false },
+            },
+        }
+    }
+
+    /// The same, for the connection that it is sent on.
+    #[must_use]
+    pub fn framing(&self) -> Framing {
+        match self {
+            Self::Unsaid | Self::Known(_) => Framing::Length,
+            Self::Chunks { trailers, .. } => Framing::Chunks { trailers: trailers.clone() },
+        }
+    }
+}
+
+/// The header names that a list header names.
+fn list(headers: &HeaderMap, of: HeaderName) -> impl Iterator<Item = HeaderName> {
+    let names = headers.get_all(of).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    names.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+}
+
+/// Writes a request's head for the store: the path and query byte for byte, and its headers but for those
+/// that are of one hop only.
+pub fn to_store(
+    out: &mut Vec<u8>,
+    head: &Parts,
+    origin: &Origin,
+    passage: Option<&Passage>,
+    length: &Length,
+    ids: &RequestIds,
+) {
+    out.extend_from_slice(head.method.as_str().as_bytes());
+    out.push(b' ');
+    let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+    if !path.starts_with(['/', '*']) {
+        // `http://store?query` has no path, which is the same as `/`.
+        out.push(b'/');
+    }
+    out.extend_from_slice(path.as_bytes());
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+    let host = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
+    let host = host.or_else(|| head.uri.authority().map(|host| host.as_str().as_bytes()));
+    if let Some(host) = host {
+        write_line(out, "host", host);
+    }
+    let seen = pass_on(out, head, origin);
+    match length {
+        Length::Unsaid => {}
+        Length::Known(length) => write_line(out, "content-length", itoa::Buffer::new().format(*length).as_bytes()),
+        Length::Chunks { trailers, announces } => {
+            write_line(out, "transfer-encoding", b"chunked");
+            for name in trailers.iter().filter(|_| *announces) {
+                write_line(out, "trailer", name.as_str().as_bytes());
+            }
+        }
+    }
+    out.extend_from_slice(match head.version {
+        Version::HTTP_2 => b"via: 2.0 fencegate\r\n",
+        Version::HTTP_10 => b"via: 1.0 fencegate\r\n",
+        _ => b"via: 1.1 fencegate\r\n",
+    });
+    forwarded(out, head, origin, host, seen);
+    if !seen.request_id {
+        out.extend_from_slice(b"x-request-id: ");
+        ids.write_next(out);
+        out.extend_from_slice(b"\r\n");
+    }
+    if let Some(passage) = passage {
+        passage.each_permit(|permit| {
+            out.extend_from_slice(b"fence-seq: ");
+            out.extend_from_slice(itoa::Buffer::new().format(permit.seq().get()).as_bytes());
+            out.extend_from_slice(b"\r\nfence-object: ");
+            out.extend_from_slice(permit.object().as_str().as_bytes());
+            out.extend_from_slice(b"\r\n");
+        });
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Which headers a request has, of those that the gate adds to.
+#[derive(Clone, Copy, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+struct Seen {
+    request_id: bool,
+    forwarded_for: bool,
+    forwarded_proto: bool,
+    forwarded_host: bool,
+    forwarded: bool,
+}
+
+/// Writes a request's own headers, but for those that are of one hop only or between client and gate.
+fn pass_on(out: &mut Vec<u8>, head: &Parts, origin: &Origin) -> Seen {
+    let (x_forwarded, rfc7239) = origin.adds();
+    let (mut seen, mut has_cookie, mut takes_trailers) = (Seen::default(), false, false);
+    let named: Vec<HeaderName> = list(&head.headers, header::CONNECTION).collect();
+    for (name, value) in &head.headers {
+        match name.as_str() {
+            // Said anew, since what frames a message is never the sender's to remove; or of one hop only.
+            "host"
+            | "content-length"
+            | "transfer-encoding"
+            | "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "upgrade"
+            | "proxy-authenticate"
+            | "expect"
+            | "proxy-authorization" => continue,
+            "te" => {
+                takes_trailers |= is_for_trailers(value);
+                continue;
+            }
+            other if is_fence(other) => continue,
+            _ if named.contains(name) => continue,
+            // HTTP/2 may split a cookie over several fields; HTTP/1.1 may not.
+            "cookie" if head.version == Version::HTTP_2 => {
+                has_cookie = true;
+                continue;
+            }
+            // Written behind, with an element more.
+            "x-forwarded-for" if x_forwarded => {
+                seen.forwarded_for = true;
+                continue;
+            }
+            "forwarded" if rfc7239 => {
+                seen.forwarded = true;
+                continue;
+            }
+            "x-forwarded-proto" => seen.forwarded_proto = true,
+            "x-forwarded-host" => seen.forwarded_host = true,
+            "x-request-id" => seen.request_id = true,
+            _ => {}
+        }
+        write_line(out, name.as_str(), value.as_bytes());
+    }
+    if has_cookie {
+        out.extend_from_slice(b"cookie: ");
+        join(out, head.headers.get_all(header::COOKIE).iter(), b"; ");
+        out.extend_from_slice(b"\r\n");
+    }
+    if takes_trailers {
+        // Then the gate does, too.
+        write_line(out, "te", b"trailers");
+    }
+    seen
+}
+
+fn is_for_trailers(value: &HeaderValue) -> bool {
+    value.as_bytes().split(|byte| *byte == b',').any(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"trailers"))
+}
+
+fn join<'a>(out: &mut Vec<u8>, values: impl Iterator<Item = &'a HeaderValue>, between: &[u8]) {
+    for (place, value) in values.enumerate() {
+        if place > 0 {
+            out.extend_from_slice(between);
+        }
+        out.extend_from_slice(value.as_bytes());
+    }
+}
+
+/// Says where a request came from, behind what is known of that already.
+fn forwarded(out: &mut Vec<u8>, head: &Parts, origin: &Origin, host: Option<&[u8]>, seen: Seen) {
+    let (x_forwarded, rfc7239) = origin.adds();
+    let (peer, scheme) = (origin.peer.as_bytes(), origin.scheme.as_bytes());
     if x_forwarded {
-        append(headers, &FORWARDED_FOR, &peer.to_string());
-        headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(scheme));
-        if let Some(host) = &host {
-            headers.entry(FORWARDED_HOST).or_insert_with(|| host.clone());
+        out.extend_from_slice(b"x-forwarded-for: ");
+        if seen.forwarded_for {
+            join(out, head.headers.get_all("x-forwarded-for").iter(), b", ");
+            out.extend_from_slice(b", ");
+        }
+        out.extend_from_slice(peer);
+        out.extend_from_slice(b"\r\n");
+        if !seen.forwarded_proto {
+            write_line(out, "x-forwarded-proto", scheme);
+        }
+        if let Some(host) = host.filter(|_| !seen.forwarded_host) {
+            write_line(out, "x-forwarded-host", host);
         }
     }
     if rfc7239 {
-        let peer = if peer.is_ipv6() { format!("\"[{peer}]\"") } else { peer.to_string() };
-        append(headers, &header::FORWARDED, &format!("for={peer};proto={scheme}"));
+        out.extend_from_slice(b"forwarded: ");
+        if seen.forwarded {
+            join(out, head.headers.get_all(header::FORWARDED).iter(), b", ");
+            out.extend_from_slice(b", ");
+        }
+        let (open, close): (&[u8], &[u8]) = if origin.is_v6 { (b"for=\"[", b"]\"") } else { (b"for=", b"") };
+        for part in [open, peer, close, b";proto=", scheme, b"\r\n"] {
+            out.extend_from_slice(part);
+        }
     }
 }
 
-/// Adds an element to a list that may be there.
-fn append(headers: &mut HeaderMap, name: &HeaderName, element: &str) {
-    let list = match headers.get(name).and_then(|value| value.to_str().ok()) {
-        Some(list) => format!("{list}, {element}"),
-        None => element.to_owned(),
-    };
-    if let Ok(value) = HeaderValue::from_str(&list) {
-        headers.insert(name.clone(), value);
+fn number_value(number: u64) -> HeaderValue {
+    HeaderValue::from_str(itoa::Buffer::new().format(number)).expect("digits make a header's value")
+}
+
+/// The number that a worker told last: most writes are told the same as the one before.
+#[derive(Debug, Default)]
+pub struct LastNumber(RefCell<Option<(u64, HeaderValue)>>);
+
+impl LastNumber {
+    fn value(&self, number: u64) -> HeaderValue {
+        let mut last = self.0.borrow_mut();
+        match &*last {
+            Some((known, value)) if *known == number => value.clone(),
+            _ => last.insert((number, number_value(number))).1.clone(),
+        }
     }
 }
 
@@ -165,75 +347,28 @@ pub enum Outcome {
     Pending,
 }
 
-/// An answer's headers, made ready for the client.
-pub fn to_client<'a>(headers: &mut HeaderMap, write: Option<(impl Iterator<Item = &'a Permit>, Outcome)>) {
+/// An answer's headers, made ready for the client. What is of one hop only is not among them.
+pub fn to_client(headers: &mut HeaderMap, write: Option<(&Passage, Outcome)>, last_seq: &LastNumber) {
     strip_fence(headers);
-    strip_hop_by_hop(headers);
-    headers.append(header::VIA, HeaderValue::from_static("1.1 fencegate"));
-    if let Some((permits, outcome)) = write {
+    headers.append(header::VIA, VIA);
+    if let Some((passage, outcome)) = write.filter(|(passage, _)| passage.is_judged()) {
         let mut soonest = u64::MAX;
-        for permit in permits {
-            headers.append(FENCE_SEQ, HeaderValue::from(permit.seq().get()));
+        passage.each_permit(|permit| {
+            headers.append(FENCE_SEQ, last_seq.value(permit.seq().get()));
             soonest = soonest.min(permit.remaining_ms());
-        }
-        headers.insert(FENCE_EXPIRES_IN, HeaderValue::from(soonest));
-        let outcome = match outcome {
-            Outcome::Settled => "settled",
-            Outcome::Unknown => "unknown",
-            Outcome::Pending => "pending",
-        };
-        headers.insert(FENCE_OUTCOME, HeaderValue::from_static(outcome));
+        });
+        headers.insert(FENCE_EXPIRES_IN, number_value(soonest));
+        headers.insert(
+            FENCE_OUTCOME,
+            match outcome {
+                Outcome::Settled => SETTLED,
+                Outcome::Unknown => UNKNOWN,
+                Outcome::Pending => PENDING,
+            },
+        );
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn map(headers: &[(&str, &str)]) -> HeaderMap {
-        headers.iter().map(|(name, value)| (name.parse::<HeaderName>().unwrap(), value.parse().unwrap())).collect()
-    }
-
-    fn origin(forwarded: Forwarded) -> Origin {
-        Origin { peer: Some("10.1.2.3".parse().unwrap()), version: Version::HTTP_11, is_tls: false, forwarded }
-    }
-
-    #[test]
-    fn what_is_of_one_hop_stays_there() {
-        let mut headers = map(&[
-            ("host", "store"),
-            ("connection", "close, X-Private, host"),
-            ("keep-alive", "timeout=5"),
-            ("te", "trailers"),
-            ("upgrade", "h2c"),
-            ("x-private", "1"),
-            ("x-kept", "2"),
-            ("expect", "100-continue"),
-            ("traceparent", "00-a-b-01"),
-            ("fence-token", "secret"),
-            ("fence-seq", "999"),
-            ("fence-anything", "x"),
-            ("fence_seq", "999"),
-        ]);
-        to_store(&mut headers, &origin(Forwarded::Off), None, || HeaderValue::from_static("id-1"));
-        let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
-        names.sort_unstable();
-        assert_eq!(names, ["host", "te", "traceparent", "via", "x-kept", "x-request-id"]);
-    }
-
-    #[test]
-    fn where_a_request_came_from_is_added_to_what_is_known() {
-        let mut headers = map(&[("host", "store"), ("x-forwarded-for", "1.1.1.1"), ("x-request-id", "mine")]);
-        to_store(&mut headers, &origin(Forwarded::Both), None, || HeaderValue::from_static("id-1"));
-        for (name, value) in [
-            ("x-forwarded-for", "1.1.1.1, 10.1.2.3"),
-            ("x-forwarded-proto", "http"),
-            ("x-forwarded-host", "store"),
-            ("forwarded", "for=10.1.2.3;proto=http"),
-            ("x-request-id", "mine"),
-            ("via", "1.1 fencegate"),
-        ] {
-            assert_eq!(headers.get(name).unwrap(), value, "{name}");
-        }
-    }
-}
+#[path = "headers_tests.rs"]
+mod tests;

@@ -4,31 +4,30 @@
 //! bounded by `hold_total_bytes`, and whoever would exceed it is turned away before a byte is read.
 
 use std::{
+    cell::RefCell,
     collections::VecDeque,
     future::poll_fn,
     pin::Pin,
     sync::{Arc, atomic::Ordering},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
-use http::HeaderMap;
-use http_body::{Body, Frame};
+use http::{HeaderMap, Version, request::Parts};
+use http_body::Body;
 use hyper::body::Incoming;
 
-use super::{Plane, Worker};
+use super::{Plane, Worker, alarms::Alarm, connection::Client, plan::Plan};
+use crate::store::body::StoreBody;
 
 /// A body, as far as it has come.
 pub enum Held {
     Whole {
-        parts: VecDeque<Bytes>,
         trailers: Option<HeaderMap>,
     },
-    /// Longer than may be held: its beginning, and where the rest comes from.
-    Long {
-        first: VecDeque<Bytes>,
-        rest: Incoming,
-    },
+    /// Longer than may be held.
+    Long,
 }
 
 /// Why a body is not there.
@@ -63,50 +62,171 @@ impl Drop for Share {
     }
 }
 
-/// The next frame, or that it did not come in time. An HTTP/2 stream that was reset without an error
-/// ends like any other, but not whole.
-async fn next_frame(body: &mut Incoming, is_h2: bool, patience: Duration) -> Result<Option<Frame<Bytes>>, NoBody> {
-    let frame = poll_fn(|context| Pin::new(&mut *body).poll_frame(context));
-    match tokio::time::timeout(patience, frame).await {
-        Ok(Some(Ok(frame))) => Ok(Some(frame)),
-        Ok(Some(Err(_))) => Err(NoBody::Cut),
-        Ok(None) if is_h2 && !body.is_end_stream() => Err(NoBody::Cut),
-        Ok(None) => Ok(None),
-        Err(_) => Err(NoBody::Slow),
+/// A body that is being collected.
+pub struct Hold {
+    /// Where the rest comes from.
+    pub body: Incoming,
+    /// What has come: most bodies come in one part.
+    pub first: Bytes,
+    pub parts: VecDeque<Bytes>,
+    size: usize,
+    is_h2: bool,
+    /// How it has ended, if that is known and was not told yet.
+    outcome: Option<Result<Held, NoBody>>,
+}
+
+/// How much is collected of a body, and how long its next part is waited for.
+#[derive(Clone, Copy)]
+pub struct Limits {
+    /// What may be held.
+    pub hold: usize,
+    /// What may come at all.
+    pub most: u64,
+    pub patience: Duration,
+}
+
+impl Limits {
+    #[must_use]
+    pub fn of(plan: &Plan) -> Self {
+        let settings = &plan.settings;
+        let most = if settings.body_bytes_max == 0 { u64::MAX } else { settings.body_bytes_max };
+        Self { hold: settings.hold_bytes, most, patience: Duration::from_millis(settings.body_timeout_ms) }
     }
 }
 
-/// Collects a body of up to `limit` bytes; one of more than `max` is not wanted at all.
-///
-/// # Errors
-/// Where it does not come, or not whole, or is too large.
-pub async fn hold(mut body: Incoming, is_h2: bool, limit: usize, max: u64, patience: Duration) -> Result<Held, NoBody> {
-    let mut parts: VecDeque<Bytes> = VecDeque::new();
-    let mut size = 0;
-    loop {
-        let Some(frame) = next_frame(&mut body, is_h2, patience).await? else {
-            return Ok(Held::Whole { parts, trailers: None });
+impl Hold {
+    #[must_use]
+    pub fn new(body: Incoming, is_h2: bool) -> Self {
+        Self { body, first: Bytes::new(), parts: VecDeque::new(), size: 0, is_h2, outcome: None }
+    }
+
+    /// Collects on, until the alarm rings.
+    ///
+    /// # Errors
+    /// Where the body does not come, or not whole, or is too large.
+    pub fn poll(
+        &mut self,
+        limits: Limits,
+        client: &Client,
+        alarm: &mut Alarm,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Held, NoBody>> {
+        if let Some(outcome) = self.outcome.take() {
+            return Poll::Ready(outcome);
+        }
+        let before = self.size;
+        let collected = self.collect(limits, client, context);
+        if collected.is_pending() {
+            if self.size > before {
+                alarm.reset(limits.patience);
+            }
+            return alarm.poll(context).map(|()| Err(NoBody::Slow));
+        }
+        collected
+    }
+
+    /// Takes what is there.
+    fn collect(&mut self, limits: Limits, client: &Client, context: &mut Context<'_>) -> Poll<Result<Held, NoBody>> {
+        loop {
+            let body = RefCell::new(&mut self.body);
+            // Behind the last part, hyper has nothing left to do; on HTTP/2 the connection has others.
+            let is_last = |frame: &Poll<_>| frame.is_ready() && body.borrow().is_end_stream();
+            let mut next = || Pin::new(&mut **body.borrow_mut()).poll_frame(context);
+            let next = if self.is_h2 { next() } else { client.quietly(next, is_last) };
+            let Poll::Ready(frame) = next else { return Poll::Pending };
+            let frame = match frame {
+                Some(Ok(frame)) => frame,
+                Some(Err(_)) => return Poll::Ready(Err(NoBody::Cut)),
+                // An HTTP/2 stream that was reset without an error ends like any other, but not whole.
+                None if self.is_h2 && !self.body.is_end_stream() => return Poll::Ready(Err(NoBody::Cut)),
+                None => return Poll::Ready(Ok(Held::Whole { trailers: None })),
+            };
+            match frame.into_data() {
+                Ok(data) => self.take(data),
+                Err(frame) => return Poll::Ready(Ok(Held::Whole { trailers: frame.into_trailers().ok() })),
+            }
+            if self.size as u64 > limits.most {
+                return Poll::Ready(Err(NoBody::TooLong));
+            }
+            if self.size > limits.hold {
+                return Poll::Ready(Ok(Held::Long));
+            }
+            if self.body.is_end_stream() {
+                return Poll::Ready(Ok(Held::Whole { trailers: None }));
+            }
+        }
+    }
+
+    fn take(&mut self, data: Bytes) {
+        self.size += data.len();
+        if self.first.is_empty() {
+            self.first = data;
+        } else if !data.is_empty() {
+            self.parts.push_back(data);
+        }
+    }
+}
+
+/// A request's body, as far as it is there before the request is judged.
+#[allow(clippy::large_enum_variant, reason = "it does not live long")]
+pub enum Source {
+    /// All of it, and the room that it takes.
+    Here { body: StoreBody, share: Option<Share> },
+    /// Not all of it, or it was not looked at.
+    Coming { hold: Hold, share: Option<Share> },
+}
+
+impl Source {
+    /// A body that nobody has looked at.
+    #[must_use]
+    pub fn coming(head: &Parts, body: Incoming) -> Self {
+        Self::Coming { hold: Hold::new(body, head.version == Version::HTTP_2), share: None }
+    }
+
+    /// Takes what has come of a write's body with its head, if it is short. The client is asked for nothing:
+    /// so it must not wait for that.
+    #[must_use]
+    pub fn look(
+        head: &Parts,
+        body: Incoming,
+        plane: &Arc<Plane>,
+        limits: (Limits, usize),
+        client: &Client,
+        context: &mut Context<'_>,
+    ) -> Self {
+        if body.is_end_stream() {
+            return Self::Here { body: StoreBody::Empty, share: None };
+        }
+        let (limits, total) = limits;
+        let length = body.size_hint().exact().and_then(|length| usize::try_from(length).ok());
+        let Self::Coming { mut hold, .. } = Self::coming(head, body) else { unreachable!("that is what it makes") };
+        let share = match length {
+            Some(length) if length <= limits.hold && !hold.is_h2 => Share::take(plane, length, total),
+            Some(_) | None => None,
         };
-        match frame.into_data() {
-            Ok(data) => {
-                size += data.len();
-                if !data.is_empty() {
-                    parts.push_back(data);
+        if share.is_some() {
+            match hold.collect(limits, client, context) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(Held::Whole { trailers: None })) => {
+                    return Self::Here { body: StoreBody::held(hold.first, hold.parts, None), share };
                 }
-                if size as u64 > max {
-                    return Err(NoBody::TooLong);
-                }
-                if size > limit {
-                    return Ok(Held::Long { first: parts, rest: body });
-                }
-                if body.is_end_stream() {
-                    return Ok(Held::Whole { parts, trailers: None });
-                }
+                Poll::Ready(outcome) => hold.outcome = Some(outcome),
             }
-            Err(frame) => {
-                let trailers = frame.into_trailers().ok();
-                return Ok(Held::Whole { parts, trailers });
-            }
+        }
+        Self::Coming { hold, share }
+    }
+
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        matches!(self, Self::Here { .. })
+    }
+
+    /// What is still to come, for whoever throws it away.
+    #[must_use]
+    pub fn into_rest(self) -> Option<Incoming> {
+        match self {
+            Self::Here { .. } => None,
+            Self::Coming { hold, .. } => Some(hold.body),
         }
     }
 }
@@ -118,20 +238,23 @@ const DISCARD_PATIENCE: Duration = Duration::from_secs(5);
 /// Reads a refused request's body on, within bounds, and throws it away: while it is still coming, some
 /// clients cannot read their answer (HTTP/1.1: the connection would be reset under it; HTTP/2: so would
 /// the stream).
-pub fn discard(worker: &Worker, mut body: Incoming, is_h2: bool) {
+pub fn discard(worker: &Worker, mut body: Incoming) {
     if body.is_end_stream() || worker.stopping.get() {
         return;
     }
+    let mut alarm = worker.alarms.set(DISCARD_PATIENCE);
     tokio::task::spawn_local(async move {
-        let read_on = async {
-            let mut left = DISCARD_BYTES;
-            while let Ok(Some(frame)) = next_frame(&mut body, is_h2, DISCARD_PATIENCE).await {
+        let mut left = DISCARD_BYTES;
+        poll_fn(|context| {
+            while let Poll::Ready(frame) = Pin::new(&mut body).poll_frame(context) {
+                let Some(Ok(frame)) = frame else { return Poll::Ready(()) };
                 left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
                 if left == 0 {
-                    return;
+                    return Poll::Ready(());
                 }
             }
-        };
-        let _ = tokio::time::timeout(DISCARD_PATIENCE, read_on).await;
+            alarm.poll(context)
+        })
+        .await;
     });
 }

@@ -4,14 +4,14 @@
 //! Nearly every write goes to one object. One that goes to several is admitted, and let go on, for all of
 //! them or for none, and what is unknown of it is unknown of each.
 
-use std::{cell::RefCell, sync::Arc};
+use std::{cell::Cell, rc::Rc, sync::Arc};
 
 use crate::{
     api::Gate,
     failpoints::{self, Fault},
     fence::{
         Denial, Now, ObjectId, Permit, Record, Refusal, Ttl,
-        verdict::{self, Presented, Unusable, View},
+        verdict::{self, Unusable, View},
     },
     table::{
         flight::{Cancel, End, Stage},
@@ -19,11 +19,16 @@ use crate::{
     },
 };
 
+/// A worker's own handle on what all share: cloning it touches nothing that other workers count in.
+#[allow(clippy::redundant_allocation, reason = "the outer count is one worker's own")]
+pub type Own<T> = Rc<Arc<T>>;
+
 /// An admitted write.
 pub struct InFlight {
-    gate: Arc<Gate>,
+    /// The worker's own handle, so that no count is shared between workers.
+    gate: Own<Gate>,
     leg: Leg,
-    others: Vec<Leg>,
+    others: Box<[Leg]>,
     /// How long it may still land once its connection is gone.
     bound: Ttl,
     /// A route that only looks lets it go on whatever the second look says, and promises nothing.
@@ -33,10 +38,9 @@ pub struct InFlight {
 /// What a write does to one object.
 pub struct Leg {
     permit: Permit,
-    presented: Presented,
     place: Place,
     /// `None` once it has come to its end.
-    stage: RefCell<Option<Stage>>,
+    stage: Cell<Option<Stage>>,
 }
 
 /// Why a write may not go on, and which of its objects says so.
@@ -48,12 +52,26 @@ pub struct Denied {
 
 impl Leg {
     #[must_use]
-    pub fn new((permit, place): (Permit, Place), presented: Presented) -> Self {
-        Self { permit, presented, place, stage: RefCell::new(Some(Stage::Waiting)) }
+    pub fn new((permit, place): (Permit, Place)) -> Self {
+        Self { permit, place, stage: Cell::new(Some(Stage::Waiting)) }
     }
 
-    fn judge(&self, record: &Record, sealed: bool, now: Now) -> Result<Permit, Denial> {
-        verdict::judge(self.permit.object(), View::Known { record, sealed }, &self.presented, now)
+    /// Of a write that was committed when it was admitted.
+    #[inline]
+    #[must_use]
+    pub fn committed((permit, place, stage): (Permit, Place, Stage)) -> Self {
+        Self { permit, place, stage: Cell::new(Some(stage)) }
+    }
+
+    /// How far it is.
+    fn stage(&self) -> Option<Stage> {
+        let stage = self.stage.take();
+        self.stage.set(stage.clone());
+        stage
+    }
+
+    fn judge(&self, record: &Record, sealed: bool, now: Now) -> Result<(), Denial> {
+        verdict::judge_again(View::Known { record, sealed }, &self.permit, now)
     }
 
     fn denied(&self, why: Denial) -> Denied {
@@ -61,13 +79,12 @@ impl Leg {
     }
 
     fn go_on(&self, stripes: &Stripes, mut to: Stage, now: Now) -> Result<(), Denied> {
-        let mut stage = self.stage.borrow_mut();
-        let Some(from) = &*stage else { return Err(self.is_over()) };
-        let judged = stripes.go_on(self.place, (from, &mut to), |record, sealed| self.judge(record, sealed, now));
+        let Some(from) = self.stage() else { return Err(self.is_over()) };
+        let judged = stripes.go_on(self.place, (&from, &mut to), |record, sealed| self.judge(record, sealed, now));
         if !failpoints::on(Fault::NoCommitCheck) {
-            let _same_again = judged.map_err(|why| self.denied(why))?;
+            judged.map_err(|why| self.denied(why))?;
         }
-        *stage = Some(to);
+        self.stage.set(Some(to));
         Ok(())
     }
 
@@ -76,15 +93,14 @@ impl Leg {
     }
 
     fn back_out(&self, stripes: &Stripes) {
-        let mut stage = self.stage.borrow_mut();
-        if let Some(from @ (Stage::Streaming(_) | Stage::Committed(_))) = &*stage {
-            stripes.back_out(self.place, from);
-            *stage = Some(Stage::Waiting);
+        if let Some(from @ (Stage::Streaming(_) | Stage::Committed(_))) = self.stage() {
+            stripes.back_out(self.place, &from);
+            self.stage.set(Some(Stage::Waiting));
         }
     }
 
     fn end(&self, stripes: &Stripes, how: End) {
-        if let Some(from) = self.stage.borrow_mut().take()
+        if let Some(from) = self.stage.take()
             && !failpoints::on(Fault::NoBarrier)
         {
             stripes.end(self.place, &from, how);
@@ -92,7 +108,7 @@ impl Leg {
     }
 
     fn lose(&self, stripes: &Stripes, until: End) {
-        let is_partial = matches!(*self.stage.borrow(), Some(Stage::Streaming(_)));
+        let is_partial = matches!(self.stage(), Some(Stage::Streaming(_)));
         if failpoints::on(Fault::NoUnknownWait) || (is_partial && failpoints::on(Fault::PartialIsNone)) {
             return self.end(stripes, End::Nothing);
         }
@@ -101,16 +117,21 @@ impl Leg {
 }
 
 impl InFlight {
+    #[inline]
     #[must_use]
-    pub fn new(gate: Arc<Gate>, leg: Leg, others: Vec<Leg>, bound: Ttl) -> Self {
-        Self { gate, leg, others, bound, enforced: true }
+    pub fn new(gate: Own<Gate>, leg: Leg, others: Vec<Leg>, bound: Ttl) -> Self {
+        Self { gate, leg, others: others.into_boxed_slice(), bound, enforced: true }
     }
 
     /// For a route that only looks.
-    #[must_use]
-    pub fn unenforced(mut self) -> Self {
+    pub fn unenforce(&mut self) {
         self.enforced = false;
-        self
+    }
+
+    /// Where the record of the first of its objects is.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.leg.place
     }
 
     /// The permit for the first of its objects.
@@ -118,9 +139,10 @@ impl InFlight {
         &self.leg.permit
     }
 
-    /// The permits for all of its objects.
-    pub fn permits(&self) -> impl Iterator<Item = &Permit> {
-        self.legs().map(|leg| &leg.permit)
+    /// The permits for all of its objects, one by one.
+    pub fn each_permit(&self, mut told: impl FnMut(&Permit)) {
+        told(&self.leg.permit);
+        self.others.iter().for_each(|leg| told(&leg.permit));
     }
 
     fn legs(&self) -> impl Iterator<Item = &Leg> {
@@ -162,15 +184,15 @@ impl InFlight {
 
     fn go_on_together(&self, to: &Stage, now: Now) -> Result<(), Denied> {
         let legs: Vec<&Leg> = self.legs().collect();
-        let stages = legs.iter().map(|leg| leg.stage.borrow().clone().ok_or_else(|| leg.is_over()));
+        let stages = legs.iter().map(|leg| leg.stage().ok_or_else(|| leg.is_over()));
         let stages: Vec<Stage> = stages.collect::<Result<_, _>>()?;
         let mut moves: Vec<_> = legs.iter().zip(&stages).map(|(leg, from)| (leg.place, from, to.clone())).collect();
         let judged = self.stripes().go_on_all(&mut moves, |n, record, sealed| legs[n].judge(record, sealed, now));
         if !failpoints::on(Fault::NoCommitCheck) {
-            judged.map_err(|denied| first(denied, |n| legs[n].permit.object()))?;
+            judged.map_err(|denied| first(denied, |n| legs[n].permit.object().clone()))?;
         }
         for (leg, (_, _, to)) in legs.iter().zip(&moves) {
-            leg.stage.replace(Some(to.clone()));
+            leg.stage.set(Some(to.clone()));
         }
         Ok(())
     }
@@ -186,7 +208,8 @@ impl InFlight {
 
     /// The store has answered for it.
     pub fn settle(&self) {
-        self.legs().for_each(|leg| leg.end(self.stripes(), End::Settled));
+        self.leg.end(self.stripes(), End::Settled);
+        self.others.iter().for_each(|leg| leg.end(self.stripes(), End::Settled));
     }
 
     /// Nothing of it can land: nothing was sent, or the store throws away what is not whole.
@@ -202,19 +225,17 @@ impl InFlight {
 }
 
 /// Of several denials the one that is told: the first in the order of the checks, then of the objects.
-pub fn first<'a>(denied: Vec<(usize, Denial)>, object: impl Fn(usize) -> &'a ObjectId) -> Denied {
+pub fn first(denied: Vec<(usize, Denial)>, object: impl Fn(usize) -> ObjectId) -> Denied {
     let told = denied.into_iter().min_by_key(|(n, why)| (why.place(), *n));
     let (n, why) = told.expect("whoever denies says why");
-    Denied { object: object(n).clone(), why }
+    Denied { object: object(n), why }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let stage = self.leg.stage.borrow().clone();
-        match stage {
-            None => {}
-            Some(Stage::Waiting) => self.cancel(),
-            Some(Stage::Streaming(_) | Stage::Committed(_)) => self.lose(),
-        }
+        let Some(stage) = self.leg.stage.take() else { return };
+        let is_unsent = matches!(stage, Stage::Waiting);
+        self.leg.stage.set(Some(stage));
+        if is_unsent { self.cancel() } else { self.lose() }
     }
 }

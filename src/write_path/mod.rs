@@ -4,6 +4,7 @@
 //! - [`classify`]: what a request is: a read, a write to one object, or nothing that is forwarded.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
 //!   [`inflight`]: a write that may, until the store has answered for it.
+//! - [`passage`]: a write on its way, and what it is told. [`alarms`]: timeouts without timers.
 //! - [`forward`]: to the store and back, once. [`hold`]: bodies that are collected first. [`commit`]:
 //!   longer ones, whose end is held back until the write has been judged again. [`carry`]: what goes on
 //!   when the client is gone.
@@ -12,6 +13,7 @@
 //! - [`handle`]: the stages, one after the other. [`plan`]: the settings they go by.
 
 pub mod accept;
+pub mod alarms;
 pub mod carry;
 pub mod classify;
 pub mod commit;
@@ -22,6 +24,7 @@ pub mod handle;
 pub mod headers;
 pub mod hold;
 pub mod inflight;
+pub mod passage;
 pub mod plan;
 pub mod receipts;
 pub mod reply;
@@ -37,12 +40,18 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use self::plan::{Before, Outfit, Plan};
+use self::{
+    alarms::Alarms,
+    headers::{LastNumber, RequestIds},
+    inflight::Own,
+    plan::{Before, Outfit, Plan},
+};
 use crate::{
-    api::Shared,
+    api::{Gate, Shared},
+    clock::Stopwatch,
     config::{Fault, Faults, Settings},
-    fence::BootMs,
-    metrics::{PlaneMetrics, Tally},
+    fence::{BootMs, Now},
+    metrics::{PlaneMetrics, RouteTally, Tally},
     table::generation::Generation,
 };
 
@@ -57,20 +66,21 @@ pub struct Plane {
     /// Writes that wait for their lease to open.
     pub waiting: AtomicUsize,
     pub connections: AtomicUsize,
-    /// How many the limit on files allows.
-    room: usize,
+    /// How many files clients and stores may take together.
+    files: usize,
+    workers: usize,
 }
 
 impl Plane {
-    /// A data plane for these settings, with at most `room` connections. `earlier`: what went by other
-    /// routes before this run, if that can still land.
+    /// A data plane for these settings, with at most `files` connections on both sides. `earlier`: what went
+    /// by other routes before this run, if that can still land.
     ///
     /// # Errors
     /// With what is wrong with them, or with the files that they name.
     pub fn new(
         gate: Shared,
         settings: &Settings,
-        room: usize,
+        files: usize,
         earlier: Option<&Arc<Generation>>,
     ) -> Result<Arc<Self>, Faults> {
         let plan = Plan::new(settings, Before::Start(earlier), gate.now().boot, &gate.metrics)?;
@@ -82,7 +92,8 @@ impl Plane {
             held_bytes: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
-            room,
+            files,
+            workers: accept::workers(&settings.gate),
         }))
     }
 
@@ -112,8 +123,9 @@ impl Plane {
 
     /// Whether another connection may be made.
     #[must_use]
-    pub fn has_room(&self, max: usize) -> bool {
-        self.connections.load(Ordering::Relaxed) < max.min(self.room)
+    pub fn has_room(&self, plan: &Plan) -> bool {
+        let clients = clients_max(self.files, self.workers.saturating_mul(plan.store_connections()));
+        self.connections.load(Ordering::Relaxed) < plan.settings.connections_max.min(clients)
     }
 
     pub fn metrics(&self) -> &PlaneMetrics {
@@ -121,13 +133,24 @@ impl Plane {
     }
 }
 
+/// How many of so many files are for clients, if so many may be for stores: what these leave, or half.
+fn clients_max(files: usize, stores: usize) -> usize {
+    files.saturating_sub(stores).max(files / 2)
+}
+
 /// What belongs to one worker alone.
 pub struct Worker {
     pub plane: Arc<Plane>,
+    /// The gate, behind a count of this worker's own.
+    pub gate: Own<Gate>,
     outfit: RefCell<Rc<Outfit>>,
     pub tally: Tally,
-    /// The boot clock, as of the last tick: good enough for timeouts.
-    pub now: Cell<BootMs>,
+    pub alarms: Rc<Alarms>,
+    now: Cell<BootMs>,
+    pub ids: RequestIds,
+    pub last_seq: LastNumber,
+    /// The plan whose coming everyone was told of.
+    pub told: Cell<u64>,
     /// No more writes are begun: the gate is about to stop.
     pub closing: Cell<bool>,
     /// Exchanges with the store that go on without a client.
@@ -137,18 +160,52 @@ pub struct Worker {
 }
 
 impl Worker {
-    fn new(plane: Arc<Plane>) -> Rc<Self> {
+    /// A worker that has done nothing yet.
+    #[must_use]
+    pub fn new(plane: Arc<Plane>) -> Rc<Self> {
         let outfit = RefCell::new(Outfit::new(plane.plan.load_full(), None));
-        let now = plane.gate.now().boot;
+        let ((now, stopwatch), tally) = (plane.gate.clock.boot_and_watch(), plane.metrics().tally());
         Rc::new(Self {
+            gate: Rc::new(Arc::clone(&plane.gate)),
             plane,
             outfit,
-            tally: Tally::default(),
+            tally,
+            alarms: Alarms::new(stopwatch.begun()),
             now: Cell::new(now),
+            ids: RequestIds::new(),
+            last_seq: LastNumber::default(),
+            told: Cell::new(0),
             closing: Cell::new(false),
             carried: Cell::new(0),
             stopping: Cell::new(false),
         })
+    }
+
+    /// The boot clock, as it was last read: good enough for what lies idle.
+    #[must_use]
+    pub fn now(&self) -> BootMs {
+        self.now.get()
+    }
+
+    /// Reads the clocks, and starts a stopwatch at the same moment.
+    #[must_use]
+    pub fn now_and_watch(&self) -> (Now, Stopwatch) {
+        let (now, stopwatch) = self.gate.clock.now_and_watch();
+        self.has_read(now.boot, stopwatch);
+        (now, stopwatch)
+    }
+
+    /// Starts a stopwatch.
+    #[must_use]
+    pub fn watch(&self) -> Stopwatch {
+        let (boot, stopwatch) = self.gate.clock.boot_and_watch();
+        self.has_read(boot, stopwatch);
+        stopwatch
+    }
+
+    fn has_read(&self, now: BootMs, stopwatch: Stopwatch) {
+        self.now.set(now);
+        self.alarms.now_is(stopwatch.begun());
     }
 
     /// The newest plan and this worker's connections for it.
@@ -156,8 +213,21 @@ impl Worker {
         let newest = self.plane.generation.load(Ordering::Acquire);
         if self.outfit.borrow().plan.generation != newest {
             let taken_up = Outfit::new(self.plane.plan.load_full(), Some(&**self.outfit.borrow()));
-            *self.outfit.borrow_mut() = taken_up;
+            let before = self.outfit.replace(taken_up);
+            before.tallies.iter().for_each(RouteTally::retire);
         }
         Rc::clone(&self.outfit.borrow())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::clients_max;
+
+    #[test]
+    fn clients_get_what_the_stores_leave_and_never_less_than_half() {
+        assert_eq!(clients_max(14_000, 512), 13_488);
+        assert_eq!(clients_max(1_000, 512), 500);
+        assert_eq!(clients_max(8, 512), 4);
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     clock::Clock,
     config::{Fault, Faults, GateSettings, Settings, StoreSettings},
     fence::{BootMs, Ttl},
-    metrics::{Metrics, RouteMetrics},
+    metrics::{Metrics, RouteMetrics, RouteTally},
     route::{Route, Routes},
     store::{Way, pool::Pool},
     table::generation::{Entered, Generation},
@@ -54,6 +54,12 @@ impl Plan {
         })
     }
 
+    /// How many connections a worker may have to all stores together.
+    #[must_use]
+    pub fn store_connections(&self) -> usize {
+        self.routes.stores.iter().fold(0, |all: usize, store| all.saturating_add(store.connections_max))
+    }
+
     /// A write goes by a route; `None` while writes that went by an older version of it may still land.
     #[must_use]
     pub fn enter(&self, route: &Route, clock: &Clock) -> Option<Entered> {
@@ -76,12 +82,6 @@ impl Plan {
     pub fn retired_from<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = Arc<Generation>> + 'a {
         let stays = |old: &Arc<Generation>| self.versions.iter().any(|new| Arc::ptr_eq(&new.generation, old));
         before.versions.iter().map(|old| &old.generation).filter(move |old| !stays(old)).map(Arc::clone)
-    }
-
-    /// What a route counts.
-    #[must_use]
-    pub fn metrics(&self, route: &Route) -> &RouteMetrics {
-        &self.metrics[route.place]
     }
 }
 
@@ -142,10 +142,12 @@ fn versions(routes: &Routes, before: Before<'_>, now: BootMs) -> Vec<Version> {
     kept.into_iter().map(|kept| kept.cloned().unwrap_or_else(new)).collect()
 }
 
-/// A plan and one worker's own connections to its stores.
+/// A plan, and one worker's own connections to its stores and counts for its routes.
 pub struct Outfit {
     pub plan: Arc<Plan>,
     pub pools: Vec<Rc<Pool>>,
+    /// By the route's place.
+    pub tallies: Vec<RouteTally>,
 }
 
 impl Outfit {
@@ -158,7 +160,8 @@ impl Outfit {
             let same = old.iter().find(|pool| pool.settings() == store);
             same.map_or_else(|| Pool::new(way.clone(), store.clone()), Rc::clone)
         });
-        Rc::new(Self { pools: pools.collect(), plan })
+        let tallies = plan.metrics.iter().map(RouteMetrics::tally).collect();
+        Rc::new(Self { pools: pools.collect(), tallies, plan })
     }
 }
 

@@ -10,7 +10,6 @@ use crate::fence::{Code, Fence, HolderId, LeaseSeq, ObjectId, WallMs};
 /// What is left of a refused write.
 #[derive(Clone, Debug)]
 pub struct Receipt {
-    pub receipt_id: String,
     pub object: Option<ObjectId>,
     pub error: Code,
     pub write_seq: Option<LeaseSeq>,
@@ -25,12 +24,14 @@ pub struct Receipt {
 pub struct Receipts {
     ring: Mutex<Ring>,
     keep: usize,
-    run: u64,
+    /// What their ids begin with.
+    run: String,
 }
 
 #[derive(Debug, Default)]
 struct Ring {
-    receipts: VecDeque<Receipt>,
+    /// Newest first, with their numbers.
+    receipts: VecDeque<(u64, Receipt)>,
     count: u64,
 }
 
@@ -38,27 +39,36 @@ impl Receipts {
     /// Room for the latest `keep`. `run` makes their ids this run's own.
     #[must_use]
     pub fn new(keep: usize, run: u64) -> Self {
-        Self { ring: Mutex::default(), keep, run }
+        Self { ring: Mutex::default(), keep, run: format!("{run:x}-") }
     }
 
     /// Keeps a receipt, and says under which id.
-    pub fn add(&self, mut receipt: Receipt) -> String {
+    pub fn add(&self, receipt: Receipt) -> String {
+        let number = self.keep(receipt);
+        self.id(number)
+    }
+
+    fn keep(&self, receipt: Receipt) -> u64 {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.count += 1;
-        receipt.receipt_id = format!("{:x}-{:x}", self.run, ring.count);
-        let id = receipt.receipt_id.clone();
+        let number = ring.count;
         if self.keep > 0 {
             if ring.receipts.len() == self.keep {
                 ring.receipts.pop_back();
             }
-            ring.receipts.push_front(receipt);
+            ring.receipts.push_front((number, receipt));
         }
-        id
+        number
     }
 
-    /// All that are kept, newest first.
+    fn id(&self, number: u64) -> String {
+        format!("{}{number:x}", self.run)
+    }
+
+    /// All that are kept, newest first, with their ids.
     #[must_use]
-    pub fn list(&self) -> Vec<Receipt> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner).receipts.iter().cloned().collect()
+    pub fn list(&self) -> Vec<(String, Receipt)> {
+        let kept: Vec<_> = self.ring.lock().unwrap_or_else(PoisonError::into_inner).receipts.iter().cloned().collect();
+        kept.into_iter().map(|(number, receipt)| (self.id(number), receipt)).collect()
     }
 }

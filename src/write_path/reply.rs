@@ -1,6 +1,7 @@
 //! The store's answer or a refusal, as a response.
 
 use std::{
+    borrow::Cow,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -9,7 +10,13 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, header};
 use http_body::{Body, Frame, SizeHint};
 
-use super::{Plane, carry::StoreReply, classify::Unfit, connection::Busy, receipts::Receipt};
+use super::{
+    Plane,
+    carry::{Frames, StoreReply},
+    classify::Unfit,
+    connection::Busy,
+    receipts::Receipt,
+};
 use crate::{
     fence::{Code, Fence, HolderId, LeaseSeq, ObjectId, Refusal, code::Plane as Side, verdict::Unusable},
     problem::Problem,
@@ -28,7 +35,7 @@ pub struct ReplyBody {
 
 enum Content {
     Own(Option<Bytes>),
-    Store(StoreReply),
+    Store(Box<StoreReply>),
 }
 
 impl ReplyBody {
@@ -38,9 +45,18 @@ impl ReplyBody {
         Self { content: Content::Own(bytes), busy: None }
     }
 
+    /// An answer of the store that is here already. Most have one part at most.
+    #[must_use]
+    pub fn whole(frames: Frames) -> Self {
+        match frames.into_only() {
+            Ok(bytes) => Self { content: Content::Own(bytes), busy: None },
+            Err(frames) => Self::store(StoreReply::whole(frames)),
+        }
+    }
+
     #[must_use]
     pub fn store(reply: StoreReply) -> Self {
-        Self { content: Content::Store(reply), busy: None }
+        Self { content: Content::Store(Box::new(reply)), busy: None }
     }
 
     /// Keeps a connection busy while this body is there.
@@ -61,7 +77,7 @@ impl Body for ReplyBody {
         let this = self.get_mut();
         let frame = match &mut this.content {
             Content::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Content::Store(reply) => Pin::new(reply).poll_frame(context),
+            Content::Store(reply) => Pin::new(&mut **reply).poll_frame(context),
         };
         this.busy.as_ref().inspect(|busy| busy.asked(frame.is_ready()));
         frame
@@ -85,7 +101,8 @@ impl Body for ReplyBody {
 /// A request that is not forwarded: why, and what it was about.
 #[derive(Debug)]
 pub struct Refused {
-    pub problem: Problem,
+    /// Apart, since it is large and moved about.
+    pub problem: Box<Problem>,
     pub object: Option<ObjectId>,
     pub route: Option<String>,
     pub seq: Option<LeaseSeq>,
@@ -95,15 +112,15 @@ pub struct Refused {
 
 impl Refused {
     #[must_use]
-    pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        let problem = Problem::on(Side::Data, code, detail);
+    pub fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
+        let problem = Box::new(Problem::on(Side::Data, code, detail));
         Self { problem, object: None, route: None, seq: None, fence: None, holder: None }
     }
 
     /// About this object.
     #[must_use]
     pub fn of(mut self, object: &ObjectId) -> Self {
-        self.problem = self.problem.with_object(object);
+        self.problem.tell_object(object);
         self.object = Some(object.clone());
         self
     }
@@ -136,7 +153,7 @@ impl From<Unfit> for Refused {
     fn from(unfit: Unfit) -> Self {
         let mut refused = Self::new(unfit.code, unfit.detail);
         if let Some(field) = unfit.field {
-            refused.problem = refused.problem.with_field(field);
+            refused.problem.tell_field(field);
         }
         refused
     }
@@ -159,7 +176,7 @@ impl From<Refusal> for Refused {
             Refusal::Stale { seq, fence, successor } => {
                 let detail = format!("the fence has moved to {fence}, so this lease is over for ever; acquire again");
                 let mut refused = Self::new(code, detail).numbered(Some(seq), Some(fence));
-                refused.problem = refused.problem.with_successor(successor);
+                refused.problem.tell_successor(successor);
                 refused
             }
             Refusal::Ahead { seq, fence } => {
@@ -175,7 +192,7 @@ impl From<Refusal> for Refused {
             Refusal::Ended { seq, holder, ended } => {
                 let mut refused =
                     Self::new(code, "the lease is over; acquire again").numbered(Some(seq), Some(seq.into()));
-                refused.problem = refused.problem.with_end(&ended);
+                refused.problem.tell_end(&ended);
                 refused.holder = Some(holder);
                 refused
             }
@@ -185,7 +202,7 @@ impl From<Refusal> for Refused {
 
 /// Refuses, and leaves a receipt. To a HEAD the headers say it all.
 pub fn refuse(plane: &Plane, refused: Refused, is_head: bool) -> Response<ReplyBody> {
-    let Refused { problem, object, route, seq, fence, holder } = refused;
+    let Refused { mut problem, object, route, seq, fence, holder } = refused;
     // Where the refusal itself needed no fence, what is in memory is good enough to tell.
     let known =
         |object: &ObjectId| plane.gate.records.stripes.view(object, |found| found.map(|(record, _)| record.fence));
@@ -193,7 +210,6 @@ pub fn refuse(plane: &Plane, refused: Refused, is_head: bool) -> Response<ReplyB
     let code = problem.code();
     plane.metrics().refused(code);
     let receipt_id = plane.gate.receipts.add(Receipt {
-        receipt_id: String::new(),
         object,
         error: code,
         write_seq: seq,
@@ -202,7 +218,8 @@ pub fn refuse(plane: &Plane, refused: Refused, is_head: bool) -> Response<ReplyB
         route,
         at: plane.gate.now().wall,
     });
-    let problem = problem.with_numbers(seq, fence).with_receipt(receipt_id);
+    problem.tell_numbers(seq, fence);
+    problem.tell_receipt(receipt_id);
     let mut response = Response::new(ReplyBody::own(if is_head { vec![] } else { problem.body() }));
     *response.status_mut() = problem.status();
     let headers = response.headers_mut();

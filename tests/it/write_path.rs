@@ -270,9 +270,11 @@ fn a_client_that_hangs_up_does_not_make_its_write_invisible() {
     let mut conn = bench.gate.gate();
     conn.send("PUT", "/users/1", &[("fence-token", bench.token()), ("x-store", "hang")], b"value").unwrap();
     until("the store has it", || !bench.store.story().is_empty());
+    until("it is counted", || bench.gate.shows(&active(1)) && bench.gate.shows("fencegate_connections 1\n"));
     drop(conn);
-    // Other requests are answered, and this one is still counted.
+    // Other requests are answered, and this one is still counted when its client is known to be gone.
     assert_eq!(bench.put("/users/2", &[("fence-token", bench.token())]).status, 200);
+    until("the gate has no client", || bench.gate.shows("fencegate_connections 0\n"));
     assert!(bench.gate.shows(&active(1)));
 }
 

@@ -5,7 +5,7 @@ use std::array;
 
 use fencegate::fence::{
     BootMs, Denial, Effect, Ended, Event, Fence, FenceToken, Hlc, HolderId, How, Incarnation, Lease, LeaseId, LeaseRow,
-    LeaseSeq, Now, ObjectId, Outcome, Permit, Record, Secret, State, TableKey, Ttl, WallMs,
+    LeaseSeq, Now, ObjectId, Outcome, Permit, Proof, Record, State, TableKey, Ttl, WallMs,
     record::AdvanceId,
     step::{At, Claim, Grant},
     time::Frame,
@@ -24,7 +24,7 @@ pub struct Product {
     ttl: Ttl,
     holders: [HolderId; HOLDERS as usize],
     /// By holder and number.
-    leases: [[(LeaseId, Secret); FENCE_MAX as usize + 1]; HOLDERS as usize],
+    leases: [[(LeaseId, Proof); FENCE_MAX as usize + 1]; HOLDERS as usize],
 }
 
 /// What a step has changed.
@@ -45,8 +45,8 @@ impl Product {
         let leases = array::from_fn(|holder| {
             array::from_fn(|seq| {
                 let id = LeaseId::new(&format!("{holder}-{seq}")).unwrap();
-                let secret = key.secret(&object, number(seq.max(1)), &id);
-                (id, secret)
+                let proof = key.proof(&object, number(seq.max(1)), &id);
+                (id, proof)
             })
         });
         Self { object, key, ttl: Ttl(u64::from(ttl) * TICK_MS), holders, leases }
@@ -74,8 +74,8 @@ impl Product {
     /// The product's verdict on a write of this holder with this number.
     pub fn judge(&self, row: Row, sealed: bool, (holder, seq): (Holder, Seq), now: Tick) -> Result<Permit, Denial> {
         let record = self.record(row);
-        let presented = Presented::Token(self.token(holder, seq));
-        verdict::judge(&self.object, View::Known { record: &record, sealed }, &presented, instant(now))
+        let presented = Presented::of(&self.token(holder, seq), &self.object);
+        verdict::judge(View::Known { record: &record, sealed }, &presented, instant(now))
     }
 
     /// The number that a repeated request of this holder gets again, if it does.
@@ -139,16 +139,20 @@ impl Product {
         }
     }
 
-    fn lease_id(&self, holder: Holder, seq: Seq) -> &(LeaseId, Secret) {
+    fn lease_id(&self, holder: Holder, seq: Seq) -> &(LeaseId, Proof) {
         &self.leases[usize::from(holder)][usize::from(seq)]
     }
 
     fn token(&self, holder: Holder, seq: Seq) -> FenceToken {
-        FenceToken { seq: number(seq.into()), object: self.object.clone(), secret: self.lease_id(holder, seq).1 }
+        FenceToken {
+            seq: number(seq.into()),
+            object: self.object.clone(),
+            secret: self.lease_id(holder, seq).1.secret(),
+        }
     }
 
     fn lease(&self, held: Held) -> Lease {
-        let (lease_id, secret) = self.lease_id(held.holder, held.seq).clone();
+        let (lease_id, proof) = self.lease_id(held.holder, held.seq).clone();
         let Now { wall, boot } = instant(held.until);
         Lease {
             lease_id,
@@ -161,7 +165,7 @@ impl Product {
             request: None,
             used: false,
             tainted: false,
-            secret,
+            proof,
         }
     }
 

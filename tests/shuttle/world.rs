@@ -2,6 +2,7 @@
 //! `write_path` takes with a write, each on whichever thread calls.
 
 use std::{
+    rc::Rc,
     sync::{Arc, LazyLock, atomic::AtomicBool},
     time::Duration,
 };
@@ -199,14 +200,13 @@ impl World {
 
     /// As `decide`: reads the record if it is not in memory. `None`: refused.
     pub fn admit(&self, Held { token, .. }: &Held) -> Option<InFlight> {
-        let (object, presented) = (&token.object, Presented::Token(token.clone()));
-        let judge =
-            |record: &_, sealed| verdict::judge(object, View::Known { record, sealed }, &presented, self.gate.now());
+        let (object, text) = (&token.object, token.expose());
+        let judge = |record: &_, sealed| verdict::judge_text(record, sealed, &text, self.gate.now());
         loop {
-            match self.gate.records.stripes.admit(object, judge) {
+            match self.gate.records.stripes.admit(object.as_str(), judge) {
                 Some(judged) => {
-                    let leg = judged.ok().map(|admitted| Leg::new(admitted, presented.clone()));
-                    return leg.map(|leg| InFlight::new(Arc::clone(&self.gate), leg, vec![], BOUND));
+                    let leg = judged.ok().map(Leg::new);
+                    return leg.map(|leg| InFlight::new(Rc::new(Arc::clone(&self.gate)), leg, vec![], BOUND));
                 }
                 None => drop(self.gate.records.read(object).unwrap()),
             }
@@ -223,15 +223,15 @@ impl World {
     pub fn write_to_both(&self, pair: &[Held; 2]) -> bool {
         let objects = pair.each_ref().map(Held::object);
         let judge = |n: usize, record: &_, sealed| {
-            let presented = Presented::Token(pair[n].token.clone());
-            verdict::judge(objects[n], View::Known { record, sealed }, &presented, self.gate.now())
+            let presented = Presented::of(&pair[n].token, objects[n]);
+            verdict::judge(View::Known { record, sealed }, &presented, self.gate.now())
         };
-        let admitted = self.gate.records.stripes.admit_all(&objects, judge).expect("there is room for both");
+        let admitted =
+            self.gate.records.stripes.admit_all(&objects.map(ObjectId::as_str), judge).expect("there is room for both");
         let Ok(admitted) = admitted else { return false };
-        let leg = |(admitted, held): (_, &Held)| Leg::new(admitted, Presented::Token(held.token.clone()));
-        let mut legs: Vec<Leg> = admitted.into_iter().zip(pair).map(leg).collect();
+        let mut legs: Vec<Leg> = admitted.into_iter().map(Leg::new).collect();
         let other = legs.split_off(1);
-        let write = InFlight::new(Arc::clone(&self.gate), legs.remove(0), other, BOUND);
+        let write = InFlight::new(Rc::new(Arc::clone(&self.gate)), legs.remove(0), other, BOUND);
         let is_sent = write.commit().is_ok();
         if is_sent {
             pair.iter().for_each(|held| self.land(held, || true));

@@ -18,6 +18,7 @@ x-store:
     stall           the same, but it hangs instead of ending
     trickle:MS      the beginning of a long answer; after so long it is `halfway`; after as long again there
                     is more of it; then it hangs
+    interim         many interim answers, cut anywhere, the last behind the body; then 200
     early           200 before the body is read; then nothing more is read
     early-read      200 before the body is read, which is then read, and applied if it comes whole
 
@@ -145,6 +146,9 @@ def answer(connection, wanted, method, text):
         while not os.path.exists(wanted[6:]):
             threading.Event().wait(0.005)
         wanted = "200"
+    if wanted == "interim":
+        connection.sendall(b"HTTP/1.1 102 Processing\r\n\r\n")
+        wanted = "200"
     if wanted.startswith("large:"):
         wanted, text = "200", "x" * int(wanted[6:])
     send(connection, method, wanted, text)
@@ -162,6 +166,10 @@ def handle(connection, stream):
     if wanted == "reset-now":
         reset(connection)
         return False
+    if wanted == "interim":
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" + b"HTTP/1.1 102 Processing\r\n\r\n" * 40 + b"HTTP/1.1 103 E")
+        threading.Event().wait(0.05)
+        connection.sendall(b"arly Hints\r\nlink: </a>\r\n\r\n")
     if wanted in ("early", "early-read"):
         send(connection, method, "200", f"{method} {path} early\n")
     if wanted == "early":

@@ -3,12 +3,17 @@
 use super::{CodecFault, FORMAT};
 use crate::fence::{Hlc, HolderId, LeaseId, LeaseSeq, ObjectId, RequestId};
 
+/// Room for most values.
+const VALUE_BYTES: usize = 192;
+
 pub(super) struct Writer(Vec<u8>);
 
 impl Writer {
     /// Begins a value with its format.
     pub(super) fn row() -> Self {
-        Self(vec![FORMAT])
+        let mut bytes = Vec::with_capacity(VALUE_BYTES);
+        bytes.push(FORMAT);
+        Self(bytes)
     }
 
     pub(super) fn u8(mut self, n: u8) -> Self {

@@ -92,26 +92,33 @@ impl Family {
     }
 }
 
+/// Room for most keys.
+const KEY_BYTES: usize = 64;
+
 impl Key {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let joined = |family: Family, parts: &[&[u8]]| {
-            let mut key = vec![family.byte()];
-            for part in parts {
-                key.extend_from_slice(part);
-            }
-            key
-        };
+        let mut bytes = Vec::with_capacity(KEY_BYTES);
+        self.encode_into(&mut bytes);
+        bytes
+    }
+
+    /// Puts the key's bytes behind others.
+    pub fn encode_into(&self, bytes: &mut Vec<u8>) {
+        bytes.push(self.family().byte());
         match self {
-            Self::Meta => joined(Family::Meta, &[]),
-            Self::Mark => joined(Family::Mark, &[]),
-            Self::Record(object) => joined(Family::Record, &[object.as_str().as_bytes()]),
+            Self::Meta | Self::Mark => {}
+            Self::Record(object) => bytes.extend_from_slice(object.as_str().as_bytes()),
             Self::Lease(object, seq) => {
-                joined(Family::Lease, &[object.as_str().as_bytes(), &[0], &seq.get().to_be_bytes()])
+                bytes.extend_from_slice(object.as_str().as_bytes());
+                bytes.push(0);
+                bytes.extend_from_slice(&seq.get().to_be_bytes());
             }
-            Self::LeaseIndex(lease) => joined(Family::LeaseIndex, &[lease.as_str().as_bytes()]),
+            Self::LeaseIndex(lease) => bytes.extend_from_slice(lease.as_str().as_bytes()),
             Self::Request(holder, request) => {
-                joined(Family::Request, &[holder.as_str().as_bytes(), &[0], request.as_str().as_bytes()])
+                bytes.extend_from_slice(holder.as_str().as_bytes());
+                bytes.push(0);
+                bytes.extend_from_slice(request.as_str().as_bytes());
             }
         }
     }

@@ -189,7 +189,7 @@ fn read_lease(
     let (deadline, run) = (BootMs(reader.u64()?), reader.u64()?);
     let frame = &context.frame;
     Ok(Lease {
-        secret: context.key.secret(object, seq, &lease_id),
+        proof: context.key.proof(object, seq, &lease_id),
         lease_id,
         seq,
         holder,

@@ -56,7 +56,7 @@ fn lease(object: ObjectId, seq: LeaseSeq) -> impl Strategy<Value = Lease> {
     (ids, any::<[u64; 4]>(), any::<[bool; 2]>()).prop_map(move |(ids, times, flags)| {
         let (lease_id, holder, request) = ids;
         Lease {
-            secret: context().key.secret(&object, seq, &lease_id),
+            proof: context().key.proof(&object, seq, &lease_id),
             lease_id,
             seq,
             holder,
@@ -226,7 +226,7 @@ fn a_lease_of_an_earlier_run_is_read_by_this_runs_clocks() {
     let seq = LeaseSeq::new(4).unwrap();
     let lease_id = LeaseId::new("l").unwrap();
     let lease = Lease {
-        secret: context.key.secret(&object, seq, &lease_id),
+        proof: context.key.proof(&object, seq, &lease_id),
         lease_id,
         seq,
         holder: HolderId::new("a").unwrap(),

@@ -433,6 +433,6 @@ pub(super) fn remember_request(round: &mut Round, wanted: &Wanted, granted: &[Gr
     if let Some(request) = &wanted.request {
         let lease = |granted: &Granted| (granted.object.clone(), granted.lease.lease_id.clone(), granted.drain);
         let leases = granted.iter().map(lease).collect();
-        round.put_request(&wanted.holder, request, &crate::table::codec::RequestRow { leases });
+        round.put_request(&wanted.holder, request, crate::table::codec::RequestRow { leases });
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{
     Command, DrainReport, Granted, Refused, Reply,
     advance::{Advances, Drained},
+    lease_ids::LeaseIds,
     round::{Draft, Drain, Round},
     sweep::Sweep,
     terms::InUse,
@@ -57,6 +58,7 @@ pub struct Core {
     pub(super) sweep: Sweep,
     pub(super) advances: Advances,
     pub(super) terms: InUse,
+    lease_ids: LeaseIds,
     step_meter: StepMeter,
     /// Grants whose clients were gone when the answer came: to be taken back in the next round.
     orphans: Vec<(ObjectId, LeaseId)>,
@@ -94,6 +96,7 @@ impl Core {
             sweep: Sweep::default(),
             advances: Advances::default(),
             terms: InUse::new(setup.terms),
+            lease_ids: LeaseIds::default(),
             step_meter: StepMeter::new(now),
             orphans: vec![],
             freed: vec![],
@@ -427,12 +430,8 @@ impl Core {
         let _ = reply.send(closed);
     }
 
-    /// A new lease's id: ordered by time, unique by chance.
-    pub(super) fn new_lease_id(&self) -> LeaseId {
-        let mut random = [0; 10];
-        getrandom::fill(&mut random).expect("the system's random numbers");
-        let id = uuid::Builder::from_unix_timestamp_millis(self.setup.clock.now().wall.0, &random).into_uuid();
-        LeaseId::new(&id.to_string()).expect("a UUID is a lease id")
+    pub(super) fn new_lease_id(&mut self) -> LeaseId {
+        self.lease_ids.next(self.setup.clock.now().wall)
     }
 }
 

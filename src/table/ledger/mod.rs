@@ -10,7 +10,7 @@
 //! - `advance`: fences that have moved while older writes are on their way: seal, drain, open.
 //! - `calls`: renewing, releasing, revoking.
 //! - `terms`: which routes' writes may land if this run ends badly.
-//! - `round`: the changes of one round.
+//! - `round`: the changes of one round; `lease_ids`: names for what it grants.
 //! - `waiters`, `timers`, `sweep`: who waits, what is due later, forgetting what ended long ago.
 //!
 //! After a failed write or sync the table is latched: every call gets [`Refused::Unavailable`]
@@ -20,6 +20,7 @@ mod acquire;
 mod advance;
 mod calls;
 mod core;
+mod lease_ids;
 mod round;
 mod sweep;
 mod terms;

@@ -3,11 +3,11 @@
 //! Later commands of a round see what earlier ones decided. A command's changes come in a
 //! [`Draft`]: all of them, or none.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map::Entry};
 
 use super::super::{
     Batch, TableFault,
-    codec::{Key, RequestRow, decode_index, decode_lease, encode_index, encode_lease, encode_record},
+    codec::{Key, RequestRow, encode_index, encode_lease, encode_record},
     records::Records,
 };
 use crate::fence::{
@@ -66,9 +66,11 @@ pub(super) type Answer = Box<dyn FnOnce(bool) -> Vec<(ObjectId, LeaseId)> + Send
 #[derive(Default)]
 pub(super) struct Round {
     pub(super) writes: Batch,
-    rows: HashMap<Vec<u8>, Vec<u8>>,
-    records: HashMap<ObjectId, Record>,
-    order: Vec<ObjectId>,
+    rows: HashMap<LeaseId, LeaseRow>,
+    requests: HashMap<(HolderId, RequestId), RequestRow>,
+    /// In the order they changed, and where each is among them.
+    records: Vec<Record>,
+    places: HashMap<ObjectId, usize>,
     pub(super) news: Vec<Announcement>,
     pub(super) answers: Vec<Answer>,
     pub(super) changes: usize,
@@ -77,26 +79,26 @@ pub(super) struct Round {
 impl Round {
     /// An object's newest record: this draft's, this round's, the published one.
     pub(super) fn newest(&self, records: &Records, draft: &Draft, object: &ObjectId) -> Result<Record, TableFault> {
-        match draft.record(object).or_else(|| self.records.get(object)) {
+        match draft.record(object).or_else(|| self.record(object)) {
             Some(record) => Ok(record.clone()),
             None => records.read(object),
         }
     }
 
-    /// Whether this round has changed a row.
-    pub(super) fn has_row(&self, key: &[u8]) -> bool {
-        self.rows.contains_key(key)
+    fn record(&self, object: &ObjectId) -> Option<&Record> {
+        self.places.get(object).map(|place| &self.records[*place])
+    }
+
+    /// Whether this round has changed a lease's row.
+    pub(super) fn has_row(&self, lease: &LeaseId) -> bool {
+        self.rows.contains_key(lease)
     }
 
     /// A lease's newest row.
     pub(super) fn lease_row(&self, records: &Records, lease: &LeaseId) -> Result<Option<LeaseRow>, TableFault> {
-        match self.rows.get(&Key::LeaseIndex(lease.clone()).encode()) {
+        match self.rows.get(lease) {
             None => records.lease_row(lease),
-            Some(value) => {
-                let (object, seq) = decode_index(value)?;
-                let row = self.rows.get(&Key::Lease(object.clone(), seq).encode());
-                Ok(row.map(|value| decode_lease(object, seq, value)).transpose()?)
-            }
+            Some(row) => Ok(Some(row.clone())),
         }
     }
 
@@ -107,45 +109,44 @@ impl Round {
         holder: &HolderId,
         request: &RequestId,
     ) -> Result<Option<RequestRow>, TableFault> {
-        match self.rows.get(&Key::Request(holder.clone(), request.clone()).encode()) {
+        match self.requests.get(&(holder.clone(), request.clone())) {
             None => records.request(holder, request),
-            Some(value) => Ok(Some(RequestRow::decode(value)?)),
+            Some(row) => Ok(Some(row.clone())),
         }
     }
 
     /// Remembers what a request was granted.
-    pub(super) fn put_request(&mut self, holder: &HolderId, request: &RequestId, row: &RequestRow) {
-        self.put(&Key::Request(holder.clone(), request.clone()), row.encode());
+    pub(super) fn put_request(&mut self, holder: &HolderId, request: &RequestId, row: RequestRow) {
+        self.writes.put(&Key::Request(holder.clone(), request.clone()), row.encode());
+        self.requests.insert((holder.clone(), request.clone()), row);
     }
 
     /// Takes a draft in.
     pub(super) fn apply(&mut self, draft: Draft) {
         self.changes += usize::from(!draft.records.is_empty());
         for row in draft.rows {
-            self.put(&Key::Lease(row.object.clone(), row.seq), encode_lease(&row));
+            self.writes.put(&Key::Lease(row.object.clone(), row.seq), encode_lease(&row));
             if row.ended.is_none() {
-                self.put(&Key::LeaseIndex(row.lease_id), encode_index(&row.object, row.seq));
+                self.writes.put(&Key::LeaseIndex(row.lease_id.clone()), encode_index(&row.object, row.seq));
             }
+            self.rows.insert(row.lease_id.clone(), row);
         }
         for record in draft.records {
-            if !self.records.contains_key(&record.object) {
-                self.order.push(record.object.clone());
+            match self.places.entry(record.object.clone()) {
+                Entry::Occupied(place) => self.records[*place.get()] = record,
+                Entry::Vacant(place) => {
+                    place.insert(self.records.len());
+                    self.records.push(record);
+                }
             }
-            self.records.insert(record.object.clone(), record);
         }
         self.news.extend(draft.news);
     }
 
-    fn put(&mut self, key: &Key, value: Vec<u8>) {
-        self.rows.insert(key.encode(), value.clone());
-        self.writes.put(key, value);
-    }
-
     /// Everything to be written, and the records to publish behind it, in the order they changed.
     pub(super) fn finish(&mut self, run: u64) -> (Batch, Vec<Record>) {
-        let mut records = std::mem::take(&mut self.records);
-        let published: Vec<Record> =
-            std::mem::take(&mut self.order).iter().filter_map(|object| records.remove(object)).collect();
+        self.places.clear();
+        let published = std::mem::take(&mut self.records);
         for record in &published {
             self.writes.put(&Key::Record(record.object.clone()), encode_record(record, run));
         }

@@ -57,7 +57,7 @@ impl Core {
         for (key, value) in rows {
             match read(&key, &value) {
                 // This round has something newer to say about it.
-                Ok(_) if round.has_row(&key) => {}
+                Ok(row) if round.has_row(&row.lease_id) => {}
                 Ok(row) => self.sweep_one(round, row, now),
                 Err(fault) => tracing::error!(%fault, "a lease's row cannot be read"),
             }

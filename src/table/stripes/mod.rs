@@ -13,10 +13,11 @@ mod several;
 pub use several::Together;
 
 use std::{
-    collections::HashMap,
-    hash::BuildHasher,
+    hash::{BuildHasher, Hasher as _},
     sync::{OnceLock, PoisonError},
 };
+
+use hashbrown::HashTable;
 
 use super::{
     flight::{End, Flight, Flying, Stage, Tally},
@@ -56,7 +57,8 @@ pub struct Stripes {
 
 #[derive(Debug, Default)]
 struct Stripe {
-    places: HashMap<ObjectId, usize>,
+    /// Where in `slots` an object is, by its tag.
+    places: HashTable<u32>,
     slots: Vec<Slot>,
     /// Where the search for a slot to replace goes on.
     hand: usize,
@@ -67,16 +69,39 @@ struct Stripe {
 #[derive(Debug)]
 struct Slot {
     record: Record,
+    tag: u32,
     sealed: bool,
     touched: bool,
     flight: Flight,
 }
 
+/// An object's hash, made once: one half says its stripe, the other where it is in there.
+#[derive(Clone, Copy, Debug)]
+struct Hashed {
+    stripe: usize,
+    tag: u32,
+}
+
 /// Where a record is. It stays there while it has a write in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    stripe: usize,
-    slot: usize,
+    stripe: u32,
+    slot: u32,
+}
+
+impl Place {
+    fn new(stripe: usize, slot: usize) -> Self {
+        let narrow = |each| u32::try_from(each).expect("a stripe holds fewer than 2^32 records");
+        Self { stripe: narrow(stripe), slot: narrow(slot) }
+    }
+
+    fn stripe(self) -> usize {
+        self.stripe as usize
+    }
+
+    fn slot(self) -> usize {
+        self.slot as usize
+    }
 }
 
 /// A load in progress: valid while nothing is published in its stripe.
@@ -123,37 +148,80 @@ impl Stripes {
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
-    fn stripe_of(&self, object: &ObjectId) -> usize {
-        self.hasher.hash_one(object) as usize % STRIPES
+    fn hash(&self, object: &str) -> Hashed {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(object.as_bytes());
+        let hash = hasher.finish();
+        Hashed { stripe: hash as u32 as usize % STRIPES, tag: (hash >> 32) as u32 }
     }
 
     fn lock(&self, stripe: usize) -> MutexGuard<'_, Stripe> {
         self.all[stripe].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stripe(&self, object: &ObjectId) -> MutexGuard<'_, Stripe> {
-        self.lock(self.stripe_of(object))
+    /// An object's stripe, locked, and where the object is in there.
+    fn find(&self, object: &ObjectId) -> (MutexGuard<'_, Stripe>, Option<usize>) {
+        let hashed = self.hash(object.as_str());
+        let stripe = self.lock(hashed.stripe);
+        let place = stripe.find(hashed.tag, object.as_str());
+        (stripe, place)
     }
 
     /// Judges a write under its object's lock, and counts it in flight if it may go on. `None`: the
     /// record is not in memory.
     pub fn admit<P, E>(
         &self,
-        object: &ObjectId,
+        object: &str,
         judge: impl FnOnce(&Record, bool) -> Result<P, E>,
     ) -> Option<Result<(P, Place), E>> {
-        let stripe = self.stripe_of(object);
-        let mut held = self.lock(stripe);
-        let slot = held.places.get(object).copied()?;
-        let found = &mut held.slots[slot];
+        let admitted = self.admit_as(object, None, judge, Flight::admit)?;
+        Some(admitted.map(|(permit, place, ())| (permit, place)))
+    }
+
+    /// The same for a write of which all is there: it may land from this moment on. `near`: where an object
+    /// was that is likely to be the same.
+    pub fn admit_committed<P, E>(
+        &self,
+        object: &str,
+        near: Option<Place>,
+        judge: impl FnOnce(&Record, bool) -> Result<P, E>,
+    ) -> Option<Result<(P, Place, Stage), E>> {
+        self.admit_as(object, near, judge, Flight::admit_committed)
+    }
+
+    fn admit_as<P, E, S>(
+        &self,
+        object: &str,
+        near: Option<Place>,
+        judge: impl FnOnce(&Record, bool) -> Result<P, E>,
+        count: impl FnOnce(&mut Flight) -> S,
+    ) -> Option<Result<(P, Place, S), E>> {
+        let (mut held, place) = match near.and_then(|place| self.find_at(place, object)) {
+            Some(found) => found,
+            None => self.find_by_hash(object)?,
+        };
+        let found = &mut held.slots[place.slot()];
         found.touched = true;
         Some(judge(&found.record, found.sealed).map(|permit| {
-            if !failpoints::on(Fault::NoBarrier) {
-                found.flight.admit();
-            }
+            let stage = count(&mut found.flight);
             found.record.mark_used();
-            (permit, Place { stripe, slot })
+            (permit, place, stage)
         }))
+    }
+
+    /// An object's stripe, locked, if the object is still where it was.
+    fn find_at(&self, place: Place, object: &str) -> Option<(MutexGuard<'_, Stripe>, Place)> {
+        let held = self.lock(place.stripe());
+        // An object is in one stripe only, so whoever is found by its name is it.
+        let is_there = held.slots.get(place.slot()).is_some_and(|slot| slot.record.object.as_str() == object);
+        is_there.then_some((held, place))
+    }
+
+    fn find_by_hash(&self, object: &str) -> Option<(MutexGuard<'_, Stripe>, Place)> {
+        let Hashed { stripe, tag } = self.hash(object);
+        let held = self.lock(stripe);
+        let slot = held.find(tag, object)?;
+        Some((held, Place::new(stripe, slot)))
     }
 
     /// Judges a write once more, and lets it go on to another stage if it may.
@@ -166,8 +234,8 @@ impl Stripes {
         (from, to): (&Stage, &mut Stage),
         judge: impl FnOnce(&Record, bool) -> Result<P, E>,
     ) -> Result<P, E> {
-        let mut held = self.lock(place.stripe);
-        let found = &mut held.slots[place.slot];
+        let mut held = self.lock(place.stripe());
+        let found = &mut held.slots[place.slot()];
         let judged = judge(&found.record, found.sealed);
         if judged.is_ok() || failpoints::on(Fault::NoCommitCheck) {
             if matches!(to, Stage::Committed(_)) {
@@ -180,8 +248,8 @@ impl Stripes {
 
     /// A write goes back to where nothing of it was sent.
     pub fn back_out(&self, place: Place, from: &Stage) {
-        let mut held = self.lock(place.stripe);
-        let found = &mut held.slots[place.slot];
+        let mut held = self.lock(place.stripe());
+        let found = &mut held.slots[place.slot()];
         found.flight.back_out(from);
         if found.flight.is_drained_of_writes() {
             let object = found.record.object.clone();
@@ -198,8 +266,8 @@ impl Stripes {
 
     /// A write has come to its end.
     pub fn end(&self, place: Place, from: &Stage, how: End) {
-        let mut held = self.lock(place.stripe);
-        let found = &mut held.slots[place.slot];
+        let mut held = self.lock(place.stripe());
+        let found = &mut held.slots[place.slot()];
         if found.flight.end(from, how) {
             let object = found.record.object.clone();
             drop(held);
@@ -209,8 +277,7 @@ impl Stripes {
 
     /// Looks at an object's record under its stripe's lock: the record, and whether it is sealed.
     pub fn view<R>(&self, object: &ObjectId, look: impl FnOnce(Option<(&Record, bool)>) -> R) -> R {
-        let mut stripe = self.stripe(object);
-        let place = stripe.places.get(object).copied();
+        let (mut stripe, place) = self.find(object);
         look(place.map(|place| {
             let slot = &mut stripe.slots[place];
             slot.touched = true;
@@ -221,13 +288,14 @@ impl Stripes {
     /// Begins a load. Take the ticket before reading the table.
     #[must_use]
     pub fn ticket(&self, object: &ObjectId) -> Ticket {
-        Ticket { published: self.stripe(object).published }
+        Ticket { published: self.lock(self.hash(object.as_str()).stripe).published }
     }
 
     /// Offers a loaded record. `false`: something was published meanwhile, read again.
     pub fn offer(&self, record: Record, ticket: &Ticket) -> bool {
-        let mut stripe = self.stripe(&record.object);
-        if let Some(place) = stripe.places.get(&record.object).copied() {
+        let hashed = self.hash(record.object.as_str());
+        let mut stripe = self.lock(hashed.stripe);
+        if let Some(place) = stripe.find(hashed.tag, record.object.as_str()) {
             if failpoints::on(Fault::StaleLoad) {
                 stripe.slots[place].record = record;
             }
@@ -236,7 +304,7 @@ impl Stripes {
         if stripe.published != ticket.published && !failpoints::on(Fault::StaleLoad) {
             return false;
         }
-        stripe.insert(record, false, self.capacity_each, self.clock());
+        stripe.insert(record, hashed.tag, false, (self.capacity_each, self.clock()));
         true
     }
 
@@ -244,10 +312,11 @@ impl Stripes {
     /// is on its way is read under the same lock. `newest` is what the ledger decided against, in case
     /// the record is not in memory.
     pub fn seal(&self, newest: &Record) -> Flying {
-        let mut stripe = self.stripe(&newest.object);
-        let place = match stripe.places.get(&newest.object).copied() {
+        let hashed = self.hash(newest.object.as_str());
+        let mut stripe = self.lock(hashed.stripe);
+        let place = match stripe.find(hashed.tag, newest.object.as_str()) {
             Some(place) => place,
-            None => stripe.insert(newest.clone(), true, self.capacity_each, self.clock()),
+            None => stripe.insert(newest.clone(), hashed.tag, true, (self.capacity_each, self.clock())),
         };
         let slot = &mut stripe.slots[place];
         slot.sealed = !failpoints::on(Fault::NoSeal);
@@ -294,9 +363,8 @@ impl Stripes {
     }
 
     fn with_flight<R>(&self, object: &ObjectId, look: impl FnOnce(&mut Flight) -> R) -> Option<R> {
-        let mut stripe = self.stripe(object);
-        let place = stripe.places.get(object).copied()?;
-        Some(look(&mut stripe.slots[place].flight))
+        let (mut stripe, place) = self.find(object);
+        Some(look(&mut stripe.slots[place?].flight))
     }
 
     /// Whether nothing at all is on its way, nor may still land.
@@ -338,15 +406,16 @@ impl Stripes {
 
     /// Puts a durable record before everyone's eyes. Opens the seal, always inserts.
     pub fn publish(&self, record: Record) {
-        let mut stripe = self.stripe(&record.object);
+        let hashed = self.hash(record.object.as_str());
+        let mut stripe = self.lock(hashed.stripe);
         stripe.published += 1;
-        match stripe.places.get(&record.object).copied() {
+        match stripe.find(hashed.tag, record.object.as_str()) {
             Some(place) => {
                 let slot = &mut stripe.slots[place];
                 (slot.record, slot.sealed, slot.touched) = (record, false, true);
             }
             None => {
-                stripe.insert(record, false, self.capacity_each, self.clock());
+                stripe.insert(record, hashed.tag, false, (self.capacity_each, self.clock()));
             }
         }
     }
@@ -363,15 +432,28 @@ impl Stripes {
     }
 }
 
+/// A tag as a hash: the table takes its bits from both ends.
+fn spread(tag: u32) -> u64 {
+    u64::from(tag) << 32 | u64::from(tag)
+}
+
 impl Stripe {
-    fn insert(&mut self, record: Record, sealed: bool, capacity: usize, now: BootMs) -> usize {
+    fn find(&self, tag: u32, object: &str) -> Option<usize> {
+        let is_it = |place: &u32| {
+            let slot = &self.slots[*place as usize];
+            slot.tag == tag && slot.record.object.as_str() == object
+        };
+        self.places.find(spread(tag), is_it).map(|place| *place as usize)
+    }
+
+    fn insert(&mut self, record: Record, tag: u32, sealed: bool, (capacity, now): (usize, BootMs)) -> usize {
         // Untouched: what is looked at outlives what merely came by.
-        let slot = Slot { record, sealed, touched: false, flight: Flight::default() };
-        let object = slot.record.object.clone();
+        let slot = Slot { record, tag, sealed, touched: false, flight: Flight::default() };
         let place = match self.victim(capacity, now) {
             Some(place) => {
                 let old = std::mem::replace(&mut self.slots[place], slot);
-                self.places.remove(&old.record.object);
+                let entry = self.places.find_entry(spread(old.tag), |each| *each as usize == place);
+                entry.expect("every slot has its place").remove();
                 place
             }
             None => {
@@ -379,7 +461,8 @@ impl Stripe {
                 self.slots.len() - 1
             }
         };
-        self.places.insert(object, place);
+        let each = u32::try_from(place).expect("a stripe holds fewer than 2^32 records");
+        self.places.insert_unique(spread(tag), each, |each| spread(self.slots[*each as usize].tag));
         place
     }
 
@@ -405,92 +488,4 @@ impl Stripe {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fence::{Fence, Incarnation};
-
-    fn record(object: &str, fence: u64) -> Record {
-        let unknown = Record::unknown(ObjectId::new(object).unwrap(), Incarnation::default());
-        Record { fence: Fence::new(fence), ..unknown }
-    }
-
-    fn seen(stripes: &Stripes, object: &str) -> Option<(u64, bool)> {
-        stripes
-            .view(&ObjectId::new(object).unwrap(), |found| found.map(|(record, sealed)| (record.fence.get(), sealed)))
-    }
-
-    #[test]
-    fn a_slow_load_never_puts_an_old_fence_back() {
-        let stripes = Stripes::new(10_000);
-        let object = ObjectId::new("users").unwrap();
-        let ticket = stripes.ticket(&object);
-        stripes.publish(record("users", 2));
-        assert!(stripes.offer(record("users", 1), &ticket), "the published record serves");
-        assert_eq!(seen(&stripes, "users"), Some((2, false)));
-        // The published record is evicted before the load comes back: the load has to read again.
-        let small = Stripes::new(1);
-        let ticket = small.ticket(&object);
-        small.publish(record("users", 2));
-        evict(&small, "users");
-        assert!(!small.offer(record("users", 1), &ticket));
-        assert_eq!(seen(&small, "users"), None);
-    }
-
-    fn evict(stripes: &Stripes, object: &str) {
-        for n in 0.. {
-            stripes.publish(record(&format!("filler-{n}"), 1));
-            if seen_untouched(stripes, object) {
-                return;
-            }
-        }
-    }
-
-    fn seen_untouched(stripes: &Stripes, object: &str) -> bool {
-        let object = ObjectId::new(object).unwrap();
-        !stripes.stripe(&object).places.contains_key(&object)
-    }
-
-    #[test]
-    fn memory_is_bounded_and_sealed_records_stay() {
-        let stripes = Stripes::new(2 * STRIPES);
-        stripes.seal(&record("sealed", 7));
-        for n in 0..20_000 {
-            stripes.publish(record(&format!("object-{n}"), 1));
-        }
-        assert!(stripes.len() <= 3 * STRIPES, "{}", stripes.len());
-        assert_eq!(seen(&stripes, "sealed"), Some((7, true)));
-        stripes.publish(record("sealed", 8));
-        assert_eq!(seen(&stripes, "sealed"), Some((8, false)));
-    }
-
-    #[test]
-    fn a_record_with_a_write_in_flight_stays_where_it_is() {
-        let stripes = Stripes::new(STRIPES);
-        stripes.publish(record("busy", 1));
-        let object = ObjectId::new("busy").unwrap();
-        let admit = |judged: Result<(), ()>| stripes.admit(&object, |record, _| judged.map(|()| record.fence.get()));
-        assert!(matches!(admit(Err(())), Some(Err(()))));
-        let Some(Ok((1, place))) = admit(Ok(())) else { panic!("not admitted") };
-        for n in 0..20_000 {
-            stripes.publish(record(&format!("object-{n}"), 1));
-        }
-        stripes.publish(record("busy", 2));
-        let (waiting, mut committed) = (Stage::Waiting, Stage::Committed(0));
-        let again = stripes.go_on(place, (&waiting, &mut committed), |record, _| Ok::<_, ()>(record.fence.get()));
-        assert_eq!(again, Ok(2));
-        assert!(!stripes.is_all_settled(BootMs(0)));
-        stripes.end(place, &committed, End::Settled);
-        assert!(stripes.is_all_settled(BootMs(0)));
-        evict(&stripes, "busy");
-    }
-
-    #[test]
-    fn what_is_looked_at_outlives_what_is_not() {
-        let stripes = Stripes::new(4 * STRIPES);
-        stripes.publish(record("busy", 1));
-        for n in 0..50_000 {
-            stripes.publish(record(&format!("object-{n}"), 1));
-            assert_eq!(seen(&stripes, "busy"), Some((1, false)), "after {n}");
-        }
-    }
-}
+mod tests;

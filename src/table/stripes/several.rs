@@ -1,9 +1,9 @@
 //! Writes to several objects: admitted, and let go on, for all of them or for none, under the locks of all.
 
-use super::{Place, Slot, Stripe, Stripes};
+use super::{Hashed, Place, Slot, Stripe, Stripes};
 use crate::{
     failpoints::{self, Fault},
-    fence::{ObjectId, Record},
+    fence::Record,
     table::{flight::Stage, sync::MutexGuard},
 };
 
@@ -15,14 +15,15 @@ impl Stripes {
     /// each that it denies, with its place among the objects.
     pub fn admit_all<P, E>(
         &self,
-        objects: &[&ObjectId],
+        objects: &[&str],
         mut judge: impl FnMut(usize, &Record, bool) -> Result<P, E>,
     ) -> Option<Together<P, E>> {
-        let stripes: Vec<usize> = objects.iter().map(|object| self.stripe_of(object)).collect();
+        let hashed: Vec<Hashed> = objects.iter().map(|object| self.hash(object)).collect();
+        let stripes: Vec<usize> = hashed.iter().map(|hashed| hashed.stripe).collect();
         let mut locked = self.lock_all(&stripes);
-        let places = objects.iter().zip(&stripes).map(|(object, stripe)| {
-            let slot = locked.of(*stripe).places.get(*object).copied()?;
-            Some(Place { stripe: *stripe, slot })
+        let places = objects.iter().zip(hashed).map(|(object, Hashed { stripe, tag })| {
+            let slot = locked.of(stripe).find(tag, object)?;
+            Some(Place::new(stripe, slot))
         });
         let places: Vec<Place> = places.collect::<Option<_>>()?;
         let mut denied = vec![];
@@ -55,7 +56,7 @@ impl Stripes {
         legs: &mut [(Place, &Stage, Stage)],
         mut judge: impl FnMut(usize, &Record, bool) -> Result<P, E>,
     ) -> Result<(), Vec<(usize, E)>> {
-        let stripes: Vec<usize> = legs.iter().map(|(place, ..)| place.stripe).collect();
+        let stripes: Vec<usize> = legs.iter().map(|(place, ..)| place.stripe()).collect();
         let mut locked = self.lock_all(&stripes);
         let mut denied = vec![];
         for (n, (place, ..)) in legs.iter().enumerate() {
@@ -93,7 +94,7 @@ impl Locked<'_> {
     }
 
     fn at(&mut self, place: Place) -> &mut Slot {
-        &mut self.of(place.stripe).slots[place.slot]
+        &mut self.of(place.stripe()).slots[place.slot()]
     }
 }
 
@@ -101,7 +102,7 @@ impl Locked<'_> {
 mod tests {
     use super::*;
     use crate::{
-        fence::{Fence, Incarnation},
+        fence::{Fence, Incarnation, ObjectId},
         table::flight::End,
     };
 
@@ -115,7 +116,7 @@ mod tests {
         let stripes = Stripes::new(1_000_000);
         // So many that some share a stripe.
         let names: Vec<ObjectId> = (0..3_000).map(|n| ObjectId::new(&format!("o{n}")).unwrap()).collect();
-        let objects: Vec<&ObjectId> = names.iter().collect();
+        let objects: Vec<&str> = names.iter().map(ObjectId::as_str).collect();
         let judge = |_: usize, record: &Record, _| if record.fence.get() == 1 { Ok(()) } else { Err("no") };
         assert!(stripes.admit_all(&objects[..2], judge).is_none(), "not in memory");
         for name in &names {
@@ -131,10 +132,10 @@ mod tests {
         let mut legs: Vec<_> = admitted.iter().map(|((), place)| (*place, &waiting, Stage::Committed(0))).collect();
         stripes.publish(record("o9", 2));
         assert_eq!(stripes.go_on_all(&mut legs, judge), Err(vec![(9, "no")]));
-        assert!(objects.iter().all(|object| !stripes.flying(object).in_flight), "nothing has gone on");
+        assert!(names.iter().all(|object| !stripes.flying(object).in_flight), "nothing has gone on");
         stripes.publish(record("o9", 1));
         assert_eq!(stripes.go_on_all(&mut legs, judge), Ok(()));
-        assert!(objects.iter().all(|object| stripes.flying(object).in_flight));
+        assert!(names.iter().all(|object| stripes.flying(object).in_flight));
         for (place, _, stage) in &legs {
             stripes.end(*place, stage, End::Settled);
         }

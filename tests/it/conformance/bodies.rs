@@ -136,6 +136,10 @@ fn an_http_2_stream_that_is_reset_before_its_end_writes_nothing() {
             assert!(!is_let_in(&bench), "its body takes all the room there is");
             stream.reset(reason);
             until("its room is free again", || is_let_in(&bench));
+            // Not to be taken for the next one.
+            until("nothing is under way", || {
+                bench.gate.shows("active_fenced_operations{resource=\"default\",operation=\"put\"} 0\n")
+            });
         }
     }
     nothing_else_was_written(&bench);
@@ -198,4 +202,15 @@ fn no_body_is_let_in_where_there_is_no_room_for_it() {
     assert_eq!(conn.receive().unwrap().status, 200);
     assert_eq!(bench.put("/users/2", &token).status, 200);
     assert_eq!(bench.store.story(), ["DELETE /users/3", "PUT /users/1", "PUT /users/2"]);
+}
+
+#[test]
+fn one_http_2_stream_after_the_other_is_answered_however_much_they_carry_together() {
+    let bench = Bench::new();
+    let (mut h2, token) = (bench.h2(), ("fence-token", bench.token()));
+    // Several times the window of a connection.
+    for _ in 0..256 {
+        let answer = h2.call("PUT", "/users/1", &[token], &[b'x'; 16_384]);
+        assert_eq!((answer.status, answer.header("fence-outcome")), (200, Some("settled")));
+    }
 }

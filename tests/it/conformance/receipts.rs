@@ -254,7 +254,7 @@ fn while_stopping() -> Value {
     let told: Value = serde_json::from_slice(&raw.expect_body(3)).unwrap();
     let receipts = gate.receipts.list();
     assert_eq!(receipts.len(), 1);
-    let receipt = serde_json::to_value(ReceiptBody::new(&receipts[0])).unwrap();
+    let receipt = serde_json::to_value(ReceiptBody::new(receipts[0].0.clone(), &receipts[0].1)).unwrap();
     assert_eq!((text(&receipt, "error"), &receipt["receipt_id"]), ("GATE_STOPPING", &told["receipt_id"]));
     receipt
 }

@@ -175,3 +175,34 @@ fn a_gate_that_is_stopping_finishes_what_was_begun_and_sends_nothing_more() {
     assert_eq!((told["side_effect"].as_str(), told["receipt_id"].is_string()), (Some("none"), true), "{told}");
     assert_eq!(bench.store.story(), ["PUT /users/1"]);
 }
+
+#[test]
+fn interim_answers_settle_nothing_and_are_not_passed_on() {
+    for hold_bytes in [16, 65_536] {
+        let bench = Bench::with(|settings| settings.gate.hold_bytes = hold_bytes);
+        let mut conn = bench.gate.gate();
+        let head = "PUT /users/1 HTTP/1.1\r\nhost: x\r\nx-store: interim\r\ncontent-length: 64\r\n";
+        let beginning = format!("{head}fence-token: {}\r\n\r\n{}", bench.token(), "x".repeat(32));
+        conn.send_raw(beginning.as_bytes()).unwrap();
+        if hold_bytes == 16 {
+            // The store is at its interim answers when the rest comes.
+            until("the store has begun", || bench.store.saw("begun") == 1);
+        }
+        conn.send_raw("x".repeat(32).as_bytes()).unwrap();
+        let answer = conn.receive().unwrap();
+        assert_eq!((answer.status, answer.header("fence-outcome")), (200, Some("settled")), "{hold_bytes}");
+        assert_eq!((answer.header("link"), bench.store.story().len()), (None, 1));
+        // Nothing is left on the connection.
+        assert_eq!(bench.put("/users/2", &[("fence-token", bench.token())]).status, 200);
+    }
+}
+
+#[test]
+fn a_stores_own_word_for_its_status_is_passed_on() {
+    let bench = Bench::new();
+    for (status, word) in [("200", "Word"), ("299", "Word"), ("404", "Word")] {
+        let mut conn = bench.gate.gate();
+        conn.send("PUT", "/users/1", &[("fence-token", bench.token()), ("x-store", status)], b"value").unwrap();
+        assert_eq!(conn.read_line().unwrap(), format!("HTTP/1.1 {status} {word}"));
+    }
+}

@@ -10,9 +10,8 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::Signal;
 use serde_json::json;
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockRef, Socket, Type};
 
 use super::send;
 use crate::support::{
@@ -117,18 +116,15 @@ const CLOSE_WAIT: u64 = 8;
 /// A write that is held just before it is sent, on a connection that the store closes meanwhile.
 struct Race {
     store: PlainStore,
-    _site: Site,
+    site: Site,
     gate: Gate,
     write: Conn,
     idle: TcpStream,
     hold: tempfile::TempDir,
-    /// Others who are served between the verdict and the first byte.
-    _crowd: Vec<Conn>,
 }
 
 impl Race {
-    /// `crowd`: how many requests come together with the write, and are looked at behind it.
-    fn begin(crowd: usize) -> Self {
+    fn begin() -> Self {
         let hold = tempfile::tempdir().unwrap();
         let file = hold.path().join("hold");
         let store = PlainStore::with_room(None);
@@ -142,70 +138,63 @@ impl Race {
         read_request(&mut idle);
         answer(&mut idle);
         assert_eq!(write.receive().unwrap().status, 200);
-        let mut crowd: Vec<_> = (0..crowd).map(|_| gate.gate()).collect();
-        crowd.iter_mut().for_each(|conn| drop(conn.call("PUT", "/users/1", &[], b"").refusal(428, "WRITE_UNFENCED")));
         fs::write(&file, "").unwrap();
-        // The gate finds all of them at once, the write first.
-        gate.signal(Signal::STOP);
-        until("the gate stands still", || is_stopped(&gate));
         write.send("PUT", "/users/2", &[token], b"value").unwrap();
-        crowd.iter_mut().for_each(|conn| conn.send("PUT", "/users/1", &[], b"").unwrap());
-        gate.signal(Signal::CONT);
         until("the write may go", || file.with_added_extension("reached").exists());
-        Self { store, _site: site, gate, write, idle, hold, _crowd: crowd }
+        Self { store, site, gate, write, idle, hold }
     }
 
-    /// The store closes the connection; then the write goes on.
+    /// The store closes the connection in good order; then the write goes on. The gate's kernel still takes
+    /// what is sent.
     fn close_and_go_on(&mut self) {
         let gates_end = GatesEnd::of(&self.idle);
         self.idle.shutdown(Shutdown::Both).unwrap();
         until("the gate's kernel knows", || gates_end.look().is_some_and(|(state, _)| state == CLOSE_WAIT));
         fs::remove_file(self.hold.path().join("hold")).unwrap();
     }
-}
 
-fn is_stopped(gate: &Gate) -> bool {
-    let tasks = fs::read_dir(format!("/proc/{}/task", gate.child.id())).unwrap();
-    let state = |task: std::io::Result<fs::DirEntry>| fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
-    tasks.map(state).all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+    /// The store resets the connection; then the write goes on. The gate's kernel takes nothing any more.
+    fn reset_and_go_on(self) -> (PlainStore, Conn, (Site, Gate)) {
+        let gates_end = GatesEnd::of(&self.idle);
+        SockRef::from(&self.idle).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(self.idle);
+        until("the gate's kernel knows", || gates_end.look().is_none());
+        fs::remove_file(self.hold.path().join("hold")).unwrap();
+        (self.store, self.write, (self.site, self.gate))
+    }
 }
-
-/// More requests than a worker looks at before it looks at its sockets again: so it hears of the closed
-/// connection before it sends on it.
-const CROWD: usize = 150;
 
 #[test]
 fn a_write_of_which_nothing_was_sent_goes_on_another_connection() {
-    let mut race = Race::begin(CROWD);
-    race.close_and_go_on();
-    let mut another = race.store.accept();
+    let (store, mut write, _running) = Race::begin().reset_and_go_on();
+    let mut another = store.accept();
     assert_eq!(read_request(&mut another), "PUT /users/2 HTTP/1.1");
     answer(&mut another);
-    let told = race.write.receive().unwrap();
+    let told = write.receive().unwrap();
     assert_eq!((told.status, told.header("fence-outcome")), (200, Some("settled")));
 }
 
 #[test]
 fn a_write_that_goes_on_another_connection_is_judged_again() {
-    let mut race = Race::begin(CROWD);
+    let race = Race::begin();
     let body = json!({ "reason": "test" }).to_string();
     let kind = [("content-type", "application/json")];
     let _revoked = send(race.gate.api(), "POST", "/v1/objects/users/revoke", &kind, body.as_bytes());
     let draining = "fencegate_advances_draining 1\n";
     until(draining, || String::from_utf8(race.gate.ops().get("/metrics").body).unwrap().contains(draining));
-    race.close_and_go_on();
-    race.write.receive().unwrap().refusal(412, "WRITE_STALE_FENCE");
+    let (store, mut write, (_site, gate)) = race.reset_and_go_on();
+    write.receive().unwrap().refusal(412, "WRITE_STALE_FENCE");
     // Nothing is left to wait for.
-    until("it is free", || text(&race.gate.api().get("/v1/objects/users").expect(200), "state") == "free");
-    // A connection was made for it, and nothing was sent on that.
-    let mut said = vec![];
-    let _ = race.store.accept().read_to_end(&mut said);
-    assert!(said.is_empty(), "{:?}", String::from_utf8_lossy(&said));
+    until("it is free", || text(&gate.api().get("/v1/objects/users").expect(200), "state") == "free");
+    // A connection was made for it, and nothing was sent on that; it is kept for whoever comes next.
+    let made = store.accept();
+    made.set_nonblocking(true).unwrap();
+    assert_eq!((&made).read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "something was sent");
 }
 
 #[test]
 fn a_write_of_which_something_was_sent_is_not_sent_again() {
-    let mut race = Race::begin(0);
+    let mut race = Race::begin();
     race.close_and_go_on();
     race.write.receive().unwrap().unknown();
     assert!(race.store.try_accept().is_none(), "it was tried again");

@@ -52,6 +52,7 @@ fn a_thousand_connections_at_once_get_their_own_answers_and_go_on() {
             settled(&answer, number as u64 + 1);
             assert_eq!(answer.header("x-echo"), Some(format!("{round}-{number}").as_str()));
         }
+        line.until_under_way(0);
     }
     assert_eq!(line.store.writes_once_each(), 2 * CONNECTIONS);
 }

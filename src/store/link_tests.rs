@@ -1,0 +1,368 @@
+//! A connection over a stream that does what a script says.
+
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use http::HeaderValue;
+use tokio::io::ReadBuf;
+
+use super::*;
+use crate::store::counted::Counted;
+
+/// What a stream does next when it is written to, or read from.
+#[derive(Debug)]
+enum Does {
+    /// Takes so many bytes at most.
+    Takes(usize),
+    Says(&'static [u8]),
+    Waits,
+    Ends,
+    Breaks(io::ErrorKind),
+}
+
+#[derive(Default)]
+struct Script {
+    writes: VecDeque<Does>,
+    reads: VecDeque<Does>,
+    flushes: VecDeque<Does>,
+    taken: Vec<u8>,
+}
+
+#[derive(Clone, Default)]
+struct Scripted(Rc<RefCell<Script>>);
+
+impl Scripted {
+    fn writes(self, does: impl IntoIterator<Item = Does>) -> Self {
+        self.0.borrow_mut().writes.extend(does);
+        self
+    }
+
+    fn reads(self, does: impl IntoIterator<Item = Does>) -> Self {
+        self.0.borrow_mut().reads.extend(does);
+        self
+    }
+
+    fn flushes(self, does: impl IntoIterator<Item = Does>) -> Self {
+        self.0.borrow_mut().flushes.extend(does);
+        self
+    }
+
+    fn link(&self) -> Link {
+        let wire = Rc::default();
+        Link::new(Counted::new(self.clone(), &wire), wire)
+    }
+
+    fn taken(&self) -> String {
+        String::from_utf8(self.0.borrow().taken.clone()).unwrap()
+    }
+}
+
+impl AsyncRead for Scripted {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.0.borrow_mut().reads.pop_front() {
+            None | Some(Does::Waits) => Poll::Pending,
+            Some(Does::Says(bytes)) => {
+                buffer.put_slice(bytes);
+                Poll::Ready(Ok(()))
+            }
+            Some(Does::Ends) => Poll::Ready(Ok(())),
+            Some(Does::Breaks(kind)) => Poll::Ready(Err(kind.into())),
+            Some(other @ Does::Takes(_)) => panic!("{other:?} is not for reads"),
+        }
+    }
+}
+
+impl AsyncWrite for Scripted {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let mut script = self.0.borrow_mut();
+        let most = match script.writes.pop_front() {
+            None => usize::MAX,
+            Some(Does::Takes(most)) => most,
+            Some(Does::Waits) => return Poll::Pending,
+            Some(Does::Breaks(kind)) => return Poll::Ready(Err(kind.into())),
+            Some(other) => panic!("{other:?} is not for writes"),
+        };
+        let taken = bytes.len().min(most);
+        script.taken.extend_from_slice(&bytes[..taken]);
+        Poll::Ready(Ok(taken))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let joined: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        self.poll_write(context, &joined)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.0.borrow_mut().flushes.pop_front() {
+            Some(Does::Waits) => Poll::Pending,
+            _ => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A body whose frames a test hands out one by one.
+#[derive(Clone, Default)]
+struct Coming(Rc<RefCell<VecDeque<Frame<Bytes>>>>, Rc<Cell<bool>>);
+
+impl Coming {
+    fn send(&self, data: &'static [u8]) {
+        self.0.borrow_mut().push_back(Frame::data(Bytes::from_static(data)));
+    }
+
+    fn end(&self) {
+        self.1.set(true);
+    }
+
+    fn body(&self) -> StoreBody {
+        StoreBody::Stream(Box::pin(self.clone()))
+    }
+}
+
+impl Body for Coming {
+    type Data = Bytes;
+    type Error = Cut;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        match self.0.borrow_mut().pop_front() {
+            Some(frame) => Poll::Ready(Some(Ok(frame))),
+            None if self.1.get() => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+}
+
+fn held(bytes: impl Into<Bytes>) -> StoreBody {
+    StoreBody::held(bytes.into(), VecDeque::new(), None)
+}
+
+fn begin(link: &mut Link) {
+    link.begin(false, Framing::Length).extend_from_slice(b"HEAD|");
+}
+
+fn poll(link: &mut Link, body: &mut StoreBody) -> Poll<Result<Head, Failed>> {
+    link.poll_answer(&mut Context::from_waker(Waker::noop()), body)
+}
+
+#[track_caller]
+fn answered(link: &mut Link, body: &mut StoreBody) -> Head {
+    match poll(link, body) {
+        Poll::Ready(Ok(head)) => head,
+        other => panic!("no answer: {other:?}"),
+    }
+}
+
+fn frame(link: &mut Link) -> Poll<Option<Result<Frame<Bytes>, Failed>>> {
+    link.poll_frame(&mut Context::from_waker(Waker::noop()))
+}
+
+const OK: Does = Does::Says(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+
+#[test]
+fn a_request_is_out_when_its_last_byte_was_taken_and_flushed() {
+    let script = Scripted::default().writes([Does::Takes(3), Does::Waits]).flushes([Does::Waits]).reads([
+        Does::Waits,
+        Does::Waits,
+        Does::Waits,
+        Does::Waits,
+        Does::Waits,
+        OK,
+    ]);
+    let (mut link, mut body) = (script.link(), held("body"));
+    begin(&mut link);
+    assert!(poll(&mut link, &mut body).is_pending() && !link.is_out());
+    assert_eq!((script.taken().as_str(), link.wire().sent.get()), ("HEA", 3));
+    // All of it was taken, but something may be held back below.
+    assert!(poll(&mut link, &mut body).is_pending() && !link.is_out());
+    assert_eq!(script.taken(), "HEAD|body");
+    assert!(poll(&mut link, &mut body).is_pending() && link.is_out());
+    assert!(!link.is_reusable(), "its answer has not come");
+    assert_eq!(answered(&mut link, &mut body).status, 200);
+    assert!(link.is_over() && link.is_reusable());
+}
+
+#[test]
+fn a_long_piece_goes_behind_its_head_however_it_is_taken() {
+    let long = vec![b'x'; COPY_MAX + 100];
+    for cut in [1, 4, 5, 6, COPY_MAX, long.len() + 4] {
+        let script = Scripted::default().writes([Does::Takes(cut)]).reads([OK]);
+        let (mut link, mut body) = (script.link(), held(long.clone()));
+        begin(&mut link);
+        let head = answered(&mut link, &mut body);
+        assert!(link.is_out() && head.status == 200, "{cut}");
+        assert!(script.taken().strip_prefix("HEAD|").is_some_and(|rest| rest.as_bytes() == long), "{cut}");
+    }
+}
+
+#[test]
+fn only_what_was_not_begun_can_be_taken_back() {
+    let dead = Scripted::default().writes([Does::Breaks(io::ErrorKind::NotConnected)]);
+    let (coming, mut link) = (Coming::default(), dead.link());
+    let mut body = coming.body();
+    link.begin(false, Framing::Chunks { trailers: vec![] }).extend_from_slice(b"HEAD|");
+    coming.send(b"one");
+    assert!(matches!(poll(&mut link, &mut body), Poll::Ready(Err(Failed::Io(_)))));
+    let unsent = link.take_back().expect("nothing of it was taken");
+    // What the first connection had gathered of the body goes by the second one.
+    let script = Scripted::default().reads([Does::Waits, Does::Waits, OK]);
+    let mut second = script.link();
+    second.begin_again(unsent);
+    assert!(poll(&mut second, &mut body).is_pending());
+    coming.send(b"two");
+    coming.end();
+    assert_eq!(answered(&mut second, &mut body).status, 200);
+    assert_eq!(script.taken(), "HEAD|3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n");
+    assert!(second.take_back().is_none(), "it was sent");
+    let partly = Scripted::default().writes([Does::Takes(1), Does::Breaks(io::ErrorKind::NotConnected)]);
+    let (mut link, mut body) = (partly.link(), held("body"));
+    begin(&mut link);
+    assert!(matches!(poll(&mut link, &mut body), Poll::Ready(Err(Failed::Io(_)))));
+    assert!(link.take_back().is_none(), "a byte of it was");
+}
+
+#[test]
+fn interim_answers_are_passed_over_and_do_not_count_as_heard() {
+    let many: Vec<Does> = (0..40).map(|_| Does::Says(b"HTTP/1.1 102 Processing\r\n\r\n")).collect();
+    let script = Scripted::default().reads([Does::Waits, Does::Says(b"HTTP/1.1 100 Cont")]);
+    let (mut link, coming) = (script.link(), Coming::default());
+    let mut body = coming.body();
+    begin(&mut link);
+    coming.send(b"a");
+    assert!(poll(&mut link, &mut body).is_pending() && !link.wire().heard.get());
+    assert!(poll(&mut link, &mut body).is_pending() && link.wire().heard.get(), "it may be an answer");
+    let script = script.reads([Does::Says(b"inue\r\n\r\n"), Does::Waits]);
+    assert!(poll(&mut link, &mut body).is_pending() && !link.wire().heard.get(), "it was none");
+    let script = script.reads(many).reads([OK]);
+    coming.send(b"b");
+    coming.end();
+    assert_eq!(answered(&mut link, &mut body).status, 200);
+    // It came before the rest was sent, so the rest was not.
+    assert_eq!((script.taken().as_str(), link.is_out(), link.is_reusable()), ("HEAD|a", false, false));
+}
+
+#[test]
+fn a_store_that_only_ever_says_that_it_goes_on_is_given_up() {
+    const WORD: &[u8] = b"HTTP/1.1 102 Processing\r\n\r\n";
+    let words = (0..=INTERIM_BYTES_MAX / WORD.len()).map(|_| Does::Says(WORD));
+    let (mut link, mut body) = (Scripted::default().reads(words).link(), held("body"));
+    begin(&mut link);
+    assert!(matches!(poll(&mut link, &mut body), Poll::Ready(Err(Failed::Unreadable(_)))));
+}
+
+#[test]
+fn behind_a_store_that_hung_up_nothing_more_is_sent() {
+    for gone in [Does::Ends, Does::Breaks(io::ErrorKind::ConnectionReset), Does::Says(b"garbage\r\n\r\n")] {
+        let script = Scripted::default().reads([Does::Waits, gone]);
+        let (mut link, coming) = (script.link(), Coming::default());
+        let mut body = coming.body();
+        begin(&mut link);
+        coming.send(b"first");
+        assert!(poll(&mut link, &mut body).is_pending());
+        coming.send(b"last");
+        coming.end();
+        assert!(matches!(poll(&mut link, &mut body), Poll::Ready(Err(_))));
+        assert_eq!(script.taken(), "HEAD|first");
+        assert!(coming.0.borrow().len() == 1, "the last frame was not even asked for");
+    }
+}
+
+#[test]
+fn what_a_store_said_before_it_hung_up_is_read() {
+    let refusal = Does::Says(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+    // The write fails before the runtime has told that there is something to be read.
+    let script = Scripted::default().writes([Does::Takes(5), Does::Breaks(io::ErrorKind::BrokenPipe)]).reads([
+        Does::Waits,
+        Does::Waits,
+        refusal,
+    ]);
+    let (mut link, mut body) = (script.link(), held("body"));
+    begin(&mut link);
+    assert!(poll(&mut link, &mut body).is_pending());
+    let head = answered(&mut link, &mut body);
+    assert_eq!((head.status.as_u16(), link.is_out(), link.is_reusable()), (413, false, false));
+    // Where nothing is there, the write's own fault is told.
+    let script = Scripted::default().writes([Does::Breaks(io::ErrorKind::BrokenPipe)]).reads([Does::Waits, Does::Ends]);
+    let (mut link, mut body) = (script.link(), held("body"));
+    begin(&mut link);
+    assert!(poll(&mut link, &mut body).is_pending());
+    match poll(&mut link, &mut body) {
+        Poll::Ready(Err(Failed::Io(why))) => assert_eq!(why.kind(), io::ErrorKind::BrokenPipe),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_connection_with_something_left_on_it_is_not_used_again() {
+    let answers: [(&'static [u8], bool); 5] = [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", true),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP", false),
+        (b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok", false),
+        (b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok", false),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n2\r\nok\r\n0\r\n\r\n", false),
+    ];
+    for (answer, is_reusable) in answers {
+        let (mut link, mut body) = (Scripted::default().reads([Does::Says(answer)]).link(), held("body"));
+        begin(&mut link);
+        assert_eq!(answered(&mut link, &mut body).status, 200);
+        let mut read = vec![];
+        while let Poll::Ready(Some(Ok(piece))) = frame(&mut link) {
+            read.extend_from_slice(&piece.into_data().unwrap());
+        }
+        assert!(read == b"ok" && link.is_over(), "{}", String::from_utf8_lossy(answer));
+        assert_eq!(link.is_reusable(), is_reusable, "{}", String::from_utf8_lossy(answer));
+    }
+}
+
+#[test]
+fn an_idle_connection_that_says_anything_is_dead() {
+    for (does, is_dead) in [
+        (Does::Waits, false),
+        (Does::Ends, true),
+        (Does::Says(b"HTTP/1.1 408 Request Timeout\r\n\r\n"), true),
+        (Does::Breaks(io::ErrorKind::ConnectionReset), true),
+    ] {
+        let what = format!("{does:?}");
+        assert_eq!(Scripted::default().reads([does]).link().is_dead(), is_dead, "{what}");
+    }
+}
+
+#[test]
+fn an_answer_that_breaks_off_never_looks_whole() {
+    for begun in [
+        &b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok"[..],
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n",
+    ] {
+        let script = Scripted::default().reads([Does::Says(begun), Does::Ends]);
+        let (mut link, mut body) = (script.link(), held("body"));
+        begin(&mut link);
+        assert_eq!(answered(&mut link, &mut body).status, 200);
+        assert!(matches!(frame(&mut link), Poll::Ready(Some(Ok(_)))));
+        assert!(matches!(frame(&mut link), Poll::Ready(Some(Err(Failed::Closed)))));
+        assert!(!link.is_reusable());
+    }
+}
+
+#[test]
+fn trailers_go_behind_the_last_chunk_if_they_were_announced() {
+    let script = Scripted::default().reads([OK]);
+    let mut link = script.link();
+    let trailers = [("x-sum", "1"), ("x-other", "2"), ("host", "evil")];
+    let trailers: HeaderMap =
+        trailers.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect();
+    let mut body = StoreBody::held(Bytes::from_static(b"body"), VecDeque::new(), Some(trailers));
+    let announced = vec![HeaderName::from_static("x-sum"), header::HOST];
+    link.begin(false, Framing::Chunks { trailers: announced }).extend_from_slice(b"HEAD|");
+    assert_eq!(answered(&mut link, &mut body).status, 200);
+    assert_eq!(script.taken(), "HEAD|4\r\nbody\r\n0\r\nx-sum: 1\r\n\r\n");
+}

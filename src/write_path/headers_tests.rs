@@ -1,0 +1,168 @@
+//! What is written for the store, and told to the client.
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::BodyExt;
+
+use super::*;
+
+fn origin(forwarded: Forwarded) -> Origin {
+    Origin::new("10.1.2.3".parse().unwrap(), false, forwarded)
+}
+
+fn parts(version: Version, headers: &[(&str, &str)]) -> Parts {
+    let mut request = Request::builder().method("PUT").uri("/a%20b?c=d").version(version);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(()).unwrap().into_parts().0
+}
+
+/// The request line, and the header lines in their order.
+fn written(head: &Parts, forwarded: Forwarded, body: &StoreBody, length: Option<u64>) -> (String, Vec<String>) {
+    let mut out = vec![];
+    to_store(&mut out, head, &origin(forwarded), None, &Length::of(head, length, body), &RequestIds::new());
+    let text = String::from_utf8(out).unwrap();
+    let mut lines = text.strip_suffix("\r\n\r\n").unwrap().split("\r\n").map(str::to_owned);
+    (lines.next().unwrap(), lines.collect())
+}
+
+fn lines(version: Version, headers: &[(&str, &str)], forwarded: Forwarded) -> Vec<String> {
+    written(&parts(version, headers), forwarded, &StoreBody::Empty, None).1
+}
+
+#[test]
+fn what_is_of_one_hop_stays_there() {
+    let head = parts(
+        Version::HTTP_11,
+        &[
+            ("host", "store"),
+            ("connection", "close, X-Private, host, content-length"),
+            ("keep-alive", "timeout=5"),
+            ("te", "trailers"),
+            ("upgrade", "h2c"),
+            ("x-private", "1"),
+            ("x-kept", "2"),
+            ("expect", "100-continue"),
+            ("proxy-authorization", "secret"),
+            ("traceparent", "00-a-b-01"),
+            ("x-request-id", "mine"),
+            ("fence-token", "secret"),
+            ("fence-seq", "999"),
+            ("fence-anything", "x"),
+            ("fence_seq", "999"),
+        ],
+    );
+    let (line, lines) = written(&head, Forwarded::Off, &StoreBody::Empty, None);
+    assert_eq!(line, "PUT /a%20b?c=d HTTP/1.1");
+    let wanted = [
+        "host: store",
+        "x-kept: 2",
+        "traceparent: 00-a-b-01",
+        "x-request-id: mine",
+        "te: trailers",
+        "content-length: 0",
+        "via: 1.1 fencegate",
+    ];
+    assert_eq!(lines, wanted);
+}
+
+#[test]
+fn where_a_request_came_from_is_added_to_what_is_known() {
+    let known = [
+        ("host", "store"),
+        ("x-forwarded-for", "1.1.1.1"),
+        ("x-forwarded-for", "2.2.2.2"),
+        ("forwarded", "for=1.1.1.1"),
+        ("x-request-id", "mine"),
+    ];
+    let both = lines(Version::HTTP_11, &known, Forwarded::Both);
+    for line in [
+        "x-forwarded-for: 1.1.1.1, 2.2.2.2, 10.1.2.3",
+        "x-forwarded-proto: http",
+        "x-forwarded-host: store",
+        "forwarded: for=1.1.1.1, for=10.1.2.3;proto=http",
+        "x-request-id: mine",
+    ] {
+        assert_eq!(both.iter().filter(|each| *each == line).count(), 1, "{line}: {both:?}");
+    }
+    let named = |of: &str| both.iter().filter(|each| each.starts_with(of)).count();
+    assert_eq!((named("x-forwarded-"), named("forwarded"), named("x-request-id")), (3, 1, 1), "{both:?}");
+    // What it does not add to, it leaves as it is.
+    let off = lines(Version::HTTP_11, &known, Forwarded::Off);
+    assert!(off.contains(&"x-forwarded-for: 2.2.2.2".to_owned()) && off.contains(&"forwarded: for=1.1.1.1".to_owned()));
+}
+
+#[test]
+fn the_store_is_asked_for_what_was_judged() {
+    for (uri, wanted) in
+        [("http://store?a=1", "PUT /?a=1 HTTP/1.1"), ("http://store", "PUT / HTTP/1.1"), ("*", "PUT * HTTP/1.1")]
+    {
+        let mut head = parts(Version::HTTP_11, &[]);
+        head.uri = uri.parse().unwrap();
+        assert_eq!(written(&head, Forwarded::Off, &StoreBody::Empty, None).0, wanted);
+    }
+    let mut named = parts(Version::HTTP_11, &[("x-private", "1")]);
+    named.headers.insert("connection", HeaderValue::from_bytes(b"x-private, \xff").unwrap());
+    let lines = written(&named, Forwarded::Off, &StoreBody::Empty, None).1;
+    assert!(!lines.iter().any(|line| line.starts_with("x-private")), "{lines:?}");
+}
+
+#[test]
+fn http_2_names_its_host_and_joins_its_cookies() {
+    let mut head = parts(Version::HTTP_2, &[("cookie", "a=1"), ("cookie", "b=2")]);
+    head.uri = "https://store:9/x".parse().unwrap();
+    let (line, lines) = written(&head, Forwarded::Off, &StoreBody::Empty, None);
+    assert_eq!(
+        (line.as_str(), lines[0].as_str(), lines[1].as_str()),
+        ("PUT /x HTTP/1.1", "host: store:9", "cookie: a=1; b=2")
+    );
+    assert!(lines.contains(&"via: 2.0 fencegate".to_owned()));
+}
+
+#[test]
+fn a_body_is_framed_in_one_way() {
+    let head = |headers: &[(&str, &str)]| parts(Version::HTTP_11, headers);
+    let framed = |head: &Parts, body: &StoreBody, length| {
+        let lines = written(head, Forwarded::Off, body, length).1;
+        let frames = |each: &&String| {
+            ["content-length", "transfer-encoding", "trailer"].iter().any(|name| each.starts_with(name))
+        };
+        lines.iter().filter(frames).cloned().collect::<Vec<_>>()
+    };
+    let body = |trailers| StoreBody::held(Bytes::from_static(b"abc"), [Bytes::from_static(b"de")].into(), trailers);
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-sum", HeaderValue::from_static("1"));
+    let chunked = [("transfer-encoding", "chunked"), ("content-length", "9")];
+    assert_eq!(framed(&head(&chunked), &body(None), Some(9)), ["content-length: 5"]);
+    assert_eq!(
+        framed(&head(&[]), &body(Some(trailers.clone())), None),
+        ["transfer-encoding: chunked", "trailer: x-sum"]
+    );
+    assert_eq!(
+        framed(&head(&[("trailer", "x-sum")]), &body(Some(trailers)), None),
+        ["trailer: x-sum", "transfer-encoding: chunked"]
+    );
+    let stream = || StoreBody::Stream(Box::pin(http_body_util::Empty::new().map_err(|never| match never {})));
+    assert_eq!(framed(&head(&[]), &stream(), Some(7)), ["content-length: 7"]);
+    assert_eq!(framed(&head(&[]), &stream(), None), ["transfer-encoding: chunked"]);
+    assert_eq!(
+        framed(&head(&[("trailer", "x-sum")]), &stream(), Some(7)),
+        ["trailer: x-sum", "transfer-encoding: chunked"]
+    );
+    let mut get = head(&[]);
+    get.method = Method::GET;
+    assert!(framed(&get, &StoreBody::Empty, None).is_empty());
+}
+
+#[test]
+fn no_two_requests_get_the_same_id() {
+    let (one, two) = (RequestIds::new(), RequestIds::new());
+    let mut seen = std::collections::HashSet::new();
+    for ids in [&one, &two, &one, &one, &two] {
+        let mut out = vec![];
+        ids.write_next(&mut out);
+        let id = String::from_utf8(out).unwrap();
+        assert!(id.len() > 32 && seen.insert(id));
+    }
+}
