@@ -18,7 +18,7 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run test test-fresh failpoints simulate chaos check instructions bench barrier clean
+.PHONY: help setup setup-test build run test test-fresh failpoints simulate chaos check instructions bench barrier flame clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -123,6 +123,11 @@ endef
 barrier: ## count what the in-flight barrier costs per write, in instructions (part of bench)
 	@scripts/setup build bench
 	$(count_barrier)
+
+flame: ## where a write's CPU goes: docs/flame.svg (perf)
+	@scripts/setup build bench flame
+	cargo build $(LOCKED) --release --bin fencegate
+	bench/flame
 
 clean: ## remove target/ (ccache keeps RocksDB)
 	rm -rf target

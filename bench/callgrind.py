@@ -91,15 +91,23 @@ def acquire(api):
     return lease["fence_token"]
 
 
-def write(gate, token, times, outcome):
-    """So many writes on one connection, one after the other; every answer is checked."""
+def write(gate, token, times, outcome, apart):
+    """So many writes on one connection, one after the other; every answer is checked. `apart`: the body waits for the
+    gate's 100 Continue, so it cannot come with the head."""
     host, port = gate.split(":")
     connection = socket.create_connection((host, int(port)), timeout=60)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    head = f"PUT /bench/1 HTTP/1.1\r\nhost: bench\r\nfence-token: {token}\r\ncontent-length: {len(BODY)}\r\n\r\n"
-    request = head.encode() + BODY
+    expect = "expect: 100-continue\r\n" if apart else ""
+    head = (f"PUT /bench/1 HTTP/1.1\r\nhost: bench\r\nfence-token: {token}\r\n{expect}"
+            f"content-length: {len(BODY)}\r\n\r\n").encode()
     for _ in range(times):
-        connection.sendall(request)
+        if apart:
+            connection.sendall(head)
+            if connection.recv(65_536) != b"HTTP/1.1 100 Continue\r\n\r\n":
+                raise Failed("the gate does not ask for the body")
+            connection.sendall(BODY)
+        else:
+            connection.sendall(head + BODY)
         answer = b""
         while not answer.endswith(b"\r\n\r\nok"):
             piece = connection.recv(65_536)
@@ -111,7 +119,7 @@ def write(gate, token, times, outcome):
             raise Failed(f"a write was answered {answer!r}, with another outcome than {outcome}")
 
 
-def count(gate, port, times, fault=None, more="", outcome="settled"):
+def count(gate, port, times, fault=None, more="", outcome="settled", apart=False):
     """Instructions of a gate that answers so many writes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -120,7 +128,7 @@ def count(gate, port, times, fault=None, more="", outcome="settled"):
                        env=environment(), stdout=subprocess.DEVNULL)
         process, at = start(gate, folder, fault)
         try:
-            write(at["gate"], acquire(at["api"]), times, outcome)
+            write(at["gate"], acquire(at["api"]), times, outcome, apart)
             process.send_signal(signal.SIGTERM)
             process.wait(LIMIT_S)
         finally:

@@ -239,7 +239,12 @@ impl Link {
                 Poll::Pending => {}
             }
         }
+        let had_heard = self.wire.heard.get();
         let head = self.poll_head(context);
+        if head.is_pending() && !self.is_out && had_heard && !self.wire.heard.get() {
+            // It was an interim answer: a body that has waited for the rest of it may go on.
+            context.waker().wake_by_ref();
+        }
         match (&head, self.broken.take()) {
             // A store may refuse a long body, hang up, and have said why.
             (Poll::Ready(Ok(_)), _) | (_, None) => head,

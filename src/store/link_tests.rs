@@ -3,7 +3,11 @@
 use std::{
     cell::RefCell,
     collections::VecDeque,
-    task::{Context, Poll, Waker},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
 };
 
 use bytes::Bytes;
@@ -365,4 +369,28 @@ fn trailers_go_behind_the_last_chunk_if_they_were_announced() {
     link.begin(false, Framing::Chunks { trailers: announced }).extend_from_slice(b"HEAD|");
     assert_eq!(answered(&mut link, &mut body).status, 200);
     assert_eq!(script.taken(), "HEAD|4\r\nbody\r\n0\r\nx-sum: 1\r\n\r\n");
+}
+
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_body_that_waits_for_the_rest_of_an_interim_answer_is_woken_by_it() {
+    let (woken, coming) = (Arc::new(Woken(AtomicUsize::new(0))), Coming::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let (first, rest) = (Does::Says(b"HTTP/1.1 100 Cont"), Does::Says(b"inue\r\n\r\n"));
+    let script = Scripted::default().reads([Does::Waits, first, Does::Waits, rest, Does::Waits]);
+    let (mut link, mut body) = (script.link(), coming.body());
+    begin(&mut link);
+    coming.send(b"a");
+    assert!(link.poll_answer(&mut Context::from_waker(&waker), &mut body).is_pending());
+    assert_eq!(woken.0.load(Ordering::Relaxed), 0);
+    // Both halves come in one poll, around the look at the body.
+    assert!(link.poll_answer(&mut Context::from_waker(&waker), &mut body).is_pending());
+    assert_eq!((woken.0.load(Ordering::Relaxed), link.wire().heard.get()), (1, false));
 }

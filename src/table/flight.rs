@@ -145,9 +145,10 @@ impl Flight {
 
     /// A write is admitted, and may land from this moment on.
     pub(super) fn admit_committed(&mut self) -> Stage {
-        if !failpoints::on(Fault::NoBarrier) {
-            self.committed += 1;
+        if failpoints::on(Fault::NoBarrier) {
+            return Stage::Waiting;
         }
+        self.committed += 1;
         self.committed_now()
     }
 

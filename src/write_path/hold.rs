@@ -139,6 +139,10 @@ impl Hold {
                 Some(Err(_)) => return Poll::Ready(Err(NoBody::Cut)),
                 // An HTTP/2 stream that was reset without an error ends like any other, but not whole.
                 None if self.is_h2 && !self.body.is_end_stream() => return Poll::Ready(Err(NoBody::Cut)),
+                // hyper says so itself; but what is short would be committed as a shorter write.
+                None if self.body.size_hint().exact().is_some_and(|left| left > 0) => {
+                    return Poll::Ready(Err(NoBody::Cut));
+                }
                 None => return Poll::Ready(Ok(Held::Whole { trailers: None })),
             };
             match frame.into_data() {

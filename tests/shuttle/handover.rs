@@ -20,6 +20,14 @@ fn writer(world: &Arc<World>, held: &Held) -> JoinHandle<()> {
     })
 }
 
+/// All of its writes is there when they are judged.
+fn quick_writer(world: &Arc<World>, held: &Held) -> JoinHandle<()> {
+    let held = held.clone();
+    world.spawn(move |world| {
+        world.write_at_once(&held);
+    })
+}
+
 /// Its first connection is dead.
 fn unlucky_writer(world: &Arc<World>, held: &Held) -> JoinHandle<()> {
     let held = held.clone();
@@ -63,6 +71,19 @@ pub fn to_the_next() {
     join([
         writer(&world, &first),
         unlucky_writer(&world, &first),
+        successor(&world, &[&users]),
+        successor(&world, &[&users]),
+        watcher(&world, &users),
+    ]);
+    end(world, &first);
+}
+
+/// The same, with writes that are judged once only.
+pub fn past_quick_ones() {
+    let (world, users, first) = begin();
+    join([
+        quick_writer(&world, &first),
+        quick_writer(&world, &first),
         successor(&world, &[&users]),
         successor(&world, &[&users]),
         watcher(&world, &users),

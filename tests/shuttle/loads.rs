@@ -22,21 +22,17 @@ fn loader(world: &Arc<World>, object: &ObjectId) -> JoinHandle<()> {
     world.spawn(move |world| (0..2).for_each(|_| world.read(&object)))
 }
 
-/// `looks`: at the fence and at its own write, so that it is known as soon as one goes down; otherwise only what
-/// older writes do shows it.
-fn successor(world: &Arc<World>, object: &ObjectId, looks: bool) -> JoinHandle<()> {
+fn successor(world: &Arc<World>, object: &ObjectId) -> JoinHandle<()> {
     let object = object.clone();
     world.spawn(move |world| {
         let next = world.acquire(&object).expect("nobody else wants it");
-        if looks {
-            world.look(&object);
-        }
-        let is_open = world.write(&next);
-        assert!(is_open || !looks, "the next lease is open");
+        world.look(&object);
+        assert!(world.write(&next), "the next lease is open");
     })
 }
 
 fn end(world: Arc<World>, first: &Held) {
+    world.read(first.object());
     assert!(!world.write(first), "the first lease is over");
     world.end();
 }
@@ -44,8 +40,7 @@ fn end(world: Arc<World>, first: &Held) {
 /// Loads of the object, of the one that takes its place, and whoever is next.
 pub fn among_evictions() {
     let (world, users, other, first) = begin();
-    join([loader(&world, &users), loader(&world, &users), loader(&world, &other), successor(&world, &users, true)]);
-    world.read(&users);
+    join([loader(&world, &users), loader(&world, &users), loader(&world, &other), successor(&world, &users)]);
     end(world, &first);
 }
 
@@ -60,6 +55,13 @@ pub fn by_writers() {
             }
         })
     };
-    join([writer(&first), writer(&first), loader(&world, &other), successor(&world, &users, false)]);
+    // It looks where its record was before, and there may be another one by then.
+    let quick_writer = |first: &Held| {
+        let first = first.clone();
+        world.spawn(move |world| {
+            world.write_at_once(&first);
+        })
+    };
+    join([writer(&first), quick_writer(&first), loader(&world, &other), successor(&world, &users)]);
     end(world, &first);
 }

@@ -55,6 +55,11 @@ fn a_handover_waits_for_what_may_land() {
 }
 
 #[test]
+fn a_handover_waits_for_what_was_judged_once() {
+    play(handover::past_quick_ones);
+}
+
+#[test]
 fn a_handover_waits_for_nothing_else() {
     play(handover::past_one_that_waits);
 }
@@ -103,6 +108,7 @@ fn writes_to_two_objects_cross_without_a_circle() {
 fn the_same_draw_plays_the_same_way() {
     let all = [
         handover::to_the_next,
+        handover::past_quick_ones,
         handover::past_one_that_waits,
         handover::to_one_who_waits,
         handover::overtaken,
@@ -133,6 +139,7 @@ fn finds(fault: &str, test: &str, violation: &str) {
 #[test]
 fn without_a_seal_an_old_write_lands() {
     finds("no-seal", "a_handover_waits_for_what_may_land", "VIOLATION DRAIN");
+    finds("no-seal", "a_handover_waits_for_what_was_judged_once", "VIOLATION DRAIN");
 }
 
 #[test]
@@ -143,6 +150,7 @@ fn without_a_seal_a_stream_is_never_told() {
 #[test]
 fn without_a_drain_an_old_write_lands() {
     finds("no-drain", "a_handover_waits_for_what_may_land", "VIOLATION DRAIN");
+    finds("no-drain", "a_handover_waits_for_what_was_judged_once", "VIOLATION DRAIN");
 }
 
 #[test]

@@ -26,7 +26,7 @@ use fencegate::{
         open::{Begun, begin_on, write_meta},
         records::Records,
         rocks::Recovered,
-        stripes::Stripes,
+        stripes::{Place, Stripes},
     },
     write_path::{
         inflight::{InFlight, Leg},
@@ -213,10 +213,37 @@ impl World {
         }
     }
 
+    /// As `decide` where all of a write is there: judged once, and committed by that. `near`: where its record was.
+    pub fn admit_committed(&self, Held { token, .. }: &Held, near: Option<Place>) -> Option<InFlight> {
+        let (object, text) = (&token.object, token.expose());
+        let judge = |record: &_, sealed| verdict::judge_text(record, sealed, &text, self.gate.now());
+        loop {
+            match self.gate.records.stripes.admit_committed(object.as_str(), near, judge) {
+                Some(judged) => {
+                    let leg = judged.ok().map(Leg::committed);
+                    return leg.map(|leg| InFlight::new(Rc::new(Arc::clone(&self.gate)), leg, vec![], BOUND));
+                }
+                None => drop(self.gate.records.read(object).unwrap()),
+            }
+        }
+    }
+
     /// A write that is held and then sent whole. Whether it was.
     pub fn write(&self, held: &Held) -> bool {
         let Some(write) = self.admit(held) else { return false };
         self.send(held, &write)
+    }
+
+    /// The same, judged and committed in one step, twice: the second time it is looked for where it was.
+    pub fn write_at_once(&self, held: &Held) -> bool {
+        let mut near = None;
+        (0..2).all(|_| {
+            let Some(write) = self.admit_committed(held, near) else { return false };
+            near = Some(write.place());
+            self.land(held, || true);
+            write.settle();
+            true
+        })
     }
 
     /// A write to two objects, all or nothing. Whether it was sent.

@@ -107,3 +107,28 @@ fn what_is_looked_at_outlives_what_is_not() {
         assert_eq!(seen(&stripes, "busy"), Some((1, false)), "after {n}");
     }
 }
+
+#[test]
+fn a_place_where_another_record_is_by_now_is_not_taken_for_the_one_that_was_there() {
+    let stripes = Stripes::new(STRIPES);
+    stripes.publish(record("first", 1));
+    let admit = |object: &str, near| stripes.admit_committed(object, near, |record, _| Ok::<_, ()>(record.fence.get()));
+    let Some(Ok((1, place, stage))) = admit("first", None) else { panic!("not admitted") };
+    assert!(!stripes.is_all_settled(BootMs(0)));
+    stripes.end(place, &stage, End::Settled);
+    assert!(stripes.is_all_settled(BootMs(0)));
+    // Where it was before, and with a hint that is somebody else's.
+    let Some(Ok((1, again, stage))) = admit("first", Some(place)) else { panic!("not admitted") };
+    assert_eq!((again.stripe, again.slot), (place.stripe, place.slot));
+    stripes.end(again, &stage, End::Settled);
+    evict(&stripes, "first");
+    let heir = stripes.all[place.stripe()].lock().unwrap().slots[place.slot()].record.object.clone();
+    assert!(admit("first", Some(place)).is_none(), "it is not in memory");
+    let Some(Ok((_, found, stage))) = admit(heir.as_str(), Some(place)) else { panic!("not admitted") };
+    stripes.end(found, &stage, End::Settled);
+    let elsewhere = Some(Place::new((place.stripe() + 1) % STRIPES, 0));
+    let Some(Ok((_, found, stage))) = admit(heir.as_str(), elsewhere) else { panic!("not admitted") };
+    assert_eq!((found.stripe, found.slot), (place.stripe, place.slot));
+    stripes.end(found, &stage, End::Settled);
+    assert!(stripes.is_all_settled(BootMs(0)));
+}
