@@ -28,15 +28,15 @@ class Plan(NamedTuple):
 GIB = 1 << 30
 
 FULL = Plan(
-    quick=False, warm_up_s=2, saturated=(9, 3), half=(9, 3), ladder=(3, 2), shares=(0.1, 0.25, 0.4, 0.55, 0.7, 0.85),
-    refused=(7, 2), workers=(9, 3), http2=(7, 3), stream_rounds=7, stream_bytes=GIB, idle_rounds=3,
-    idle_connections=10_000, objects=10_000_000, in_use=100_000, spread=(5, 2),
-    spread_over=(1, 100, 10_000, 100_000, 1_000_000), cold=(7, 2), limit_s=2400,
+    quick=False, warm_up_s=1, saturated=(9, 2), half=(7, 2), ladder=(2, 1), shares=(0.1, 0.25, 0.4, 0.55, 0.7, 0.85),
+    refused=(7, 2), workers=(7, 2), http2=(5, 2), stream_rounds=5, stream_bytes=GIB, idle_rounds=2,
+    idle_connections=10_000, objects=10_000_000, in_use=100_000, spread=(3, 2),
+    spread_over=(1, 100, 10_000, 100_000), cold=(5, 2), limit_s=1800,
 )
 
 QUICK = Plan(
     quick=True, warm_up_s=1, saturated=(3, 1), half=(3, 1), ladder=(1, 1), shares=(0.25, 0.5, 0.75),
     refused=(3, 1), workers=(3, 1), http2=(3, 1), stream_rounds=2, stream_bytes=GIB, idle_rounds=1,
-    idle_connections=10_000, objects=1_000_000, in_use=100_000, spread=(2, 1),
-    spread_over=(1, 100, 10_000, 100_000), cold=(2, 1), limit_s=600,
+    idle_connections=10_000, objects=1_000_000, in_use=20_000, spread=(1, 1),
+    spread_over=(1, 100, 10_000), cold=(2, 1), limit_s=600,
 )
