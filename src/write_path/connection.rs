@@ -320,8 +320,9 @@ pub fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(
                     let accepted = tls.accept(watched).await;
                     accepted.inspect_err(|error| tracing::debug!(%peer, %error, "no TLS connection came about")).ok()
                 };
-                if let Some(stream) = connection.unless_ended(accepting).await {
-                    talk(&worker, &connection, stream, &plan).await;
+                // Apart, like all that is large and not there in every connection.
+                if let Some(stream) = Box::pin(connection.unless_ended(accepting)).await {
+                    Box::pin(talk(&worker, &connection, stream, &plan)).await;
                 }
             }
         }
@@ -343,8 +344,9 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
         builder
             .max_concurrent_streams(plan.settings.streams_max)
             .max_header_list_size(u32::try_from(4 * plan.settings.header_bytes_max).unwrap_or(u32::MAX));
-        let serving = pin!(builder.serve_connection(stream, service));
-        connection.serve(serving, http2::Connection::graceful_shutdown).await;
+        // Apart, since it is large, and most connections are of the other kind.
+        let mut serving = Box::pin(builder.serve_connection(stream, service));
+        connection.serve(serving.as_mut(), http2::Connection::graceful_shutdown).await;
     } else {
         let mut builder = http1::Builder::new();
         // The gate's own limit answers in its own words; hyper's is the wall behind it.
