@@ -1,4 +1,4 @@
-//! Fills a data folder with a table of many objects, for the figures in the README:
+//! Fills a data folder with a table of many objects, for `make bench`:
 //! `cargo run --release --example fill -- FOLDER OBJECTS`
 
 use std::{path::Path, process::ExitCode};

@@ -11,7 +11,6 @@ use std::{
 use crate::fence::BootMs;
 
 /// A worker's alarms.
-#[derive(Default)]
 pub struct Alarms {
     waiting: RefCell<Waiting>,
     /// The boot clock, as it was last read by this worker: a tick ago at most, unless the worker stood still.

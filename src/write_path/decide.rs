@@ -69,14 +69,8 @@ pub fn decide_at_once(
             Some(Err(why)) => Some(Denied { object: target.id(), why }),
             None => None,
         }
-    } else if others.is_empty() {
-        match judge(&worker.gate, &target, now) {
-            Some(Ok(admitted)) => return Decided::Yes(admit(worker, admitted, vec![], bound)),
-            Some(Err(why)) => Some(Denied { object: target.id(), why }),
-            None => None,
-        }
     } else {
-        match judge_all(&worker.gate, &target, &others, now) {
+        match judge_any(&worker.gate, &target, &others, now) {
             Judged::Admitted(admitted, more) => return Decided::Yes(admit(worker, admitted, more, bound)),
             Judged::Denied(denied) => Some(denied),
             Judged::NotInMemory => None,

@@ -183,6 +183,8 @@ fn feed(bench: &Bench, mut send: impl FnMut(&[u8])) {
 /// The write broke off: the object waits for the bound.
 fn is_waited_out(bench: &Bench) {
     until("the store has seen it break off", || bench.store.saw("cut") == 1);
+    // The bound counts from then on; the clock must not be moved before.
+    until("the gate counts it as unknown", || bench.gate.shows("fencegate_unknown_outcomes_total 1\n"));
     no_store_connection_is_busy(bench);
     let next = begin_handover(bench);
     // A second has passed by then.
