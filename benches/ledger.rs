@@ -22,6 +22,10 @@ use fencegate::{
 };
 use tokio::{runtime::Runtime, task::JoinSet};
 
+/// As in the gate itself.
+#[global_allocator]
+static MEMORY: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 const CALLERS: usize = 256;
 const AT_LEAST: f64 = 15.0;
 const ROUNDS: usize = 15;

@@ -65,6 +65,15 @@ impl Clock {
         }
     }
 
+    /// The wall clock, read now.
+    #[must_use]
+    pub fn wall(&self) -> WallMs {
+        match &self.0 {
+            Source::Machine => WallMs(read(ClockId::Realtime)),
+            Source::Driven(driven) => lock(driven).now.wall,
+        }
+    }
+
     /// Both clocks, and a stopwatch that was started at the same moment.
     #[must_use]
     pub fn now_and_watch(&self) -> (Now, Stopwatch) {

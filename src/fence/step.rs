@@ -6,6 +6,8 @@
 //! `draining`; [`Event::Drained`] is the second and the only one that opens it. Where nothing was on
 //! its way to the store, the ledger takes both in one synced batch.
 
+use std::sync::Arc;
+
 use crate::failpoints::{self, Fault};
 
 use super::{
@@ -119,7 +121,7 @@ pub enum Effect {
     /// The object's new row.
     Store(Record),
     /// A lease's row, new or ended.
-    Remember(LeaseRow),
+    Remember(Arc<LeaseRow>),
     /// Tell watchers.
     Announce(Announcement),
     /// Seal the object; feed [`Event::Drained`] with these when nothing older is on its way.
@@ -130,7 +132,7 @@ pub enum Effect {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announcement {
     pub kind: Kind,
-    pub row: LeaseRow,
+    pub row: Arc<LeaseRow>,
     /// The object's fence as this change left it.
     pub fence: Fence,
 }
@@ -218,7 +220,8 @@ impl Record {
         lease.extend(ttl, at.now);
         lease.used = true;
         let record = self.with(self.fence, State::Open { lease: lease.clone() }, at);
-        let effects = vec![self.announce(Kind::Renewed, &lease, None), Effect::Store(record)];
+        let row = Arc::new(LeaseRow::new(&self.object, &lease, None));
+        let effects = vec![announce(Kind::Renewed, row, self.fence), Effect::Store(record)];
         (Outcome::Renewed(lease), effects)
     }
 
@@ -261,9 +264,10 @@ impl Record {
     /// Ends the open lease where it stands: the object is nobody's, the floor stays.
     fn free(&self, lease: &Lease, how: How, at: &At<'_>, outcome: Outcome) -> Step {
         let ended = Ended { how, at: at.now.wall, stamp: at.stamp };
+        let row = Arc::new(LeaseRow::new(&self.object, lease, Some(ended.clone())));
         let effects = vec![
-            Effect::Remember(LeaseRow::new(&self.object, lease, Some(ended.clone()))),
-            self.announce(kind_of_end(&ended.how), lease, Some(ended.clone())),
+            Effect::Remember(Arc::clone(&row)),
+            announce(kind_of_end(&ended.how), row, self.fence),
             Effect::Store(self.with(self.fence, State::Free { last: Some((lease.clone(), ended)) }, at)),
         ];
         (outcome, effects)
@@ -281,12 +285,10 @@ impl Record {
         if let State::Open { lease } = &self.state {
             let how = if lease.is_live(at.now) { how } else { How::Expired };
             let ended = Ended { how, at: at.now.wall, stamp: at.stamp };
-            effects.push(Effect::Remember(LeaseRow::new(&self.object, lease, Some(ended.clone()))));
-            effects.push(Effect::Announce(Announcement {
-                kind: kind_of_end(&ended.how),
-                row: LeaseRow::new(&self.object, lease, Some(ended)),
-                fence: seq.into(),
-            }));
+            let kind = kind_of_end(&ended.how);
+            let row = Arc::new(LeaseRow::new(&self.object, lease, Some(ended)));
+            effects.push(Effect::Remember(Arc::clone(&row)));
+            effects.push(announce(kind, row, seq.into()));
         }
         let advance = AdvanceId(at.stamp);
         effects.push(Effect::Store(self.with(seq.into(), State::Draining { advance }, at)));
@@ -316,9 +318,10 @@ impl Record {
             used: false,
             tainted: grant.tainted,
         };
+        let row = Arc::new(LeaseRow::new(&self.object, &lease, None));
         let effects = vec![
-            Effect::Remember(LeaseRow::new(&self.object, &lease, None)),
-            self.announce(Kind::Granted, &lease, None),
+            Effect::Remember(Arc::clone(&row)),
+            announce(Kind::Granted, row, self.fence),
             Effect::Store(self.with(self.fence, State::Open { lease: lease.clone() }, at)),
         ];
         (Outcome::Granted(lease), effects)
@@ -328,16 +331,16 @@ impl Record {
         Self { object: self.object.clone(), fence, state, incarnation: self.incarnation, changed: at.stamp }
     }
 
-    fn announce(&self, kind: Kind, lease: &Lease, ended: Option<Ended>) -> Effect {
-        Effect::Announce(Announcement { kind, row: LeaseRow::new(&self.object, lease, ended), fence: self.fence })
-    }
-
     /// The lease that a repeated request gets again: still open and live, and not known to have
     /// reached its holder by a write or renewal.
     #[must_use]
     pub fn replay(&self, lease_id: &LeaseId, now: Now) -> Option<&Lease> {
         self.open_lease().filter(|lease| lease.lease_id == *lease_id && !lease.used && lease.is_live(now))
     }
+}
+
+fn announce(kind: Kind, row: Arc<LeaseRow>, fence: Fence) -> Effect {
+    Effect::Announce(Announcement { kind, row, fence })
 }
 
 fn kind_of_end(how: &How) -> Kind {

@@ -1,9 +1,11 @@
 //! Steps, each with its outcome and the exact effects.
 
+use std::sync::LazyLock;
+
 use super::*;
 use crate::fence::{BootMs, Incarnation, ObjectId, Secret, WallMs, seq::MAX_GATE_SEQ};
 
-const KEY: TableKey = TableKey::from_bytes([3; 32]);
+static KEY: LazyLock<TableKey> = LazyLock::new(|| TableKey::from_bytes([3; 32]));
 const T0: u64 = 1_800_000_000_000;
 
 fn at(ms: u64) -> At<'static> {

@@ -128,20 +128,24 @@ impl fmt::Debug for Proof {
 
 /// The key that token secrets are made with. It lies beside the table and never leaves the process.
 #[derive(Clone)]
-pub struct TableKey([u8; TableKey::BYTES]);
+pub struct TableKey {
+    bytes: [u8; TableKey::BYTES],
+    /// What every secret begins with.
+    mac: Hmac<Sha256>,
+}
 
 impl TableKey {
     pub const BYTES: usize = 32;
 
     #[must_use]
-    pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
-        Self(bytes)
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        Self { bytes, mac: Hmac::new_from_slice(&bytes).expect("HMAC takes any key length") }
     }
 
     /// The secret of one lease: bound to the object, the number and the grant.
     #[must_use]
     pub fn secret(&self, object: &ObjectId, seq: LeaseSeq, lease: &LeaseId) -> Secret {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes any key length");
+        let mut mac = self.mac.clone();
         let object = object.as_str().as_bytes();
         mac.update(&(object.len() as u64).to_be_bytes());
         mac.update(object);
@@ -164,7 +168,7 @@ impl TableKey {
     pub fn fingerprint(&self) -> [u8; 16] {
         let mut hash = Sha256::new();
         hash.update(b"fencegate table key fingerprint v1");
-        hash.update(self.0);
+        hash.update(self.bytes);
         let digest = hash.finalize();
         let mut print = [0; 16];
         print.copy_from_slice(&digest[..16]);
@@ -201,7 +205,10 @@ impl FenceToken {
     /// The token's text. This is the secret's only way out: into the answer to its holder.
     #[must_use]
     pub fn expose(&self) -> String {
-        let mut text = format!("fg1.{}.", self.seq);
+        let mut text = String::with_capacity(SPELLED_BYTES + self.object.as_str().len().div_ceil(3) * 4);
+        text.push_str("fg1.");
+        text.push_str(itoa::Buffer::new().format(self.seq.get()));
+        text.push('.');
         BASE64_URL_SAFE_NO_PAD.encode_string(self.object.as_str(), &mut text);
         text.push('.');
         BASE64_URL_SAFE_NO_PAD.encode_string(self.secret.0, &mut text);
@@ -238,6 +245,9 @@ impl Claim {
 
 /// How long a secret is in a token.
 const SECRET_CHARS: usize = 22;
+
+/// Room for all of a token but its object.
+const SPELLED_BYTES: usize = 48;
 
 /// Reads the parts of a token. `object` makes of its object's name what is wanted, or refuses it.
 fn read<T>(text: &str, object: impl FnOnce(&str) -> Option<T>) -> Result<(LeaseSeq, T, Secret), TokenFault> {

@@ -64,6 +64,10 @@ pub struct Batch {
     changes: Vec<Change>,
 }
 
+/// What most changes of a lease have at most.
+const LEASE_BYTES: usize = 640;
+const LEASE_ROWS: usize = 4;
+
 /// A key, and the value behind it where there is one.
 #[derive(Debug)]
 struct Change {
@@ -105,6 +109,12 @@ impl Batch {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Room for so many changes of a lease.
+    #[must_use]
+    pub fn for_leases(changes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(LEASE_BYTES * changes), changes: Vec::with_capacity(LEASE_ROWS * changes) }
     }
 
     /// The changes in their order; no value means deleted.

@@ -113,7 +113,7 @@ mod tests {
             tainted: false,
             ended: None,
         };
-        Announcement { kind: Kind::Granted, row, fence: Fence::new(1) }
+        Announcement { kind: Kind::Granted, row: Arc::new(row), fence: Fence::new(1) }
     }
 
     fn stamps(after: After) -> Result<Vec<u64>, u64> {

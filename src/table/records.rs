@@ -79,9 +79,17 @@ impl Records {
     /// # Errors
     /// Where its row cannot be read.
     pub fn read(&self, object: &ObjectId) -> Result<Record, TableFault> {
+        self.look(object, Record::clone)
+    }
+
+    /// Looks at an object's published record, under its stripe's lock.
+    ///
+    /// # Errors
+    /// Where its row cannot be read.
+    pub fn look<R>(&self, object: &ObjectId, look: impl Fn(&Record) -> R) -> Result<R, TableFault> {
         loop {
-            if let Some(record) = self.stripes.view(object, |found| found.map(|(record, _)| record.clone())) {
-                return Ok(record);
+            if let Some(seen) = self.stripes.view(object, |found| found.map(|(record, _)| look(record))) {
+                return Ok(seen);
             }
             let ticket = self.stripes.ticket(object);
             let row = self.table.get(&Key::Record(object.clone()).encode())?;

@@ -9,7 +9,7 @@ use super::{
     waiters::Waiter,
 };
 use crate::fence::{
-    BootMs, Event, ObjectId, Outcome, State, Ttl,
+    Event, Lease, ObjectId, Outcome, Record, State, Ttl,
     step::{Grant, LeaseRefusal},
 };
 
@@ -50,7 +50,6 @@ impl Core {
     }
 
     fn acquire_or_wait(&mut self, round: &mut Round, waiter: Waiter, is_new: bool) {
-        let now = self.setup.clock.now().boot;
         let Waiter { id, wanted, until, reply } = waiter;
         let reply = match self.join_advance(&wanted, reply, until) {
             Ok(()) => return,
@@ -64,12 +63,12 @@ impl Core {
                 self.keep_advance(drains, Asked::Acquire { wanted: waiter.wanted, replies });
             }
             Attempt::Done(result) => self.answer_grant(round, &waiter.wanted, waiter.reply, result),
-            Attempt::Blocked { object, why } if waiter.until > now => {
+            Attempt::Blocked { object, why } if waiter.until > self.setup.clock.now().boot => {
                 if is_new && self.waiters.is_full(self.setup.waiters_max) {
                     self.answer_grant(round, &waiter.wanted, waiter.reply, Err(Refused::Overloaded));
                     return;
                 }
-                self.wait(round, &object, &why, waiter, now);
+                self.wait(round, &object, &why, waiter);
             }
             Attempt::Blocked { object, why } => {
                 self.answer_grant(round, &waiter.wanted, waiter.reply, Err(Refused::Lease { object, why }));
@@ -77,12 +76,12 @@ impl Core {
         }
     }
 
-    fn wait(&mut self, round: &Round, object: &ObjectId, why: &LeaseRefusal, waiter: Waiter, now: BootMs) {
+    fn wait(&mut self, round: &Round, object: &ObjectId, why: &LeaseRefusal, waiter: Waiter) {
+        let now = self.setup.clock.now().boot;
         // The lease in the way may be an earlier run's, whose deadline nobody watches over yet.
-        if let Ok(record) = round.newest(&self.setup.records, &Draft::default(), object)
-            && let Some(lease) = record.open_lease()
-        {
-            self.timers.arm(lease.deadline, object, &lease.lease_id);
+        let end = |record: &Record| record.open_lease().map(|lease| (lease.deadline, lease.lease_id.clone()));
+        if let Ok(Some((deadline, lease_id))) = round.look(&self.setup.records, object, end) {
+            self.timers.arm(deadline, object, &lease_id);
         }
         let wake_at = match why {
             // A takeover that came too soon is to be had before the lease ends.
@@ -104,15 +103,14 @@ impl Core {
     }
 
     fn is_to_be_had(&self, round: &Round, object: &ObjectId) -> bool {
-        match round.newest(&self.setup.records, &Draft::default(), object) {
-            Ok(record) => match record.state {
-                State::Free { .. } => true,
-                State::Open { lease } => !lease.is_live(self.setup.clock.now()),
-                State::Draining { .. } => false,
-            },
-            // Nobody can be served; each will be told so when its time is up.
-            Err(_) => false,
-        }
+        let now = self.setup.clock.now();
+        let is_free = |record: &Record| match &record.state {
+            State::Free { .. } => true,
+            State::Open { lease } => !lease.is_live(now),
+            State::Draining { .. } => false,
+        };
+        // Where nobody can be served, each will be told so when its time is up.
+        round.look(&self.setup.records, object, is_free).unwrap_or(false)
     }
 
     fn attempt(&mut self, round: &mut Round, wanted: &Wanted) -> Attempt {
@@ -136,13 +134,12 @@ impl Core {
     }
 
     fn end_if_over(&mut self, round: &mut Round, object: &ObjectId) -> Result<(), Refused> {
-        let record =
-            round.newest(&self.setup.records, &Draft::default(), object).map_err(|fault| unreadable(&fault))?;
-        match record.open_lease() {
-            Some(lease) if !lease.is_live(self.setup.clock.now()) => {
-                self.change(round, object, Event::End { lease_id: lease.lease_id.clone() }).map(|_| ())
-            }
-            Some(_) | None => Ok(()),
+        let now = self.setup.clock.now();
+        let is_over = |lease: &&Lease| !lease.is_live(now);
+        let over = |record: &Record| record.open_lease().filter(is_over).map(|lease| lease.lease_id.clone());
+        match round.look(&self.setup.records, object, over).map_err(|fault| unreadable(&fault))? {
+            Some(lease_id) => self.change(round, object, Event::End { lease_id }).map(|_| ()),
+            None => Ok(()),
         }
     }
 
@@ -158,12 +155,10 @@ impl Core {
         }
         let now = self.setup.clock.now();
         let again = row.leases.iter().map(|(object, lease_id, drain)| {
-            let record =
-                round.newest(&self.setup.records, &Draft::default(), object).map_err(|fault| unreadable(&fault))?;
-            record
-                .replay(lease_id, now)
-                .map(|lease| Granted { drain: *drain, ..granted(object.clone(), lease.clone()) })
-                .ok_or(Refused::RequestIdUsed)
+            let again = |record: &Record| record.replay(lease_id, now).cloned();
+            let lease = round.look(&self.setup.records, object, again).map_err(|fault| unreadable(&fault))?;
+            let lease = lease.ok_or(Refused::RequestIdUsed)?;
+            Ok(Granted { drain: *drain, ..granted(object.clone(), lease) })
         });
         Some(again.collect())
     }

@@ -167,8 +167,8 @@ impl Core {
     ) -> Result<(Outcome, Tally), Refused> {
         let Drain { object, seq, advance, then } = drain;
         let stripes = &self.setup.records.stripes;
-        let is_tainted = stripes.flying(&object).is_tainted(self.setup.clock.now().boot);
-        let tally = stripes.end_drain(&object);
+        let (tally, flying) = stripes.end_drain(&object);
+        let is_tainted = flying.is_tainted(self.setup.clock.now().boot);
         let then = then.filter(|_| is_wanted).map(|mut grant| {
             grant.tainted |= is_tainted;
             grant
@@ -215,13 +215,14 @@ impl Core {
         if self.advances.by_object.contains_key(object) {
             return;
         }
-        let Ok(record) = round.newest(&self.setup.records, &Draft::default(), object) else { return };
-        let (State::Draining { advance }, Some(seq)) = (&record.state, LeaseSeq::new(record.fence.get())) else {
-            return;
+        let draining = |record: &Record| match &record.state {
+            State::Draining { advance } => LeaseSeq::new(record.fence.get()).map(|seq| (*advance, seq)),
+            State::Free { .. } | State::Open { .. } => None,
         };
+        let Ok(Some((advance, seq))) = round.look(&self.setup.records, object, draining) else { return };
         // It is in memory: it was just read.
         self.setup.records.stripes.set_unknown(object, self.bound_from_start());
-        let drain = Drain { object: object.clone(), seq, advance: *advance, then: None };
+        let drain = Drain { object: object.clone(), seq, advance, then: None };
         let begun = self.setup.clock.now().boot;
         let id = self.advances.add(Advance { drains: vec![drain], asked: Asked::Nobody, begun });
         self.look_at_advance(round, id);
@@ -277,11 +278,11 @@ impl Core {
         if failpoints::on(Fault::NoStep4Check) {
             return true;
         }
-        let record = round.newest(&self.setup.records, &Draft::default(), &drain.object);
-        // Where it cannot be read, the step itself will say so.
-        record.map_or(true, |record| {
+        let is_current = |record: &Record| {
             record.fence == Fence::from(drain.seq) && record.state == State::Draining { advance: drain.advance }
-        })
+        };
+        // Where it cannot be read, the step itself will say so.
+        round.look(&self.setup.records, &drain.object, is_current).unwrap_or(true)
     }
 
     fn end_advance(&mut self, round: &mut Round, advance: Advance, overtaken: Option<ObjectId>) {

@@ -136,7 +136,7 @@ impl Core {
 
     /// Carries out one round: these calls, and whatever is due.
     pub fn run(&mut self, calls: Vec<Command>) {
-        let mut round = Round::default();
+        let mut round = Round::of(calls.len());
         let mut stop = None;
         self.take_back_orphans(&mut round);
         self.look_at_drained(&mut round);
@@ -431,7 +431,7 @@ impl Core {
     }
 
     pub(super) fn new_lease_id(&mut self) -> LeaseId {
-        self.lease_ids.next(self.setup.clock.now().wall)
+        self.lease_ids.next(self.setup.clock.wall())
     }
 }
 

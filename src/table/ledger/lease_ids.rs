@@ -1,7 +1,17 @@
-//! Names for new leases: ordered by time, unique by chance. Random bytes are taken from the system for
-//! many at once; nothing secret is made of them.
+//! Names for new leases: each behind the one before it, unique by chance. Random bytes are taken from the
+//! system for many at once; nothing secret is made of them.
+
+use std::collections::{HashMap, HashSet};
+
+use uuid::Uuid;
 
 use crate::fence::{LeaseId, WallMs};
+
+/// For maps that need no hash which withstands an enemy: nobody outside chooses the ids of leases, and a round's
+/// own objects are few.
+pub(super) type Quick = foldhash::fast::RandomState;
+pub(super) type ByLease<V> = HashMap<LeaseId, V, Quick>;
+pub(super) type Leases = HashSet<LeaseId, Quick>;
 
 const EACH: usize = 10;
 const AT_ONCE: usize = 64;
@@ -9,6 +19,8 @@ const AT_ONCE: usize = 64;
 #[derive(Default)]
 pub(super) struct LeaseIds {
     random: Vec<[u8; EACH]>,
+    /// Also when the clock goes back.
+    last: Uuid,
 }
 
 impl LeaseIds {
@@ -18,8 +30,10 @@ impl LeaseIds {
             Some(random) => random,
             None => self.refill(),
         };
-        let id = uuid::Builder::from_unix_timestamp_millis(now.0, &random).into_uuid();
-        let mut text = uuid::Uuid::encode_buffer();
+        let drawn = uuid_at(now.0, &random);
+        let id = if drawn > self.last { drawn } else { after(self.last, &random) };
+        self.last = id;
+        let mut text = Uuid::encode_buffer();
         LeaseId::new(id.hyphenated().encode_lower(&mut text)).expect("a UUID is a lease id")
     }
 
@@ -32,21 +46,52 @@ impl LeaseIds {
     }
 }
 
+/// How much of a name counts on within its millisecond: all that is behind the variant.
+const COUNTED: u128 = (1 << 62) - 1;
+
+/// A name a little behind another, by a random step; in the next millisecond where there is no room.
+#[allow(clippy::cast_possible_truncation, reason = "48 bits are left")]
+fn after(last: Uuid, random: &[u8; EACH]) -> Uuid {
+    let last = last.as_u128();
+    let [a, b, c, d, ..] = *random;
+    let step = 1 + u128::from(u32::from_be_bytes([a, b, c, d]));
+    if (last & COUNTED) + step <= COUNTED {
+        Uuid::from_u128(last + step)
+    } else {
+        uuid_at((last >> 80) as u64 + 1, random)
+    }
+}
+
+fn uuid_at(ms: u64, random: &[u8; EACH]) -> Uuid {
+    uuid::Builder::from_unix_timestamp_millis(ms, random).into_uuid()
+}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
 
+    const NOW: WallMs = WallMs(1_700_000_000_000);
+
     #[test]
-    fn ids_are_uuids_of_their_time_and_never_the_same() {
+    fn ids_are_uuids_of_their_time_and_each_comes_behind_the_one_before() {
         let mut ids = LeaseIds::default();
-        let many: HashSet<LeaseId> = (0..5 * AT_ONCE).map(|_| ids.next(WallMs(1_700_000_000_000))).collect();
-        assert_eq!(many.len(), 5 * AT_ONCE);
-        for id in many {
-            let id = uuid::Uuid::parse_str(id.as_str()).unwrap();
-            assert_eq!(id.get_version_num(), 7);
+        let many: Vec<LeaseId> = (0..5 * AT_ONCE).map(|_| ids.next(NOW)).collect();
+        assert!(many.is_sorted_by(|one, next| one < next));
+        for id in &many {
+            let id = Uuid::parse_str(id.as_str()).unwrap();
+            assert_eq!((id.get_version_num(), id.get_variant()), (7, uuid::Variant::RFC4122));
             assert_eq!(id.get_timestamp().unwrap().to_unix().0, 1_700_000_000);
         }
+        let after_a_step_back = ids.next(WallMs(NOW.0 - 3_600_000));
+        assert!(many.last() < Some(&after_a_step_back));
+    }
+
+    #[test]
+    fn a_millisecond_that_is_used_up_is_followed_by_the_next() {
+        let last = Uuid::from_u128(uuid_at(NOW.0, &[0xff; EACH]).as_u128() - 1);
+        let within = after(last, &[0; EACH]);
+        assert_eq!(within.as_u128(), last.as_u128() + 1);
+        let next = after(within, &[0; EACH]);
+        assert!(next > within && next.get_timestamp().unwrap().to_unix() == (1_700_000_000, 1_000_000));
     }
 }

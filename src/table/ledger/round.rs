@@ -3,12 +3,18 @@
 //! Later commands of a round see what earlier ones decided. A command's changes come in a
 //! [`Draft`]: all of them, or none.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
 
-use super::super::{
-    Batch, TableFault,
-    codec::{Key, RequestRow, encode_index, encode_lease, encode_record},
-    records::Records,
+use super::{
+    super::{
+        Batch, TableFault,
+        codec::{Key, RequestRow, encode_index, encode_lease, encode_record},
+        records::Records,
+    },
+    lease_ids::{ByLease, Quick},
 };
 use crate::fence::{
     Effect, HolderId, LeaseId, LeaseRow, ObjectId, Record, RequestId,
@@ -29,7 +35,7 @@ pub(super) struct Drain {
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) records: Vec<Record>,
-    rows: Vec<LeaseRow>,
+    rows: Vec<Arc<LeaseRow>>,
     pub(super) news: Vec<Announcement>,
     drains: Vec<Drain>,
 }
@@ -66,22 +72,50 @@ pub(super) type Answer = Box<dyn FnOnce(bool) -> Vec<(ObjectId, LeaseId)> + Send
 #[derive(Default)]
 pub(super) struct Round {
     pub(super) writes: Batch,
-    rows: HashMap<LeaseId, LeaseRow>,
+    rows: ByLease<Arc<LeaseRow>>,
+    granted: Vec<Arc<LeaseRow>>,
     requests: HashMap<(HolderId, RequestId), RequestRow>,
     /// In the order they changed, and where each is among them.
     records: Vec<Record>,
-    places: HashMap<ObjectId, usize>,
+    places: HashMap<ObjectId, usize, Quick>,
     pub(super) news: Vec<Announcement>,
     pub(super) answers: Vec<Answer>,
     pub(super) changes: usize,
 }
 
 impl Round {
+    /// A round for so many calls.
+    pub(super) fn of(calls: usize) -> Self {
+        Self {
+            writes: Batch::for_leases(calls),
+            rows: ByLease::with_capacity_and_hasher(2 * calls, Quick::default()),
+            granted: Vec::with_capacity(calls),
+            records: Vec::with_capacity(calls),
+            places: HashMap::with_capacity_and_hasher(calls, Quick::default()),
+            news: Vec::with_capacity(2 * calls),
+            answers: Vec::with_capacity(calls),
+            ..Self::default()
+        }
+    }
+
     /// An object's newest record: this draft's, this round's, the published one.
     pub(super) fn newest(&self, records: &Records, draft: &Draft, object: &ObjectId) -> Result<Record, TableFault> {
         match draft.record(object).or_else(|| self.record(object)) {
             Some(record) => Ok(record.clone()),
             None => records.read(object),
+        }
+    }
+
+    /// Looks at an object's newest record: this round's, or the published one, under its stripe's lock.
+    pub(super) fn look<R>(
+        &self,
+        records: &Records,
+        object: &ObjectId,
+        look: impl Fn(&Record) -> R,
+    ) -> Result<R, TableFault> {
+        match self.record(object) {
+            Some(record) => Ok(look(record)),
+            None => records.look(object, look),
         }
     }
 
@@ -98,7 +132,7 @@ impl Round {
     pub(super) fn lease_row(&self, records: &Records, lease: &LeaseId) -> Result<Option<LeaseRow>, TableFault> {
         match self.rows.get(lease) {
             None => records.lease_row(lease),
-            Some(row) => Ok(Some(row.clone())),
+            Some(row) => Ok(Some(LeaseRow::clone(row))),
         }
     }
 
@@ -127,7 +161,7 @@ impl Round {
         for row in draft.rows {
             self.writes.put(&Key::Lease(row.object.clone(), row.seq), encode_lease(&row));
             if row.ended.is_none() {
-                self.writes.put(&Key::LeaseIndex(row.lease_id.clone()), encode_index(&row.object, row.seq));
+                self.granted.push(Arc::clone(&row));
             }
             self.rows.insert(row.lease_id.clone(), row);
         }
@@ -146,6 +180,10 @@ impl Round {
     /// Everything to be written, and the records to publish behind it, in the order they changed.
     pub(super) fn finish(&mut self, run: u64) -> (Batch, Vec<Record>) {
         self.places.clear();
+        // One after the other: their names are in order, so RocksDB looks for the place of the first only.
+        for row in std::mem::take(&mut self.granted) {
+            self.writes.put(&Key::LeaseIndex(row.lease_id.clone()), encode_index(&row.object, row.seq));
+        }
         let published = std::mem::take(&mut self.records);
         for record in &published {
             self.writes.put(&Key::Record(record.object.clone()), encode_record(record, run));

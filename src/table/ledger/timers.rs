@@ -1,10 +1,8 @@
 //! What the ledger has to do later: end leases, let waiters go, look after itself each second.
 
-use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, HashSet},
-};
+use std::{cmp::Reverse, collections::BinaryHeap};
 
+use super::lease_ids::Leases;
 use crate::fence::{BootMs, LeaseId, ObjectId};
 
 /// Something that is due at an instant.
@@ -56,7 +54,7 @@ const SPARE: usize = 16_384;
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<Entry>>,
-    armed: HashSet<LeaseId>,
+    armed: Leases,
     turn: u64,
 }
 

@@ -322,15 +322,17 @@ impl Stripes {
         slot.sealed = !failpoints::on(Fault::NoSeal);
         slot.flight.tidy(self.clock());
         slot.flight.begin_drain();
-        let (flying, forgiven) = (slot.flight.flying(self.all_unknown_until()), slot.flight.forgiven_routes());
-        self.generations.add(flying, forgiven, self.clock())
+        self.flying_of(&slot.flight)
     }
 
     /// What is on its way of an object.
     #[must_use]
     pub fn flying(&self, object: &ObjectId) -> Flying {
-        let look = |flight: &mut Flight| (flight.flying(self.all_unknown_until()), flight.forgiven_routes());
-        let (flying, forgiven) = self.with_flight(object, look).unwrap_or_else(|| look(&mut Flight::default()));
+        self.with_flight(object, |flight| self.flying_of(flight)).unwrap_or_else(|| self.flying_of(&Flight::default()))
+    }
+
+    fn flying_of(&self, flight: &Flight) -> Flying {
+        let (flying, forgiven) = (flight.flying(self.all_unknown_until()), flight.forgiven_routes());
         self.generations.add(flying, forgiven, self.clock())
     }
 
@@ -340,15 +342,15 @@ impl Stripes {
         self.with_flight(object, |flight| flight.drained_so_far()).unwrap_or_default()
     }
 
-    /// An object's advance is over: what became of the writes that it found.
+    /// An object's advance is over: what became of the writes that it found, and what is on its way.
     #[must_use]
-    pub fn end_drain(&self, object: &ObjectId) -> Tally {
+    pub fn end_drain(&self, object: &ObjectId) -> (Tally, Flying) {
         let end = |flight: &mut Flight| {
-            let tally = flight.end_drain();
+            let (flying, tally) = (self.flying_of(flight), flight.end_drain());
             flight.tidy(self.clock());
-            tally
+            (tally, flying)
         };
-        self.with_flight(object, end).unwrap_or_default()
+        self.with_flight(object, end).unwrap_or_else(|| (Tally::default(), self.flying_of(&Flight::default())))
     }
 
     /// Nobody shall wait for what is on its way of this object now.
