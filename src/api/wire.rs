@@ -290,7 +290,7 @@ impl ReceiptBody {
             write_seq: receipt.write_seq.map(LeaseSeq::get),
             current_fence_seq: receipt.current_fence.map(Fence::get),
             holder_id: receipt.holder.as_ref().map(ToString::to_string),
-            route: receipt.route.clone(),
+            route: receipt.route.as_deref().map(str::to_owned),
             timestamp: time(receipt.at),
         }
     }

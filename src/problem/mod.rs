@@ -1,26 +1,30 @@
 //! Refusals on the wire: RFC 9457 problem+json, the code in the header `Fence-Error`, and
 //! `Retry-After` where trying again makes sense.
 
+mod json;
+
 use std::borrow::Cow;
 
 use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::{
     api::wire::time,
-    fence::{Code, Ended, Fence, How, LeaseSeq, Now, ObjectId, code::Plane, step::LeaseRefusal, verdict::Successor},
+    fence::{
+        Code, Ended, Fence, HolderId, How, LeaseId, LeaseSeq, Now, ObjectId, code::Plane, step::LeaseRefusal,
+        verdict::Successor,
+    },
     table::ledger::Refused,
 };
 
 /// A refusal's body.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, ToSchema)]
 pub struct Problem {
     /// `about:blank`: the code says it all.
-    #[serde(rename = "type")]
+    #[schema(rename = "type")]
     kind: &'static str,
     title: &'static str,
     status: u16,
@@ -30,37 +34,30 @@ pub struct Problem {
     retryable: bool,
     /// `none`: nothing was changed; `maybe`: nobody knows.
     side_effect: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    object_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    object_id: Option<ObjectId>,
     lease_seq: Option<u64>,
     /// The object's fence.
-    #[serde(skip_serializing_if = "Option::is_none")]
     fence: Option<u64>,
     /// The field that is wrong.
-    #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<String>,
     /// Who holds the lease.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    holder_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lease_id: Option<String>,
+    #[schema(value_type = Option<String>)]
+    holder_id: Option<HolderId>,
+    #[schema(value_type = Option<String>)]
+    lease_id: Option<LeaseId>,
     /// How long to wait before trying again.
-    #[serde(skip_serializing_if = "Option::is_none")]
     retry_after_ms: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     expired_at: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     released_at: Option<String>,
     /// Who has the lease by now, after a stale write.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    successor_holder: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    successor_lease_id: Option<String>,
+    #[schema(value_type = Option<String>)]
+    successor_holder: Option<HolderId>,
+    #[schema(value_type = Option<String>)]
+    successor_lease_id: Option<LeaseId>,
     /// Under which `GET /v1/receipts` has it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     receipt_id: Option<String>,
-    #[serde(skip)]
+    #[schema(ignore)]
     which: Code,
 }
 
@@ -130,7 +127,7 @@ impl Problem {
 
     /// Also tells which object it is about.
     pub fn tell_object(&mut self, object: &ObjectId) {
-        self.object_id = Some(object.as_str().to_owned());
+        self.object_id = Some(object.clone());
     }
 
     /// Also tells the field that is wrong.
@@ -147,8 +144,8 @@ impl Problem {
     /// Also tells who has the lease by now.
     pub fn tell_successor(&mut self, successor: Option<Successor>) {
         if let Some(Successor { holder, lease_id }) = successor {
-            self.successor_holder = Some(holder.as_str().to_owned());
-            self.successor_lease_id = Some(lease_id.as_str().to_owned());
+            self.successor_holder = Some(holder);
+            self.successor_lease_id = Some(lease_id);
         }
     }
 
@@ -174,10 +171,27 @@ impl Problem {
     /// The body's bytes.
     #[must_use]
     pub fn body(&self) -> Vec<u8> {
-        let mut body = Vec::with_capacity(BODY_BYTES);
-        // Writing to memory does not fail, and there is nothing in it that JSON has no word for.
-        let _ = serde_json::to_writer(&mut body, self);
-        body
+        let mut body = json::Object::with_capacity(BODY_BYTES);
+        body.plain("type", self.kind);
+        body.plain("title", self.title);
+        body.number("status", self.status.into());
+        body.text("detail", &self.detail);
+        body.plain("code", self.code);
+        body.flag("retryable", self.retryable);
+        body.plain("side_effect", self.side_effect);
+        self.object_id.iter().for_each(|object| body.text("object_id", object.as_str()));
+        self.lease_seq.iter().for_each(|seq| body.number("lease_seq", *seq));
+        self.fence.iter().for_each(|fence| body.number("fence", *fence));
+        self.field.iter().for_each(|field| body.text("field", field));
+        self.holder_id.iter().for_each(|holder| body.text("holder_id", holder.as_str()));
+        self.lease_id.iter().for_each(|lease| body.text("lease_id", lease.as_str()));
+        self.retry_after_ms.iter().for_each(|ms| body.number("retry_after_ms", *ms));
+        self.expired_at.iter().for_each(|at| body.text("expired_at", at));
+        self.released_at.iter().for_each(|at| body.text("released_at", at));
+        self.successor_holder.iter().for_each(|holder| body.text("successor_holder", holder.as_str()));
+        self.successor_lease_id.iter().for_each(|lease| body.text("successor_lease_id", lease.as_str()));
+        self.receipt_id.iter().for_each(|receipt| body.text("receipt_id", receipt));
+        body.done()
     }
 
     /// How long to wait before trying again, in whole seconds, rounded up: not before the time.
@@ -233,8 +247,8 @@ impl Problem {
                     "held by {holder} for another {retry_ms} ms unless it is renewed; set wait_ms to queue for it"
                 );
                 let mut problem = Self::new(Code::LeaseHeld, detail);
-                problem.holder_id = Some(holder.to_string());
-                problem.lease_id = Some(lease_id.to_string());
+                problem.holder_id = Some(holder.clone());
+                problem.lease_id = Some(lease_id.clone());
                 problem.lease_seq = Some(seq.get());
                 problem.fence = Some(seq.get());
                 problem.retry_after_ms = Some(*retry_ms);

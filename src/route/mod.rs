@@ -6,7 +6,7 @@
 pub mod canonical;
 pub mod template;
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use sha2::{Digest, Sha256};
 
@@ -23,7 +23,7 @@ pub const UNSETTLING: [u16; 6] = [202, 408, 499, 502, 503, 504];
 /// One route.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
-    pub name: String,
+    pub name: Arc<str>,
     pub mode: Mode,
     /// Its place in [`Routes::all`].
     pub place: usize,
@@ -62,7 +62,7 @@ impl Routes {
             if given.name.is_empty() || given.name.chars().any(char::is_control) {
                 faults.push(Fault::new(at("name"), "must be a word or two"));
             }
-            if routes.iter().any(|route| route.name == given.name) {
+            if routes.iter().any(|route| *route.name == *given.name) {
                 faults.push(Fault::new(at("name"), format!("{:?} is another route's name too", given.name)));
             }
             let store = given.store.over(&settings.store);
@@ -83,7 +83,7 @@ impl Routes {
                 Err((key, what)) => faults.push(Fault::new(at(key), what)),
                 Ok((path, object)) => {
                     let discards = given.partial_body == PartialBody::Discards;
-                    let (name, settles) = (given.name.clone(), given.settles.clone());
+                    let (name, settles) = (given.name.as_str().into(), given.settles.clone());
                     let (mode, drain_wait_ms) = (given.mode, given.drain_wait_ms);
                     routes.push(Route { name, mode, place: 0, store, discards, settles, drain_wait_ms, path, object });
                 }

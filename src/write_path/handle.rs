@@ -59,7 +59,7 @@ enum Stage {
 
 /// A request that is refused before its body is read.
 struct Declined {
-    why: Option<Box<Refused>>,
+    why: Option<Refused>,
     /// Its body, if the client sends it.
     body: Option<Incoming>,
     is_h2: bool,
@@ -73,13 +73,13 @@ impl Declined {
         let is_h2 = head.version == Version::HTTP_2;
         // A client that has been told to wait for a 100 Continue sends no body, and is not asked for it.
         let comes = |_: &_| is_h2 || !head.headers.contains_key(header::EXPECT);
-        let (why, body) = (Some(Box::new(why)), body.into_rest().filter(comes));
+        let (why, body) = (Some(why), body.into_rest().filter(comes));
         Box::new(Self { why, body, is_h2, asked: false })
     }
 
     /// Reads the body over if it is there already, as small ones are; what is still to come is read over
     /// behind the answer.
-    fn poll(&mut self, worker: &Worker, context: &mut Context<'_>) -> Poll<Box<Refused>> {
+    fn poll(&mut self, worker: &Worker, context: &mut Context<'_>) -> Poll<Refused> {
         while let Some(body) = self.body.as_mut().filter(|body| !body.is_end_stream()) {
             match Pin::new(body).poll_frame(context) {
                 Poll::Ready(Some(Ok(_))) => {}
@@ -93,14 +93,15 @@ impl Declined {
                 Poll::Pending => break,
             }
         }
-        self.let_go(worker);
-        Poll::Ready(self.why.take().expect("an answer is asked for once"))
+        Poll::Ready(self.let_go(worker))
     }
 
-    fn let_go(&mut self, worker: &Worker) {
+    /// Why it is refused. What is still to come of its body is read over.
+    fn let_go(&mut self, worker: &Worker) -> Refused {
         if let Some(body) = self.body.take() {
             discard(worker, body);
         }
+        self.why.take().expect("an answer is asked for once")
     }
 }
 
@@ -137,11 +138,7 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
         Looked::NotYet(undecided) => Stage::Work(Box::pin(async move {
             match undecided.decide(&worker, &outfit, &head.method).await {
                 Ok(write) => carry_on(worker, outfit, client, head, body, write).await,
-                Err(why) => {
-                    let mut declined = Declined::new(why, &head, body);
-                    declined.let_go(&worker);
-                    Err(declined.why.take().expect("nobody has asked for it yet"))
-                }
+                Err(why) => Err(Declined::new(why, &head, body).let_go(&worker).into()),
             }
         })),
     }
@@ -319,7 +316,10 @@ impl Future for Answering {
         }
         let answered = match &mut this.stage {
             Stage::New(_) => unreachable!("it has just been looked at"),
-            Stage::Refused(declined) => declined.poll(&this.worker, context).map(Err),
+            Stage::Refused(declined) => {
+                let response = |refused| Ok(refuse(&this.worker.plane, refused, this.to_head));
+                declined.poll(&this.worker, context).map(response)
+            }
             Stage::Work(work) => work.as_mut().poll(context),
             Stage::Write(write) => Pin::new(write).poll(context),
         };

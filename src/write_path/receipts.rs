@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use crate::fence::{Code, Fence, HolderId, LeaseSeq, ObjectId, WallMs};
@@ -15,7 +15,7 @@ pub struct Receipt {
     pub write_seq: Option<LeaseSeq>,
     pub current_fence: Option<Fence>,
     pub holder: Option<HolderId>,
-    pub route: Option<String>,
+    pub route: Option<Arc<str>>,
     pub at: WallMs,
 }
 
@@ -39,7 +39,7 @@ impl Receipts {
     /// Room for the latest `keep`. `run` makes their ids this run's own.
     #[must_use]
     pub fn new(keep: usize, run: u64) -> Self {
-        Self { ring: Mutex::default(), keep, run: format!("{run:x}-") }
+        Self { ring: Mutex::default(), keep, run: format!("{run}-") }
     }
 
     /// Keeps a receipt, and says under which id.
@@ -62,7 +62,7 @@ impl Receipts {
     }
 
     fn id(&self, number: u64) -> String {
-        format!("{}{number:x}", self.run)
+        [self.run.as_str(), itoa::Buffer::new().format(number)].concat()
     }
 
     /// All that are kept, newest first, with their ids.

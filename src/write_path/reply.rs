@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -104,7 +105,7 @@ pub struct Refused {
     /// Apart, since it is large and moved about.
     pub problem: Box<Problem>,
     pub object: Option<ObjectId>,
-    pub route: Option<String>,
+    pub route: Option<Arc<str>>,
     pub seq: Option<LeaseSeq>,
     pub fence: Option<Fence>,
     pub holder: Option<HolderId>,
@@ -127,11 +128,11 @@ impl Refused {
 
     /// About this object, unless it is known to be about another; by this route.
     #[must_use]
-    pub fn about(mut self, object: &ObjectId, route: &str) -> Self {
+    pub fn about(mut self, object: &ObjectId, route: &Arc<str>) -> Self {
         if self.object.is_none() {
             self = self.of(object);
         }
-        self.route = Some(route.to_owned());
+        self.route = Some(Arc::clone(route));
         self
     }
 
@@ -174,7 +175,10 @@ impl From<Refusal> for Refused {
             Refusal::Unusable(Unusable::Table) => Self::new(code, "the fence table cannot be used now; reads go on"),
             Refusal::Unusable(Unusable::Clock) => Self::new(code, "the gate's clock has not been set; reads go on"),
             Refusal::Stale { seq, fence, successor } => {
-                let detail = format!("the fence has moved to {fence}, so this lease is over for ever; acquire again");
+                let mut number = itoa::Buffer::new();
+                let fence_now = number.format(fence.get());
+                let detail = ["the fence has moved to ", fence_now, ", so this lease is over for ever; acquire again"];
+                let detail = detail.concat();
                 let mut refused = Self::new(code, detail).numbered(Some(seq), Some(fence));
                 refused.problem.tell_successor(successor);
                 refused
@@ -216,7 +220,7 @@ pub fn refuse(plane: &Plane, refused: Refused, is_head: bool) -> Response<ReplyB
         current_fence: fence,
         holder,
         route,
-        at: plane.gate.now().wall,
+        at: plane.gate.clock.wall(),
     });
     problem.tell_numbers(seq, fence);
     problem.tell_receipt(receipt_id);
