@@ -447,7 +447,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
         }
         let taken = self.begun.len().min(buffer.remaining());
         buffer.put_slice(&self.begun.split_to(taken));
-        Poll::Ready(Ok(()))
+        // And whatever is there behind it: hyper would make more room for that than it takes.
+        match Pin::new(&mut self.stream).poll_read(context, buffer) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(())),
+        }
     }
 }
 

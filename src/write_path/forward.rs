@@ -111,7 +111,8 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
     let length = job.length();
     let Outgoing { mut body, share, progress } = match source {
         Source::Here { body, share } => Outgoing { body, share, progress: None },
-        Source::Coming { hold, share } => job.body(hold, share, length).await?,
+        // Apart, since it is large, and most writes have no use for it.
+        Source::Coming { hold, share } => Box::pin(job.body(hold, share, length)).await?,
     };
     let length = Length::of(&job.head, length, &body);
     let mut unsent: Option<Unsent> = None;
