@@ -28,7 +28,7 @@ static MEMORY: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 const CALLERS: usize = 256;
 const AT_LEAST: f64 = 15.0;
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 45;
 /// Lease changes of each caller in a round.
 const EACH: usize = 20;
 /// Synced writes in a round.

@@ -233,12 +233,13 @@ impl Claim {
         Self { seq: token.seq, secret: token.secret, other }
     }
 
-    /// Reads a token against the object that is to be written; takes no memory where it is for that one.
+    /// Reads a token against the object that is to be written, whose id is good; takes no memory where it is
+    /// for that one.
     ///
     /// # Errors
     /// As [`FenceToken::parse`].
     pub fn parse(text: &str, target: &str) -> Result<Self, TokenFault> {
-        let other = |id: &str| ObjectId::new(id).ok().map(|id| Some(id).filter(|id| id.as_str() != target));
+        let other = |id: &str| if id == target { Some(None) } else { ObjectId::new(id).ok().map(Some) };
         read(text, other).map(|(seq, other, secret)| Self { seq, secret, other })
     }
 }

@@ -11,6 +11,7 @@ use axum::{
 };
 use utoipa::ToSchema;
 
+use self::json::field;
 use crate::{
     api::wire::time,
     fence::{
@@ -172,25 +173,25 @@ impl Problem {
     #[must_use]
     pub fn body(&self) -> Vec<u8> {
         let mut body = json::Object::with_capacity(BODY_BYTES);
-        body.plain("type", self.kind);
-        body.plain("title", self.title);
-        body.number("status", self.status.into());
-        body.text("detail", &self.detail);
-        body.plain("code", self.code);
-        body.flag("retryable", self.retryable);
-        body.plain("side_effect", self.side_effect);
-        self.object_id.iter().for_each(|object| body.text("object_id", object.as_str()));
-        self.lease_seq.iter().for_each(|seq| body.number("lease_seq", *seq));
-        self.fence.iter().for_each(|fence| body.number("fence", *fence));
-        self.field.iter().for_each(|field| body.text("field", field));
-        self.holder_id.iter().for_each(|holder| body.text("holder_id", holder.as_str()));
-        self.lease_id.iter().for_each(|lease| body.text("lease_id", lease.as_str()));
-        self.retry_after_ms.iter().for_each(|ms| body.number("retry_after_ms", *ms));
-        self.expired_at.iter().for_each(|at| body.text("expired_at", at));
-        self.released_at.iter().for_each(|at| body.text("released_at", at));
-        self.successor_holder.iter().for_each(|holder| body.text("successor_holder", holder.as_str()));
-        self.successor_lease_id.iter().for_each(|lease| body.text("successor_lease_id", lease.as_str()));
-        self.receipt_id.iter().for_each(|receipt| body.text("receipt_id", receipt));
+        body.plain(field!("type"), self.kind);
+        body.plain(field!("title"), self.title);
+        body.number(field!("status"), self.status.into());
+        body.text(field!("detail"), &self.detail);
+        body.plain(field!("code"), self.code);
+        body.flag(field!("retryable"), self.retryable);
+        body.plain(field!("side_effect"), self.side_effect);
+        self.object_id.iter().for_each(|object| body.text(field!("object_id"), object.as_str()));
+        self.lease_seq.iter().for_each(|seq| body.number(field!("lease_seq"), *seq));
+        self.fence.iter().for_each(|fence| body.number(field!("fence"), *fence));
+        self.field.iter().for_each(|field| body.text(field!("field"), field));
+        self.holder_id.iter().for_each(|holder| body.text(field!("holder_id"), holder.as_str()));
+        self.lease_id.iter().for_each(|lease| body.text(field!("lease_id"), lease.as_str()));
+        self.retry_after_ms.iter().for_each(|ms| body.number(field!("retry_after_ms"), *ms));
+        self.expired_at.iter().for_each(|at| body.text(field!("expired_at"), at));
+        self.released_at.iter().for_each(|at| body.text(field!("released_at"), at));
+        self.successor_holder.iter().for_each(|holder| body.text(field!("successor_holder"), holder.as_str()));
+        self.successor_lease_id.iter().for_each(|lease| body.text(field!("successor_lease_id"), lease.as_str()));
+        self.receipt_id.iter().for_each(|receipt| body.text(field!("receipt_id"), receipt));
         body.done()
     }
 
@@ -308,5 +309,36 @@ impl IntoResponse for Problem {
         }
         response.extensions_mut().insert(self.which);
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use utoipa::{PartialSchema, openapi};
+
+    use super::*;
+    use crate::fence::WallMs;
+
+    #[test]
+    fn what_is_written_is_what_is_described() {
+        let mut problem = Problem::invalid("ttl_ms", "is \"wrong\"").with_object(&ObjectId::new("users").unwrap());
+        problem.tell_numbers(LeaseSeq::new(1), Some(Fence::new(2)));
+        let (holder, lease_id) = (HolderId::new("b").unwrap(), LeaseId::new("l-2").unwrap());
+        problem.tell_successor(Some(Successor { holder: holder.clone(), lease_id: lease_id.clone() }));
+        problem.tell_receipt("1-1".to_owned());
+        problem.tell_end(&Ended { how: How::Expired, at: WallMs(0), stamp: crate::fence::Hlc::default() });
+        problem.tell_end(&Ended { how: How::Released, at: WallMs(0), stamp: crate::fence::Hlc::default() });
+        (problem.holder_id, problem.lease_id, problem.retry_after_ms) = (Some(holder), Some(lease_id), Some(1));
+        let written: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&problem.body()).unwrap();
+        let openapi::RefOr::T(openapi::Schema::Object(described)) = Problem::schema() else { panic!("no object") };
+        let names: BTreeSet<_> = described.properties.keys().cloned().collect();
+        assert_eq!(written.keys().cloned().collect::<BTreeSet<_>>(), names);
+        let optional: BTreeSet<_> = names.difference(&described.required.iter().cloned().collect()).cloned().collect();
+        let least: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_slice(&Problem::new(Code::NotFound, "no").body()).unwrap();
+        let always: BTreeSet<_> = least.keys().cloned().collect();
+        assert_eq!(names.difference(&always).cloned().collect::<BTreeSet<_>>(), optional);
     }
 }

@@ -44,7 +44,7 @@ pub type Unreadable = &'static str;
 ///
 /// # Errors
 /// With what is wrong with it.
-pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(usize, Head)>, Unreadable> {
+pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(usize, Box<Head>)>, Unreadable> {
     let mut lines = [const { MaybeUninit::uninit() }; LINES_MAX];
     let mut parsed = httparse::Response::new(&mut []);
     let config = ParserConfig::default();
@@ -95,7 +95,7 @@ pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(usize, Head)>, Unrea
     // A length beside chunks is somebody's mistake: nothing more is read behind it.
     let is_sound = !(hop.is_chunked && hop.length.is_some());
     let keeps_alive = !is_old && !hop.closes && is_sound && ends != Ends::WithConnection;
-    Ok(Some((length, Head { status, reason, headers, ends, keeps_alive })))
+    Ok(Some((length, Box::new(Head { status, reason, headers, ends, keeps_alive }))))
 }
 
 /// What is of one hop only.
@@ -198,11 +198,11 @@ pub fn parse_trailers(bytes: &[u8]) -> Result<Option<(usize, HeaderMap)>, Unread
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Option<(usize, Head)>, Unreadable> {
+    fn read(text: &str) -> Result<Option<(usize, Box<Head>)>, Unreadable> {
         parse(text.as_bytes(), false)
     }
 
-    fn head(lines: &str) -> Head {
+    fn head(lines: &str) -> Box<Head> {
         let text = format!("HTTP/1.1 200 OK\r\n{lines}\r\n");
         let (length, head) = read(&text).unwrap().unwrap();
         assert_eq!(length, text.len());

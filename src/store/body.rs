@@ -21,7 +21,7 @@ pub enum StoreBody {
     Held {
         first: Bytes,
         parts: VecDeque<Bytes>,
-        trailers: Option<HeaderMap>,
+        trailers: Option<Box<HeaderMap>>,
     },
     /// One that is sent as it comes.
     Stream(Pin<Box<dyn Body<Data = Bytes, Error = Cut>>>),
@@ -30,7 +30,7 @@ pub enum StoreBody {
 impl StoreBody {
     /// A body that was collected whole.
     #[must_use]
-    pub fn held(first: Bytes, parts: VecDeque<Bytes>, trailers: Option<HeaderMap>) -> Self {
+    pub fn held(first: Bytes, parts: VecDeque<Bytes>, trailers: Option<Box<HeaderMap>>) -> Self {
         if first.is_empty() && parts.is_empty() && trailers.is_none() {
             return Self::Empty;
         }
@@ -46,7 +46,7 @@ impl Body for StoreBody {
         match &mut *self {
             Self::Empty => Poll::Ready(None),
             Self::Held { first, parts, trailers } => Poll::Ready(if first.is_empty() && parts.is_empty() {
-                trailers.take().map(|trailers| Ok(Frame::trailers(trailers)))
+                trailers.take().map(|trailers| Ok(Frame::trailers(*trailers)))
             } else {
                 let next = parts.pop_front().unwrap_or_default();
                 Some(Ok(Frame::data(std::mem::replace(first, next))))

@@ -222,7 +222,7 @@ impl Link {
     /// Sends the request that was begun, and reads the head of its answer.
     ///
     /// An answer may come before all of the request is out; nothing more of it is sent then.
-    pub fn poll_answer(&mut self, context: &mut Context<'_>, body: &mut StoreBody) -> Poll<Result<Head, Failed>> {
+    pub fn poll_answer(&mut self, context: &mut Context<'_>, body: &mut StoreBody) -> Poll<Result<Box<Head>, Failed>> {
         // What the store has said by now is no answer to what is sent from here on; and behind a store that has
         // hung up there is nobody to send it to.
         if self.has_begun
@@ -262,10 +262,9 @@ impl Link {
             let gathered = self.gather(context, body)?;
             while self.written < self.out.len() || !self.piece.is_empty() {
                 let (out, mut io) = (&self.out[self.written..], Pin::new(&mut self.io));
-                let written = if self.piece.is_empty() {
-                    io.as_mut().poll_write(context, out)
-                } else {
-                    io.as_mut().poll_write_vectored(context, &[IoSlice::new(out), IoSlice::new(&self.piece)])
+                let written = match (out, &*self.piece) {
+                    (one, []) | ([], one) => io.as_mut().poll_write(context, one),
+                    (out, piece) => io.as_mut().poll_write_vectored(context, &[IoSlice::new(out), IoSlice::new(piece)]),
                 };
                 let written = ready!(written).map_err(Failed::Io)?;
                 if written == 0 {
@@ -346,7 +345,7 @@ impl Link {
         self.out.extend_from_slice(b"\r\n");
     }
 
-    fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<Result<Head, Failed>> {
+    fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<Result<Box<Head>, Failed>> {
         loop {
             if !self.read.is_empty()
                 && let Some((length, head)) = answer::parse(&self.read, self.to_head).map_err(Failed::Unreadable)?

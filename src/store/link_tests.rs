@@ -155,12 +155,12 @@ fn begin(link: &mut Link) {
     link.begin(false, Framing::Length).extend_from_slice(b"HEAD|");
 }
 
-fn poll(link: &mut Link, body: &mut StoreBody) -> Poll<Result<Head, Failed>> {
+fn poll(link: &mut Link, body: &mut StoreBody) -> Poll<Result<Box<Head>, Failed>> {
     link.poll_answer(&mut Context::from_waker(Waker::noop()), body)
 }
 
 #[track_caller]
-fn answered(link: &mut Link, body: &mut StoreBody) -> Head {
+fn answered(link: &mut Link, body: &mut StoreBody) -> Box<Head> {
     match poll(link, body) {
         Poll::Ready(Ok(head)) => head,
         other => panic!("no answer: {other:?}"),
@@ -364,7 +364,7 @@ fn trailers_go_behind_the_last_chunk_if_they_were_announced() {
     let trailers = [("x-sum", "1"), ("x-other", "2"), ("host", "evil")];
     let trailers: HeaderMap =
         trailers.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect();
-    let mut body = StoreBody::held(Bytes::from_static(b"body"), VecDeque::new(), Some(trailers));
+    let mut body = StoreBody::held(Bytes::from_static(b"body"), VecDeque::new(), Some(Box::new(trailers)));
     let announced = vec![HeaderName::from_static("x-sum"), header::HOST];
     link.begin(false, Framing::Chunks { trailers: announced }).extend_from_slice(b"HEAD|");
     assert_eq!(answered(&mut link, &mut body).status, 200);

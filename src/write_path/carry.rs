@@ -63,16 +63,17 @@ pub enum Ahead {
 /// What has been read of an answer: most have one part.
 #[derive(Default)]
 pub struct Frames {
-    first: Option<Frame<Bytes>>,
+    first: Option<Bytes>,
     more: VecDeque<Frame<Bytes>>,
 }
 
 impl Frames {
     fn push(&mut self, frame: Frame<Bytes>) {
-        if self.first.is_none() && self.more.is_empty() {
-            self.first = Some(frame);
-        } else {
-            self.more.push_back(frame);
+        let is_first = self.first.is_none() && self.more.is_empty();
+        match frame.into_data() {
+            Ok(data) if is_first => self.first = Some(data),
+            Ok(data) => self.more.push_back(Frame::data(data)),
+            Err(frame) => self.more.push_back(frame),
         }
     }
 
@@ -80,23 +81,25 @@ impl Frames {
     ///
     /// # Errors
     /// With all of it, where there is more to it.
-    pub fn into_only(mut self) -> Result<Option<Bytes>, Self> {
-        if !self.more.is_empty() {
-            return Err(self);
-        }
-        match self.first.take().map(Frame::into_data) {
-            None => Ok(None),
-            Some(Ok(data)) => Ok(Some(data).filter(|data| !data.is_empty())),
-            Some(Err(other)) => Err(Self { first: Some(other), ..self }),
-        }
+    pub fn into_only(self) -> Result<Option<Bytes>, Self> {
+        if self.more.is_empty() { Ok(self.first.filter(|data| !data.is_empty())) } else { Err(self) }
     }
 
     fn pop(&mut self) -> Option<Frame<Bytes>> {
-        self.first.take().or_else(|| self.more.pop_front())
+        self.first.take().map(Frame::data).or_else(|| self.more.pop_front())
     }
 
-    fn iter(&self) -> impl Iterator<Item = &Frame<Bytes>> {
-        self.first.iter().chain(&self.more)
+    fn is_empty(&self) -> bool {
+        self.first.is_none() && self.more.is_empty()
+    }
+
+    fn has_trailers(&self) -> bool {
+        self.more.iter().any(Frame::is_trailers)
+    }
+
+    /// How many bytes of data it has.
+    fn size(&self) -> u64 {
+        self.first.iter().chain(self.more.iter().filter_map(Frame::data_ref)).map(|data| data.len() as u64).sum()
     }
 }
 
@@ -306,13 +309,13 @@ impl Body for StoreReply {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ahead.iter().next().is_none() && self.is_whole()
+        self.ahead.is_empty() && self.is_whole()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let ahead: u64 = self.ahead.iter().filter_map(Frame::data_ref).map(|bytes| bytes.len() as u64).sum();
+        let ahead = self.ahead.size();
         let rest = match &mut *self.rest.borrow_mut() {
-            Rest::Nothing if self.ahead.iter().any(Frame::is_trailers) => None,
+            Rest::Nothing if self.ahead.has_trailers() => None,
             Rest::Nothing => Some(0),
             Rest::Coming(carried) => carried.lane.link().to_come(),
             Rest::Lost => None,

@@ -350,13 +350,15 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     } else {
         let mut builder = http1::Builder::new();
         // The gate's own limit answers in its own words; hyper's is the wall behind it.
-        builder
-            .max_buf_size(2 * (plan.settings.header_bytes_max + plan.settings.uri_bytes_max).max(16_384))
-            .header_read_timeout(None);
+        let wall = 2 * (plan.settings.header_bytes_max + plan.settings.uri_bytes_max).max(16_384);
+        builder.max_header_size(wall).max_buf_size(wall.max(STREAM_ROOM)).header_read_timeout(None);
         let serving = pin!(builder.serve_connection(stream, service));
         connection.serve(serving, http1::Connection::graceful_shutdown).await;
     }
 }
+
+/// How much is read at once of a body that streams.
+const STREAM_ROOM: usize = 128 << 10;
 
 /// What every HTTP/2 connection begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -447,6 +449,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
         }
         let taken = self.begun.len().min(buffer.remaining());
         buffer.put_slice(&self.begun.split_to(taken));
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
         // And whatever is there behind it: hyper would make more room for that than it takes.
         match Pin::new(&mut self.stream).poll_read(context, buffer) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
@@ -567,4 +572,55 @@ fn join<'a>(parts: &[io::IoSlice<'_>], joined: &'a mut [u8; JOIN_MAX]) -> Option
         length += part.len();
     }
     Some(&joined[..length])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a stream says, one read after the other; behind it, that there is nothing yet.
+    struct Scripted(Vec<io::Result<&'static [u8]>>);
+
+    impl AsyncRead for Scripted {
+        fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            if self.0.is_empty() {
+                return Poll::Pending;
+            }
+            Poll::Ready(self.0.remove(0).map(|bytes| buffer.put_slice(bytes)))
+        }
+    }
+
+    fn read(begun: &mut Begun<Scripted>, room: usize) -> Poll<io::Result<Vec<u8>>> {
+        let mut room = vec![0; room];
+        let mut buffer = ReadBuf::new(&mut room);
+        let read = Pin::new(begun).poll_read(&mut Context::from_waker(Waker::noop()), &mut buffer);
+        read.map_ok(|()| buffer.filled().to_vec())
+    }
+
+    fn begun(script: Vec<io::Result<&'static [u8]>>) -> Begun<Scripted> {
+        Begun { begun: Bytes::from_static(b"GET /"), stream: Scripted(script) }
+    }
+
+    #[test]
+    fn what_was_begun_comes_first_and_with_it_whatever_is_there() {
+        let mut together = begun(vec![Ok(b" HTTP"), Ok(b"/1.1")]);
+        assert!(matches!(read(&mut together, 64), Poll::Ready(Ok(bytes)) if bytes == b"GET / HTTP"));
+        assert!(matches!(read(&mut together, 64), Poll::Ready(Ok(bytes)) if bytes == b"/1.1"));
+        let mut alone = begun(vec![]);
+        assert!(matches!(read(&mut alone, 64), Poll::Ready(Ok(bytes)) if bytes == b"GET /"));
+        assert!(read(&mut alone, 64).is_pending());
+    }
+
+    #[test]
+    fn what_was_begun_is_not_lost_where_there_is_no_room_or_no_more() {
+        let mut narrow = begun(vec![Ok(b"!")]);
+        assert!(matches!(read(&mut narrow, 3), Poll::Ready(Ok(bytes)) if bytes == b"GET"));
+        assert!(matches!(read(&mut narrow, 2), Poll::Ready(Ok(bytes)) if bytes == b" /"));
+        assert!(matches!(read(&mut narrow, 2), Poll::Ready(Ok(bytes)) if bytes == b"!"));
+        let mut ended = begun(vec![Ok(b""), Ok(b"")]);
+        assert!(matches!(read(&mut ended, 64), Poll::Ready(Ok(bytes)) if bytes == b"GET /"));
+        assert!(matches!(read(&mut ended, 64), Poll::Ready(Ok(bytes)) if bytes.is_empty()));
+        let mut broken = begun(vec![Err(io::ErrorKind::ConnectionReset.into())]);
+        assert!(matches!(read(&mut broken, 64), Poll::Ready(Err(_))));
+    }
 }

@@ -97,7 +97,7 @@ struct Outgoing {
 /// What the store has said.
 struct Answer {
     lane: Lane,
-    head: Head,
+    head: Box<Head>,
     /// Since when its answer is waited for.
     since: Stopwatch,
 }
@@ -275,7 +275,7 @@ impl Job {
                 Err(unsent(&Broken::TokenInTrailer))
             }
             Held::Whole { mut trailers } => {
-                trailers.iter_mut().for_each(headers::strip_fence);
+                trailers.as_deref_mut().into_iter().for_each(headers::strip_fence);
                 let body = StoreBody::held(hold.first, hold.parts, trailers);
                 Ok(Outgoing { body, share: Some(share), progress: None })
             }
@@ -315,7 +315,7 @@ impl Job {
     }
 
     /// Sends a request whose body is there.
-    async fn send_whole(&self, lane: &mut Lane, body: &mut StoreBody) -> Result<Head, Unanswered> {
+    async fn send_whole(&self, lane: &mut Lane, body: &mut StoreBody) -> Result<Box<Head>, Unanswered> {
         let (link, mut alarm) = (lane.link(), self.worker.alarms.set(self.patience()));
         poll_fn(|context| match link.poll_answer(context, body) {
             Poll::Ready(answered) => Poll::Ready(answered.map_err(Unanswered::from)),
@@ -331,7 +331,7 @@ impl Job {
         body: &mut StoreBody,
         progress: &Progress,
         cancel: Option<Cancel>,
-    ) -> Result<Head, Unanswered> {
+    ) -> Result<Box<Head>, Unanswered> {
         let link = lane.link();
         let wire = Rc::clone(link.wire());
         progress.listen(Rc::clone(&wire));
@@ -456,7 +456,7 @@ impl Job {
             // The end that is held back stays back, and the connection is of no further use.
             progress.park();
         }
-        let Head { status, reason, mut headers, .. } = head;
+        let Head { status, reason, mut headers, .. } = *head;
         let Some(write) = &self.write else {
             headers::to_client(&mut headers, None, &self.worker.last_seq);
             let patience = self.patience();

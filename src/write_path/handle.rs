@@ -52,7 +52,7 @@ pub struct Answering {
 enum Stage {
     /// Not looked at yet. By the time of the first look, hyper has handed on what came with the head.
     New(Option<(Parts, Incoming)>),
-    Refused(Box<Declined>),
+    Refused(Declined),
     Work(Pin<Box<dyn Future<Output = Answered>>>),
     Write(CarryOn),
 }
@@ -68,13 +68,12 @@ struct Declined {
 }
 
 impl Declined {
-    #[allow(clippy::unnecessary_box_returns, reason = "it is large, and moved about")]
-    fn new(why: Refused, head: &Parts, body: Source) -> Box<Self> {
+    fn new(why: Refused, head: &Parts, body: Source) -> Self {
         let is_h2 = head.version == Version::HTTP_2;
         // A client that has been told to wait for a 100 Continue sends no body, and is not asked for it.
         let comes = |_: &_| is_h2 || !head.headers.contains_key(header::EXPECT);
         let (why, body) = (Some(why), body.into_rest().filter(comes));
-        Box::new(Self { why, body, is_h2, asked: false })
+        Self { why, body, is_h2, asked: false }
     }
 
     /// Reads the body over if it is there already, as small ones are; what is still to come is read over

@@ -136,11 +136,11 @@ fn a_body_is_framed_in_one_way() {
     let chunked = [("transfer-encoding", "chunked"), ("content-length", "9")];
     assert_eq!(framed(&head(&chunked), &body(None), Some(9)), ["content-length: 5"]);
     assert_eq!(
-        framed(&head(&[]), &body(Some(trailers.clone())), None),
+        framed(&head(&[]), &body(Some(Box::new(trailers.clone()))), None),
         ["transfer-encoding: chunked", "trailer: x-sum"]
     );
     assert_eq!(
-        framed(&head(&[("trailer", "x-sum")]), &body(Some(trailers)), None),
+        framed(&head(&[("trailer", "x-sum")]), &body(Some(Box::new(trailers))), None),
         ["trailer: x-sum", "transfer-encoding: chunked"]
     );
     let stream = || StoreBody::Stream(Box::pin(http_body_util::Empty::new().map_err(|never| match never {})));

@@ -24,7 +24,7 @@ use crate::store::body::StoreBody;
 /// A body, as far as it has come.
 pub enum Held {
     Whole {
-        trailers: Option<HeaderMap>,
+        trailers: Option<Box<HeaderMap>>,
     },
     /// Longer than may be held.
     Long,
@@ -147,7 +147,9 @@ impl Hold {
             };
             match frame.into_data() {
                 Ok(data) => self.take(data),
-                Err(frame) => return Poll::Ready(Ok(Held::Whole { trailers: frame.into_trailers().ok() })),
+                Err(frame) => {
+                    return Poll::Ready(Ok(Held::Whole { trailers: frame.into_trailers().ok().map(Box::new) }));
+                }
             }
             if self.size as u64 > limits.most {
                 return Poll::Ready(Err(NoBody::TooLong));

@@ -345,6 +345,23 @@ fn ended_leases_are_found_for_a_day_and_floors_for_ever() {
 }
 
 #[test]
+fn a_batchs_request_is_forgotten_with_the_last_of_its_leases() {
+    const DAY: u64 = 24 * 3_600_000;
+    let gate = TestGate::start();
+    let mut api = gate.api();
+    let batch = json!({ "object_ids": ["one", "two"], "holder_id": "a", "ttl_ms": 1_000, "request_id": "r-1" });
+    api.post("/v1/lease-batches", &batch).expect(201);
+    gate.clock.advance(1_000);
+    api.post("/v1/lease-batches", &batch).refusal(409, "REQUEST_ID_USED");
+    gate.clock.advance(DAY);
+    // The sweep runs with the clock's next second, and finds both at once.
+    gate.clock.advance(1_000);
+    acquire(&mut api, "other", "a", 1_000);
+    let granted = api.post("/v1/lease-batches", &batch).expect(201);
+    assert_eq!(granted["leases"][0]["lease_seq"], 2);
+}
+
+#[test]
 fn leases_outlive_a_restart_but_never_their_ttl() {
     let gate = TestGate::start();
     let mut api = gate.api();

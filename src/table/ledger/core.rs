@@ -65,6 +65,8 @@ pub struct Core {
     /// Objects that this round has freed while others wait for them.
     freed: Vec<ObjectId>,
     last_commit: BootMs,
+    /// What the last round has changed.
+    last_changes: usize,
     /// Nothing more is granted.
     closed: bool,
     stopped: bool,
@@ -101,6 +103,7 @@ impl Core {
             orphans: vec![],
             freed: vec![],
             last_commit: now.boot,
+            last_changes: 0,
             closed: false,
             stopped: false,
             setup,
@@ -134,9 +137,11 @@ impl Core {
         self.stopped
     }
 
-    /// Carries out one round: these calls, and whatever is due.
-    pub fn run(&mut self, calls: Vec<Command>) {
-        let mut round = Round::of(calls.len());
+    /// Carries out one round: these calls, and whatever is due. Each is taken when the one before it has been
+    /// decided, so whatever comes meanwhile may come along.
+    pub fn run(&mut self, calls: impl IntoIterator<Item = Command>) {
+        // About as many as the last time.
+        let mut round = Round::for_changes(self.last_changes);
         let mut stop = None;
         self.take_back_orphans(&mut round);
         self.look_at_drained(&mut round);
@@ -145,7 +150,11 @@ impl Core {
         for call in calls {
             self.decide(&mut round, call, &mut stop);
             self.serve_freed(&mut round);
+            if stop.is_some() {
+                break;
+            }
         }
+        self.last_changes = round.changes;
         self.finish(round);
         if let Some(reply) = stop {
             self.stop(reply);
@@ -155,7 +164,9 @@ impl Core {
     fn decide(&mut self, round: &mut Round, call: Command, stop: &mut Option<Reply<()>>) {
         let latched = self.setup.records.latched().is_some();
         match call {
-            Command::Tick => {}
+            // What has drained may have done so behind the round's own look. What is due by now is the next
+            // round's, which then begins at once.
+            Command::Tick => self.look_at_drained(round),
             Command::Stop { reply } => *stop = Some(reply),
             Command::Close { reply } => {
                 self.closed = true;

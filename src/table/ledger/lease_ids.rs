@@ -1,5 +1,5 @@
-//! Names for new leases: each behind the one before it, unique by chance. Random bytes are taken from the
-//! system for many at once; nothing secret is made of them.
+//! Names for new leases: in one run each behind the one before it, unique by chance. Random bytes are taken from
+//! the system for many at once; nothing secret is made of them. Nothing but speed rests on their order.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,8 +7,7 @@ use uuid::Uuid;
 
 use crate::fence::{LeaseId, WallMs};
 
-/// For maps that need no hash which withstands an enemy: nobody outside chooses the ids of leases, and a round's
-/// own objects are few.
+/// Nobody outside chooses the ids of leases, so a map by them needs no hash that withstands an enemy.
 pub(super) type Quick = foldhash::fast::RandomState;
 pub(super) type ByLease<V> = HashMap<LeaseId, V, Quick>;
 pub(super) type Leases = HashSet<LeaseId, Quick>;

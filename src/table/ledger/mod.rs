@@ -1,6 +1,6 @@
 //! The ledger: the single writer of the fence table.
 //!
-//! Lease changes from everywhere queue up here. A round takes all that wait, decides each against
+//! Lease changes from everywhere queue up here. A round takes all that wait or come meanwhile, decides each against
 //! the newest state (this round's own changes included), makes them durable with one synced write,
 //! publishes the records in the order they changed, and only then answers. So a refusal, too, never
 //! cites a fence that a crash could forget.
@@ -155,7 +155,7 @@ pub enum Command {
     Close {
         reply: Reply<()>,
     },
-    /// A driven clock has moved.
+    /// An object has drained, or a driven clock has moved.
     Tick,
     /// The last call: answers when the table is closed in good order.
     Stop {
@@ -387,19 +387,17 @@ impl Drop for Lifeline {
 fn work(mut core: Core, calls: &Receiver<Command>, clock: &Clock) {
     let _lifeline = Lifeline(core.records());
     while !core.is_stopped() {
-        let mut round = vec![];
         let nap =
             if core.has_backlog() { Some(Duration::ZERO) } else { core.next_at().and_then(|at| clock.sleep_until(at)) };
         let first = match nap {
             Some(nap) => calls.recv_timeout(nap),
             None => calls.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
-        match first {
-            Ok(command) => round.push(command),
-            Err(RecvTimeoutError::Timeout) => {}
+        let first = match first {
+            Ok(command) => Some(command),
+            Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
-        }
-        round.extend(calls.try_iter().take(ROUND_MAX - 1));
-        core.run(round);
+        };
+        core.run(first.into_iter().chain(calls.try_iter()).take(ROUND_MAX));
     }
 }

@@ -14,7 +14,7 @@ use super::{
         codec::{Key, RequestRow, encode_index, encode_lease, encode_record},
         records::Records,
     },
-    lease_ids::{ByLease, Quick},
+    lease_ids::{ByLease, Leases, Quick},
 };
 use crate::fence::{
     Effect, HolderId, LeaseId, LeaseRow, ObjectId, Record, RequestId,
@@ -45,7 +45,11 @@ impl Draft {
     pub(super) fn add(&mut self, object: &ObjectId, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
-                Effect::Store(record) => self.records.push(record),
+                Effect::Store(record) => match self.records.last_mut() {
+                    // Nobody has seen what is between two steps of one command.
+                    Some(last) if last.object == record.object => *last = record,
+                    Some(_) | None => self.records.push(record),
+                },
                 Effect::Remember(row) => self.rows.push(row),
                 Effect::Announce(line) => self.news.push(line),
                 Effect::Drain { seq, advance, then } => {
@@ -74,26 +78,28 @@ pub(super) struct Round {
     pub(super) writes: Batch,
     rows: ByLease<Arc<LeaseRow>>,
     granted: Vec<Arc<LeaseRow>>,
+    /// Leases whose rows this round deletes.
+    forgotten: Leases,
     requests: HashMap<(HolderId, RequestId), RequestRow>,
     /// In the order they changed, and where each is among them.
     records: Vec<Record>,
-    places: HashMap<ObjectId, usize, Quick>,
+    places: HashMap<ObjectId, usize>,
     pub(super) news: Vec<Announcement>,
     pub(super) answers: Vec<Answer>,
     pub(super) changes: usize,
 }
 
 impl Round {
-    /// A round for so many calls.
-    pub(super) fn of(calls: usize) -> Self {
+    /// A round with room for so many changes.
+    pub(super) fn for_changes(changes: usize) -> Self {
         Self {
-            writes: Batch::for_leases(calls),
-            rows: ByLease::with_capacity_and_hasher(2 * calls, Quick::default()),
-            granted: Vec::with_capacity(calls),
-            records: Vec::with_capacity(calls),
-            places: HashMap::with_capacity_and_hasher(calls, Quick::default()),
-            news: Vec::with_capacity(2 * calls),
-            answers: Vec::with_capacity(calls),
+            writes: Batch::for_leases(changes),
+            rows: ByLease::with_capacity_and_hasher(2 * changes, Quick::default()),
+            granted: Vec::with_capacity(changes),
+            records: Vec::with_capacity(changes),
+            places: HashMap::with_capacity(changes),
+            news: Vec::with_capacity(2 * changes),
+            answers: Vec::with_capacity(changes),
             ..Self::default()
         }
     }
@@ -131,9 +137,17 @@ impl Round {
     /// A lease's newest row.
     pub(super) fn lease_row(&self, records: &Records, lease: &LeaseId) -> Result<Option<LeaseRow>, TableFault> {
         match self.rows.get(lease) {
+            None if self.forgotten.contains(lease) => Ok(None),
             None => records.lease_row(lease),
             Some(row) => Ok(Some(LeaseRow::clone(row))),
         }
+    }
+
+    /// Forgets a lease.
+    pub(super) fn forget(&mut self, row: LeaseRow) {
+        self.writes.delete(&Key::LeaseIndex(row.lease_id.clone()));
+        self.writes.delete(&Key::Lease(row.object, row.seq));
+        self.forgotten.insert(row.lease_id);
     }
 
     /// What a request was granted.
@@ -180,7 +194,7 @@ impl Round {
     /// Everything to be written, and the records to publish behind it, in the order they changed.
     pub(super) fn finish(&mut self, run: u64) -> (Batch, Vec<Record>) {
         self.places.clear();
-        // One after the other: their names are in order, so RocksDB looks for the place of the first only.
+        // One after the other: nearly always their names are in order, so RocksDB looks for the place of the first only.
         for row in std::mem::take(&mut self.granted) {
             self.writes.put(&Key::LeaseIndex(row.lease_id.clone()), encode_index(&row.object, row.seq));
         }

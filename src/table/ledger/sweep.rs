@@ -84,18 +84,17 @@ impl Core {
     }
 
     fn forget(&self, round: &mut Round, row: LeaseRow) {
-        if let Some(request) = row.request
-            && let Ok(Some(granted)) = round.request(&self.setup.records, &row.holder, &request)
+        if let Some(request) = &row.request
+            && let Ok(Some(granted)) = round.request(&self.setup.records, &row.holder, request)
             // A batch's request is remembered until its last lease is forgotten.
             && granted.leases.iter().all(|(_, lease, _)| {
                 *lease == row.lease_id || !self.is_remembered(round, lease)
             })
             && granted.leases.iter().any(|(_, lease, _)| *lease == row.lease_id)
         {
-            round.writes.delete(&Key::Request(row.holder, request));
+            round.writes.delete(&Key::Request(row.holder.clone(), request.clone()));
         }
-        round.writes.delete(&Key::LeaseIndex(row.lease_id));
-        round.writes.delete(&Key::Lease(row.object, row.seq));
+        round.forget(row);
     }
 
     fn is_remembered(&self, round: &Round, lease: &LeaseId) -> bool {
