@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use self::template::{Captures, ObjectTemplate, PathTemplate};
 use crate::{
     config::{Fault, Mode, PartialBody, RouteSettings, Settings, StoreSettings},
-    fence::ObjectId,
+    fence::{ObjectId, Ttl},
     table::codec::Terms,
 };
 
@@ -29,6 +29,8 @@ pub struct Route {
     pub place: usize,
     /// Which of [`Routes::stores`] is behind it.
     pub store: usize,
+    /// How long a write may still land there once its connection is gone.
+    pub bound: Ttl,
     /// The store throws away a body that broke off.
     pub discards: bool,
     pub settles: Vec<u16>,
@@ -84,8 +86,20 @@ impl Routes {
                 Ok((path, object)) => {
                     let discards = given.partial_body == PartialBody::Discards;
                     let (name, settles) = (given.name.as_str().into(), given.settles.clone());
-                    let (mode, drain_wait_ms) = (given.mode, given.drain_wait_ms);
-                    routes.push(Route { name, mode, place: 0, store, discards, settles, drain_wait_ms, path, object });
+                    let (mode, drain_wait_ms, bound) = (given.mode, given.drain_wait_ms, Ttl(stores[store].bound_ms()));
+                    let place = 0;
+                    routes.push(Route {
+                        name,
+                        mode,
+                        place,
+                        store,
+                        bound,
+                        discards,
+                        settles,
+                        drain_wait_ms,
+                        path,
+                        object,
+                    });
                 }
             }
         }

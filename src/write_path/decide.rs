@@ -40,7 +40,7 @@ pub struct Terms {
     /// How long it may still land once its connection is gone.
     pub bound: Ttl,
     /// How long it may wait while its lease is changing hands.
-    pub patience: Duration,
+    pub patience_ms: u64,
     /// All of it is there, and a connection to send it on, so that it is judged once only: it may land from
     /// that moment on. For writes to one object.
     pub commits: bool,
@@ -53,7 +53,7 @@ pub fn decide_at_once(
     worker: &Worker,
     target: Target<'_>,
     others: Vec<Target<'_>>,
-    Terms { bound, patience, commits, near }: Terms,
+    Terms { bound, patience_ms, commits, near }: Terms,
     now: Now,
 ) -> Decided {
     let not_yet = |target: Target<'_>, others: Vec<Target<'_>>| {
@@ -78,7 +78,7 @@ pub fn decide_at_once(
     };
     match denied {
         None | Some(Denied { why: Denial::Overdue(_), .. }) => not_yet(target, others),
-        Some(Denied { why: Denial::Refused(Refusal::Draining { .. }), .. }) if !patience.is_zero() => {
+        Some(Denied { why: Denial::Refused(Refusal::Draining { .. }), .. }) if patience_ms > 0 => {
             not_yet(target, others)
         }
         Some(Denied { object, why: Denial::Refused(why) }) => Decided::No(Refused { object, why }),
@@ -137,7 +137,7 @@ fn unusable(object: ObjectId) -> Refused {
 /// How often a write that waits for its lease to open is judged anew.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// The same, for a write that waits up to `patience` while its lease is changing hands. It holds no permit
+/// The same, for a write that waits up to `patience_ms` while its lease is changing hands. It holds no permit
 /// meanwhile, its body is not asked for, and it is judged from the start each time.
 ///
 /// # Errors
@@ -146,9 +146,9 @@ pub async fn decide_in_time(
     worker: &Worker,
     target: Target<'_>,
     others: Vec<Target<'_>>,
-    Terms { bound, patience, .. }: Terms,
+    Terms { bound, patience_ms, .. }: Terms,
 ) -> Result<InFlight, Refused> {
-    if patience.is_zero() {
+    if patience_ms == 0 {
         return decide(worker, target, others, bound).await;
     }
     let is_draining =
@@ -167,7 +167,7 @@ pub async fn decide_in_time(
                 }
             }
         };
-        return tokio::time::timeout(patience, opened).await.unwrap_or(first);
+        return tokio::time::timeout(Duration::from_millis(patience_ms), opened).await.unwrap_or(first);
     }
     first
 }

@@ -6,7 +6,6 @@ use std::{
     pin::Pin,
     rc::Rc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use http::{Method, Request, Response, Version, header, request::Parts};
@@ -30,7 +29,7 @@ use crate::{
     clock::Stopwatch,
     config::Mode,
     failpoints::{self, Fault},
-    fence::{Code, Ttl},
+    fence::Code,
     metrics::OperationTally,
     table::generation::Entered,
 };
@@ -189,8 +188,8 @@ fn look(
     let lane = if may_commit { pool.idle_lane() } else { None };
     let (now, stopwatch) = worker.now_and_watch();
     let terms = Terms {
-        bound: Ttl(pool.settings().bound_ms()),
-        patience: Duration::from_millis(route.drain_wait_ms),
+        bound: route.bound,
+        patience_ms: route.drain_wait_ms,
         commits: lane.is_some(),
         near: client.last_place.get(),
     };
@@ -247,7 +246,8 @@ struct Entrance {
 }
 
 impl Entrance {
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "what it takes is large, and would be copied")]
     fn admitted(
         self,
         worker: &Worker,
@@ -284,7 +284,8 @@ impl Entrance {
     }
 
     /// Lets the write go on. `would`: what it would have been told if it were judged in earnest.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "what it takes is large, and would be copied")]
     fn go_on(
         self,
         worker: &Worker,

@@ -320,10 +320,6 @@ fn forwarded(out: &mut Vec<u8>, head: &Parts, origin: &Origin, host: Option<&[u8
     }
 }
 
-fn number_value(number: u64) -> HeaderValue {
-    HeaderValue::from_str(itoa::Buffer::new().format(number)).expect("digits make a header's value")
-}
-
 /// The number that a worker told last: most writes are told the same as the one before.
 #[derive(Debug, Default)]
 pub struct LastNumber(RefCell<Option<(u64, HeaderValue)>>);
@@ -333,7 +329,7 @@ impl LastNumber {
         let mut last = self.0.borrow_mut();
         match &*last {
             Some((known, value)) if *known == number => value.clone(),
-            _ => last.insert((number, number_value(number))).1.clone(),
+            _ => last.insert((number, HeaderValue::from(number))).1.clone(),
         }
     }
 }
@@ -357,7 +353,7 @@ pub fn to_client(headers: &mut HeaderMap, write: Option<(&Passage, Outcome)>, la
             headers.append(FENCE_SEQ, last_seq.value(permit.seq().get()));
             soonest = soonest.min(permit.remaining_ms());
         });
-        headers.insert(FENCE_EXPIRES_IN, number_value(soonest));
+        headers.insert(FENCE_EXPIRES_IN, HeaderValue::from(soonest));
         headers.insert(
             FENCE_OUTCOME,
             match outcome {

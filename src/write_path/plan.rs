@@ -6,7 +6,7 @@ use std::{rc::Rc, sync::Arc};
 use crate::{
     clock::Clock,
     config::{Fault, Faults, GateSettings, Settings, StoreSettings},
-    fence::{BootMs, Ttl},
+    fence::BootMs,
     metrics::{Metrics, RouteMetrics, RouteTally},
     route::{Route, Routes},
     store::{Way, pool::Pool},
@@ -64,12 +64,11 @@ impl Plan {
     #[must_use]
     pub fn enter(&self, route: &Route, clock: &Clock) -> Option<Entered> {
         let Version { generation, waits_for } = &self.versions[route.place];
-        let bound = Ttl(self.routes.stores[route.store].bound_ms());
         let may_enter = waits_for.is_empty() || {
             let now = clock.now().boot;
             waits_for.iter().all(|older| older.is_over(now))
         };
-        may_enter.then(|| generation.enter(clock, bound))
+        may_enter.then(|| generation.enter(clock, route.bound))
     }
 
     /// What writes go by under this plan.
