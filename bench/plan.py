@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 GIB = 1 << 30
 
 FULL = Plan(
-    quick=False, warm_up_s=1, saturated=(25, 0.6), half=(7, 2), ladder=(2, 1), shares=(0.1, 0.25, 0.4, 0.55, 0.7, 0.85),
+    quick=False, warm_up_s=1, saturated=(35, 0.6), half=(7, 2), ladder=(2, 1), shares=(0.1, 0.25, 0.4, 0.55, 0.7, 0.85),
     refused=(25, 0.6), workers=(15, 1), http2=(5, 2), stream_rounds=5, stream_bytes=GIB, idle_rounds=2,
     idle_connections=10_000, objects=10_000_000, in_use=100_000, spread=(3, 2),
     spread_over=(1, 100, 10_000, 100_000), cold=(5, 2), limit_s=1800,

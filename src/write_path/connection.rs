@@ -358,7 +358,7 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
 }
 
 /// How much is read at once of a body that streams.
-const STREAM_ROOM: usize = 128 << 10;
+const STREAM_ROOM: usize = 256 << 10;
 
 /// What every HTTP/2 connection begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
