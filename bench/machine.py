@@ -29,10 +29,10 @@ def facts(peers):
 
 
 def version(command):
-    """The first line that a program prints about its version."""
+    """The first line that a program prints about its version, without its home page."""
     done = subprocess.run([program(str(command[0])), *command[1:]], env=environment(), capture_output=True, text=True,
                           timeout=10)
-    said = (done.stdout + done.stderr).strip().partition("\n")[0]
+    said = re.sub(r" - https?://\S+", "", (done.stdout + done.stderr).strip().partition("\n")[0])
     return said.replace(f"{command[0]} ", "").strip() if "/" in str(command[0]) else said
 
 
