@@ -17,7 +17,6 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use bytes::{Bytes, BytesMut};
 use http::{Request, Response, Version};
 use hyper::{
     body::Incoming,
@@ -25,10 +24,11 @@ use hyper::{
     service::Service,
 };
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{
     Worker,
+    begun::begin,
     handle::{Answering, answer},
     headers::Origin,
     plan::Plan,
@@ -337,9 +337,10 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     plan: &Plan,
 ) {
     let service = Answers { worker: Rc::clone(worker), connection: Rc::clone(connection) };
-    let Some((begun, stream)) = connection.unless_ended(begin(stream)).await else { return };
-    let stream = TokioIo::new(Begun { begun, stream });
-    if stream.inner().begun == PREFACE {
+    let Some(stream) = connection.unless_ended(begin(stream)).await else { return };
+    let is_h2 = stream.is_h2();
+    let stream = TokioIo::new(stream);
+    if is_h2 {
         let mut builder = http2::Builder::new(Local);
         builder
             .max_concurrent_streams(plan.settings.streams_max)
@@ -359,26 +360,6 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
 
 /// How much is read at once of a body that streams.
 const STREAM_ROOM: usize = 256 << 10;
-
-/// What every HTTP/2 connection begins with.
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-/// Reads as much of a connection as it takes to know its protocol; `None` where it ends before that.
-async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> Option<(Bytes, S)> {
-    let mut begun = BytesMut::with_capacity(PREFACE.len());
-    while PREFACE.starts_with(&begun) && begun.len() < PREFACE.len() {
-        if (&mut stream).take((PREFACE.len() - begun.len()) as u64).read_buf(&mut begun).await.ok()? == 0 {
-            return None;
-        }
-    }
-    Some((begun.freeze(), stream))
-}
-
-/// A stream of which the beginning has been read.
-struct Begun<S> {
-    begun: Bytes,
-    stream: S,
-}
 
 /// Answers a connection's requests.
 struct Answers {
@@ -435,54 +416,6 @@ impl Drop for Busy {
         self.connection.active.set(self.connection.active.get() - 1);
         self.connection.head_begun.set(false);
         self.connection.since.set(self.worker.now());
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.begun.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(context, buffer);
-        }
-        let taken = self.begun.len().min(buffer.remaining());
-        buffer.put_slice(&self.begun.split_to(taken));
-        if buffer.remaining() == 0 {
-            return Poll::Ready(Ok(()));
-        }
-        // And whatever is there behind it: hyper would make more room for that than it takes.
-        match Pin::new(&mut self.stream).poll_read(context, buffer) {
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(())),
-        }
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
@@ -572,55 +505,4 @@ fn join<'a>(parts: &[io::IoSlice<'_>], joined: &'a mut [u8; JOIN_MAX]) -> Option
         length += part.len();
     }
     Some(&joined[..length])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What a stream says, one read after the other; behind it, that there is nothing yet.
-    struct Scripted(Vec<io::Result<&'static [u8]>>);
-
-    impl AsyncRead for Scripted {
-        fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-            if self.0.is_empty() {
-                return Poll::Pending;
-            }
-            Poll::Ready(self.0.remove(0).map(|bytes| buffer.put_slice(bytes)))
-        }
-    }
-
-    fn read(begun: &mut Begun<Scripted>, room: usize) -> Poll<io::Result<Vec<u8>>> {
-        let mut room = vec![0; room];
-        let mut buffer = ReadBuf::new(&mut room);
-        let read = Pin::new(begun).poll_read(&mut Context::from_waker(Waker::noop()), &mut buffer);
-        read.map_ok(|()| buffer.filled().to_vec())
-    }
-
-    fn begun(script: Vec<io::Result<&'static [u8]>>) -> Begun<Scripted> {
-        Begun { begun: Bytes::from_static(b"GET /"), stream: Scripted(script) }
-    }
-
-    #[test]
-    fn what_was_begun_comes_first_and_with_it_whatever_is_there() {
-        let mut together = begun(vec![Ok(b" HTTP"), Ok(b"/1.1")]);
-        assert!(matches!(read(&mut together, 64), Poll::Ready(Ok(bytes)) if bytes == b"GET / HTTP"));
-        assert!(matches!(read(&mut together, 64), Poll::Ready(Ok(bytes)) if bytes == b"/1.1"));
-        let mut alone = begun(vec![]);
-        assert!(matches!(read(&mut alone, 64), Poll::Ready(Ok(bytes)) if bytes == b"GET /"));
-        assert!(read(&mut alone, 64).is_pending());
-    }
-
-    #[test]
-    fn what_was_begun_is_not_lost_where_there_is_no_room_or_no_more() {
-        let mut narrow = begun(vec![Ok(b"!")]);
-        assert!(matches!(read(&mut narrow, 3), Poll::Ready(Ok(bytes)) if bytes == b"GET"));
-        assert!(matches!(read(&mut narrow, 2), Poll::Ready(Ok(bytes)) if bytes == b" /"));
-        assert!(matches!(read(&mut narrow, 2), Poll::Ready(Ok(bytes)) if bytes == b"!"));
-        let mut ended = begun(vec![Ok(b""), Ok(b"")]);
-        assert!(matches!(read(&mut ended, 64), Poll::Ready(Ok(bytes)) if bytes == b"GET /"));
-        assert!(matches!(read(&mut ended, 64), Poll::Ready(Ok(bytes)) if bytes.is_empty()));
-        let mut broken = begun(vec![Err(io::ErrorKind::ConnectionReset.into())]);
-        assert!(matches!(read(&mut broken, 64), Poll::Ready(Err(_))));
-    }
 }

@@ -1,6 +1,7 @@
 //! The path of a write: `accept -> classify -> decide -> forward -> reply`, one file per stage.
 //!
-//! - [`accept`]: the port; a worker per core. [`connection`]: one client's connection, its timeouts.
+//! - [`accept`]: the port; a worker per core. [`connection`]: one client's connection, its timeouts;
+//!   `begun`: which protocol it speaks.
 //! - [`classify`]: what a request is: a read, a write to one object, or nothing that is forwarded.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
 //!   [`inflight`]: a write that may, until the store has answered for it.
@@ -14,6 +15,7 @@
 
 pub mod accept;
 pub mod alarms;
+mod begun;
 pub mod carry;
 pub mod classify;
 pub mod commit;

@@ -1,0 +1,138 @@
+//! Which protocol a connection speaks: known by its first bytes, which are then read again by whoever speaks it.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+
+/// What every HTTP/2 connection begins with.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Reads as much of a connection as it takes to know its protocol; `None` where it ends before that.
+pub(super) async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> Option<Begun<S>> {
+    let mut begun = BytesMut::with_capacity(PREFACE.len());
+    while PREFACE.starts_with(&begun) && begun.len() < PREFACE.len() {
+        if (&mut stream).take((PREFACE.len() - begun.len()) as u64).read_buf(&mut begun).await.ok()? == 0 {
+            return None;
+        }
+    }
+    Some(Begun { begun: begun.freeze(), stream })
+}
+
+/// A stream of which the beginning has been read.
+pub(super) struct Begun<S> {
+    begun: Bytes,
+    stream: S,
+}
+
+impl<S> Begun<S> {
+    /// Whether it is HTTP/2. Asked before anything is read of it.
+    pub(super) fn is_h2(&self) -> bool {
+        self.begun == PREFACE
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.begun.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(context, buffer);
+        }
+        let taken = self.begun.len().min(buffer.remaining());
+        buffer.put_slice(&self.begun.split_to(taken));
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        // And whatever is there behind it: hyper would make more room for that than it takes.
+        match Pin::new(&mut self.stream).poll_read(context, buffer) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    /// What a stream says, one read after the other; behind it, that there is nothing yet.
+    struct Scripted(Vec<io::Result<&'static [u8]>>);
+
+    impl AsyncRead for Scripted {
+        fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            if self.0.is_empty() {
+                return Poll::Pending;
+            }
+            Poll::Ready(self.0.remove(0).map(|bytes| buffer.put_slice(bytes)))
+        }
+    }
+
+    fn read(begun: &mut Begun<Scripted>, room: usize) -> Poll<io::Result<Vec<u8>>> {
+        let mut room = vec![0; room];
+        let mut buffer = ReadBuf::new(&mut room);
+        let read = Pin::new(begun).poll_read(&mut Context::from_waker(Waker::noop()), &mut buffer);
+        read.map_ok(|()| buffer.filled().to_vec())
+    }
+
+    fn begun(script: Vec<io::Result<&'static [u8]>>) -> Begun<Scripted> {
+        Begun { begun: Bytes::from_static(b"GET /"), stream: Scripted(script) }
+    }
+
+    #[test]
+    fn what_was_begun_comes_first_and_with_it_whatever_is_there() {
+        let mut together = begun(vec![Ok(b" HTTP"), Ok(b"/1.1")]);
+        assert!(matches!(read(&mut together, 64), Poll::Ready(Ok(bytes)) if bytes == b"GET / HTTP"));
+        assert!(matches!(read(&mut together, 64), Poll::Ready(Ok(bytes)) if bytes == b"/1.1"));
+        let mut alone = begun(vec![]);
+        assert!(matches!(read(&mut alone, 64), Poll::Ready(Ok(bytes)) if bytes == b"GET /"));
+        assert!(read(&mut alone, 64).is_pending());
+    }
+
+    #[test]
+    fn what_was_begun_is_not_lost_where_there_is_no_room_or_no_more() {
+        let mut narrow = begun(vec![Ok(b"!")]);
+        assert!(matches!(read(&mut narrow, 3), Poll::Ready(Ok(bytes)) if bytes == b"GET"));
+        assert!(matches!(read(&mut narrow, 2), Poll::Ready(Ok(bytes)) if bytes == b" /"));
+        assert!(matches!(read(&mut narrow, 2), Poll::Ready(Ok(bytes)) if bytes == b"!"));
+        let mut ended = begun(vec![Ok(b""), Ok(b"")]);
+        assert!(matches!(read(&mut ended, 64), Poll::Ready(Ok(bytes)) if bytes == b"GET /"));
+        assert!(matches!(read(&mut ended, 64), Poll::Ready(Ok(bytes)) if bytes.is_empty()));
+        let mut broken = begun(vec![Err(io::ErrorKind::ConnectionReset.into())]);
+        assert!(matches!(read(&mut broken, 64), Poll::Ready(Err(_))));
+    }
+}
