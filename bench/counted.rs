@@ -97,6 +97,7 @@ fn gate() -> Arc<Gate> {
         metrics: metrics.ledger.clone(),
         meta,
         mark,
+        journal_keep: 1_000,
         takeover_after_ms: 0,
         waiters_max: 1,
         unclean: false,
@@ -108,6 +109,10 @@ fn gate() -> Arc<Gate> {
         ledger,
         news,
         clock,
+        authority: arc_swap::ArcSwap::default(),
+        routes: arc_swap::ArcSwap::from_pointee(
+            fencegate::route::Routes::new(&Settings::default()).expect("the defaults are sound"),
+        ),
         limits: LeaseSettings::default(),
         deadline: Duration::ZERO,
         metrics,

@@ -29,6 +29,7 @@ fn bench(criterion: &mut Criterion) {
         request: None,
         used: false,
         tainted: false,
+        start: None,
     };
     let token = lease.token(&object);
     let text = token.expose();
@@ -38,6 +39,7 @@ fn bench(criterion: &mut Criterion) {
         state: State::Open { lease },
         incarnation: Incarnation::default(),
         changed: Hlc::default(),
+        certified: None,
     };
     let presented = Presented::of(&token, &object);
     let view = View::Known { record: &record, sealed: false };

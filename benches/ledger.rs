@@ -54,6 +54,7 @@ fn start() -> Bench {
         metrics: Metrics::new().ledger,
         meta,
         mark,
+        journal_keep: 1_000,
         takeover_after_ms: 0,
         waiters_max: 1,
         unclean: false,

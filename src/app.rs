@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use tokio::{
     net::{TcpListener, TcpSocket},
     sync::{Semaphore, watch},
@@ -21,6 +22,7 @@ use crate::{
         self, Gate, Shared,
         listen::{self, Room},
     },
+    authority::{Authority, migration},
     clock::Clock,
     config::{Fault, Faults, Settings},
     fence::Ttl,
@@ -135,7 +137,9 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     let room = Room::find();
     let bound_passed = begun.context.frame.start.boot.after(Ttl(begun.meta.terms.bound_ms));
     let earlier = begun.was_rerouted.then(|| Generation::gone(bound_passed));
-    let gate = assemble(settings, clock, begun, room);
+    let authority = Authority::new(settings).map_err(Faults)?;
+    let routes = Routes::new(settings).map_err(Faults)?;
+    let gate = assemble(settings, clock, begun, room, (authority, routes));
     let address = |key: &str, listener: &TcpListener| {
         listener.local_addr().map_err(|error| Faults(vec![Fault::new(key, format!("cannot listen: {error}"))]))
     };
@@ -148,10 +152,17 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
         listen::serve(ports.api, room.api, api::router(Arc::clone(&gate)), gate.stopping.subscribe()),
         listen::serve(ports.ops, room.ops, api::ops::router(Arc::clone(&gate)), gate.stopping.subscribe()),
     ];
+    migration::resume(&gate);
     Ok(Running { listens, api, ops, gate, plane, servers, workers, settings: settings.clone(), _lock: lock })
 }
 
-fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shared {
+fn assemble(
+    settings: &Settings,
+    clock: Clock,
+    begun: Begun,
+    room: Room,
+    (authority, routes): (Authority, Routes),
+) -> Shared {
     let metrics = Arc::new(Metrics::new());
     report(&begun, &metrics);
     let Begun { table, context, meta, mark, was_clean, terms, .. } = begun;
@@ -166,6 +177,7 @@ fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shar
         metrics: metrics.ledger.clone(),
         meta,
         mark: first,
+        journal_keep: settings.journal.keep,
         takeover_after_ms: settings.lease.takeover_after_ms,
         waiters_max: settings.lease.waiters_max.min(room.waiting),
         unclean: !was_clean,
@@ -178,6 +190,8 @@ fn assemble(settings: &Settings, clock: Clock, begun: Begun, room: Room) -> Shar
         news,
         clock,
         limits: settings.lease.clone(),
+        authority: ArcSwap::from_pointee(authority),
+        routes: ArcSwap::from_pointee(routes),
         deadline: Duration::from_millis(settings.shutdown.deadline_ms),
         metrics,
         receipts: Receipts::new(settings.receipts.keep, run),
@@ -227,7 +241,7 @@ impl Running {
     /// With everything that is wrong; the old settings stay.
     pub async fn reload(&self, settings: Result<Settings, Faults>) -> Result<(), Faults> {
         let reloaded = match settings {
-            Ok(settings) => self.plane.reload(&settings).await.map(|()| settings),
+            Ok(settings) => self.reload_all(&settings).await.map(|()| settings),
             Err(faults) => Err(faults),
         };
         let reloaded = reloaded.map(|settings| {
@@ -237,6 +251,15 @@ impl Running {
         });
         self.plane.metrics().reloaded(reloaded.is_ok());
         reloaded
+    }
+
+    async fn reload_all(&self, settings: &Settings) -> Result<(), Faults> {
+        let authority = Authority::new(settings).map_err(Faults)?;
+        let routes = Routes::new(settings).map_err(Faults)?;
+        self.plane.reload(settings).await?;
+        self.gate.authority.store(Arc::new(authority));
+        self.gate.routes.store(Arc::new(routes));
+        Ok(())
     }
 
     /// Stops in good order, within the deadline.

@@ -15,6 +15,7 @@
 
 pub mod api;
 pub mod app;
+pub mod authority;
 pub mod cli;
 pub mod client;
 pub mod clock;

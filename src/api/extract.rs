@@ -73,7 +73,7 @@ fn unreadable(rejection: &BytesRejection) -> Problem {
 }
 
 /// The field that an error is about. Serde names a missing field only in its message.
-fn field_of(path: &serde_path_to_error::Path, error: &serde_json::Error) -> String {
+pub(super) fn field_of(path: &serde_path_to_error::Path, error: &serde_json::Error) -> String {
     let message = error.to_string();
     if let Some(name) = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
         return name.to_owned();

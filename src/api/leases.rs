@@ -49,6 +49,7 @@ pub async fn acquire(
         request: extract::request_id(request.request_id.as_deref())?,
         takeover: request.takeover.unwrap_or(false),
     };
+    wanted.objects.iter().try_for_each(|object| gate.is_grantable(object))?;
     let granted = grant(&gate, &caller, wanted).await?;
     let body = granted.first().map(|granted| GrantBody::new(granted, gate.now()));
     body.map(|body| (StatusCode::CREATED, Json(body))).ok_or_else(Problem::table_unavailable)
@@ -74,6 +75,7 @@ pub async fn acquire_batch(
         request: extract::request_id(request.request_id.as_deref())?,
         takeover: request.takeover.unwrap_or(false),
     };
+    wanted.objects.iter().try_for_each(|object| gate.is_grantable(object))?;
     let granted = grant(&gate, &caller, wanted).await?;
     let now = gate.now();
     let leases = granted.iter().map(|granted| GrantBody::new(granted, now)).collect();
@@ -139,6 +141,7 @@ pub async fn renew(
     let token = extract::token(&request.fence_token)?;
     let ttl = extract::ttl(request.ttl_ms, &gate.limits)?;
     let rotate = request.rotate.unwrap_or(false);
+    gate.is_grantable(&token.object)?;
     let renewed = gate.ledger.renew(lease_id, holder, token, ttl, rotate).await;
     let renewed = renewed.map_err(|refused| Problem::refused(&refused, gate.now()))?;
     if rotate && caller.is_gone() {

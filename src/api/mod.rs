@@ -4,6 +4,7 @@
 //! nothing: rules are in `fence/`. What goes over the wire has its own types in [`wire`].
 //!
 //! - [`leases`], [`objects`], [`tokens`], [`receipts`], [`backups`]: the calls.
+//! - [`fences`], [`grants`], [`migrations`], [`journal`]: signed authority.
 //! - [`watch`]: lease events as a stream.
 //! - [`ops`]: probes, metrics, drain.
 //! - [`listen`]: serving a port that nobody can stall.
@@ -11,8 +12,12 @@
 
 pub mod backups;
 pub mod extract;
+pub mod fences;
+pub mod grants;
+pub mod journal;
 pub mod leases;
 pub mod listen;
+pub mod migrations;
 pub mod objects;
 pub mod ops;
 pub mod receipts;
@@ -28,9 +33,10 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use axum::{
     Json, Router,
-    extract::{MatchedPath, State},
+    extract::{DefaultBodyLimit, MatchedPath, State},
     routing::get,
 };
 use tokio::sync::{Semaphore, watch as signal};
@@ -38,14 +44,19 @@ use utoipa::{OpenApi, openapi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
+    authority::Authority,
     clock::Clock,
     config::LeaseSettings,
     fence::{Code, LeaseId, Now, ObjectId, Record},
     metrics::Metrics,
     problem::Problem,
+    route::Routes,
     table::{TableFault, ledger::Ledger, news::News, records::Records},
     write_path::receipts::Receipts,
 };
+
+/// The largest body that a call takes.
+const BODY_BYTES_MAX: usize = 65_536;
 
 /// How often it is looked whether writes are still on their way.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -57,6 +68,10 @@ pub struct Gate {
     pub news: Arc<News>,
     pub clock: Clock,
     pub limits: LeaseSettings,
+    /// Whose signed word is taken; a reload exchanges it.
+    pub authority: ArcSwap<Authority>,
+    /// The routes that writes go by; a reload exchanges them.
+    pub routes: ArcSwap<Routes>,
     /// How long a stop, or a drain, may wait.
     pub deadline: Duration,
     pub metrics: Arc<Metrics>,
@@ -132,6 +147,18 @@ impl Gate {
         }
     }
 
+    /// Refuses a call of the lease api for an object whose leases come from signed grants.
+    ///
+    /// # Errors
+    /// `GRANT_REQUIRED`.
+    pub fn is_grantable(&self, object: &ObjectId) -> Result<(), Problem> {
+        if !self.routes.load().needs_grant(object) {
+            return Ok(());
+        }
+        let what = "leases of this object come from signed grants only (lease_source = \"authority\"); ask its issuer";
+        Err(Problem::new(Code::GrantRequired, what).with_object(object))
+    }
+
     /// Makes the end of overdue leases durable.
     ///
     /// # Errors
@@ -161,6 +188,14 @@ pub fn describe() -> (Router<Shared>, openapi::OpenApi) {
         .routes(routes!(receipts::list))
         .routes(routes!(backups::create))
         .routes(routes!(watch::watch))
+        .routes(routes!(fences::apply, fences::list))
+        .routes(routes!(fences::confirm))
+        .routes(routes!(grants::apply))
+        .routes(routes!(migrations::request))
+        .routes(routes!(migrations::begin))
+        .routes(routes!(migrations::get))
+        .routes(routes!(migrations::activate))
+        .routes(routes!(journal::list))
         .split_for_parts()
 }
 
@@ -174,6 +209,7 @@ pub fn router(gate: Shared) -> Router {
         .method_not_allowed_fallback(|| async {
             Problem::new(Code::MethodNotAllowed, "this call does not take that method")
         })
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(axum::middleware::from_fn(extract::local_host_only))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&gate), count_refusals))
         .with_state(gate)

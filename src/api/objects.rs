@@ -8,7 +8,7 @@ use super::{
     wire::{ObjectBody, RevokeBody, RevokeRequest},
 };
 use crate::problem::Problem;
-use crate::table::ledger::Revoked;
+use crate::table::ledger::Moved;
 
 const REASON_MAX: usize = 1_024;
 
@@ -46,6 +46,6 @@ pub async fn revoke(
     let force = request.force.unwrap_or(false);
     tracing::info!(%object, reason, force, "audit: an operator revokes");
     let revoked = gate.ledger.revoke(object, reason, force).await;
-    let Revoked { record, drain } = revoked.map_err(|refused| Problem::refused(&refused, gate.now()))?;
+    let Moved { record, drain, .. } = revoked.map_err(|refused| Problem::refused(&refused, gate.now()))?;
     Ok(Json(RevokeBody { object: ObjectBody::new(&record, gate.now()), drain: drain.into() }))
 }

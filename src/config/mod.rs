@@ -4,6 +4,7 @@
 //! values stop the start, and all of them are listed at once. `config/fencegate.toml` holds every
 //! key with its default and advice; a test keeps the two the same.
 
+mod authority;
 mod plane;
 
 use std::{fmt, net::SocketAddr, path::Path, path::PathBuf};
@@ -11,6 +12,9 @@ use std::{fmt, net::SocketAddr, path::Path, path::PathBuf};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use crate::authority::Authority;
+
+pub use authority::{AuthoritySettings, JournalSettings, PartySettings};
 pub use plane::{
     Forwarded, GateSettings, LeaseSource, Mode, PartialBody, Profile, Receipts, RouteSettings, StoreOverride,
     StoreSettings,
@@ -34,6 +38,14 @@ pub struct Settings {
     pub shutdown: Shutdown,
     pub receipts: Receipts,
     pub log: Log,
+    pub authority: AuthoritySettings,
+    pub journal: JournalSettings,
+    /// Whose certificates and grants count.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub issuer: Vec<PartySettings>,
+    /// Who may ask this gate for a fence or a migration, and confirm one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub requester: Vec<PartySettings>,
     /// None given: one that takes a path's first segment for the object.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub route: Vec<RouteSettings>,
@@ -261,14 +273,17 @@ fn overlay(tree: &mut Table, environment: Vec<(String, String)>, faults: &mut Ve
     let mut given: Vec<_> = environment.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
     given.sort();
     let route = Table::try_from(RouteSettings::all_keys()).expect("the defaults are TOML");
+    let party = Table::try_from(PartySettings::default()).expect("the defaults are TOML");
     for (name, value) in given {
         let path = name[PREFIX.len()..].to_lowercase();
-        let parts: Vec<&str> = path.split("__").collect();
-        let placed = match parts.as_slice() {
-            ["route", index, key @ ..] if !key.is_empty() => match like(&route, key) {
-                Some(default) => put_route(tree, index, key, typed(&value, default)),
-                None => Err("there is no such setting"),
-            },
+        let words: Vec<&str> = path.split("__").collect();
+        let placed = match words.as_slice() {
+            [section @ ("route" | "issuer" | "requester"), index, key @ ..] if !key.is_empty() => {
+                match like(if *section == "route" { &route } else { &party }, key) {
+                    Some(default) => put_item(tree, section, index, key, typed(&value, default)),
+                    None => Err("there is no such setting"),
+                }
+            }
             [section, key] => match like(&known, &[section, key]) {
                 Some(default) => put(tree, &[section, key], typed(&value, default)),
                 None => Err("there is no such setting"),
@@ -304,19 +319,19 @@ fn put(tree: &mut Table, path: &[&str], value: Value) -> Result<(), &'static str
     }
 }
 
-fn put_route(tree: &mut Table, index: &str, key: &[&str], value: Value) -> Result<(), &'static str> {
-    let index: usize = index.parse().map_err(|_| "expected FENCEGATE__ROUTE__0__KEY, with the route's number")?;
-    let Value::Array(routes) = tree.entry("route").or_insert_with(|| Value::Array(vec![])) else {
+fn put_item(tree: &mut Table, section: &str, index: &str, key: &[&str], value: Value) -> Result<(), &'static str> {
+    let index: usize = index.parse().map_err(|_| "expected a number behind the section: FENCEGATE__ROUTE__0__KEY")?;
+    let Value::Array(items) = tree.entry(section).or_insert_with(|| Value::Array(vec![])) else {
         return Err("the file has something else there");
     };
-    if index > routes.len() {
-        return Err("routes are numbered from 0, without a gap");
+    if index > items.len() {
+        return Err("routes, issuers and requesters are numbered from 0, without a gap");
     }
-    if index == routes.len() {
-        routes.push(Value::Table(Table::new()));
+    if index == items.len() {
+        items.push(Value::Table(Table::new()));
     }
-    match &mut routes[index] {
-        Value::Table(route) => put(route, key, value),
+    match &mut items[index] {
+        Value::Table(item) => put(item, key, value),
         _ => Err("the file has something else there"),
     }
 }
@@ -328,7 +343,11 @@ fn typed(text: &str, like: &Value) -> Value {
         Value::Integer(_) => text.parse().ok().map(Value::Integer),
         Value::Boolean(_) => text.parse().ok().map(Value::Boolean),
         Value::Float(_) => text.parse().ok().map(Value::Float),
-        Value::String(_) | Value::Datetime(_) | Value::Array(_) | Value::Table(_) => None,
+        Value::Array(_) => {
+            let items = text.split(',').map(|item| item.parse().map_or_else(|_| item.into(), Value::Integer));
+            Some(Value::Array(items.collect()))
+        }
+        Value::String(_) | Value::Datetime(_) | Value::Table(_) => None,
     };
     parsed.unwrap_or_else(|| Value::String(text.to_owned()))
 }
@@ -382,6 +401,7 @@ impl Settings {
             ("shutdown", self.shutdown == other.shutdown),
             ("receipts", self.receipts == other.receipts),
             ("log", self.log == other.log),
+            ("journal", self.journal == other.journal),
         ]
         .into_iter()
         .filter_map(|(key, is_same)| (!is_same).then_some(key))
@@ -426,6 +446,14 @@ impl Settings {
             }
         };
         check(self.watch.history >= 1, "watch.history", "must be at least 1");
+        check(self.journal.keep >= 1, "journal.keep", "must be at least 1");
+        check(self.authority.max_jump >= 1, "authority.max_jump", "must be at least 1");
+        check(
+            self.authority.max_jump <= 1 << 31,
+            "authority.max_jump",
+            "must be at most 2147483648: a lost tail of the table's log must not make up for it",
+        );
+        faults.extend(Authority::new(self).err().unwrap_or_default());
         faults
     }
 }

@@ -150,6 +150,8 @@ pub struct RouteSettings {
     pub settles: Vec<u16>,
     /// How long a write waits while its lease is changing hands, instead of being refused.
     pub drain_wait_ms: u64,
+    /// Keep a hash chain over the writes that have settled.
+    pub journal: bool,
     pub store: StoreOverride,
 }
 
@@ -172,7 +174,10 @@ pub enum Profile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LeaseSource {
+    /// The lease api.
     Gate,
+    /// Signed grants only.
+    Authority,
 }
 
 /// What happens to a write that is not fenced as it should be.
@@ -245,6 +250,7 @@ impl Default for RouteSettings {
             partial_body: PartialBody::Unknown,
             settles: vec![],
             drain_wait_ms: 0,
+            journal: false,
             store: StoreOverride::default(),
         }
     }

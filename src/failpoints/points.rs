@@ -14,6 +14,8 @@ pub enum Point {
     Persisted,
     /// A round is published; nobody has been answered.
     Published,
+    /// A round that changes no record is durable, such as a journal's or a migration's; nobody has been answered.
+    Noted,
     /// The last older write has ended; the second step of the advance is not durable.
     Drained,
     /// A write was judged and counted.
@@ -31,11 +33,12 @@ pub enum Point {
 }
 
 impl Point {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Loaded,
         Self::Sealed,
         Self::Persisted,
         Self::Published,
+        Self::Noted,
         Self::Drained,
         Self::Admitted,
         Self::Committed,
@@ -53,6 +56,7 @@ impl Point {
             Self::Sealed => "sealed",
             Self::Persisted => "persisted",
             Self::Published => "published",
+            Self::Noted => "noted",
             Self::Drained => "drained",
             Self::Admitted => "admitted",
             Self::Committed => "committed",

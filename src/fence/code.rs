@@ -33,6 +33,27 @@ pub enum Code {
     NotFound,
     MethodNotAllowed,
     NotLoopback,
+    // A signed statement's: the first four as the protocol names them
+    InvalidFenceSignature,
+    UnauthorizedFence,
+    FenceBeforeLease,
+    UnknownIssuer,
+    KeyEpochRetired,
+    ForeignCluster,
+    FenceTimeAhead,
+    FenceJump,
+    PredecessorMismatch,
+    FenceProofMismatch,
+    GrantUsed,
+    GrantRequired,
+    LeaseNotYetValid,
+    // A migration's
+    NotAnIssuer,
+    MigrationNotFound,
+    MigrationInProgress,
+    MigrationOver,
+    StateHashMismatch,
+    JournalOff,
     // The gate's
     FenceDraining,
     TableUnavailable,
@@ -61,7 +82,7 @@ pub enum Plane {
 
 impl Code {
     /// All of them, in the order of their declaration.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 52] = [
         Self::WriteUnfenced,
         Self::WriteStaleFence,
         Self::WriteFenceAhead,
@@ -88,6 +109,25 @@ impl Code {
         Self::NotFound,
         Self::MethodNotAllowed,
         Self::NotLoopback,
+        Self::InvalidFenceSignature,
+        Self::UnauthorizedFence,
+        Self::FenceBeforeLease,
+        Self::UnknownIssuer,
+        Self::KeyEpochRetired,
+        Self::ForeignCluster,
+        Self::FenceTimeAhead,
+        Self::FenceJump,
+        Self::PredecessorMismatch,
+        Self::FenceProofMismatch,
+        Self::GrantUsed,
+        Self::GrantRequired,
+        Self::LeaseNotYetValid,
+        Self::NotAnIssuer,
+        Self::MigrationNotFound,
+        Self::MigrationInProgress,
+        Self::MigrationOver,
+        Self::StateHashMismatch,
+        Self::JournalOff,
         Self::FenceDraining,
         Self::TableUnavailable,
         Self::ClockUntrusted,
@@ -125,6 +165,25 @@ impl Code {
             Self::NotFound => "NOT_FOUND",
             Self::MethodNotAllowed => "METHOD_NOT_ALLOWED",
             Self::NotLoopback => "NOT_LOOPBACK",
+            Self::InvalidFenceSignature => "InvalidFenceSignature",
+            Self::UnauthorizedFence => "UnauthorizedFence",
+            Self::FenceBeforeLease => "FenceBeforeLease",
+            Self::UnknownIssuer => "UNKNOWN_ISSUER",
+            Self::KeyEpochRetired => "KEY_EPOCH_RETIRED",
+            Self::ForeignCluster => "FOREIGN_CLUSTER",
+            Self::FenceTimeAhead => "FENCE_TIME_AHEAD",
+            Self::FenceJump => "FENCE_JUMP",
+            Self::PredecessorMismatch => "PREDECESSOR_MISMATCH",
+            Self::FenceProofMismatch => "FENCE_PROOF_MISMATCH",
+            Self::GrantUsed => "GRANT_USED",
+            Self::GrantRequired => "GRANT_REQUIRED",
+            Self::LeaseNotYetValid => "LEASE_NOT_YET_VALID",
+            Self::NotAnIssuer => "NOT_AN_ISSUER",
+            Self::MigrationNotFound => "MIGRATION_NOT_FOUND",
+            Self::MigrationInProgress => "MIGRATION_IN_PROGRESS",
+            Self::MigrationOver => "MIGRATION_OVER",
+            Self::StateHashMismatch => "STATE_HASH_MISMATCH",
+            Self::JournalOff => "JOURNAL_OFF",
             Self::FenceDraining => "FENCE_DRAINING",
             Self::TableUnavailable => "TABLE_UNAVAILABLE",
             Self::ClockUntrusted => "CLOCK_UNTRUSTED",
@@ -150,8 +209,27 @@ impl Code {
             | Self::LeaseTokenMismatch
             | Self::LeaseFenced
             | Self::RequestIdUsed
+            | Self::FenceBeforeLease
+            | Self::FenceTimeAhead
+            | Self::FenceJump
+            | Self::PredecessorMismatch
+            | Self::FenceProofMismatch
+            | Self::GrantUsed
+            | Self::NotAnIssuer
+            | Self::MigrationInProgress
+            | Self::MigrationOver
+            | Self::StateHashMismatch
             | Self::SeqExhausted => 409,
-            Self::FenceTokenInvalid | Self::LeaseNotHolder | Self::NotLoopback | Self::TunnelRefused => 403,
+            Self::FenceTokenInvalid
+            | Self::LeaseNotHolder
+            | Self::NotLoopback
+            | Self::TunnelRefused
+            | Self::InvalidFenceSignature
+            | Self::UnauthorizedFence
+            | Self::UnknownIssuer
+            | Self::KeyEpochRetired
+            | Self::ForeignCluster
+            | Self::GrantRequired => 403,
             Self::FenceTokenMalformed | Self::RequestInvalid | Self::MethodOverrideRefused => 400,
             Self::PathAmbiguous | Self::ObjectUnmapped | Self::BodyUnreadable => 422,
             Self::RequestLimit(Limit::Headers) => 431,
@@ -159,11 +237,12 @@ impl Code {
             Self::RequestLimit(Limit::Body) => 413,
             Self::StoreUnreachable => 502,
             Self::OutcomeUnknown => 504,
-            Self::LeaseNotFound | Self::NotFound => 404,
+            Self::LeaseNotFound | Self::NotFound | Self::MigrationNotFound | Self::JournalOff => 404,
             Self::MethodNotAllowed => 405,
             Self::FenceDraining
             | Self::TableUnavailable
             | Self::ClockUntrusted
+            | Self::LeaseNotYetValid
             | Self::GateStopping
             | Self::GateOverloaded => 503,
         }
@@ -186,6 +265,7 @@ impl Code {
             | Self::FenceDraining
             | Self::TableUnavailable
             | Self::ClockUntrusted
+            | Self::LeaseNotYetValid
             | Self::GateStopping
             | Self::GateOverloaded
             | Self::StoreUnreachable => true,
@@ -212,7 +292,25 @@ impl Code {
             | Self::SeqExhausted
             | Self::NotFound
             | Self::MethodNotAllowed
-            | Self::NotLoopback => false,
+            | Self::NotLoopback
+            | Self::InvalidFenceSignature
+            | Self::UnauthorizedFence
+            | Self::FenceBeforeLease
+            | Self::UnknownIssuer
+            | Self::KeyEpochRetired
+            | Self::ForeignCluster
+            | Self::FenceTimeAhead
+            | Self::FenceJump
+            | Self::PredecessorMismatch
+            | Self::FenceProofMismatch
+            | Self::GrantUsed
+            | Self::GrantRequired
+            | Self::NotAnIssuer
+            | Self::MigrationNotFound
+            | Self::MigrationInProgress
+            | Self::MigrationOver
+            | Self::StateHashMismatch
+            | Self::JournalOff => false,
         }
     }
 }

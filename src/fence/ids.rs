@@ -100,6 +100,14 @@ id!(
     LeaseId, max = 128
 );
 id!(
+    /// An authority with a key of its own, which may fence and grant leases on its domains.
+    IssuerId, max = 128
+);
+id!(
+    /// One migration of an object from one holder to another: UUIDv7 text.
+    MigrationId, max = 64
+);
+id!(
     /// A caller's own name for one acquire, so that a lost answer can be asked for again.
     RequestId, max = 256
 );

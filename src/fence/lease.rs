@@ -20,11 +20,28 @@ pub struct Lease {
     pub used: bool,
     /// It was granted by force, while an older write's outcome was unknown.
     pub tainted: bool,
+    /// A signed grant may say from when on it counts.
+    pub start: Option<Start>,
     /// Cached beside the lease, never stored.
     pub proof: Proof,
 }
 
+/// When a lease begins to count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// For people, and for a process that has to start again.
+    pub at: WallMs,
+    /// What decides.
+    pub boot: BootMs,
+}
+
 impl Lease {
+    /// How long it is until it begins to count; `None` where it has begun.
+    #[must_use]
+    pub fn begins_in(&self, now: Now) -> Option<u64> {
+        self.start.map(|start| start.boot.since(now.boot)).filter(|ms| *ms > 0)
+    }
+
     /// `now == deadline` is expired, everywhere.
     #[must_use]
     pub fn is_live(&self, now: Now) -> bool {

@@ -12,8 +12,10 @@
 //! - [`lease`], [`record`]: an object's row and the lease in it.
 //! - [`verdict`]: [`judge`], the only maker of a [`Permit`].
 //! - [`step`]: lease changes, as `record.step(event, now) -> (Outcome, Vec<Effect>)`.
+//! - [`authority`]: what signed certificates and grants do to a record.
 //! - [`code`]: every answer code with its status and what it means for the caller.
 
+pub mod authority;
 pub mod code;
 pub mod ids;
 pub mod lease;
@@ -24,8 +26,9 @@ pub mod time;
 pub mod token;
 pub mod verdict;
 
+pub use authority::Certified;
 pub use code::Code;
-pub use ids::{HolderId, LeaseId, ObjectId, RequestId};
+pub use ids::{HolderId, IssuerId, LeaseId, MigrationId, ObjectId, RequestId};
 pub use lease::{Ended, How, Lease, LeaseRow};
 pub use record::{Record, State};
 pub use seq::{Fence, Incarnation, LeaseSeq};

@@ -1,6 +1,8 @@
 //! An object's row: its fence and what stands at it.
 
-use super::{Ended, Fence, Hlc, Incarnation, Lease, ObjectId};
+use std::sync::Arc;
+
+use super::{Certified, Ended, Fence, Hlc, Incarnation, Lease, ObjectId};
 
 /// Names one advance of one object, so that only the advance that began a drain can end it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +29,8 @@ pub struct Record {
     pub incarnation: Incarnation,
     /// When the table last changed it.
     pub changed: Hlc,
+    /// What the newest fence certificate for it says, if there was one.
+    pub certified: Option<Arc<Certified>>,
 }
 
 impl Record {
@@ -39,6 +43,7 @@ impl Record {
             state: State::Free { last: None },
             incarnation,
             changed: Hlc::default(),
+            certified: None,
         }
     }
 

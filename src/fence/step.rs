@@ -11,8 +11,8 @@ use std::sync::Arc;
 use crate::failpoints::{self, Fault};
 
 use super::{
-    Ended, Fence, FenceToken, Hlc, HolderId, How, Lease, LeaseId, LeaseRow, LeaseSeq, Now, Record, RequestId, State,
-    TableKey, Ttl, record::AdvanceId,
+    Certified, Ended, Fence, FenceToken, Hlc, HolderId, How, Lease, LeaseId, LeaseRow, LeaseSeq, Now, Record,
+    RequestId, State, TableKey, Ttl, WallMs, authority::SignedGrant, lease::Start, record::AdvanceId,
 };
 
 /// When a step happens, and the key that its tokens are made with.
@@ -31,6 +31,15 @@ pub struct Grant {
     pub ttl: Ttl,
     pub request: Option<RequestId>,
     pub tainted: bool,
+    /// A signed grant's own times, which then count instead of `ttl`.
+    pub window: Option<Window>,
+}
+
+/// From when until when a signed grant counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub start: WallMs,
+    pub until: WallMs,
 }
 
 /// A caller's claim to a lease that the table remembers: who it says it is, and its token.
@@ -71,6 +80,15 @@ pub enum Event {
     Revoke {
         reason: String,
     },
+    /// A certificate moves the fence past the lease that it names. It may come at any time, in any order,
+    /// and any number of times.
+    Fence {
+        by: Arc<Certified>,
+        /// How far it may move the fence; further needs an operator's word.
+        max_jump: u64,
+    },
+    /// An issuer gives the object to someone, under a number of its own choice.
+    Grant(SignedGrant),
     /// Nothing older is on its way to the store any more.
     Drained {
         seq: LeaseSeq,
@@ -86,6 +104,10 @@ pub enum Outcome {
     Advancing,
     Granted(Lease),
     Renewed(Lease),
+    /// What a certificate asks for is so already; it is the newest.
+    Fenced,
+    /// A newer certificate is known.
+    Superseded,
     /// The object is nobody's.
     Freed,
     /// The lease has ended, now or before.
@@ -113,6 +135,19 @@ pub enum LeaseRefusal {
     },
     SeqExhausted,
     ClockUntrusted,
+    /// The fence would move further than it may without an operator's word.
+    Jump {
+        fence: Fence,
+        to: LeaseSeq,
+    },
+    /// A grant names another predecessor than this one, or none.
+    Predecessor {
+        expected: Option<LeaseId>,
+    },
+    /// A grant's fence_proof is not the signature of the certificate that fenced its predecessor.
+    FenceProof,
+    /// A grant's token was handed out and used, or its lease is another holder's.
+    GrantUsed,
 }
 
 /// What the ledger has to carry out.
@@ -163,7 +198,7 @@ impl Kind {
 /// How long to wait before asking for a draining object again, where nobody can know.
 const DRAIN_RETRY_MS: u64 = 1_000;
 
-type Step = (Outcome, Vec<Effect>);
+pub(super) type Step = (Outcome, Vec<Effect>);
 
 impl Record {
     /// Decides one event against this record.
@@ -182,6 +217,8 @@ impl Record {
             },
             Event::End { lease_id } => self.end(&lease_id, at),
             Event::Revoke { reason } => self.advance(How::Fenced { reason }, None, at),
+            Event::Fence { by, max_jump } => self.certify(by, max_jump, at),
+            Event::Grant(signed) => self.grant(signed, at),
             Event::Drained { seq, advance, then } => self.open(seq, advance, then, at),
         }
     }
@@ -213,7 +250,8 @@ impl Record {
             Err(step) => return step,
         };
         if let Some(lease_id) = rotate {
-            let grant = Grant { lease_id, holder: lease.holder.clone(), ttl, request: None, tainted: lease.tainted };
+            let (holder, tainted) = (lease.holder.clone(), lease.tainted);
+            let grant = Grant { lease_id, holder, ttl, request: None, tainted, window: None };
             return self.advance(How::Fenced { reason: "rotated".to_owned() }, Some(grant), at);
         }
         let mut lease = lease.clone();
@@ -240,14 +278,16 @@ impl Record {
             Some((lease, ended)) if lease.lease_id == row.lease_id => match ended {
                 Some(ended) => Err(refused(LeaseRefusal::Expired { ended: ended.clone() })),
                 None if lease.is_live(at.now) => Ok(lease),
-                None => {
-                    let ended = Ended { how: How::Expired, at: at.now.wall, stamp: at.stamp };
-                    let told = Outcome::Refused(LeaseRefusal::Expired { ended });
-                    Err(self.free(lease, How::Expired, at, told))
-                }
+                None => Err(self.expire(lease, at)),
             },
             Some(_) | None => Err(refused(LeaseRefusal::Fenced { fence: self.fence })),
         }
+    }
+
+    /// The open lease is past its deadline, and its caller is told so.
+    pub(super) fn expire(&self, lease: &Lease, at: &At<'_>) -> Step {
+        let ended = Ended { how: How::Expired, at: at.now.wall, stamp: at.stamp };
+        self.free(lease, How::Expired, at, Outcome::Refused(LeaseRefusal::Expired { ended }))
     }
 
     fn end(&self, lease_id: &LeaseId, at: &At<'_>) -> Step {
@@ -262,7 +302,7 @@ impl Record {
     }
 
     /// Ends the open lease where it stands: the object is nobody's, the floor stays.
-    fn free(&self, lease: &Lease, how: How, at: &At<'_>, outcome: Outcome) -> Step {
+    pub(super) fn free(&self, lease: &Lease, how: How, at: &At<'_>, outcome: Outcome) -> Step {
         let ended = Ended { how, at: at.now.wall, stamp: at.stamp };
         let row = Arc::new(LeaseRow::new(&self.object, lease, Some(ended.clone())));
         let effects = vec![
@@ -275,12 +315,17 @@ impl Record {
 
     /// Moves the fence up by one. An open lease ends, as `how` says (or expired, where it was).
     fn advance(&self, how: How, then: Option<Grant>, at: &At<'_>) -> Step {
+        match self.fence.next() {
+            Some(seq) => self.advance_to(seq, how, then, at),
+            None => refused(LeaseRefusal::SeqExhausted),
+        }
+    }
+
+    /// The same, to a number that is not below the fence and that nobody was ever granted.
+    pub(super) fn advance_to(&self, seq: LeaseSeq, how: How, then: Option<Grant>, at: &At<'_>) -> Step {
         if !at.now.is_plausible() {
             return refused(LeaseRefusal::ClockUntrusted);
         }
-        let Some(seq) = self.fence.next() else {
-            return refused(LeaseRefusal::SeqExhausted);
-        };
         let mut effects = vec![];
         if let State::Open { lease } = &self.state {
             let how = if lease.is_live(at.now) { how } else { How::Expired };
@@ -305,18 +350,33 @@ impl Record {
         let Some(grant) = then else {
             return (Outcome::Freed, vec![Effect::Store(self.with(self.fence, State::Free { last: None }, at))]);
         };
+        let ttl = match grant.window {
+            None => grant.ttl,
+            Some(window) if window.until > at.now.wall => Ttl(window.until.0 - at.now.wall.0),
+            // The drain took longer than the grant: nobody gets it.
+            Some(_) => {
+                let ended = Ended { how: How::Expired, at: at.now.wall, stamp: at.stamp };
+                let free = self.with(self.fence, State::Free { last: None }, at);
+                return (Outcome::Refused(LeaseRefusal::Expired { ended }), vec![Effect::Store(free)]);
+            }
+        };
+        let start = grant
+            .window
+            .filter(|window| window.start > at.now.wall)
+            .map(|window| Start { at: window.start, boot: at.now.boot.after(Ttl(window.start.0 - at.now.wall.0)) });
         let lease = Lease {
             proof: at.key.proof(&self.object, seq, &grant.lease_id),
             lease_id: grant.lease_id,
             seq,
             holder: grant.holder,
             acquired_at: at.now.wall,
-            expires_at: at.now.wall.after(grant.ttl),
-            deadline: at.now.boot.after(grant.ttl),
-            ttl: grant.ttl,
+            expires_at: at.now.wall.after(ttl),
+            deadline: at.now.boot.after(ttl),
+            ttl,
             request: grant.request,
             used: false,
             tainted: grant.tainted,
+            start,
         };
         let row = Arc::new(LeaseRow::new(&self.object, &lease, None));
         let effects = vec![
@@ -327,8 +387,9 @@ impl Record {
         (Outcome::Granted(lease), effects)
     }
 
-    fn with(&self, fence: Fence, state: State, at: &At<'_>) -> Self {
-        Self { object: self.object.clone(), fence, state, incarnation: self.incarnation, changed: at.stamp }
+    pub(super) fn with(&self, fence: Fence, state: State, at: &At<'_>) -> Self {
+        let (object, certified) = (self.object.clone(), self.certified.clone());
+        Self { object, fence, state, incarnation: self.incarnation, changed: at.stamp, certified }
     }
 
     /// The lease that a repeated request gets again: still open and live, and not known to have
@@ -339,7 +400,7 @@ impl Record {
     }
 }
 
-fn announce(kind: Kind, row: Arc<LeaseRow>, fence: Fence) -> Effect {
+pub(super) fn announce(kind: Kind, row: Arc<LeaseRow>, fence: Fence) -> Effect {
     Effect::Announce(Announcement { kind, row, fence })
 }
 
@@ -351,11 +412,11 @@ fn kind_of_end(how: &How) -> Kind {
     }
 }
 
-fn refused(refusal: LeaseRefusal) -> Step {
+pub(super) fn refused(refusal: LeaseRefusal) -> Step {
     (Outcome::Refused(refusal), vec![])
 }
 
-fn held(lease: Option<&Lease>, retry_ms: u64) -> Step {
+pub(super) fn held(lease: Option<&Lease>, retry_ms: u64) -> Step {
     let lease = lease.map(|lease| (lease.lease_id.clone(), lease.holder.clone(), lease.seq));
     refused(LeaseRefusal::Held { lease, retry_ms })
 }

@@ -22,7 +22,7 @@ fn holder(text: &str) -> HolderId {
 }
 
 fn grant(lease: &str, who: &str) -> Grant {
-    Grant { lease_id: id(lease), holder: holder(who), ttl: Ttl(100), request: None, tainted: false }
+    Grant { lease_id: id(lease), holder: holder(who), ttl: Ttl(100), request: None, tainted: false, window: None }
 }
 
 fn acquire(lease: &str, who: &str) -> Event {

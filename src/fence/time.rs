@@ -84,6 +84,15 @@ pub struct Frame {
 }
 
 impl Frame {
+    /// When a wall time of an earlier run is; [`BootMs::PAST`] if it has passed.
+    #[must_use]
+    pub fn instant(&self, at: WallMs) -> BootMs {
+        match at.0.saturating_sub(self.start.wall.0) {
+            0 => BootMs::PAST,
+            left => self.start.boot.after(Ttl(left)),
+        }
+    }
+
     /// The deadline of a lease that an earlier run granted until `expires_at`. Never further away
     /// than the lease's own lifetime, counted from this run's start.
     #[must_use]

@@ -2,13 +2,16 @@
 //!
 //! The checks run in one fixed order, which callers may rely on: no token; unreadable; another
 //! object's; table or clock not usable; below the fence; above it; wrong secret; draining; ended or
-//! past its deadline. Linkage comes before the numbers, since counters of two objects cannot be
+//! past its deadline; not begun. Linkage comes before the numbers, since counters of two objects cannot be
 //! compared. Only `judge` can build a [`Permit`], and forwarding takes one.
+
+use std::sync::Arc;
 
 use crate::failpoints::{self, Fault};
 
 use super::{
-    Code, Ended, Fence, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, Now, ObjectId, Record, Secret, State,
+    Certified, Code, Ended, Fence, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, Now, ObjectId, Record, Secret,
+    State,
     token::{Claim, TokenFault},
 };
 
@@ -91,13 +94,37 @@ impl Permit {
 pub enum Refusal {
     Unfenced,
     Malformed(TokenFault),
-    Mismatch { token_object: ObjectId },
+    Mismatch {
+        token_object: ObjectId,
+    },
     Unusable(Unusable),
-    Stale { seq: LeaseSeq, fence: Fence, successor: Option<Successor> },
-    Ahead { seq: LeaseSeq, fence: Fence },
-    WrongSecret { seq: LeaseSeq },
-    Draining { fence: Fence },
-    Ended { seq: LeaseSeq, holder: HolderId, ended: Ended },
+    Stale {
+        seq: LeaseSeq,
+        fence: Fence,
+        successor: Option<Successor>,
+        certified: Option<Arc<Certified>>,
+    },
+    Ahead {
+        seq: LeaseSeq,
+        fence: Fence,
+    },
+    WrongSecret {
+        seq: LeaseSeq,
+    },
+    Draining {
+        fence: Fence,
+    },
+    Ended {
+        seq: LeaseSeq,
+        holder: HolderId,
+        ended: Ended,
+    },
+    /// A signed grant says from when on it counts.
+    NotYet {
+        seq: LeaseSeq,
+        holder: HolderId,
+        begins_in_ms: u64,
+    },
 }
 
 /// Whoever has the lease at the fence by now.
@@ -121,6 +148,7 @@ impl Refusal {
             Self::WrongSecret { .. } => Code::FenceTokenInvalid,
             Self::Draining { .. } => Code::FenceDraining,
             Self::Ended { .. } => Code::LeaseExpired,
+            Self::NotYet { .. } => Code::LeaseNotYetValid,
         }
     }
 }
@@ -149,6 +177,7 @@ impl Denial {
             Self::Refused(Refusal::WrongSecret { .. }) => 6,
             Self::Refused(Refusal::Draining { .. }) => 7,
             Self::Refused(Refusal::Ended { .. }) | Self::Overdue(_) => 8,
+            Self::Refused(Refusal::NotYet { .. }) => 9,
         }
     }
 }
@@ -216,7 +245,8 @@ fn check(view: View<'_>, token: Linked, now: Now) -> Result<(&Record, &Lease), D
     if Fence::from(seq) < fence {
         let heir = record.open_lease();
         let successor = heir.map(|lease| Successor { holder: lease.holder.clone(), lease_id: lease.lease_id.clone() });
-        return Err(Refusal::Stale { seq, fence, successor }.into());
+        let certified = record.certified.as_ref().filter(|certified| seq <= certified.seq).map(Arc::clone);
+        return Err(Refusal::Stale { seq, fence, successor, certified }.into());
     }
     if Fence::from(seq) > fence {
         return Err(Refusal::Ahead { seq, fence }.into());
@@ -246,6 +276,9 @@ fn at_the_fence(record: &Record, sealed: bool, (seq, secret): Linked, now: Now) 
     let is_revived = ended.is_some() && failpoints::on(Fault::Revive);
     if !lease.is_live(now) && !is_revived {
         return Err(Denial::Overdue(lease.lease_id.clone()));
+    }
+    if let Some(begins_in_ms) = lease.begins_in(now) {
+        return Err(Refusal::NotYet { seq, holder: lease.holder.clone(), begins_in_ms }.into());
     }
     Ok((record, lease))
 }

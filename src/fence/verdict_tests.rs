@@ -24,6 +24,7 @@ fn lease() -> Lease {
         request: None,
         used: false,
         tainted: false,
+        start: None,
     }
 }
 
@@ -34,6 +35,7 @@ fn record(state: State) -> Record {
         state,
         incarnation: Incarnation::default(),
         changed: Hlc::default(),
+        certified: None,
     }
 }
 

@@ -167,10 +167,23 @@ impl LedgerMetrics {
                 LeaseRefusal::TokenMismatch => 2,
                 LeaseRefusal::Fenced { .. } => 3,
                 LeaseRefusal::Expired { .. } => 4,
-                LeaseRefusal::Held { .. } | LeaseRefusal::SeqExhausted | LeaseRefusal::ClockUntrusted => 6,
+                LeaseRefusal::Held { .. }
+                | LeaseRefusal::SeqExhausted
+                | LeaseRefusal::ClockUntrusted
+                | LeaseRefusal::Jump { .. }
+                | LeaseRefusal::Predecessor { .. }
+                | LeaseRefusal::FenceProof
+                | LeaseRefusal::GrantUsed => 6,
             },
             Err(Refused::Unavailable | Refused::Unsure) => 5,
-            Err(Refused::RequestIdUsed | Refused::Overloaded | Refused::Stopping | Refused::Draining { .. }) => 6,
+            Err(
+                Refused::RequestIdUsed
+                | Refused::Overloaded
+                | Refused::Stopping
+                | Refused::Draining { .. }
+                | Refused::Migrating { .. }
+                | Refused::MigrationMoved,
+            ) => 6,
         };
         self.renewal_rejected[reason].inc();
     }

@@ -141,7 +141,7 @@ impl OperationTally {
         self.validation.observe(seconds);
         match refusal {
             // Nothing is wrong with the token.
-            None | Some(Refusal::Unusable(_) | Refusal::Draining { .. }) => {}
+            None | Some(Refusal::Unusable(_) | Refusal::Draining { .. } | Refusal::NotYet { .. }) => {}
             Some(Refusal::Stale { .. }) => {
                 self.shared.stale.inc();
                 self.shared.conflicts.inc();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     fn stale() -> Refusal {
-        Refusal::Stale { seq: LeaseSeq::new(1).unwrap(), fence: Fence::new(2), successor: None }
+        Refusal::Stale { seq: LeaseSeq::new(1).unwrap(), fence: Fence::new(2), successor: None, certified: None }
     }
 
     #[test]

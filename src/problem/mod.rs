@@ -15,8 +15,8 @@ use self::json::field;
 use crate::{
     api::wire::time,
     fence::{
-        Code, Ended, Fence, HolderId, How, LeaseId, LeaseSeq, Now, ObjectId, code::Plane, step::LeaseRefusal,
-        verdict::Successor,
+        Certified, Code, Ended, Fence, HolderId, How, IssuerId, LeaseId, LeaseSeq, MigrationId, Now, ObjectId,
+        code::Plane, step::LeaseRefusal, verdict::Successor,
     },
     table::ledger::Refused,
 };
@@ -56,6 +56,13 @@ pub struct Problem {
     successor_holder: Option<HolderId>,
     #[schema(value_type = Option<String>)]
     successor_lease_id: Option<LeaseId>,
+    /// Whose certificate fenced the lease, after a stale write.
+    #[schema(value_type = Option<String>)]
+    fenced_by: Option<IssuerId>,
+    /// That certificate's hybrid logical time.
+    fence_time: Option<String>,
+    /// The migration that this is about.
+    migration_id: Option<String>,
     /// Under which `GET /v1/receipts` has it.
     receipt_id: Option<String>,
     #[schema(ignore)]
@@ -98,6 +105,9 @@ impl Problem {
             released_at: None,
             successor_holder: None,
             successor_lease_id: None,
+            fenced_by: None,
+            fence_time: None,
+            migration_id: None,
             receipt_id: None,
             which: code,
         }
@@ -150,6 +160,26 @@ impl Problem {
         }
     }
 
+    /// Also tells by whose certificate the lease was fenced.
+    pub fn tell_certificate(&mut self, certified: Option<&Certified>) {
+        if let Some(Certified { issuer, time, .. }) = certified {
+            self.fenced_by = Some(issuer.clone());
+            self.fence_time = Some(time.to_string());
+        }
+    }
+
+    /// Also tells which migration it is about.
+    #[must_use]
+    pub fn with_migration(mut self, id: &MigrationId) -> Self {
+        self.migration_id = Some(id.to_string());
+        self
+    }
+
+    /// Also tells when to come again.
+    pub fn tell_retry(&mut self, ms: u64) {
+        self.retry_after_ms = Some(ms);
+    }
+
     /// Also tells the receipt that was left of it.
     pub fn tell_receipt(&mut self, receipt_id: String) {
         self.receipt_id = Some(receipt_id);
@@ -191,6 +221,9 @@ impl Problem {
         self.released_at.iter().for_each(|at| body.text(field!("released_at"), at));
         self.successor_holder.iter().for_each(|holder| body.text(field!("successor_holder"), holder.as_str()));
         self.successor_lease_id.iter().for_each(|lease| body.text(field!("successor_lease_id"), lease.as_str()));
+        self.fenced_by.iter().for_each(|issuer| body.text(field!("fenced_by"), issuer.as_str()));
+        self.fence_time.iter().for_each(|time| body.text(field!("fence_time"), time));
+        self.migration_id.iter().for_each(|id| body.text(field!("migration_id"), id));
         self.receipt_id.iter().for_each(|receipt| body.text(field!("receipt_id"), receipt));
         body.done()
     }
@@ -234,6 +267,16 @@ impl Problem {
                 "the fence has moved, but writes of older leases are still on their way to the store; the drain goes on. Ask again, with the same request_id if there was one",
             )
             .with_object(object),
+            Refused::Migrating { object, id } => Self::new(
+                Code::MigrationInProgress,
+                format!("migration {id} of this object is under way; GET /v1/migrations/{id} tells how far it is"),
+            )
+            .with_object(object)
+            .with_migration(id),
+            Refused::MigrationMoved => Self::new(
+                Code::MigrationOver,
+                "the migration has gone on or ended meanwhile; GET it to see where it is",
+            ),
             Refused::Stopping => Self::new(
                 Code::GateStopping,
                 "this gate is stopping; ask another one, or this one again once it is back",
@@ -277,6 +320,29 @@ impl Problem {
                 problem
             }
             LeaseRefusal::Expired { ended } => Self::ended(ended),
+            LeaseRefusal::Jump { fence, to } => {
+                let detail = format!(
+                    "this would move the fence from {fence} to {to}, further than authority.max_jump; a certificate is parked until an operator confirms it with POST /v1/fences/confirm"
+                );
+                let mut problem = Self::new(Code::FenceJump, detail);
+                problem.fence = Some(fence.get());
+                problem
+            }
+            LeaseRefusal::Predecessor { expected } => {
+                let expected = expected.as_ref().map_or("no lease", LeaseId::as_str);
+                Self::new(
+                    Code::PredecessorMismatch,
+                    format!("the grant must name its predecessor, which is {expected}"),
+                )
+            }
+            LeaseRefusal::FenceProof => Self::new(
+                Code::FenceProofMismatch,
+                "fence_proof must be the signature of the certificate that fenced the predecessor, and absent where it was not fenced by one; post the certificate first",
+            ),
+            LeaseRefusal::GrantUsed => Self::new(
+                Code::GrantUsed,
+                "this lease_id was granted before: its token has been used, or it is another holder's or object's; use a new lease_id",
+            ),
             LeaseRefusal::SeqExhausted => Self::new(
                 Code::SeqExhausted,
                 "this object has used up its lease numbers (2^53-1); use another object_id",
@@ -328,6 +394,8 @@ mod tests {
         let (holder, lease_id) = (HolderId::new("b").unwrap(), LeaseId::new("l-2").unwrap());
         problem.tell_successor(Some(Successor { holder: holder.clone(), lease_id: lease_id.clone() }));
         problem.tell_receipt("1-1".to_owned());
+        (problem.fenced_by, problem.fence_time) = (Some(IssuerId::new("i").unwrap()), Some("1:0".to_owned()));
+        problem.migration_id = Some("m".to_owned());
         problem.tell_end(&Ended { how: How::Expired, at: WallMs(0), stamp: crate::fence::Hlc::default() });
         problem.tell_end(&Ended { how: How::Released, at: WallMs(0), stamp: crate::fence::Hlc::default() });
         (problem.holder_id, problem.lease_id, problem.retry_after_ms) = (Some(holder), Some(lease_id), Some(1));

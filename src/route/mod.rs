@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use self::template::{Captures, ObjectTemplate, PathTemplate};
 use crate::{
-    config::{Fault, Mode, PartialBody, RouteSettings, Settings, StoreSettings},
+    config::{Fault, LeaseSource, Mode, PartialBody, RouteSettings, Settings, StoreSettings},
     fence::{ObjectId, Ttl},
     table::codec::Terms,
 };
@@ -35,6 +35,8 @@ pub struct Route {
     pub discards: bool,
     pub settles: Vec<u16>,
     pub drain_wait_ms: u64,
+    pub source: LeaseSource,
+    pub journal: bool,
     path: PathTemplate,
     object: ObjectTemplate,
 }
@@ -73,6 +75,12 @@ impl Routes {
                 hash.update((part.len() as u64).to_be_bytes());
                 hash.update(part);
             }
+            if given.lease_source != LeaseSource::Gate {
+                hash.update([given.lease_source as u8]);
+            }
+            if given.journal && given.mode != Mode::Enforce {
+                faults.push(Fault::new(at("journal"), "needs mode = \"enforce\": other writes have no lease"));
+            }
             let store = stores.iter().position(|each| *each == store).unwrap_or_else(|| {
                 stores.push(store);
                 stores.len() - 1
@@ -97,6 +105,8 @@ impl Routes {
                         discards,
                         settles,
                         drain_wait_ms,
+                        source: given.lease_source,
+                        journal: given.journal,
                         path,
                         object,
                     });
@@ -128,6 +138,18 @@ impl Routes {
         self.all.iter().find(|route| route.place != of.place && route.path.lies_below(path))
     }
 
+    /// Whether leases of this object come from signed grants only: some route that could be its own says so.
+    #[must_use]
+    pub fn needs_grant(&self, object: &ObjectId) -> bool {
+        self.all.iter().any(|route| route.source == LeaseSource::Authority && route.may_make(object))
+    }
+
+    /// Whether the settled writes of this object are journaled by some route.
+    #[must_use]
+    pub fn keeps_journal(&self, object: &ObjectId) -> bool {
+        self.all.iter().any(|route| route.journal && route.may_make(object))
+    }
+
     /// All routes, the most specific first.
     #[must_use]
     pub fn all(&self) -> &[Route] {
@@ -139,7 +161,13 @@ impl Route {
     /// Whether it takes the same paths to the same objects in the same way. The store is looked at apart.
     #[must_use]
     pub fn acts_like(&self, other: &Self) -> bool {
-        (&self.path, &self.object, self.mode) == (&other.path, &other.object, other.mode)
+        (&self.path, &self.object, self.mode, self.source) == (&other.path, &other.object, other.mode, other.source)
+    }
+
+    /// Whether it could make this object's id.
+    #[must_use]
+    pub fn may_make(&self, object: &ObjectId) -> bool {
+        self.object.may_make(object.as_str())
     }
 
     /// Whether there is a path that both could take.
@@ -168,7 +196,8 @@ fn disagreements(routes: &[Route]) -> Vec<Fault> {
     for (place, route) in routes.iter().enumerate() {
         for other in &routes[..place] {
             let tie = route.path.literal_prefix() == other.path.literal_prefix() && route.path.overlaps(&other.path);
-            let agree = (&route.object, route.mode, route.store) == (&other.object, other.mode, other.store);
+            let agree = (&route.object, route.mode, route.store, route.source)
+                == (&other.object, other.mode, other.store, other.source);
             if tie && !agree {
                 let what = format!("takes paths that route {:?} takes too, and they disagree", other.name);
                 faults.push(Fault::new(format!("route[{place}].match"), what));

@@ -205,6 +205,25 @@ impl ObjectTemplate {
         Ok(Self { pieces })
     }
 
+    /// Whether some captures would make this id. A capture holds no slash, and is not empty.
+    #[must_use]
+    pub fn may_make(&self, id: &str) -> bool {
+        fn fits(pieces: &[Piece], left: &str) -> bool {
+            match pieces {
+                [] => left.is_empty(),
+                [Piece::Literal(literal), rest @ ..] => {
+                    left.strip_prefix(literal.as_str()).is_some_and(|left| fits(rest, left))
+                }
+                [Piece::Capture(_), rest @ ..] => {
+                    let most = left.find('/').unwrap_or(left.len());
+                    let ends = left.char_indices().map(|(at, _)| at).skip(1).chain([left.len()]);
+                    ends.take_while(|end| *end <= most).filter(|end| *end > 0).any(|end| fits(rest, &left[end..]))
+                }
+            }
+        }
+        fits(&self.pieces, id)
+    }
+
     /// The object id that these captures name.
     #[must_use]
     pub fn fill<'p>(&'p self, captures: &[&Cow<'p, str>]) -> Cow<'p, str> {

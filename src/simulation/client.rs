@@ -8,7 +8,7 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 use super::{oracle::Violation, world::World};
 use crate::{
     fence::{FenceToken, HolderId, LeaseId, ObjectId, Record, RequestId, State, Ttl, step::LeaseRefusal},
-    table::ledger::{Command, Granted, Refused, Revoked, Wanted},
+    table::ledger::{Command, Granted, Moved, Refused, Wanted},
 };
 
 /// How many writes may be on their way through the gate at once.
@@ -35,7 +35,7 @@ enum Call {
     Acquire(oneshot::Receiver<Result<Vec<Granted>, Refused>>),
     Renew(FenceToken, oneshot::Receiver<Result<Granted, Refused>>),
     Release(FenceToken, oneshot::Receiver<Result<Record, Refused>>),
-    Revoke(oneshot::Receiver<Result<Revoked, Refused>>),
+    Revoke(oneshot::Receiver<Result<Moved, Refused>>),
 }
 
 /// What the ledger has said.
@@ -394,6 +394,7 @@ impl World {
             Refused::Overloaded => "overloaded",
             Refused::Stopping => "stopping",
             Refused::Draining { .. } => "draining",
+            Refused::Migrating { .. } | Refused::MigrationMoved => "migrating",
         };
         self.say(format!("client {place} is told: {word}"));
     }

@@ -154,6 +154,7 @@ impl Simulation {
             metrics: self.metrics.clone(),
             meta,
             mark,
+            journal_keep: 1_000,
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: !was_clean,

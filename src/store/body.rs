@@ -36,6 +36,15 @@ impl StoreBody {
         }
         Self::Held { first, parts, trailers }
     }
+
+    /// The data of a body that is there, part by part.
+    pub fn held_parts(&self) -> impl Iterator<Item = &Bytes> {
+        let (first, parts) = match self {
+            Self::Held { first, parts, .. } => (Some(first), Some(parts)),
+            Self::Empty | Self::Stream(_) => (None, None),
+        };
+        first.into_iter().chain(parts.into_iter().flatten())
+    }
 }
 
 impl Body for StoreBody {

@@ -185,7 +185,7 @@ impl Staged {
         let run = meta.run.max(used.run);
         // By which routes writes went is not known of all of them.
         let terms = Terms { bound_ms: meta.terms.bound_ms.max(used.bound_ms), ..Terms::default() };
-        let meta = Meta { incarnation, run, clean: false, key_fingerprint: key.fingerprint(), terms };
+        let meta = Meta { incarnation, run, clean: false, key_fingerprint: key.fingerprint(), terms, broken_run: run };
         write_meta(&table, &meta, read_mark(&table)?)?;
         table.flush()?;
         drop(table);

@@ -181,6 +181,7 @@ pub fn begin_on(
         run: before.run + 1,
         clean: false,
         key_fingerprint: before.key_fingerprint,
+        broken_run: if was_clean { before.broken_run } else { before.run },
         terms: match &tail_lost {
             None if was_clean => terms,
             None => terms.and(before.terms),

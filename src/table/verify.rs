@@ -4,10 +4,14 @@ use std::collections::BTreeMap;
 
 use super::{
     Row, Table, TableFault,
-    codec::{Context, Family, Key, RequestRow, decode_index, decode_lease, decode_mark, decode_record},
+    codec::{
+        Context, Family, JournalEntry, JournalHead, Key, MigrationRow, RequestRow, decode_index, decode_lease,
+        decode_mark, decode_record, decode_signed,
+    },
+    ledger::{authority as certificates, journal},
     open::{read_mark, read_meta},
 };
-use crate::fence::{Fence, Hlc, Incarnation, Now, TableKey, WallMs, time::Frame};
+use crate::fence::{Fence, Hlc, Incarnation, LeaseSeq, Now, ObjectId, TableKey, WallMs, time::Frame};
 
 const CHUNK: usize = 4_096;
 const FAULTS_MAX: usize = 100;
@@ -122,8 +126,42 @@ impl Checks {
                 }
             }
             Key::Request(..) => RequestRow::decode(value).map(drop).map_err(|fault| bad(&fault)),
+            Key::Certificate(object, seq) => {
+                is_certificate(value, &object, seq).map_err(|fault| bad(&fault))?;
+                let record = get(table, &Key::Record(object.clone())).map_err(|fault| bad(&fault))?;
+                let record = record.ok_or_else(|| bad(&"has no record, so its fence is lost"))?;
+                let record = decode_record(object, &record, &self.context).map_err(|fault| bad(&fault))?;
+                if Fence::from(seq) >= record.fence {
+                    return Err(bad(&"fences a lease that its object's fence has not passed"));
+                }
+                Ok(())
+            }
+            Key::Parked(object, seq) => is_certificate(value, &object, seq).map_err(|fault| bad(&fault)),
+            Key::Migration(_) => MigrationRow::decode(value).map(drop).map_err(|fault| bad(&fault)),
+            Key::Journal(_) => JournalHead::decode(value).map(drop).map_err(|fault| bad(&fault)),
+            Key::JournalEntry(object, number) => {
+                let entry = JournalEntry::decode(value).map_err(|fault| bad(&fault))?;
+                let before = get(table, &Key::JournalEntry(object.clone(), number.saturating_sub(1)))
+                    .map_err(|fault| bad(&fault))?;
+                let before = match before {
+                    None if number == 1 => Some(JournalHead::EMPTY.hash),
+                    // The oldest that is kept.
+                    None => None,
+                    Some(row) => Some(JournalEntry::decode(&row).map_err(|fault| bad(&fault))?.hash),
+                };
+                if before.is_some_and(|before| journal::chain(&before, entry.seq, &entry.wrote) != entry.hash) {
+                    return Err(bad(&"does not follow on the entry before it"));
+                }
+                Ok(())
+            }
         }
     }
+}
+
+/// Whether a row is the certificate that its key says.
+fn is_certificate(value: &[u8], object: &ObjectId, seq: LeaseSeq) -> Result<(), TableFault> {
+    let certificate = certificates::read(decode_signed(value)?, object)?;
+    if certificate.by.seq == seq { Ok(()) } else { Err(TableFault::Corrupt("is for another lease".to_owned())) }
 }
 
 fn get(table: &dyn Table, key: &Key) -> Result<Option<Vec<u8>>, TableFault> {

@@ -24,6 +24,7 @@ use super::{
     handle::Answered,
     headers::strip_fence,
     hold::Source,
+    journaled::Line,
     passage::Passage,
     plan::Outfit,
     reply::Refused,
@@ -144,6 +145,9 @@ pub struct Carried {
     pub settles: bool,
     /// `None` for reads.
     pub passage: Option<Rc<Passage>>,
+    /// What is to be written down of a write, its body's digest and its answer's status, where its route keeps
+    /// a journal.
+    pub line: Option<(Line, [u8; 32], u16)>,
 }
 
 impl Carried {
@@ -152,14 +156,30 @@ impl Carried {
         if !self.settles {
             return self.lose();
         }
-        self.passage.inspect(|passage| passage.settle());
-        self.lane.give_back(self.worker.now());
+        let Self { worker, lane, passage, line, .. } = self;
+        lane.give_back(worker.now());
+        let (Some(passage), Some((line, digest, status))) = (&passage, line) else {
+            passage.inspect(|passage| passage.settle());
+            return;
+        };
+        // It is in flight until it is written down.
+        let (passage, carrying) = (Rc::clone(passage), Carrying::new(&worker));
+        tokio::task::spawn_local(async move {
+            match line.settled(&worker.gate.ledger, digest, status).await {
+                Ok(()) => passage.settle(),
+                Err(_) => passage.lose(),
+            }
+            drop(carrying);
+        });
     }
 
     /// The answer will not come to its end: the write is unknown from when its connection is closed.
     fn lose(self) {
-        let Self { worker, lane, passage, .. } = self;
+        let Self { worker, lane, passage, line, .. } = self;
         drop(lane);
+        if let Some((line, ..)) = line {
+            line.unknown(&worker.gate.ledger);
+        }
         if let Some(passage) = passage {
             worker.plane.metrics().unknown();
             passage.lose();

@@ -27,6 +27,7 @@ use super::{
     classify::FENCE_TOKEN,
     headers::strip_fence,
     hold::{Share, discard},
+    journaled::BodyDigest,
     passage::Passage,
 };
 use crate::{
@@ -71,9 +72,22 @@ pub struct Progress {
     wire: RefCell<Option<Rc<Wire>>>,
     waits_for_client: Cell<bool>,
     change: Notify,
+    /// Of what has come, where that is asked for.
+    digest: RefCell<Option<BodyDigest>>,
 }
 
 impl Progress {
+    /// From here on a digest is made of what comes.
+    pub fn make_digest(&self) {
+        *self.digest.borrow_mut() = Some(BodyDigest::default());
+    }
+
+    /// The digest of all that came, if it was asked for.
+    #[must_use]
+    pub fn digest(&self) -> Option<[u8; 32]> {
+        self.digest.borrow().clone().map(BodyDigest::finish)
+    }
+
     /// The whole body may go, or has gone.
     #[must_use]
     pub fn is_released(&self) -> bool {
@@ -243,6 +257,9 @@ impl Upload {
             Piece::Data(bytes) => {
                 let length = bytes.len() as u64;
                 self.room = self.room.checked_sub(length).ok_or(Broken::TooLong)?;
+                if let Some(digest) = &mut *self.progress.digest.borrow_mut() {
+                    digest.update(&bytes);
+                }
                 match &mut self.to_come {
                     Some(to_come) => {
                         *to_come = to_come.checked_sub(length).ok_or(Broken::Client)?;

@@ -22,6 +22,7 @@ use super::{
     headers::{self, Length, Outcome},
     hold::{Held, Hold, Limits, NoBody, Share, Source},
     inflight::Denied,
+    journaled::{BodyDigest, Line},
     passage::Passage,
     plan::Outfit,
     reply::{Refused, ReplyBody},
@@ -115,6 +116,7 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
         Source::Coming { hold, share } => Box::pin(job.body(hold, share, length)).await?,
     };
     let length = Length::of(&job.head, length, &body);
+    let digest = if job.is_journaled() { digest_of(&body, progress.as_deref()) } else { None };
     let mut unsent: Option<Unsent> = None;
     let answer = loop {
         // An idle one has just been looked at.
@@ -192,7 +194,18 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
     };
     drop(share);
     job.worker.tally.answered(job.write.is_some(), answer.since.seconds());
-    job.answer(answer, progress.as_deref()).await
+    job.answer(answer, progress.as_deref(), digest).await
+}
+
+/// The digest of a body that is there; that of one that streams is asked for, and made as it comes.
+fn digest_of(body: &StoreBody, progress: Option<&Progress>) -> Option<[u8; 32]> {
+    if let Some(progress) = progress {
+        progress.make_digest();
+        return None;
+    }
+    let mut digest = BodyDigest::default();
+    body.held_parts().for_each(|part| digest.update(part));
+    Some(digest.finish())
 }
 
 const UNASKED: &str = "it hung up, or spoke before it was asked";
@@ -232,6 +245,24 @@ impl Job {
 
     fn route(&self, write: &WriteOf) -> &Route {
         &self.outfit.plan.routes.all()[write.route]
+    }
+
+    /// Whether its route keeps a journal.
+    fn is_journaled(&self) -> bool {
+        self.write.as_ref().is_some_and(|write| self.route(write).journal)
+    }
+
+    /// What is to be written down of it, where its route keeps a journal.
+    fn line(&self, write: &WriteOf) -> Option<Line> {
+        self.route(write).journal.then(|| Line::new(&self.head, &write.passage))
+    }
+
+    /// Nobody knows what became of it; its connection is gone.
+    fn lose(&self, write: &WriteOf) {
+        if let Some(line) = self.line(write) {
+            line.unknown(&self.worker.gate.ledger);
+        }
+        write.passage.lose();
     }
 
     fn is_h2(&self) -> bool {
@@ -417,7 +448,7 @@ impl Job {
                 None => no_answer(why),
             };
         }
-        write.passage.lose();
+        self.lose(write);
         match broken {
             Some(broken) => self.unknown(format!("part of the write was sent, but not its end ({broken})")),
             None if is_partial => self.unknown(format!("part of the write was sent, but not its end ({why})")),
@@ -442,7 +473,12 @@ impl Job {
         Refused::new(Code::OutcomeUnknown, what + "; look before you write again")
     }
 
-    async fn answer(self: Box<Self>, answer: Answer, progress: Option<&Progress>) -> Answered {
+    async fn answer(
+        self: Box<Self>,
+        answer: Answer,
+        progress: Option<&Progress>,
+        digest: Option<[u8; 32]>,
+    ) -> Answered {
         let Answer { mut lane, head, since } = answer;
         let is_out = lane.link().is_out();
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
@@ -460,7 +496,8 @@ impl Job {
         let Some(write) = &self.write else {
             headers::to_client(&mut headers, None, &self.worker.last_seq);
             let patience = self.patience();
-            let carried = Carried { worker: Rc::clone(&self.worker), lane, settles: !is_early, passage: None };
+            let worker = Rc::clone(&self.worker);
+            let carried = Carried { worker, lane, settles: !is_early, passage: None, line: None };
             let reply = StoreReply::coming(Frames::default(), carried, patience);
             return Ok(respond((status, reason), headers, ReplyBody::store(reply)));
         };
@@ -475,18 +512,29 @@ impl Job {
         let (body, outcome) = match read_ahead(&mut lane, &self.worker, left).await {
             Ahead::Broken(why) => {
                 drop(lane);
-                passage.lose();
+                self.lose(write);
                 let what = format!("the write was sent, and the store's answer broke off ({why})");
                 return Err(self.unknown(what).into());
             }
             Ahead::Whole(frames) => {
                 failpoints::reach(Point::Answered);
-                self.conclude(passage, lane, settles, is_early);
+                if route.journal && settles && !is_early {
+                    let digest = digest.or_else(|| progress.and_then(Progress::digest));
+                    if Box::pin(self.write_down(write, digest, status)).await.is_err() {
+                        drop(lane);
+                        passage.lose();
+                        let what = "the store has answered, but the write could not be written down in its journal";
+                        return Err(self.unknown(what.to_owned()).into());
+                    }
+                }
+                self.conclude(write, lane, settles, is_early);
                 (ReplyBody::whole(frames), if settles { Outcome::Settled } else { Outcome::Unknown })
             }
             Ahead::Part(frames) => {
                 let (worker, passage) = (Rc::clone(&self.worker), Some(Rc::clone(passage)));
-                let carried = Carried { worker, lane, settles: settles && !is_early, passage };
+                let digest = digest.or_else(|| progress.and_then(Progress::digest)).unwrap_or_default();
+                let line = self.line(write).map(|line| (line, digest, status.as_u16()));
+                let carried = Carried { worker, lane, settles: settles && !is_early, passage, line };
                 let outcome = if settles { Outcome::Pending } else { Outcome::Unknown };
                 (ReplyBody::store(StoreReply::coming(frames, carried, left())), outcome)
             }
@@ -498,8 +546,16 @@ impl Job {
         Ok(respond((status, reason), headers, body))
     }
 
+    /// Writes a settled write down: durable when this returns.
+    async fn write_down(&self, write: &WriteOf, digest: Option<[u8; 32]>, status: StatusCode) -> Result<(), ()> {
+        let Some(line) = self.line(write) else { return Ok(()) };
+        let written = line.settled(&self.worker.gate.ledger, digest.unwrap_or_default(), status.as_u16()).await;
+        written.map_err(drop)
+    }
+
     /// The whole answer is there.
-    fn conclude(&self, passage: &Passage, lane: Lane, settles: bool, is_early: bool) {
+    fn conclude(&self, write: &WriteOf, lane: Lane, settles: bool, is_early: bool) {
+        let passage = &write.passage;
         if settles && !is_early {
             passage.settle();
             return lane.give_back(self.worker.now());
@@ -509,7 +565,7 @@ impl Job {
             passage.cancel();
         } else {
             self.worker.plane.metrics().unknown();
-            passage.lose();
+            self.lose(write);
         }
     }
 }

@@ -10,6 +10,7 @@
 //!   longer ones, whose end is held back until the write has been judged again. [`carry`]: what goes on
 //!   when the client is gone.
 //! - [`reply`]: the store's answer or a refusal, as a response. [`receipts`]: what was refused lately.
+//! - [`journaled`]: what is written down of writes whose route keeps a journal.
 //! - [`headers`]: what is taken from and added to a request on its way.
 //! - [`handle`]: the stages, one after the other. [`plan`]: the settings they go by.
 
@@ -26,6 +27,7 @@ pub mod handle;
 pub mod headers;
 pub mod hold;
 pub mod inflight;
+pub mod journaled;
 pub mod passage;
 pub mod plan;
 pub mod receipts;

@@ -174,13 +174,21 @@ impl From<Refusal> for Refused {
             }
             Refusal::Unusable(Unusable::Table) => Self::new(code, "the fence table cannot be used now; reads go on"),
             Refusal::Unusable(Unusable::Clock) => Self::new(code, "the gate's clock has not been set; reads go on"),
-            Refusal::Stale { seq, fence, successor } => {
+            Refusal::Stale { seq, fence, successor, certified } => {
                 let mut number = itoa::Buffer::new();
                 let fence_now = number.format(fence.get());
                 let detail = ["the fence has moved to ", fence_now, ", so this lease is over for ever; acquire again"];
                 let detail = detail.concat();
                 let mut refused = Self::new(code, detail).numbered(Some(seq), Some(fence));
                 refused.problem.tell_successor(successor);
+                refused.problem.tell_certificate(certified.as_deref());
+                refused
+            }
+            Refusal::NotYet { seq, holder, begins_in_ms } => {
+                let mut refused = Self::new(code, format!("this lease begins in {begins_in_ms} ms; try again then"))
+                    .numbered(Some(seq), Some(seq.into()));
+                refused.problem.tell_retry(begins_in_ms);
+                refused.holder = Some(holder);
                 refused
             }
             Refusal::Ahead { seq, fence } => {

@@ -112,6 +112,7 @@ impl<D: Disk> Bench<D> {
             metrics: Metrics::new().ledger,
             meta,
             mark,
+            journal_keep: 1_000,
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: false,

@@ -19,6 +19,7 @@
 #![allow(clippy::pedantic, reason = "tests are read, not called")]
 
 mod api;
+mod authority;
 mod cli;
 mod conformance;
 mod contract;

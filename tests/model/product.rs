@@ -136,6 +136,7 @@ impl Product {
             ttl: self.ttl,
             request: None,
             tainted: false,
+            window: None,
         }
     }
 
@@ -165,6 +166,7 @@ impl Product {
             request: None,
             used: false,
             tainted: false,
+            start: None,
             proof,
         }
     }

@@ -10,7 +10,7 @@ use std::{
 use fencegate::{
     api::Gate,
     clock::{Clock, Driver},
-    config::LeaseSettings,
+    config::{LeaseSettings, Settings},
     fence::{
         BootMs, FenceToken, Hlc, HolderId, Incarnation, LeaseId, Now, ObjectId, Record, State, TableKey, Ttl, WallMs,
         step::{Announcement, Kind},
@@ -110,6 +110,7 @@ impl World {
             metrics: METRICS.ledger.clone(),
             meta,
             mark,
+            journal_keep: 1_000,
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: !was_clean,
@@ -123,6 +124,8 @@ impl World {
             ledger,
             news,
             clock,
+            authority: arc_swap::ArcSwap::default(),
+            routes: arc_swap::ArcSwap::from_pointee(fencegate::route::Routes::new(&Settings::default()).unwrap()),
             limits: LeaseSettings::default(),
             deadline: Duration::ZERO,
             metrics: Arc::clone(&METRICS),

@@ -1,7 +1,7 @@
 //! Bytes of a value: a writer, and a reader that takes nothing but what the writer makes.
 
 use super::{CodecFault, FORMAT};
-use crate::fence::{Hlc, HolderId, LeaseId, LeaseSeq, ObjectId, RequestId};
+use crate::fence::{Hlc, HolderId, IssuerId, LeaseId, LeaseSeq, ObjectId, RequestId};
 
 /// Room for most values.
 const VALUE_BYTES: usize = 192;
@@ -37,8 +37,13 @@ impl Writer {
     }
 
     pub(super) fn text(self, text: &str) -> Self {
-        let len = u32::try_from(text.len()).expect("no text in the table is longer than 4 GiB");
-        self.u32(len).bytes(text.as_bytes())
+        self.blob(text.as_bytes())
+    }
+
+    /// Bytes behind their length.
+    pub(super) fn blob(self, bytes: &[u8]) -> Self {
+        let len = u32::try_from(bytes.len()).expect("nothing in the table is longer than 4 GiB");
+        self.u32(len).bytes(bytes)
     }
 
     pub(super) fn hlc(self, stamp: Hlc) -> Self {
@@ -104,8 +109,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn text(&mut self) -> Result<&'a str, CodecFault> {
-        let len = self.u32()? as usize;
-        super::text(self.take(len)?)
+        super::text(self.blob()?)
     }
 
     pub(super) fn object(&mut self) -> Result<ObjectId, CodecFault> {
@@ -114,6 +118,10 @@ impl<'a> Reader<'a> {
 
     pub(super) fn holder(&mut self) -> Result<HolderId, CodecFault> {
         HolderId::new(self.text()?).map_err(|_| CodecFault("a bad holder id"))
+    }
+
+    pub(super) fn issuer(&mut self) -> Result<IssuerId, CodecFault> {
+        IssuerId::new(self.text()?).map_err(|_| CodecFault("a bad issuer id"))
     }
 
     pub(super) fn lease_id(&mut self) -> Result<LeaseId, CodecFault> {
@@ -125,6 +133,12 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         RequestId::new(self.text()?).map(Some).map_err(|_| CodecFault("a bad request id"))
+    }
+
+    /// Bytes behind their length.
+    pub(super) fn blob(&mut self) -> Result<&'a [u8], CodecFault> {
+        let len = self.u32()? as usize;
+        self.take(len)
     }
 
     pub(super) fn end(self) -> Result<(), CodecFault> {

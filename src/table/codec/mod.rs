@@ -8,20 +8,27 @@
 //! | `l` | object_id, 0, lease_seq (8 bytes, big endian) | [`LeaseRow`] | ledger; deleted a day after its end |
 //! | `i` | lease_id | object_id and lease_seq of that lease | with its `l` row |
 //! | `q` | holder_id, 0, request_id | [`RequestRow`]: what that request was granted | ledger; deleted with its leases |
+//! | `c` | object_id, 0, lease_seq | a fence certificate for that lease, as it was signed. Never deleted | ledger |
+//! | `p` | object_id, 0, lease_seq | one that would move the fence too far, until an operator confirms it | ledger |
+//! | `g` | migration id | [`MigrationRow`]: how far it is | ledger; deleted a day after its end |
+//! | `j` | object_id | [`JournalHead`]: how many writes have settled, and the hash over them. Never deleted | ledger |
+//! | `e` | object_id, 0, number (8 bytes, big endian) | [`JournalEntry`]: one settled write | ledger; the oldest are deleted |
 //!
 //! Ids hold no control characters, so byte 0 separates. Numbers are big endian and sort as numbers.
 //! Every value begins with [`FORMAT`]; a value has exactly one encoding, and whatever is not it
 //! does not decode. Secrets are not stored: decoding a record makes them anew from the table's key.
 
+mod authority;
 mod bytes;
 mod rows;
 
 use thiserror::Error;
 
+pub use authority::{JournalEntry, JournalHead, MigrationRow, MigrationState, Wrote, decode_signed, encode_signed};
 pub use rows::{Context, Meta, RequestRow, Terms};
 
 use self::bytes::{Reader, Writer};
-use crate::fence::{Hlc, HolderId, LeaseId, LeaseRow, LeaseSeq, ObjectId, Record, RequestId};
+use crate::fence::{Hlc, HolderId, LeaseId, LeaseRow, LeaseSeq, MigrationId, ObjectId, Record, RequestId};
 
 /// The version of every value.
 pub const FORMAT: u8 = 2;
@@ -40,6 +47,11 @@ pub enum Key {
     Lease(ObjectId, LeaseSeq),
     LeaseIndex(LeaseId),
     Request(HolderId, RequestId),
+    Certificate(ObjectId, LeaseSeq),
+    Parked(ObjectId, LeaseSeq),
+    Migration(MigrationId),
+    Journal(ObjectId),
+    JournalEntry(ObjectId, u64),
 }
 
 /// A key family's first byte.
@@ -51,10 +63,27 @@ pub enum Family {
     Lease,
     LeaseIndex,
     Request,
+    Certificate,
+    Parked,
+    Migration,
+    Journal,
+    JournalEntry,
 }
 
 impl Family {
-    pub const ALL: [Self; 6] = [Self::Meta, Self::Mark, Self::Record, Self::Lease, Self::LeaseIndex, Self::Request];
+    pub const ALL: [Self; 11] = [
+        Self::Meta,
+        Self::Mark,
+        Self::Record,
+        Self::Lease,
+        Self::LeaseIndex,
+        Self::Request,
+        Self::Certificate,
+        Self::Parked,
+        Self::Migration,
+        Self::Journal,
+        Self::JournalEntry,
+    ];
 
     #[must_use]
     pub const fn byte(self) -> u8 {
@@ -65,6 +94,11 @@ impl Family {
             Self::Lease => b'l',
             Self::LeaseIndex => b'i',
             Self::Request => b'q',
+            Self::Certificate => b'c',
+            Self::Parked => b'p',
+            Self::Migration => b'g',
+            Self::Journal => b'j',
+            Self::JournalEntry => b'e',
         }
     }
 
@@ -77,6 +111,11 @@ impl Family {
             Self::Lease => "leases",
             Self::LeaseIndex => "lease ids",
             Self::Request => "requests",
+            Self::Certificate => "certificates",
+            Self::Parked => "parked certificates",
+            Self::Migration => "migrations",
+            Self::Journal => "journals",
+            Self::JournalEntry => "journal entries",
         }
     }
 
@@ -88,6 +127,17 @@ impl Family {
         let mut until = from.clone();
         // The first key behind all that share the prefix. UTF-8 never holds 0xff.
         until.push(0xff);
+        (from, until)
+    }
+
+    /// Where this family's keys of one object that have a number behind it begin and end.
+    #[must_use]
+    pub fn range_of(self, object: &ObjectId) -> (Vec<u8>, Vec<u8>) {
+        let mut from = vec![self.byte()];
+        from.extend_from_slice(object.as_str().as_bytes());
+        let mut until = from.clone();
+        from.push(0);
+        until.push(1);
         (from, until)
     }
 }
@@ -108,12 +158,12 @@ impl Key {
         bytes.push(self.family().byte());
         match self {
             Self::Meta | Self::Mark => {}
-            Self::Record(object) => bytes.extend_from_slice(object.as_str().as_bytes()),
-            Self::Lease(object, seq) => {
-                bytes.extend_from_slice(object.as_str().as_bytes());
-                bytes.push(0);
-                bytes.extend_from_slice(&seq.get().to_be_bytes());
+            Self::Record(object) | Self::Journal(object) => bytes.extend_from_slice(object.as_str().as_bytes()),
+            Self::Lease(object, seq) | Self::Certificate(object, seq) | Self::Parked(object, seq) => {
+                encode_numbered(bytes, object, seq.get());
             }
+            Self::Migration(id) => bytes.extend_from_slice(id.as_str().as_bytes()),
+            Self::JournalEntry(object, number) => encode_numbered(bytes, object, *number),
             Self::LeaseIndex(lease) => bytes.extend_from_slice(lease.as_str().as_bytes()),
             Self::Request(holder, request) => {
                 bytes.extend_from_slice(holder.as_str().as_bytes());
@@ -133,12 +183,12 @@ impl Key {
             b'm' if rest.is_empty() => Ok(Self::Meta),
             b'h' if rest.is_empty() => Ok(Self::Mark),
             b'r' => Ok(Self::Record(object(rest)?)),
-            b'l' => {
-                let (head, seq) = rest.split_last_chunk().ok_or(CodecFault("a lease key without a number"))?;
-                let head = head.strip_suffix(&[0]).ok_or(CodecFault("a lease key without a separator"))?;
-                let seq = LeaseSeq::new(u64::from_be_bytes(*seq)).ok_or(CodecFault("a lease key with number 0"))?;
-                Ok(Self::Lease(object(head)?, seq))
-            }
+            b'l' => numbered_seq(rest).map(|(object, seq)| Self::Lease(object, seq)),
+            b'c' => numbered_seq(rest).map(|(object, seq)| Self::Certificate(object, seq)),
+            b'p' => numbered_seq(rest).map(|(object, seq)| Self::Parked(object, seq)),
+            b'g' => Ok(Self::Migration(MigrationId::new(text(rest)?).map_err(|_| CodecFault("a bad migration id"))?)),
+            b'j' => Ok(Self::Journal(object(rest)?)),
+            b'e' => numbered(rest).map(|(object, number)| Self::JournalEntry(object, number)),
             b'i' => Ok(Self::LeaseIndex(LeaseId::new(text(rest)?).map_err(|_| CodecFault("a bad lease id"))?)),
             b'q' => {
                 let (holder, request) =
@@ -160,8 +210,30 @@ impl Key {
             Self::Lease(..) => Family::Lease,
             Self::LeaseIndex(_) => Family::LeaseIndex,
             Self::Request(..) => Family::Request,
+            Self::Certificate(..) => Family::Certificate,
+            Self::Parked(..) => Family::Parked,
+            Self::Migration(_) => Family::Migration,
+            Self::Journal(_) => Family::Journal,
+            Self::JournalEntry(..) => Family::JournalEntry,
         }
     }
+}
+
+fn encode_numbered(bytes: &mut Vec<u8>, object: &ObjectId, number: u64) {
+    bytes.extend_from_slice(object.as_str().as_bytes());
+    bytes.push(0);
+    bytes.extend_from_slice(&number.to_be_bytes());
+}
+
+fn numbered(rest: &[u8]) -> Result<(ObjectId, u64), CodecFault> {
+    let (head, number) = rest.split_last_chunk().ok_or(CodecFault("a key without a number"))?;
+    let head = head.strip_suffix(&[0]).ok_or(CodecFault("a key without a separator"))?;
+    Ok((object(head)?, u64::from_be_bytes(*number)))
+}
+
+fn numbered_seq(rest: &[u8]) -> Result<(ObjectId, LeaseSeq), CodecFault> {
+    let (object, number) = numbered(rest)?;
+    Ok((object, LeaseSeq::new(number).ok_or(CodecFault("a key with number 0"))?))
 }
 
 fn text(bytes: &[u8]) -> Result<&str, CodecFault> {

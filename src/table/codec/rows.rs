@@ -1,12 +1,14 @@
 //! The values of the larger rows, field by field in the order they are stored.
 
+use std::sync::Arc;
+
 use super::{
     CodecFault,
     bytes::{Reader, Writer},
 };
 use crate::fence::{
-    BootMs, Ended, Fence, How, Incarnation, Lease, LeaseId, LeaseRow, LeaseSeq, ObjectId, Record, RequestId, State,
-    TableKey, Ttl, WallMs, record::AdvanceId, time::Frame,
+    BootMs, Certified, Ended, Fence, How, Incarnation, Lease, LeaseId, LeaseRow, LeaseSeq, ObjectId, Record, RequestId,
+    State, TableKey, Ttl, WallMs, authority::FenceProof, lease::Start, record::AdvanceId, time::Frame,
 };
 use crate::table::flight::DrainReport;
 
@@ -47,26 +49,31 @@ pub struct Meta {
     pub key_fingerprint: [u8; 16],
     /// Of whatever may still land if this run ends badly.
     pub terms: Terms,
+    /// The last run that did not end in good order; 0 if there was none.
+    pub broken_run: u64,
 }
+
+const HAS_BROKEN: u8 = 2;
 
 impl Meta {
     /// Of a table on which no gate has run yet.
     #[must_use]
     pub fn new(key: &TableKey, clean: bool) -> Self {
         let (incarnation, terms) = (Incarnation::default(), Terms::default());
-        Self { incarnation, run: 0, clean, key_fingerprint: key.fingerprint(), terms }
+        Self { incarnation, run: 0, clean, key_fingerprint: key.fingerprint(), terms, broken_run: 0 }
     }
 
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        Writer::row()
+        let row = Writer::row()
             .u32(self.incarnation.get())
             .u64(self.run)
-            .u8(self.clean.into())
+            .u8(u8::from(self.clean) | if self.broken_run == 0 { 0 } else { HAS_BROKEN })
             .bytes(&self.key_fingerprint)
             .bytes(&self.terms.routes)
-            .u64(self.terms.bound_ms)
-            .done()
+            .u64(self.terms.bound_ms);
+        // Absent where there was none, as in tables that never heard of it; said beside the clean flag.
+        if self.broken_run == 0 { row.done() } else { row.u64(self.broken_run).done() }
     }
 
     /// Reads the meta row.
@@ -75,13 +82,21 @@ impl Meta {
     /// Where the bytes are no meta row.
     pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
         let mut reader = Reader::row(value)?;
+        let (incarnation, run, flags) = (Incarnation::new(reader.u32()?), reader.u64()?, reader.u8()?);
+        if flags > 1 | HAS_BROKEN {
+            return Err(CodecFault("flags that are not known"));
+        }
         let meta = Self {
-            incarnation: Incarnation::new(reader.u32()?),
-            run: reader.u64()?,
-            clean: reader.flag()?,
+            incarnation,
+            run,
+            clean: flags & 1 != 0,
             key_fingerprint: reader.array()?,
             terms: Terms { routes: reader.array()?, bound_ms: reader.u64()? },
+            broken_run: if flags & HAS_BROKEN == 0 { 0 } else { reader.u64()? },
         };
+        if flags & HAS_BROKEN != 0 && meta.broken_run == 0 {
+            return Err(CodecFault("a broken run that is none"));
+        }
         reader.end()?;
         Ok(meta)
     }
@@ -130,13 +145,46 @@ const OPEN: u8 = 3;
 
 pub(super) fn write_record(record: &Record, run: u64) -> Vec<u8> {
     let head = Writer::row().u64(record.fence.get()).u32(record.incarnation.get()).hlc(record.changed);
-    match &record.state {
-        State::Free { last: None } => head.u8(FREE),
-        State::Free { last: Some((lease, ended)) } => write_ended(write_lease(head.u8(FREE_AFTER), lease, run), ended),
-        State::Draining { advance } => head.u8(DRAINING).hlc(advance.0),
-        State::Open { lease } => write_lease(head.u8(OPEN), lease, run),
+    let (start, certified) = (record.lease().and_then(|(lease, _)| lease.start), record.certified.as_deref());
+    let flags = start.map_or(0, |_| HAS_START) | certified.map_or(0, |_| HAS_CERTIFIED);
+    let row = match &record.state {
+        State::Free { last: None } => head.u8(FREE | flags),
+        State::Free { last: Some((lease, ended)) } => {
+            write_ended(write_lease(head.u8(FREE_AFTER | flags), lease, run), ended)
+        }
+        State::Draining { advance } => head.u8(DRAINING | flags).hlc(advance.0),
+        State::Open { lease } => write_lease(head.u8(OPEN | flags), lease, run),
+    };
+    write_signed_part(row, start, certified).done()
+}
+
+/// What only objects have that certificates or signed grants were for; said beside the state.
+const HAS_START: u8 = 0x40;
+const HAS_CERTIFIED: u8 = 0x80;
+
+fn write_signed_part(mut row: Writer, start: Option<Start>, certified: Option<&Certified>) -> Writer {
+    if let Some(start) = start {
+        row = row.u64(start.at.0).u64(start.boot.0);
     }
-    .done()
+    match certified {
+        None => row,
+        Some(Certified { lease_id, seq, issuer, time, proof }) => {
+            row.text(lease_id.as_str()).u64(seq.get()).text(issuer.as_str()).hlc(*time).bytes(&proof.0)
+        }
+    }
+}
+
+/// When a lease begins to count, as it was written; and the newest certificate.
+type SignedPart = (Option<Start>, Option<Arc<Certified>>);
+
+fn read_signed_part(reader: &mut Reader<'_>, flags: u8) -> Result<SignedPart, CodecFault> {
+    let start = (flags & HAS_START != 0).then(|| Ok(Start { at: WallMs(reader.u64()?), boot: BootMs(reader.u64()?) }));
+    let start = start.transpose()?;
+    let certified = (flags & HAS_CERTIFIED != 0).then(|| {
+        let (lease_id, seq, issuer) = (reader.lease_id()?, reader.seq()?, reader.issuer()?);
+        Ok(Arc::new(Certified { lease_id, seq, issuer, time: reader.hlc()?, proof: FenceProof(reader.array()?) }))
+    });
+    Ok((start, certified.transpose()?))
 }
 
 pub(super) fn read_record(object: ObjectId, value: &[u8], context: &Context) -> Result<Record, CodecFault> {
@@ -144,21 +192,35 @@ pub(super) fn read_record(object: ObjectId, value: &[u8], context: &Context) -> 
     let fence = Fence::new(reader.u64()?);
     let incarnation = Incarnation::new(reader.u32()?);
     let changed = reader.hlc()?;
-    let state = match reader.u8()? {
+    let mut run = context.frame.run;
+    let said = reader.u8()?;
+    let mut state = match said & !(HAS_START | HAS_CERTIFIED) {
         FREE => State::Free { last: None },
         FREE_AFTER => {
-            let lease = read_lease(&mut reader, &object, fence, context)?;
+            let lease = read_lease(&mut reader, &object, fence, context, &mut run)?;
             State::Free { last: Some((lease, read_ended(&mut reader)?)) }
         }
         DRAINING => State::Draining { advance: AdvanceId(reader.hlc()?) },
-        OPEN => State::Open { lease: read_lease(&mut reader, &object, fence, context)? },
+        OPEN => State::Open { lease: read_lease(&mut reader, &object, fence, context, &mut run)? },
         _ => return Err(CodecFault("a record in no known state")),
     };
+    let (start, certified) = read_signed_part(&mut reader, said)?;
     reader.end()?;
+    match &mut state {
+        State::Free { last: Some((lease, _)) } | State::Open { lease } => {
+            let boot =
+                |start: Start| if run == context.frame.run { start.boot } else { context.frame.instant(start.at) };
+            lease.start = start.map(|start| Start { boot: boot(start), ..start });
+        }
+        State::Free { last: None } | State::Draining { .. } if start.is_some() => {
+            return Err(CodecFault("a start without a lease"));
+        }
+        State::Free { last: None } | State::Draining { .. } => {}
+    }
     if incarnation > context.incarnation {
         return Err(CodecFault("a record of an incarnation that is yet to come"));
     }
-    Ok(Record { object, fence, state, incarnation, changed }.rebased(context.incarnation))
+    Ok(Record { object, fence, state, incarnation, changed, certified }.rebased(context.incarnation))
 }
 
 /// The lease's number is the record's fence: it is not stored twice.
@@ -181,6 +243,7 @@ fn read_lease(
     object: &ObjectId,
     fence: Fence,
     context: &Context,
+    written_in: &mut u64,
 ) -> Result<Lease, CodecFault> {
     let seq = LeaseSeq::new(fence.get()).ok_or(CodecFault("a lease at fence 0"))?;
     let lease_id = reader.lease_id()?;
@@ -188,6 +251,7 @@ fn read_lease(
     let (acquired_at, expires_at, ttl) = (WallMs(reader.u64()?), WallMs(reader.u64()?), Ttl(reader.u64()?));
     let (deadline, run) = (BootMs(reader.u64()?), reader.u64()?);
     let frame = &context.frame;
+    *written_in = run;
     Ok(Lease {
         proof: context.key.proof(object, seq, &lease_id),
         lease_id,
@@ -200,6 +264,7 @@ fn read_lease(
         used: reader.flag()?,
         tainted: reader.flag()?,
         request: reader.request()?,
+        start: None,
     })
 }
 

@@ -1,10 +1,13 @@
 //! Decode of encode is identity, and every row has one encoding only.
 
+use std::sync::Arc;
+
 use proptest::{option, prelude::*};
 
 use super::*;
 use crate::fence::{
-    BootMs, Ended, Fence, How, Incarnation, Lease, Now, State, TableKey, Ttl, WallMs, record::AdvanceId, time::Frame,
+    BootMs, Certified, Ended, Fence, How, Incarnation, IssuerId, Lease, MigrationId, Now, State, TableKey, Ttl, WallMs,
+    authority::FenceProof, lease::Start, record::AdvanceId, time::Frame,
 };
 use crate::table::flight::DrainReport;
 
@@ -53,7 +56,8 @@ fn ended() -> impl Strategy<Value = Ended> {
 
 fn lease(object: ObjectId, seq: LeaseSeq) -> impl Strategy<Value = Lease> {
     let ids = (lease_id(), holder_id(), option::of(request_id()));
-    (ids, any::<[u64; 4]>(), any::<[bool; 2]>()).prop_map(move |(ids, times, flags)| {
+    let start = option::of(any::<(u64, u64)>());
+    (ids, any::<[u64; 4]>(), any::<[bool; 2]>(), start).prop_map(move |(ids, times, flags, start)| {
         let (lease_id, holder, request) = ids;
         Lease {
             proof: context().key.proof(&object, seq, &lease_id),
@@ -67,8 +71,52 @@ fn lease(object: ObjectId, seq: LeaseSeq) -> impl Strategy<Value = Lease> {
             request,
             used: flags[0],
             tainted: flags[1],
+            start: start.map(|(at, boot)| Start { at: WallMs(at), boot: BootMs(boot) }),
         }
     })
+}
+
+fn certified() -> impl Strategy<Value = Certified> {
+    (lease_id(), seq(), text(20), hlc(), any::<[u8; 32]>()).prop_map(|(lease_id, seq, issuer, time, third)| {
+        let proof = FenceProof([third; 3].as_flattened().try_into().unwrap());
+        Certified { lease_id, seq, issuer: IssuerId::new(&issuer).unwrap(), time, proof }
+    })
+}
+
+fn wrote() -> impl Strategy<Value = Wrote> {
+    prop_oneof![
+        (text(8), text(40), any::<[u8; 32]>(), any::<u16>())
+            .prop_map(|(method, target, digest, status)| Wrote::Settled { method, target, digest, status }),
+        (text(8), text(40)).prop_map(|(method, target)| Wrote::Unknown { method, target }),
+        Just(Wrote::Gap),
+    ]
+}
+
+fn migration() -> impl Strategy<Value = MigrationRow> {
+    let names = (object_id(), holder_id(), holder_id(), ".{0,20}");
+    let state = || prop::sample::select(&MigrationState::ALL[..]);
+    let blob = || proptest::collection::vec(any::<u8>(), 0..40);
+    let parts = (option::of((lease_id(), seq(), holder_id())), option::of(any::<([u8; 32], u64)>()));
+    let reached = proptest::collection::vec((state(), any::<u64>().prop_map(WallMs)), 0..5);
+    (names, any::<u64>(), state(), parts, [blob(), blob(), blob()], reached).prop_map(
+        |((domain, next_holder, requester, reason), ttl_ms, state, (fenced, left), blobs, reached)| {
+            let [certificate, acknowledged, grant] = blobs;
+            MigrationRow {
+                domain,
+                next_holder,
+                requester,
+                reason,
+                ttl_ms,
+                state,
+                fenced,
+                certificate,
+                left,
+                acknowledged,
+                grant,
+                reached,
+            }
+        },
+    )
 }
 
 fn record() -> impl Strategy<Value = Record> {
@@ -79,12 +127,13 @@ fn record() -> impl Strategy<Value = Record> {
             hlc().prop_map(|stamp| State::Draining { advance: AdvanceId(stamp) }),
             lease(object.clone(), seq).prop_map(|lease| State::Open { lease }),
         ];
-        state.prop_map(move |state| Record {
+        (state, option::of(certified())).prop_map(move |(state, certified)| Record {
             object: object.clone(),
             fence: Fence::from(seq),
             state,
             incarnation: context().incarnation,
             changed,
+            certified: certified.map(Arc::new),
         })
     })
 }
@@ -115,6 +164,11 @@ fn key() -> impl Strategy<Value = Key> {
         (object_id(), seq()).prop_map(|(object, seq)| Key::Lease(object, seq)),
         lease_id().prop_map(Key::LeaseIndex),
         (holder_id(), request_id()).prop_map(|(holder, request)| Key::Request(holder, request)),
+        (object_id(), seq()).prop_map(|(object, seq)| Key::Certificate(object, seq)),
+        (object_id(), seq()).prop_map(|(object, seq)| Key::Parked(object, seq)),
+        text(20).prop_map(|id| Key::Migration(MigrationId::new(&id).unwrap())),
+        object_id().prop_map(Key::Journal),
+        (object_id(), any::<u64>()).prop_map(|(object, number)| Key::JournalEntry(object, number)),
     ]
 }
 
@@ -172,6 +226,25 @@ proptest! {
     }
 
     #[test]
+    fn signed_statements_migrations_and_journals(
+        (row, wrote, seq) in (migration(), wrote(), option::of(seq())),
+        (count, hash, run) in any::<(u64, [u8; 32], u64)>(),
+        flip in any::<(usize, u8)>(),
+    ) {
+        prop_assert_eq!(MigrationRow::decode(&row.encode()), Ok(row.clone()));
+        assert_one_encoding(&row.encode(), flip, |bytes| MigrationRow::decode(bytes).ok().map(|row| row.encode()));
+        let head = JournalHead { count, hash, run };
+        prop_assert_eq!(JournalHead::decode(&head.encode()), Ok(head));
+        assert_one_encoding(&head.encode(), flip, |bytes| JournalHead::decode(bytes).ok().map(|head| head.encode()));
+        let entry = JournalEntry { seq, wrote, at: WallMs(count), hash };
+        prop_assert_eq!(JournalEntry::decode(&entry.encode()), Ok(entry.clone()));
+        assert_one_encoding(&entry.encode(), flip, |bytes| {
+            JournalEntry::decode(bytes).ok().map(|entry| entry.encode())
+        });
+        prop_assert_eq!(decode_signed(&encode_signed(&row.grant)), Ok(row.grant.clone()));
+    }
+
+    #[test]
     fn index_rows_marks_and_requests(
         (object, seq, mark) in (object_id(), seq(), hlc()),
         leases in proptest::collection::vec((object_id(), lease_id(), drain_report()), 0..4),
@@ -195,7 +268,8 @@ proptest! {
         flip in any::<(usize, u8)>(),
     ) {
         let terms = Terms { routes, bound_ms };
-        let meta = Meta { incarnation: Incarnation::new(incarnation), run, clean, key_fingerprint, terms };
+        let broken_run = run / 2;
+        let meta = Meta { incarnation: Incarnation::new(incarnation), run, clean, key_fingerprint, terms, broken_run };
         prop_assert_eq!(Meta::decode(&meta.encode()), Ok(meta.clone()));
         assert_one_encoding(&meta.encode(), flip, |bytes| Meta::decode(bytes).ok().map(|meta| meta.encode()));
     }
@@ -237,6 +311,7 @@ fn a_lease_of_an_earlier_run_is_read_by_this_runs_clocks() {
         request: None,
         used: false,
         tainted: false,
+        start: None,
     };
     let record = Record {
         object: object.clone(),
@@ -244,6 +319,7 @@ fn a_lease_of_an_earlier_run_is_read_by_this_runs_clocks() {
         state: State::Open { lease },
         incarnation: context.incarnation,
         changed: Hlc::default(),
+        certified: None,
     };
     let read = |run| decode_record(object.clone(), &encode_record(&record, run), &context).unwrap();
     assert_eq!(read(RUN).open_lease().unwrap().deadline, BootMs(123));

@@ -173,6 +173,7 @@ impl Core {
                 ttl: wanted.ttl,
                 request: wanted.request.clone(),
                 tainted: false,
+                window: None,
             };
             let takeover_after_ms = wanted.takeover.then_some(self.setup.takeover_after_ms);
             match self.step(round, &mut draft, object, Event::Acquire { grant, takeover_after_ms })? {

@@ -7,14 +7,14 @@
 use std::collections::HashMap;
 
 use super::{
-    DrainReport, GrantReply, Granted, Refused, Reply, Revoked, Wanted,
+    DrainReport, GrantReply, Granted, Moved, Refused, Reply, Wanted,
     core::{Core, answer, granted, unreadable},
     round::{Draft, Drain, Round},
     timers::Due,
 };
 use crate::{
     failpoints::{self, Fault, Point},
-    fence::{BootMs, Event, Fence, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, step::LeaseRefusal},
+    fence::{BootMs, Event, Fence, LeaseId, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, step::LeaseRefusal},
     table::flight::{Flying, Tally},
 };
 
@@ -39,7 +39,13 @@ pub(super) enum Asked {
         replies: Vec<Waiting>,
     },
     Rotate(Reply<Granted>),
-    Revoke(Option<Reply<Revoked>>),
+    /// An operator or a certificate: the fence is what they wanted to move.
+    Move(Vec<Reply<Moved>>),
+    /// An issuer's grant, of this lease. It can be asked for again, so it is kept if nobody waits.
+    Grant {
+        lease_id: LeaseId,
+        replies: Vec<(Reply<Granted>, BootMs)>,
+    },
     /// Nobody any more, or nobody in this run.
     Nobody,
 }
@@ -58,7 +64,8 @@ impl Asked {
                 wanted.request.is_some() || replies.iter().any(|waiting| !waiting.reply.is_closed())
             }
             Self::Rotate(reply) => !reply.is_closed(),
-            Self::Revoke(_) | Self::Nobody => false,
+            Self::Grant { .. } => true,
+            Self::Move(_) | Self::Nobody => false,
         }
     }
 }
@@ -109,7 +116,7 @@ impl Advances {
             Asked::Acquire { wanted: other, .. } => {
                 (&other.holder, &other.request, &other.objects) == (&wanted.holder, &wanted.request, &wanted.objects)
             }
-            Asked::Rotate(_) | Asked::Revoke(_) | Asked::Nobody => false,
+            Asked::Rotate(_) | Asked::Move(_) | Asked::Grant { .. } | Asked::Nobody => false,
         };
         let ids = self.by_object.get(wanted.objects.first()?)?;
         ids.iter().copied().find(|id| self.all.get(id).is_some_and(is_same))
@@ -182,7 +189,8 @@ impl Core {
         let now = self.setup.clock.now().boot;
         let patience = match &asked {
             Asked::Acquire { replies, .. } => replies.iter().map(|waiting| waiting.until).max(),
-            Asked::Revoke(_) => Some(now.after(PATIENCE)),
+            Asked::Move(_) => Some(now.after(PATIENCE)),
+            Asked::Grant { replies, .. } => replies.iter().map(|(_, until)| *until).max(),
             Asked::Rotate(_) | Asked::Nobody => None,
         };
         let id = self.advances.add(Advance { drains, asked, begun: now });
@@ -207,6 +215,42 @@ impl Core {
         }
         self.timers.push(until, Due::Answer(id));
         Ok(())
+    }
+
+    /// Another call for the same move waits for the drain of it, if that is under way.
+    pub(super) fn join_move(&mut self, object: &ObjectId, reply: Reply<Moved>) -> Result<(), Reply<Moved>> {
+        let until = self.patience(BootMs::PAST);
+        for id in self.advances.of(object) {
+            let Some(advance) = self.advances.all.get_mut(&id) else { continue };
+            match &mut advance.asked {
+                Asked::Move(replies) => replies.push(reply),
+                asked @ Asked::Nobody => *asked = Asked::Move(vec![reply]),
+                Asked::Acquire { .. } | Asked::Rotate(_) | Asked::Grant { .. } => continue,
+            }
+            self.timers.push(until, Due::Answer(id));
+            return Ok(());
+        }
+        Err(reply)
+    }
+
+    /// Another call with the same grant waits for the drain of it, if that is under way.
+    pub(super) fn join_grant(
+        &mut self,
+        object: &ObjectId,
+        lease_id: &LeaseId,
+        reply: Reply<Granted>,
+    ) -> Result<(), Reply<Granted>> {
+        let until = self.patience(BootMs::PAST);
+        for id in self.advances.of(object) {
+            if let Some(Advance { asked: Asked::Grant { lease_id: of, replies }, .. }) = self.advances.all.get_mut(&id)
+                && of == lease_id
+            {
+                replies.push((reply, until));
+                self.timers.push(until, Due::Answer(id));
+                return Ok(());
+            }
+        }
+        Err(reply)
     }
 
     /// Takes up the drain of a record that an earlier run left behind: nobody knows what was on its way
@@ -334,17 +378,30 @@ impl Core {
                     opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound));
                 self.answer_renewal(round, reply, granted, true);
             }
-            Asked::Revoke(Some(reply)) => {
+            Asked::Grant { replies, .. } => {
+                let granted =
+                    opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound));
+                for (reply, _) in replies {
+                    answer(round, reply, granted.clone());
+                }
+            }
+            Asked::Move(replies) => {
                 let (object, drain) = match opened {
                     Ok(opened) => opened.into_iter().next().map(|(object, _, report)| (object, report)).unzip(),
                     // Another advance has overtaken it; its fence has moved all the same.
                     Err(Refused::Lease { object, .. }) => (Some(object), None),
-                    Err(refused) => return answer(round, reply, Err(refused)),
+                    Err(refused) => {
+                        return replies.into_iter().for_each(|reply| answer(round, reply, Err(refused.clone())));
+                    }
                 };
-                let revoked = object.ok_or(Refused::NotFound).and_then(|object| self.newest(round, &object));
-                answer(round, reply, revoked.map(|record| Revoked { record, drain: drain.unwrap_or_default() }));
+                let moved = object.ok_or(Refused::NotFound).and_then(|object| self.newest(round, &object));
+                let moved =
+                    moved.map(|record| Moved { record, drain: drain.unwrap_or_default(), is_superseded: false });
+                for reply in replies {
+                    answer(round, reply, moved.clone());
+                }
             }
-            Asked::Revoke(None) | Asked::Nobody => {}
+            Asked::Nobody => {}
         }
     }
 
@@ -366,22 +423,32 @@ impl Core {
                     self.answer_grant(round, &wanted, reply, Err(Refused::Draining { object: object.clone() }));
                 }
             }
-            Asked::Revoke(_) => self.tell_operator(round, id),
+            Asked::Grant { replies, .. } => {
+                let (over, waiting): (Vec<_>, Vec<_>) =
+                    std::mem::take(replies).into_iter().partition(|(_, until)| *until <= now);
+                *replies = waiting;
+                for (reply, _) in over {
+                    answer(round, reply, Err(Refused::Draining { object: object.clone() }));
+                }
+            }
+            Asked::Move(_) => self.tell_operator(round, id),
             Asked::Rotate(_) | Asked::Nobody => {}
         }
     }
 
-    /// A revocation's caller is told how far it is: its fence has moved.
+    /// Whoever moved a fence is told how far that is: it has moved.
     fn tell_operator(&mut self, round: &mut Round, id: u64) {
         let now = self.setup.clock.now().boot;
-        let Some(Advance { asked: Asked::Revoke(reply), drains, begun }) = self.advances.all.get_mut(&id) else {
+        let Some(Advance { asked: Asked::Move(replies), drains, begun }) = self.advances.all.get_mut(&id) else {
             return;
         };
-        let (Some(reply), Some(drain)) = (reply.take(), drains.first()) else { return };
+        let (replies, Some(drain)) = (std::mem::take(replies), drains.first()) else { return };
         let tally = self.setup.records.stripes.drained_so_far(&drain.object);
         let (object, drain) = (drain.object.clone(), report(tally, now.since(*begun)));
-        let so_far = self.newest(round, &object).map(|record| Revoked { record, drain });
-        answer(round, reply, so_far);
+        let so_far = self.newest(round, &object).map(|record| Moved { record, drain, is_superseded: false });
+        for reply in replies {
+            answer(round, reply, so_far.clone());
+        }
     }
 
     /// Whoever waits for a revocation is told how far it is.
@@ -406,10 +473,17 @@ impl Core {
                 Asked::Rotate(reply) => {
                     let _ = reply.send(Err(why.clone()));
                 }
-                Asked::Revoke(Some(reply)) => {
-                    let _ = reply.send(Err(why.clone()));
+                Asked::Move(replies) => {
+                    for reply in replies {
+                        let _ = reply.send(Err(why.clone()));
+                    }
                 }
-                Asked::Revoke(None) | Asked::Nobody => {}
+                Asked::Grant { replies, .. } => {
+                    for (reply, _) in replies {
+                        let _ = reply.send(Err(why.clone()));
+                    }
+                }
+                Asked::Nobody => {}
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Renewing, releasing and revoking a lease.
 
 use super::{
-    DrainReport, Granted, Refused, Reply, Revoked,
+    DrainReport, Granted, Moved, Refused, Reply,
     advance::{Asked, all_granted},
     core::{Changed, Core, answer, granted, not_committed, unexpected, unreadable},
     round::Round,
@@ -79,15 +79,15 @@ impl Core {
         object: &ObjectId,
         reason: String,
         force: bool,
-        reply: Reply<Revoked>,
+        reply: Reply<Moved>,
     ) {
         let revoked = match self.change_by_force(round, object, Event::Revoke { reason }, force) {
             Ok(Changed::Opened(opened)) => self.newest(round, object).map(|record| {
                 let drain = opened.into_iter().next().map_or_else(DrainReport::default, |(_, _, report)| report);
-                Revoked { record, drain }
+                Moved { record, drain, is_superseded: false }
             }),
             Ok(Changed::Draining(drains)) => {
-                self.keep_advance(drains, Asked::Revoke(Some(reply)));
+                self.keep_advance(drains, Asked::Move(vec![reply]));
                 return self.look_at_advances_of(round, object);
             }
             Ok(Changed::To(other)) => Err(unexpected(object.clone(), other)),

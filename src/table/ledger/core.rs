@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{
     Command, DrainReport, Granted, Refused, Reply,
     advance::{Advances, Drained},
+    authority::{Migrating, forget_migrations},
     lease_ids::LeaseIds,
     round::{Draft, Drain, Round},
     sweep::Sweep,
@@ -47,6 +48,8 @@ pub struct Setup {
     pub unclean: bool,
     /// What this run's writes go by.
     pub terms: Terms,
+    /// How many entries of each journal are kept.
+    pub journal_keep: u64,
 }
 
 /// The ledger without its thread.
@@ -58,6 +61,7 @@ pub struct Core {
     pub(super) sweep: Sweep,
     pub(super) advances: Advances,
     pub(super) terms: InUse,
+    pub(super) migrating: Migrating,
     lease_ids: LeaseIds,
     step_meter: StepMeter,
     /// Grants whose clients were gone when the answer came: to be taken back in the next round.
@@ -98,6 +102,7 @@ impl Core {
             sweep: Sweep::default(),
             advances: Advances::default(),
             terms: InUse::new(setup.terms),
+            migrating: Migrating::default(),
             lease_ids: LeaseIds::default(),
             step_meter: StepMeter::new(now),
             orphans: vec![],
@@ -190,7 +195,16 @@ impl Core {
                 self.answer_renewal(round, reply, Err(Refused::Unavailable), false);
             }
             Command::Release { reply, .. } if latched => unavailable(round, reply),
-            Command::Revoke { reply, .. } if latched => unavailable(round, reply),
+            Command::Revoke { reply, .. } | Command::Certify { reply, .. } if latched => unavailable(round, reply),
+            Command::Grant { reply, .. } if latched => unavailable(round, reply),
+            Command::Grant { reply, .. } if self.closed => answer(round, reply, Err(Refused::Stopping)),
+            Command::Migrate { reply, .. }
+            | Command::ForgetMigrations { reply, .. }
+            | Command::Journal { reply, .. }
+                if latched =>
+            {
+                unavailable(round, reply);
+            }
             Command::End { reply, .. } | Command::Withdraw { reply, .. } if latched => unavailable(round, reply),
             Command::Acquire { wanted, reply } => self.acquire(round, wanted, reply),
             Command::Renew { lease_id, holder, token, ttl, rotate, reply } => {
@@ -214,6 +228,24 @@ impl Core {
                 answer(round, reply, withdrawn);
             }
             Command::Revoke { object, reason, force, reply } => self.revoke(round, &object, reason, force, reply),
+            Command::Certify { certificate, max_jump, migration, reply } => {
+                self.certify(round, &certificate, max_jump, migration.map(|each| *each), reply);
+            }
+            Command::Grant { domain, signed, migration, reply } => {
+                self.grant_signed(round, &domain, *signed, migration.map(|each| *each), reply);
+            }
+            Command::Migrate { progress, withdraw, reply } => {
+                let done = self.migrate(round, *progress, withdraw);
+                answer(round, reply, done);
+            }
+            Command::ForgetMigrations { ids, reply } => {
+                forget_migrations(round, ids);
+                answer(round, reply, Ok(()));
+            }
+            Command::Journal { lines, reply } => {
+                let done = self.journal(round, lines);
+                answer(round, reply, done);
+            }
         }
     }
 
@@ -361,6 +393,7 @@ impl Core {
             })
             .collect();
         let (mut writes, published) = round.finish(self.setup.meta.run);
+        let is_note = !writes.is_empty() && published.is_empty() && !round.answers.is_empty();
         let committed = writes.is_empty() || {
             writes.put(&Key::Mark, encode_mark(self.hlc));
             self.persist(writes, round.changes, now.boot)
@@ -375,6 +408,9 @@ impl Core {
             }
             if has_changes {
                 failpoints::reach(Point::Published);
+            }
+            if is_note {
+                failpoints::reach(Point::Noted);
             }
             for (_, line) in &news {
                 self.setup.metrics.announced(line.kind);
@@ -484,6 +520,8 @@ pub(super) fn unexpected(object: ObjectId, outcome: Outcome) -> Refused {
         Outcome::Advancing
         | Outcome::Granted(_)
         | Outcome::Renewed(_)
+        | Outcome::Fenced
+        | Outcome::Superseded
         | Outcome::Freed
         | Outcome::Ended
         | Outcome::Unchanged => {

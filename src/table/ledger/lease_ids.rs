@@ -61,6 +61,17 @@ fn after(last: Uuid, random: &[u8; EACH]) -> Uuid {
     }
 }
 
+/// An id that was never given out before, for what is made rarely.
+///
+/// # Panics
+/// Where the system has no random numbers.
+#[must_use]
+pub fn rare_id(now: WallMs) -> String {
+    let mut random = [0; EACH];
+    getrandom::fill(&mut random).expect("the system's random numbers");
+    uuid_at(now.0, &random).to_string()
+}
+
 fn uuid_at(ms: u64, random: &[u8; EACH]) -> Uuid {
     uuid::Builder::from_unix_timestamp_millis(ms, random).into_uuid()
 }

@@ -9,6 +9,8 @@
 //! - `acquire`: acquiring, waiting for one's turn, repeated requests.
 //! - `advance`: fences that have moved while older writes are on their way: seal, drain, open.
 //! - `calls`: renewing, releasing, revoking.
+//! - `authority`: signed certificates and grants, and the migrations that they are part of.
+//! - `journal`: a hash chain over the writes of an object that have settled.
 //! - `terms`: which routes' writes may land if this run ends badly.
 //! - `round`: the changes of one round; `lease_ids`: names for what it grants.
 //! - `waiters`, `timers`, `sweep`: who waits, what is due later, forgetting what ended long ago.
@@ -18,8 +20,10 @@
 
 mod acquire;
 mod advance;
+pub mod authority;
 mod calls;
 mod core;
+pub mod journal;
 mod lease_ids;
 mod round;
 mod sweep;
@@ -34,11 +38,14 @@ use std::{
 
 use tokio::sync::oneshot;
 
-pub use self::core::{Core, Setup};
+pub use self::{
+    core::{Core, Setup},
+    lease_ids::rare_id,
+};
 pub use super::flight::DrainReport;
 use super::{
     TableFault,
-    codec::Terms,
+    codec::{MigrationRow, MigrationState, Terms, Wrote},
     records::Records,
     sync::{
         mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
@@ -47,7 +54,10 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    fence::{FenceToken, HolderId, Lease, LeaseId, ObjectId, Record, RequestId, Ttl, step::LeaseRefusal},
+    fence::{
+        Certified, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, RequestId, Ttl,
+        authority::SignedGrant, step::LeaseRefusal,
+    },
 };
 
 /// Calls that may wait for a round; more are turned away.
@@ -93,13 +103,40 @@ pub enum Refused {
     Draining {
         object: ObjectId,
     },
+    /// Another migration of this object is under way.
+    Migrating {
+        object: ObjectId,
+        id: MigrationId,
+    },
+    /// The migration is not where it was thought to be.
+    MigrationMoved,
 }
 
-/// An object whose fence an operator has moved.
+/// An object whose fence an operator or a certificate has moved.
 #[derive(Clone, Debug)]
-pub struct Revoked {
+pub struct Moved {
     pub record: Record,
     pub drain: DrainReport,
+    /// A newer certificate was known, so this one has moved nothing.
+    pub is_superseded: bool,
+}
+
+/// A certificate whose signature holds.
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    pub domain: ObjectId,
+    pub by: Arc<Certified>,
+    /// As it was signed.
+    pub signed: Vec<u8>,
+}
+
+/// A migration goes on, if it is where it is thought to be.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    pub id: MigrationId,
+    /// `None`: it begins.
+    pub from: Option<MigrationState>,
+    pub row: MigrationRow,
 }
 
 type Reply<T> = oneshot::Sender<Result<T, Refused>>;
@@ -139,7 +176,37 @@ pub enum Command {
         object: ObjectId,
         reason: String,
         force: bool,
-        reply: Reply<Revoked>,
+        reply: Reply<Moved>,
+    },
+    /// A certificate moves a fence. With a migration, both or neither.
+    Certify {
+        certificate: Box<Certificate>,
+        max_jump: u64,
+        migration: Option<Box<Progress>>,
+        reply: Reply<Moved>,
+    },
+    /// An issuer gives an object to someone. With a migration, both or neither.
+    Grant {
+        domain: ObjectId,
+        signed: Box<SignedGrant>,
+        migration: Option<Box<Progress>>,
+        reply: Reply<Granted>,
+    },
+    /// A migration goes on; `withdraw`: the lease that it has granted is taken back.
+    Migrate {
+        progress: Box<Progress>,
+        withdraw: Option<LeaseId>,
+        reply: Reply<()>,
+    },
+    /// Migrations that ended long ago are forgotten.
+    ForgetMigrations {
+        ids: Vec<MigrationId>,
+        reply: Reply<()>,
+    },
+    /// Writes have settled, or nobody knows what became of them.
+    Journal {
+        lines: Vec<(ObjectId, Option<LeaseSeq>, Wrote)>,
+        reply: Reply<()>,
     },
     /// Writes will go by these terms too.
     Announce {
@@ -279,8 +346,71 @@ impl Ledger {
     ///
     /// # Errors
     /// With why not.
-    pub async fn revoke(&self, object: ObjectId, reason: String, force: bool) -> Result<Revoked, Refused> {
+    pub async fn revoke(&self, object: ObjectId, reason: String, force: bool) -> Result<Moved, Refused> {
         self.call(|reply| Command::Revoke { object, reason, force, reply }).await
+    }
+
+    /// Moves an object's fence past the lease that a certificate names, and waits a while for its last writes:
+    /// the record says whether they are done.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn certify(
+        &self,
+        certificate: Certificate,
+        max_jump: u64,
+        migration: Option<Progress>,
+    ) -> Result<Moved, Refused> {
+        let (certificate, migration) = (Box::new(certificate), migration.map(Box::new));
+        self.call(|reply| Command::Certify { certificate, max_jump, migration, reply }).await
+    }
+
+    /// Gives an object to whom an issuer says.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn grant(
+        &self,
+        domain: ObjectId,
+        signed: SignedGrant,
+        migration: Option<Progress>,
+    ) -> Result<Granted, Refused> {
+        let (signed, migration) = (Box::new(signed), migration.map(Box::new));
+        self.call(|reply| Command::Grant { domain, signed, migration, reply }).await
+    }
+
+    /// Writes down how far a migration is.
+    ///
+    /// # Errors
+    /// Where it is not where it was thought to be, or the table is not usable.
+    pub async fn migrate(&self, progress: Progress, withdraw: Option<LeaseId>) -> Result<(), Refused> {
+        let progress = Box::new(progress);
+        self.call(|reply| Command::Migrate { progress, withdraw, reply }).await
+    }
+
+    /// Forgets migrations that ended long ago.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn forget_migrations(&self, ids: Vec<MigrationId>) -> Result<(), Refused> {
+        self.call(|reply| Command::ForgetMigrations { ids, reply }).await
+    }
+
+    /// Writes down what became of writes: durable when this returns.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn journal(&self, lines: Vec<(ObjectId, Option<LeaseSeq>, Wrote)>) -> Result<(), Refused> {
+        self.call(|reply| Command::Journal { lines, reply }).await
+    }
+
+    /// The same, for whoever cannot wait: it is written down behind what was asked before, and before what is
+    /// asked from here on. A ledger that is overloaded or gone does not; a run that ends so is a gap.
+    pub fn journal_later(&self, lines: Vec<(ObjectId, Option<LeaseSeq>, Wrote)>) {
+        let (reply, _) = oneshot::channel();
+        if self.queue.try_send(Command::Journal { lines, reply }).is_err() {
+            tracing::error!("a write of unknown outcome could not be written down in its object's journal");
+        }
     }
 
     /// Writes are about to go by other terms: durable when this returns.

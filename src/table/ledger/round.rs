@@ -11,9 +11,10 @@ use std::{
 use super::{
     super::{
         Batch, TableFault,
-        codec::{Key, RequestRow, encode_index, encode_lease, encode_record},
+        codec::{JournalHead, Key, RequestRow, encode_index, encode_lease, encode_record},
         records::Records,
     },
+    authority::Signed,
     lease_ids::{ByLease, Leases, Quick},
 };
 use crate::fence::{
@@ -81,6 +82,8 @@ pub(super) struct Round {
     /// Leases whose rows this round deletes.
     forgotten: Leases,
     requests: HashMap<(HolderId, RequestId), RequestRow>,
+    pub(super) signed: Signed,
+    pub(super) journals: HashMap<ObjectId, JournalHead>,
     /// In the order they changed, and where each is among them.
     records: Vec<Record>,
     places: HashMap<ObjectId, usize>,

@@ -6,6 +6,7 @@ pub mod gate;
 pub mod h2;
 pub mod http;
 pub mod process;
+pub mod signers;
 pub mod store;
 
 /// Waits until something shows, but not for ever.

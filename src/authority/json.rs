@@ -1,0 +1,493 @@
+//! Signed messages as JSON: the protocol's own fields, and ours beside them (`lease_seq`, `cluster_id`,
+//! `key_epoch`, `lease_id`, the fenced lease's start). Read here into what is signed, and written from it.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    bls::{PointFault, Signature, proof_from_str, proof_to_string},
+    statement::{
+        FenceAcknowledged, FenceCertificate, FenceRequest, Kind, LeaseActive, LeaseGrant, Origin, Signed, Statement,
+        TEXT_MAX,
+    },
+};
+use crate::fence::{
+    Fence, Hlc, LeaseSeq, WallMs,
+    authority::{FenceProof, Predecessor},
+    ids::IdFault,
+};
+
+/// A message that does not say what it must.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JsonFault {
+    pub field: &'static str,
+    pub what: String,
+    /// It is spelled like a signature, and is none.
+    pub is_no_point: bool,
+}
+
+impl JsonFault {
+    fn new(field: &'static str, what: impl std::fmt::Display) -> Self {
+        Self { field, what: what.to_string(), is_no_point: false }
+    }
+
+    fn point(field: &'static str, fault: PointFault) -> Self {
+        Self { field, what: fault.to_string(), is_no_point: !fault.is_spelling() }
+    }
+}
+
+type Read<T> = Result<T, JsonFault>;
+
+/// A message, and what it says once it is read.
+pub trait Message {
+    type Statement: Statement;
+
+    /// # Errors
+    /// With the field that is wrong.
+    fn statement(&self) -> Read<Self::Statement>;
+
+    fn signature_text(&self) -> Option<&str>;
+
+    /// With a signature.
+    #[must_use]
+    fn of(signed: &Signed<Self::Statement>) -> Self;
+
+    /// # Errors
+    /// With the field that is wrong.
+    fn signed(&self) -> Read<Signed<Self::Statement>> {
+        let text = self.signature_text().ok_or_else(|| JsonFault::new("signature", "is missing"))?;
+        // What it says first: of two faults the cheaper one to find is told.
+        let statement = self.statement()?;
+        let signature = text.parse::<Signature>().map_err(|fault| JsonFault::point("signature", fault))?;
+        Ok(Signed { statement, signature })
+    }
+}
+
+fn kind(given: &str, wanted: Kind) -> Read<()> {
+    if given == wanted.name() {
+        return Ok(());
+    }
+    Err(JsonFault::new("type", format!("must be {}", wanted.name())))
+}
+
+fn id<T>(field: &'static str, made: Result<T, IdFault>) -> Read<T> {
+    made.map_err(|fault| JsonFault::new(field, fault))
+}
+
+macro_rules! id {
+    ($kind:ident, $field:literal, $text:expr) => {
+        id($field, crate::fence::$kind::new($text))?
+    };
+}
+
+fn seq(number: u64) -> Read<LeaseSeq> {
+    LeaseSeq::new(number).ok_or_else(|| JsonFault::new("lease_seq", "must be at least 1"))
+}
+
+fn time(field: &'static str, text: &str) -> Read<Hlc> {
+    text.parse().map_err(|fault| JsonFault::new(field, fault))
+}
+
+fn words(field: &'static str, text: &str) -> Read<String> {
+    if text.len() > TEXT_MAX || text.chars().any(char::is_control) {
+        return Err(JsonFault::new(field, format!("must be at most {TEXT_MAX} bytes without control characters")));
+    }
+    Ok(text.to_owned())
+}
+
+fn origin(cluster_id: &str, key_epoch: u32) -> Read<Origin> {
+    Ok(Origin { cluster_id: words("cluster_id", cluster_id)?, key_epoch })
+}
+
+const HASH: &str = "sha256:0x";
+
+/// A state's hash: `sha256:0x`, then 64 hexadecimal digits.
+///
+/// # Errors
+/// With what is wrong.
+pub fn hash(field: &'static str, text: &str) -> Read<[u8; 32]> {
+    let fault = || JsonFault::new(field, "must be sha256:0x and 64 lower-case hexadecimal digits");
+    let digits = text.strip_prefix(HASH).ok_or_else(fault)?;
+    let mut bytes = [0; 32];
+    hex::decode_to_slice(digits, &mut bytes).map_err(|_| fault())?;
+    if hash_text(&bytes) == text { Ok(bytes) } else { Err(fault()) }
+}
+
+/// How a state's hash is spelled.
+#[must_use]
+pub fn hash_text(hash: &[u8; 32]) -> String {
+    format!("{HASH}{}", hex::encode(hash))
+}
+
+/// FENCE_REQUEST: someone asks for a lease to be fenced, or for the object to be handed over.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FenceRequestMessage {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub domain: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub current_lease_id: Option<String>,
+    pub reason: String,
+    pub requester: String,
+    /// Who is to have it then; the requester, if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_holder: Option<String>,
+    /// How long the new lease lasts; the gate has a default and bounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
+    /// A hybrid logical time, `<ms>:<counter>`.
+    pub timestamp: String,
+    pub cluster_id: String,
+    pub key_epoch: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signature: Option<String>,
+}
+
+impl Message for FenceRequestMessage {
+    type Statement = FenceRequest;
+
+    fn statement(&self) -> Read<FenceRequest> {
+        kind(&self.kind, Kind::FenceRequest)?;
+        Ok(FenceRequest {
+            origin: origin(&self.cluster_id, self.key_epoch)?,
+            domain: id!(ObjectId, "domain", &self.domain),
+            current_lease_id: match &self.current_lease_id {
+                Some(text) => Some(id!(LeaseId, "current_lease_id", text)),
+                None => None,
+            },
+            reason: words("reason", &self.reason)?,
+            requester: id!(HolderId, "requester", &self.requester),
+            next_holder: match &self.next_holder {
+                Some(text) => Some(id!(HolderId, "next_holder", text)),
+                None => None,
+            },
+            ttl_ms: self.ttl_ms,
+            timestamp: time("timestamp", &self.timestamp)?,
+        })
+    }
+
+    fn signature_text(&self) -> Option<&str> {
+        self.signature.as_deref()
+    }
+
+    fn of(signed: &Signed<FenceRequest>) -> Self {
+        let given = &signed.statement;
+        Self {
+            kind: Kind::FenceRequest.name().to_owned(),
+            domain: given.domain.to_string(),
+            current_lease_id: given.current_lease_id.as_ref().map(ToString::to_string),
+            reason: given.reason.clone(),
+            requester: given.requester.to_string(),
+            next_holder: given.next_holder.as_ref().map(ToString::to_string),
+            ttl_ms: given.ttl_ms,
+            timestamp: given.timestamp.to_string(),
+            cluster_id: given.origin.cluster_id.clone(),
+            key_epoch: given.origin.key_epoch,
+            signature: Some(signed.signature.to_string()),
+        }
+    }
+}
+
+/// FENCE_CERTIFICATE: an issuer's word that a lease is over.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CertificateMessage {
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// An object id, exactly.
+    pub domain: String,
+    pub fenced_lease_id: String,
+    /// The fenced lease's number: the fence moves past it.
+    pub lease_seq: u64,
+    /// When the fenced lease began, in milliseconds since 1970.
+    pub lease_start_ms: u64,
+    /// A hybrid logical time, `<ms>:<counter>`.
+    pub fence_time: String,
+    pub issuer: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_holder: Option<String>,
+    pub cluster_id: String,
+    pub key_epoch: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signature: Option<String>,
+    /// How it is to be passed on. Not signed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub propagation: Option<String>,
+}
+
+impl Message for CertificateMessage {
+    type Statement = FenceCertificate;
+
+    fn statement(&self) -> Read<FenceCertificate> {
+        kind(&self.kind, Kind::FenceCertificate)?;
+        if self.propagation.as_deref().is_some_and(|word| !matches!(word, "flood" | "direct" | "relay")) {
+            return Err(JsonFault::new("propagation", "must be flood, direct or relay"));
+        }
+        Ok(FenceCertificate {
+            origin: origin(&self.cluster_id, self.key_epoch)?,
+            domain: id!(ObjectId, "domain", &self.domain),
+            fenced_lease_id: id!(LeaseId, "fenced_lease_id", &self.fenced_lease_id),
+            lease_seq: seq(self.lease_seq)?,
+            lease_start: WallMs(self.lease_start_ms),
+            fence_time: time("fence_time", &self.fence_time)?,
+            issuer: id!(IssuerId, "issuer", &self.issuer),
+            next_holder: match &self.next_holder {
+                Some(text) => Some(id!(HolderId, "next_holder", text)),
+                None => None,
+            },
+        })
+    }
+
+    fn signature_text(&self) -> Option<&str> {
+        self.signature.as_deref()
+    }
+
+    fn of(signed: &Signed<FenceCertificate>) -> Self {
+        let given = &signed.statement;
+        Self {
+            kind: Kind::FenceCertificate.name().to_owned(),
+            domain: given.domain.to_string(),
+            fenced_lease_id: given.fenced_lease_id.to_string(),
+            lease_seq: given.lease_seq.get(),
+            lease_start_ms: given.lease_start.0,
+            fence_time: given.fence_time.to_string(),
+            issuer: given.issuer.to_string(),
+            next_holder: given.next_holder.as_ref().map(ToString::to_string),
+            cluster_id: given.origin.cluster_id.clone(),
+            key_epoch: given.origin.key_epoch,
+            signature: Some(signed.signature.to_string()),
+            propagation: Some("flood".to_owned()),
+        }
+    }
+}
+
+/// FENCE_ACKNOWLEDGED: nothing of the fenced lease can land any more, and this is what it has left behind.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AcknowledgedMessage {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub domain: String,
+    pub fenced_lease_id: String,
+    pub lease_seq: u64,
+    /// The object's fence: every lease below it is over for ever.
+    pub fence: u64,
+    /// The hash chain over the object's settled writes; of no writes where the route keeps no journal.
+    pub state_hash: String,
+    /// How many entries that chain has.
+    pub writes: u64,
+    pub issuer: String,
+    pub timestamp: String,
+    pub cluster_id: String,
+    pub key_epoch: u32,
+    /// Absent where this gate holds no issuer's key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signature: Option<String>,
+}
+
+impl AcknowledgedMessage {
+    /// Of a statement that this gate cannot sign, or has not signed yet.
+    #[must_use]
+    pub fn unsigned(given: &FenceAcknowledged) -> Self {
+        Self {
+            kind: Kind::FenceAcknowledged.name().to_owned(),
+            domain: given.domain.to_string(),
+            fenced_lease_id: given.fenced_lease_id.to_string(),
+            lease_seq: given.lease_seq.get(),
+            fence: given.fence.get(),
+            state_hash: hash_text(&given.state_hash),
+            writes: given.writes,
+            issuer: given.issuer.to_string(),
+            timestamp: given.timestamp.to_string(),
+            cluster_id: given.origin.cluster_id.clone(),
+            key_epoch: given.origin.key_epoch,
+            signature: None,
+        }
+    }
+}
+
+impl Message for AcknowledgedMessage {
+    type Statement = FenceAcknowledged;
+
+    fn statement(&self) -> Read<FenceAcknowledged> {
+        kind(&self.kind, Kind::FenceAcknowledged)?;
+        Ok(FenceAcknowledged {
+            origin: origin(&self.cluster_id, self.key_epoch)?,
+            domain: id!(ObjectId, "domain", &self.domain),
+            fenced_lease_id: id!(LeaseId, "fenced_lease_id", &self.fenced_lease_id),
+            lease_seq: seq(self.lease_seq)?,
+            fence: Fence::new(self.fence),
+            state_hash: hash("state_hash", &self.state_hash)?,
+            writes: self.writes,
+            issuer: id!(IssuerId, "issuer", &self.issuer),
+            timestamp: time("timestamp", &self.timestamp)?,
+        })
+    }
+
+    fn signature_text(&self) -> Option<&str> {
+        self.signature.as_deref()
+    }
+
+    fn of(signed: &Signed<FenceAcknowledged>) -> Self {
+        Self { signature: Some(signed.signature.to_string()), ..Self::unsigned(&signed.statement) }
+    }
+}
+
+/// The lease that a grant follows on.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PredecessorMessage {
+    pub lease_id: String,
+    /// The signature of the certificate that fenced it, if it was fenced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fence_proof: Option<String>,
+}
+
+/// LEASE_GRANT: an issuer gives an object to someone.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GrantMessage {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub domain: String,
+    pub lease_id: String,
+    /// Above the object's fence, or the number that a certificate has moved it to.
+    pub lease_seq: u64,
+    pub holder: String,
+    /// Not before then, in milliseconds since 1970.
+    pub start_ms: u64,
+    pub expiry_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predecessor: Option<PredecessorMessage>,
+    pub issuer: String,
+    pub cluster_id: String,
+    pub key_epoch: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signature: Option<String>,
+}
+
+impl Message for GrantMessage {
+    type Statement = LeaseGrant;
+
+    fn statement(&self) -> Read<LeaseGrant> {
+        kind(&self.kind, Kind::LeaseGrant)?;
+        if self.expiry_ms <= self.start_ms {
+            return Err(JsonFault::new("expiry_ms", "must be after start_ms"));
+        }
+        Ok(LeaseGrant {
+            origin: origin(&self.cluster_id, self.key_epoch)?,
+            domain: id!(ObjectId, "domain", &self.domain),
+            lease_id: id!(LeaseId, "lease_id", &self.lease_id),
+            lease_seq: seq(self.lease_seq)?,
+            holder: id!(HolderId, "holder", &self.holder),
+            start: WallMs(self.start_ms),
+            expiry: WallMs(self.expiry_ms),
+            predecessor: match &self.predecessor {
+                None => None,
+                Some(PredecessorMessage { lease_id, fence_proof }) => Some(Predecessor {
+                    lease_id: id!(LeaseId, "predecessor.lease_id", lease_id),
+                    proof: match fence_proof {
+                        None => None,
+                        Some(text) => Some(FenceProof(
+                            proof_from_str(text).map_err(|fault| JsonFault::point("predecessor.fence_proof", fault))?,
+                        )),
+                    },
+                }),
+            },
+            issuer: id!(IssuerId, "issuer", &self.issuer),
+        })
+    }
+
+    fn signature_text(&self) -> Option<&str> {
+        self.signature.as_deref()
+    }
+
+    fn of(signed: &Signed<LeaseGrant>) -> Self {
+        let given = &signed.statement;
+        Self {
+            kind: Kind::LeaseGrant.name().to_owned(),
+            domain: given.domain.to_string(),
+            lease_id: given.lease_id.to_string(),
+            lease_seq: given.lease_seq.get(),
+            holder: given.holder.to_string(),
+            start_ms: given.start.0,
+            expiry_ms: given.expiry.0,
+            predecessor: given.predecessor.as_ref().map(|predecessor| PredecessorMessage {
+                lease_id: predecessor.lease_id.to_string(),
+                fence_proof: predecessor.proof.map(|proof| proof_to_string(&proof.0)),
+            }),
+            issuer: given.issuer.to_string(),
+            cluster_id: given.origin.cluster_id.clone(),
+            key_epoch: given.origin.key_epoch,
+            signature: Some(signed.signature.to_string()),
+        }
+    }
+}
+
+/// LEASE_ACTIVE: the next holder has what the last one left behind, and begins.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ActiveMessage {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub domain: String,
+    pub lease_id: String,
+    pub lease_seq: u64,
+    pub holder: String,
+    /// What the holder has computed itself, to be held against the acknowledged one.
+    pub state_hash: String,
+    pub timestamp: String,
+    pub cluster_id: String,
+    pub key_epoch: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signature: Option<String>,
+}
+
+impl Message for ActiveMessage {
+    type Statement = LeaseActive;
+
+    fn statement(&self) -> Read<LeaseActive> {
+        kind(&self.kind, Kind::LeaseActive)?;
+        Ok(LeaseActive {
+            origin: origin(&self.cluster_id, self.key_epoch)?,
+            domain: id!(ObjectId, "domain", &self.domain),
+            lease_id: id!(LeaseId, "lease_id", &self.lease_id),
+            lease_seq: seq(self.lease_seq)?,
+            holder: id!(HolderId, "holder", &self.holder),
+            state_hash: hash("state_hash", &self.state_hash)?,
+            timestamp: time("timestamp", &self.timestamp)?,
+        })
+    }
+
+    fn signature_text(&self) -> Option<&str> {
+        self.signature.as_deref()
+    }
+
+    fn of(signed: &Signed<LeaseActive>) -> Self {
+        let given = &signed.statement;
+        Self {
+            kind: Kind::LeaseActive.name().to_owned(),
+            domain: given.domain.to_string(),
+            lease_id: given.lease_id.to_string(),
+            lease_seq: given.lease_seq.get(),
+            holder: given.holder.to_string(),
+            state_hash: hash_text(&given.state_hash),
+            timestamp: given.timestamp.to_string(),
+            cluster_id: given.origin.cluster_id.clone(),
+            key_epoch: given.origin.key_epoch,
+            signature: Some(signed.signature.to_string()),
+        }
+    }
+}
+
+/// RELAY_FENCE: a certificate, passed on by someone who could reach this gate.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RelayMessage {
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Whom it is meant for.
+    pub to: String,
+    pub certificate: CertificateMessage,
+}

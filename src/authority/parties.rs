@@ -1,0 +1,157 @@
+//! Issuers and requesters: their keys, by epoch, and the domains that they may speak for.
+
+use super::bls::{PublicKey, Signature};
+use crate::{
+    config::{Fault, PartySettings},
+    fence::{HolderId, IssuerId, ObjectId},
+};
+
+/// One key of someone who signs.
+#[derive(Clone, Debug)]
+pub struct Party {
+    pub name: String,
+    pub key_epoch: u32,
+    pub key: PublicKey,
+    /// It signs no more. What it has signed before stays done.
+    pub retired: bool,
+    domains: Vec<Domain>,
+}
+
+impl Party {
+    #[must_use]
+    pub fn covers(&self, object: &ObjectId) -> bool {
+        self.domains.iter().any(|domain| domain.covers(object.as_str()))
+    }
+}
+
+/// All of a kind, those of one name together.
+#[derive(Clone, Debug, Default)]
+pub struct Parties(Vec<Party>);
+
+impl Parties {
+    pub(super) fn new(section: &str, given: &[PartySettings], faults: &mut Vec<Fault>) -> Self {
+        let mut parties: Vec<Party> = vec![];
+        for (place, settings) in given.iter().enumerate() {
+            match read(settings) {
+                Err((key, what)) => faults.push(Fault::new(format!("{section}[{place}].{key}"), what)),
+                Ok(party)
+                    if parties.iter().any(|each| (&each.name, each.key_epoch) == (&party.name, party.key_epoch)) =>
+                {
+                    let what = format!("{:?} has a key with epoch {} already", party.name, party.key_epoch);
+                    faults.push(Fault::new(format!("{section}[{place}].key_epoch"), what));
+                }
+                Ok(party) => parties.push(party),
+            }
+        }
+        parties.sort_by(|one, two| one.name.cmp(&two.name));
+        Self(parties)
+    }
+
+    pub(super) fn add_all(&mut self, more: &[Party]) {
+        let new = |party: &&Party| self.find(&party.name, party.key_epoch).is_none();
+        let more: Vec<Party> = more.iter().filter(new).cloned().collect();
+        self.0.extend(more);
+        self.0.sort_by(|one, two| one.name.cmp(&two.name));
+    }
+
+    /// All keys of one name.
+    #[must_use]
+    pub fn of(&self, name: &str) -> &[Party] {
+        let begin = self.0.partition_point(|party| party.name.as_str() < name);
+        let rest = &self.0[begin..];
+        &rest[..rest.partition_point(|party| party.name == name)]
+    }
+
+    #[must_use]
+    pub fn find(&self, name: &str, key_epoch: u32) -> Option<&Party> {
+        self.of(name).iter().find(|party| party.key_epoch == key_epoch)
+    }
+}
+
+fn read(settings: &PartySettings) -> Result<Party, (&'static str, String)> {
+    IssuerId::new(&settings.name).map_err(|fault| ("name", fault.to_string()))?;
+    HolderId::new(&settings.name).map_err(|fault| ("name", fault.to_string()))?;
+    let key: PublicKey = settings.public_key.parse().map_err(|fault| ("public_key", format!("{fault}")))?;
+    let proof: Signature =
+        settings.proof_of_possession.parse().map_err(|fault| ("proof_of_possession", format!("{fault}")))?;
+    if !key.is_possessed(&proof) {
+        return Err(("proof_of_possession", "is not this public key's; `fencegate cert pop` makes it".to_owned()));
+    }
+    if settings.domains.is_empty() {
+        return Err(("domains", "must name at least one, such as \"/data\"".to_owned()));
+    }
+    let domains = settings.domains.iter().map(|text| Domain::parse(text)).collect::<Result<_, _>>();
+    Ok(Party {
+        name: settings.name.clone(),
+        key_epoch: settings.key_epoch,
+        key,
+        retired: settings.retired,
+        domains: domains.map_err(|what| ("domains", what))?,
+    })
+}
+
+/// A part of all objects: those whose ids begin with these components. `/data/users` is `/data/users/` and
+/// what lies below it, not `/data/usersX`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Domain(Vec<String>);
+
+fn components(text: &str) -> impl Iterator<Item = &str> {
+    text.strip_suffix('/').unwrap_or(text).split('/')
+}
+
+impl Domain {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() || text.chars().any(char::is_control) {
+            return Err(
+                "must be the beginning of an object id, such as \"/data\"; \"/\" is all that begin with it".to_owned()
+            );
+        }
+        if components(text).any(|part| matches!(part, "." | "..")) {
+            return Err(format!("{text:?} has a component that is . or .."));
+        }
+        Ok(Self(components(text).map(str::to_owned).collect()))
+    }
+
+    fn covers(&self, object: &str) -> bool {
+        let mut parts = components(object);
+        let begins = self.0.iter().all(|wanted| parts.next() == Some(wanted.as_str()));
+        begins && !components(object).any(|part| matches!(part, "." | ".."))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn covers(domain: &str, object: &str) -> bool {
+        Domain::parse(domain).unwrap().covers(object)
+    }
+
+    #[test]
+    fn a_domain_is_matched_by_component() {
+        for domain in ["/data/users", "/data/users/"] {
+            for object in ["/data/users", "/data/users/", "/data/users/1", "/data/users/a/b/"] {
+                assert!(covers(domain, object), "{domain} {object}");
+            }
+            for object in [
+                "/data/usersX",
+                "/data",
+                "/data/",
+                "data/users",
+                "/x/data/users",
+                "/data/user",
+                "users",
+                "/data//users",
+            ] {
+                assert!(!covers(domain, object), "{domain} {object}");
+            }
+            // However it is spelled, nothing climbs out.
+            assert!(!covers(domain, "/data/users/../orders") && !covers(domain, "/data/users/./x"));
+        }
+        assert!(covers("/", "/data/x") && !covers("/", "users"));
+        assert!(covers("users", "users") && covers("users", "users/1") && !covers("users", "users2"));
+        for bad in ["", "a\nb", "/a/../b", "."] {
+            assert!(Domain::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+}

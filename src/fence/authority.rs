@@ -1,0 +1,185 @@
+//! What signed statements do to a record: certificates that move its fence past a lease, and grants that
+//! give it to someone under a number of the issuer's choice. Who signed what is settled before: see
+//! `crate::authority`.
+//!
+//! Certificates may come from anyone, at any time, in any order and any number of times; the record that
+//! is left is the same. It keeps the newest of them: the one with the highest lease_seq, then the latest
+//! time, then the larger signature.
+
+use std::{cmp::Ordering, fmt, sync::Arc};
+
+use super::{
+    Fence, Hlc, How, IssuerId, LeaseId, LeaseRow, LeaseSeq, Record, State, WallMs,
+    seq::MAX_GATE_SEQ,
+    step::{At, Effect, Grant, Kind, LeaseRefusal, Outcome, Step, announce, held, refused},
+};
+
+/// A certificate's signature: what a grant has to show of its predecessor's fence.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FenceProof(pub [u8; FenceProof::BYTES]);
+
+impl FenceProof {
+    pub const BYTES: usize = 96;
+}
+
+impl fmt::Debug for FenceProof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// What the newest certificate of an object says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certified {
+    /// The lease that was fenced.
+    pub lease_id: LeaseId,
+    pub seq: LeaseSeq,
+    pub issuer: IssuerId,
+    pub time: Hlc,
+    pub proof: FenceProof,
+}
+
+/// Certificates are ordered by lease_seq, then time, then signature: the highest is the newest.
+impl Ord for Certified {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let rank = |each: &Self| (each.seq, each.time, each.proof);
+        rank(self).cmp(&rank(other)).then_with(|| (&self.lease_id, &self.issuer).cmp(&(&other.lease_id, &other.issuer)))
+    }
+}
+
+impl PartialOrd for Certified {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// The lease that a grant says came before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Predecessor {
+    pub lease_id: LeaseId,
+    pub proof: Option<FenceProof>,
+}
+
+/// An issuer's grant, whose signature holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignedGrant {
+    pub seq: LeaseSeq,
+    pub grant: Grant,
+    pub predecessor: Option<Predecessor>,
+    /// How far it may move the fence.
+    pub max_jump: u64,
+}
+
+impl Record {
+    pub(super) fn certify(&self, by: Arc<Certified>, max_jump: u64, at: &At<'_>) -> Step {
+        if let Some(known) = &self.certified {
+            if known > &by {
+                return (Outcome::Superseded, vec![]);
+            }
+            if *known == by {
+                return (Outcome::Fenced, vec![]);
+            }
+        }
+        if Fence::from(by.seq) < self.fence {
+            // Its lease is stale already; now it is known by whose word.
+            let record = Self { certified: Some(by), changed: at.stamp, ..self.clone() };
+            return (Outcome::Fenced, vec![Effect::Store(record)]);
+        }
+        let Some(past) = LeaseSeq::new(by.seq.get().saturating_add(1)).filter(|past| past.get() <= MAX_GATE_SEQ) else {
+            return refused(LeaseRefusal::SeqExhausted);
+        };
+        if past.get() - self.fence.get() > max_jump {
+            return refused(LeaseRefusal::Jump { fence: self.fence, to: past });
+        }
+        let how = How::Fenced { reason: format!("certificate of {}", by.issuer) };
+        let certified = Self { certified: Some(by), ..self.clone() };
+        certified.advance_to(past, how, None, at)
+    }
+
+    pub(super) fn grant(&self, signed: SignedGrant, at: &At<'_>) -> Step {
+        let SignedGrant { seq, grant, predecessor, max_jump } = signed;
+        if let Some(step) = self.grant_again(seq, &grant, at) {
+            return step;
+        }
+        if let Some(lease) = self.open_lease().filter(|lease| lease.is_live(at.now)) {
+            return held(Some(lease), lease.remaining_ms(at.now));
+        }
+        if let Err(why) = self.follows(predecessor.as_ref()) {
+            return refused(why);
+        }
+        if !self.is_unused(seq) {
+            return refused(LeaseRefusal::Fenced { fence: self.fence });
+        }
+        if seq.get() > MAX_GATE_SEQ {
+            return refused(LeaseRefusal::SeqExhausted);
+        }
+        if seq.get() - self.fence.get() > max_jump {
+            return refused(LeaseRefusal::Jump { fence: self.fence, to: seq });
+        }
+        self.advance_to(seq, How::Expired, Some(grant), at)
+    }
+
+    /// The very lease that this record has: its grant came again, or with a later end.
+    fn grant_again(&self, seq: LeaseSeq, grant: &Grant, at: &At<'_>) -> Option<Step> {
+        let (lease, ended) = self.lease().filter(|(lease, _)| lease.lease_id == grant.lease_id && lease.seq == seq)?;
+        if lease.holder != grant.holder {
+            return Some(refused(LeaseRefusal::GrantUsed));
+        }
+        if let Some(ended) = ended {
+            return Some(refused(LeaseRefusal::Expired { ended: ended.clone() }));
+        }
+        if !lease.is_live(at.now) {
+            return Some(self.expire(lease, at));
+        }
+        if lease.request != grant.request {
+            // Its token is handed out in another way.
+            return Some(refused(LeaseRefusal::GrantUsed));
+        }
+        let until = grant.window.map_or(WallMs(0), |window| window.until);
+        if until <= lease.expires_at {
+            let again =
+                if lease.used { refused(LeaseRefusal::GrantUsed) } else { (Outcome::Granted(lease.clone()), vec![]) };
+            return Some(again);
+        }
+        let mut lease = lease.clone();
+        lease.extend(super::Ttl(until.0.saturating_sub(at.now.wall.0)), at.now);
+        let row = Arc::new(LeaseRow::new(&self.object, &lease, None));
+        let record = self.with(self.fence, State::Open { lease: lease.clone() }, at);
+        let effects = vec![announce(Kind::Renewed, row, self.fence), Effect::Store(record)];
+        Some((Outcome::Renewed(lease), effects))
+    }
+
+    /// Whether a grant names the lease that was here last, with the proof that it was fenced if it was.
+    fn follows(&self, predecessor: Option<&Predecessor>) -> Result<(), LeaseRefusal> {
+        let (expected, proof) = match (self.lease(), &self.certified) {
+            (Some((last, _)), _) => (Some(&last.lease_id), None),
+            (None, Some(certified)) => (Some(&certified.lease_id), Some(certified.proof)),
+            (None, None) => (None, None),
+        };
+        match (expected, predecessor) {
+            (Some(expected), Some(named)) if named.lease_id == *expected => {}
+            (Some(expected), _) => return Err(LeaseRefusal::Predecessor { expected: Some(expected.clone()) }),
+            // Nobody is there, and nobody knows who was: whoever it was is stale.
+            (None, _) => {}
+        }
+        if predecessor.and_then(|named| named.proof) == proof { Ok(()) } else { Err(LeaseRefusal::FenceProof) }
+    }
+
+    /// Whether nobody was ever granted this number: above the fence, or the one that a certificate has
+    /// moved the fence to, or that is draining.
+    fn is_unused(&self, seq: LeaseSeq) -> bool {
+        let fence = self.fence;
+        let is_left_by_certificate =
+            || self.certified.as_ref().is_some_and(|certified| certified.seq.get() + 1 == fence.get());
+        match &self.state {
+            _ if Fence::from(seq) != fence => Fence::from(seq) > fence,
+            State::Draining { .. } => true,
+            State::Free { last: None } => is_left_by_certificate(),
+            State::Free { last: Some(_) } | State::Open { .. } => false,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "authority_tests.rs"]
+mod tests;

@@ -1,0 +1,255 @@
+//! Rows of signed statements, migrations and journals.
+
+use super::{
+    CodecFault,
+    bytes::{Reader, Writer},
+};
+use crate::fence::{HolderId, LeaseId, LeaseSeq, ObjectId, WallMs};
+
+/// A certificate's value: the bytes that were signed, and the signature behind them.
+#[must_use]
+pub fn encode_signed(bytes: &[u8]) -> Vec<u8> {
+    Writer::row().blob(bytes).done()
+}
+
+/// Reads a certificate's value.
+///
+/// # Errors
+/// Where the bytes are no such row.
+pub fn decode_signed(value: &[u8]) -> Result<Vec<u8>, CodecFault> {
+    let mut reader = Reader::row(value)?;
+    let bytes = reader.blob()?.to_vec();
+    reader.end()?;
+    Ok(bytes)
+}
+
+/// How far a migration is. A state that nothing follows on says how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MigrationState {
+    /// The certificate is signed; the fence has moved or is about to, and older writes drain.
+    Fencing,
+    /// Nothing older is on its way: the final state is known.
+    Acknowledged,
+    /// The lease is the next holder's, who has yet to confirm the final state.
+    Granted,
+    /// The next holder has its token.
+    Active,
+    /// The old holder is fenced, but its last writes did not settle in time.
+    DrainTimedOut,
+    /// The next holder did not confirm in time.
+    ActivationTimedOut,
+    /// The next holder confirmed another state than the one that was left behind.
+    HashMismatch,
+    /// Another certificate, grant or revocation came between.
+    Overtaken,
+}
+
+impl MigrationState {
+    pub const ALL: [Self; 8] = [
+        Self::Fencing,
+        Self::Acknowledged,
+        Self::Granted,
+        Self::Active,
+        Self::DrainTimedOut,
+        Self::ActivationTimedOut,
+        Self::HashMismatch,
+        Self::Overtaken,
+    ];
+
+    fn byte(self) -> u8 {
+        match self {
+            Self::Fencing => 0,
+            Self::Acknowledged => 1,
+            Self::Granted => 2,
+            Self::Active => 3,
+            Self::DrainTimedOut => 4,
+            Self::ActivationTimedOut => 5,
+            Self::HashMismatch => 6,
+            Self::Overtaken => 7,
+        }
+    }
+
+    /// Whether nothing more happens to it by itself.
+    #[must_use]
+    pub const fn is_over(self) -> bool {
+        match self {
+            Self::Fencing | Self::Acknowledged | Self::Granted => false,
+            Self::Active | Self::DrainTimedOut | Self::ActivationTimedOut | Self::HashMismatch | Self::Overtaken => {
+                true
+            }
+        }
+    }
+}
+
+/// A migration: who asked for what, how far it is, and what was signed on the way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MigrationRow {
+    pub domain: ObjectId,
+    pub next_holder: HolderId,
+    pub requester: HolderId,
+    pub reason: String,
+    pub ttl_ms: u64,
+    pub state: MigrationState,
+    /// The lease that is fenced, if there was one.
+    pub fenced: Option<(LeaseId, LeaseSeq, HolderId)>,
+    /// The certificate, signed. Empty where there was no lease to fence.
+    pub certificate: Vec<u8>,
+    /// What was left behind: the hash over the settled writes, and how many they are.
+    pub left: Option<([u8; 32], u64)>,
+    /// FENCE_ACKNOWLEDGED, signed; empty until then, and where there was no lease to fence.
+    pub acknowledged: Vec<u8>,
+    /// LEASE_GRANT, signed; empty until then.
+    pub grant: Vec<u8>,
+    /// When each state was reached, in the order they were.
+    pub reached: Vec<(MigrationState, WallMs)>,
+}
+
+impl MigrationRow {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let row = Writer::row()
+            .text(self.domain.as_str())
+            .text(self.next_holder.as_str())
+            .text(self.requester.as_str())
+            .text(&self.reason)
+            .u64(self.ttl_ms)
+            .u8(self.state.byte());
+        let row = match &self.fenced {
+            None => row.u8(0),
+            Some((lease, seq, holder)) => row.u8(1).text(lease.as_str()).u64(seq.get()).text(holder.as_str()),
+        };
+        let row = match &self.left {
+            None => row.u8(0),
+            Some((hash, writes)) => row.u8(1).bytes(hash).u64(*writes),
+        };
+        let row = row.blob(&self.certificate).blob(&self.acknowledged).blob(&self.grant);
+        let count = u32::try_from(self.reached.len()).expect("a migration has few states");
+        self.reached.iter().fold(row.u32(count), |row, (state, at)| row.u8(state.byte()).u64(at.0)).done()
+    }
+
+    /// Reads a migration's row.
+    ///
+    /// # Errors
+    /// Where the bytes are no such row.
+    pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
+        let mut reader = Reader::row(value)?;
+        let (domain, next_holder, requester) = (reader.object()?, reader.holder()?, reader.holder()?);
+        let (reason, ttl_ms, state) = (reader.text()?.to_owned(), reader.u64()?, read_state(&mut reader)?);
+        let fenced = if reader.flag()? { Some((reader.lease_id()?, reader.seq()?, reader.holder()?)) } else { None };
+        let left = if reader.flag()? { Some((reader.array()?, reader.u64()?)) } else { None };
+        let [certificate, acknowledged, grant] = [reader.blob()?, reader.blob()?, reader.blob()?].map(<[u8]>::to_vec);
+        let count = reader.u32()?;
+        let reached = (0..count).map(|_| Ok((read_state(&mut reader)?, WallMs(reader.u64()?))));
+        let reached = reached.collect::<Result<_, CodecFault>>()?;
+        reader.end()?;
+        Ok(Self {
+            domain,
+            next_holder,
+            requester,
+            reason,
+            ttl_ms,
+            state,
+            fenced,
+            certificate,
+            left,
+            acknowledged,
+            grant,
+            reached,
+        })
+    }
+}
+
+fn read_state(reader: &mut Reader<'_>) -> Result<MigrationState, CodecFault> {
+    let byte = reader.u8()?;
+    let found = MigrationState::ALL.into_iter().find(|state| state.byte() == byte);
+    found.ok_or(CodecFault("a migration in no known state"))
+}
+
+/// How many writes of an object have settled, and the hash over all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JournalHead {
+    pub count: u64,
+    pub hash: [u8; 32],
+    /// The run of the gate that wrote last.
+    pub run: u64,
+}
+
+impl JournalHead {
+    /// Of an object of which nothing was written yet.
+    pub const EMPTY: Self = Self { count: 0, hash: [0; 32], run: 0 };
+
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        Writer::row().u64(self.count).bytes(&self.hash).u64(self.run).done()
+    }
+
+    /// Reads a journal's head.
+    ///
+    /// # Errors
+    /// Where the bytes are no such row.
+    pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
+        let mut reader = Reader::row(value)?;
+        let head = Self { count: reader.u64()?, hash: reader.array()?, run: reader.u64()? };
+        reader.end()?;
+        Ok(head)
+    }
+}
+
+/// What a journal says of one write, or of what it cannot know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wrote {
+    /// The store has answered for it.
+    Settled { method: String, target: String, digest: [u8; 32], status: u16 },
+    /// It may have landed, or not: nobody knows.
+    Unknown { method: String, target: String },
+    /// The gate ended badly here: writes that were on their way then may have landed.
+    Gap,
+}
+
+/// One line of a journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JournalEntry {
+    /// The lease that it was written with; `None` for a gap.
+    pub seq: Option<LeaseSeq>,
+    pub wrote: Wrote,
+    pub at: WallMs,
+    /// The hash over this entry and all before it.
+    pub hash: [u8; 32],
+}
+
+impl JournalEntry {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let row = Writer::row().u64(self.seq.map_or(0, LeaseSeq::get)).u64(self.at.0).bytes(&self.hash);
+        match &self.wrote {
+            Wrote::Settled { method, target, digest, status } => {
+                row.u8(0).text(method).text(target).bytes(digest).u32((*status).into())
+            }
+            Wrote::Unknown { method, target } => row.u8(1).text(method).text(target),
+            Wrote::Gap => row.u8(2),
+        }
+        .done()
+    }
+
+    /// Reads a journal's entry.
+    ///
+    /// # Errors
+    /// Where the bytes are no such row.
+    pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
+        let mut reader = Reader::row(value)?;
+        let (seq, at, hash) = (LeaseSeq::new(reader.u64()?), WallMs(reader.u64()?), reader.array()?);
+        let wrote = match reader.u8()? {
+            0 => {
+                let (method, target) = (reader.text()?.to_owned(), reader.text()?.to_owned());
+                let (digest, status) = (reader.array()?, reader.u32()?);
+                let status = u16::try_from(status).map_err(|_| CodecFault("a status that is none"))?;
+                Wrote::Settled { method, target, digest, status }
+            }
+            1 => Wrote::Unknown { method: reader.text()?.to_owned(), target: reader.text()?.to_owned() },
+            2 => Wrote::Gap,
+            _ => return Err(CodecFault("a journal entry of no known kind")),
+        };
+        reader.end()?;
+        Ok(Self { seq, wrote, at, hash })
+    }
+}

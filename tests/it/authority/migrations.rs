@@ -1,0 +1,274 @@
+//! The gate as an issuer: what it answers to requests, and how migrations end that do not go well.
+
+use fencegate::config::{LeaseSource, Settings};
+use serde_json::{Value, json};
+
+use super::{TestGate, USERS, World, time, wall};
+use crate::support::{
+    gate::{START, acquire},
+    signers::Signer,
+    until,
+};
+
+const ZEROS: &str = "sha256:0x0000000000000000000000000000000000000000000000000000000000000000";
+
+struct Issuing {
+    world: World,
+    perth: Signer,
+    _folder: tempfile::TempDir,
+}
+
+/// A gate that is europe itself; perth may ask.
+fn issuing(change: impl FnOnce(&mut Settings)) -> Issuing {
+    let (folder, perth) = (tempfile::tempdir().unwrap(), Signer::new("perth-cg"));
+    let key = folder.path().join("key");
+    fencegate::authority::key_file::create(&key, &Signer::new("europe-cg").key).unwrap();
+    let world = World::with(|settings| {
+        settings.authority.issuer = "europe-cg".to_owned();
+        settings.authority.key_file = key;
+        settings.requester.push(perth.party(&["/data"]));
+        settings.lease.ttl_ms_default = 30_000;
+        change(settings);
+    });
+    Issuing { world, perth, _folder: folder }
+}
+
+impl Issuing {
+    fn begin(&self, over: Value) -> String {
+        let request = self.perth.request(USERS, &self.time(), over);
+        self.world.post("/v1/migrations", &request).expect(201)["migration_id"].as_str().unwrap().to_owned()
+    }
+
+    /// The driven clock's.
+    fn time(&self) -> String {
+        let now = self.world.gate.running().gate.now();
+        format!("{}:0", now.wall.0)
+    }
+
+    fn get(&self, id: &str) -> Value {
+        self.world.api().get(&format!("/v1/migrations/{id}")).expect(200)
+    }
+
+    fn reaches(&self, id: &str, state: &str) -> Value {
+        until(&format!("the migration is {state}"), || self.get(id)["state"] == state);
+        self.get(id)
+    }
+
+    fn confirm(&self, id: &str, hash: &str) -> crate::support::http::Answer {
+        let grant = self.get(id)["grant"].clone();
+        let active = self.perth.active(&grant, hash, &self.time());
+        self.world.post(&format!("/v1/migrations/{id}/active"), &active)
+    }
+}
+
+#[test]
+fn a_request_is_told_to_wait_or_to_ask_for_a_migration_or_gets_its_certificate() {
+    let it = issuing(|_| {});
+    let ask = |over: Value| it.world.post("/v1/fence-requests", &it.perth.request(USERS, &it.time(), over));
+    assert_eq!(ask(Value::Null).expect(200)["answer"], "FREE");
+    it.world.london();
+    let answer = ask(json!({ "current_lease_id": "london-1" })).expect(200);
+    assert_eq!((&answer["answer"], &answer["remaining_ms"]), (&json!("REQUEST_MIGRATION"), &json!(60_000)));
+    ask(json!({ "current_lease_id": "paris-1" })).refusal(409, "LEASE_FENCED");
+    it.world.gate.clock.advance(55_000);
+    let answer = ask(Value::Null).expect(200);
+    assert_eq!(
+        (&answer["answer"], &answer["remaining_ms"], &answer["holder"]),
+        (&json!("WAIT"), &json!(5_000), &json!("london-cg"))
+    );
+    assert_eq!(it.world.object()["fence"], 1, "nothing was fenced");
+    it.world.gate.clock.advance(5_000);
+    let answer = ask(Value::Null).expect(200);
+    assert_eq!((&answer["answer"], &answer["certificate"]["fenced_lease_id"]), (&json!("FENCED"), &json!("london-1")));
+    assert_eq!(it.world.object()["fence"], 2);
+    assert_eq!(it.world.post("/v1/fences", &answer["certificate"]).expect(200)["acknowledged"]["issuer"], "europe-cg");
+}
+
+#[test]
+fn only_requesters_may_ask_and_only_for_their_domains() {
+    let it = issuing(|settings| settings.requester[0].domains = vec!["/data/users".to_owned()]);
+    it.world.london();
+    let stranger = Signer::new("nobody-cg");
+    for path in ["/v1/fence-requests", "/v1/migrations"] {
+        let post = |message: &Value| it.world.post(path, message);
+        post(&stranger.request(USERS, &time(0), Value::Null)).refusal(403, "UNKNOWN_ISSUER");
+        post(&it.perth.request("/data/orders/", &time(0), Value::Null)).refusal(403, "UnauthorizedFence");
+        post(&it.perth.request("elsewhere", &time(0), Value::Null)).refusal(409, "NOT_AN_ISSUER");
+        let mut forged = it.perth.request(USERS, &time(0), Value::Null);
+        forged["reason"] = json!("another one");
+        post(&forged).refusal(403, "InvalidFenceSignature");
+        for stale in [time(60_001), format!("{}:0", wall(0) - 60_001)] {
+            post(&it.perth.request(USERS, &stale, Value::Null)).refusal(409, "FENCE_TIME_AHEAD");
+        }
+    }
+    let to_nobody = it.perth.request(USERS, &time(0), json!({ "next_holder": "nobody-cg" }));
+    assert_eq!(it.world.post("/v1/migrations", &to_nobody).refusal(400, "REQUEST_INVALID")["field"], "next_holder");
+    let short = it.perth.request(USERS, &time(0), json!({ "ttl_ms": 1 }));
+    assert_eq!(it.world.post("/v1/migrations", &short).refusal(400, "REQUEST_INVALID")["field"], "ttl_ms");
+    assert_eq!(it.world.object()["fence"], 1, "nothing has moved");
+    it.world.api().get("/v1/migrations/none").refusal(404, "MIGRATION_NOT_FOUND");
+}
+
+#[test]
+fn a_gate_without_a_key_answers_no_request() {
+    let world = World::with(|settings| settings.requester.push(Signer::new("perth-cg").party(&["/data"])));
+    let request = Signer::new("perth-cg").request(USERS, &time(0), Value::Null);
+    world.post("/v1/fence-requests", &request).refusal(409, "NOT_AN_ISSUER");
+    world.post("/v1/migrations", &request).refusal(409, "NOT_AN_ISSUER");
+}
+
+#[test]
+fn a_wrong_hash_ends_the_migration_and_a_new_one_is_the_way_on() {
+    let it = issuing(|_| {});
+    let london = it.world.london();
+    assert_eq!(it.world.put("/data/users/1", &london).status, 200);
+    let id = it.begin(Value::Null);
+    it.reaches(&id, "granted");
+    let told = it.confirm(&id, ZEROS).refusal(409, "STATE_HASH_MISMATCH");
+    assert_eq!(told["migration_id"], id);
+    let ended = it.get(&id);
+    assert_eq!(ended["state"], "hash_mismatch");
+    assert!(ended["way_on"].as_str().unwrap().contains("ask again"), "{ended}");
+    assert_eq!(it.world.object()["state"], "free", "its lease was taken back");
+    it.confirm(&id, ended["state_hash"].as_str().unwrap()).refusal(409, "MIGRATION_OVER");
+    let id = it.begin(Value::Null);
+    let granted = it.reaches(&id, "granted");
+    let perth = it.confirm(&id, granted["state_hash"].as_str().unwrap()).expect(200);
+    assert_eq!(it.world.put("/data/users/2", &perth).status, 200);
+    it.confirm(&id, granted["state_hash"].as_str().unwrap()).refusal(409, "MIGRATION_OVER");
+}
+
+#[test]
+fn only_the_next_holder_can_confirm() {
+    let it = issuing(|settings| settings.requester.push(Signer::new("london-cg").party(&["/data"])));
+    it.world.london();
+    let id = it.begin(Value::Null);
+    let granted = it.reaches(&id, "granted");
+    let path = format!("/v1/migrations/{id}/active");
+    let london = Signer::new("london-cg");
+    let theirs = london.active(&granted["grant"], ZEROS, &it.time());
+    assert_eq!(it.world.post(&path, &theirs).refusal(400, "REQUEST_INVALID")["field"], "lease_id");
+    let mut forged = theirs;
+    forged["holder"] = json!("perth-cg");
+    it.world.post(&path, &forged).refusal(403, "InvalidFenceSignature");
+    let mut other = granted["grant"].clone();
+    other["lease_id"] = json!("another");
+    it.world.post(&path, &it.perth.active(&other, ZEROS, &it.time())).refusal(400, "REQUEST_INVALID");
+    assert_eq!(it.get(&id)["state"], "granted", "nobody has stopped it");
+}
+
+#[test]
+fn a_migration_that_nobody_confirms_times_out_and_the_next_one_goes_on() {
+    let it = issuing(|_| {});
+    it.world.london();
+    let id = it.begin(json!({ "ttl_ms": 10_000 }));
+    it.reaches(&id, "granted");
+    let other = it.perth.request(USERS, &it.time(), Value::Null);
+    let busy = it.world.post("/v1/migrations", &other).refusal(409, "MIGRATION_IN_PROGRESS");
+    assert_eq!(busy["migration_id"], id);
+    it.world.gate.clock.advance(10_000);
+    it.reaches(&id, "activation_timed_out");
+    it.confirm(&id, ZEROS).refusal(409, "MIGRATION_OVER");
+    let id = it.begin(Value::Null);
+    it.reaches(&id, "granted");
+    it.confirm(&id, ZEROS).expect(200);
+}
+
+#[test]
+fn a_drain_that_takes_too_long_leaves_the_old_holder_fenced_and_a_way_on() {
+    let it = issuing(|settings| settings.authority.drain_timeout_ms = 0);
+    let london = it.world.london();
+    let folder = tempfile::tempdir().unwrap();
+    let (file, token) = (folder.path().join("let-go"), london["fence_token"].as_str().unwrap());
+    let mut writer = it.world.gate.gate();
+    let hangs = format!("until:{}", file.display());
+    writer.send("PUT", "/data/users/1", &[("fence-token", token), ("x-store", &hangs)], b"x").unwrap();
+    until("the store has it", || it.world.store.saw("begun") == 1);
+    // The gate waits a while for the drain before it answers; its clock is the test's.
+    let mut asker = it.world.api();
+    let request = it.perth.request(USERS, &it.time(), Value::Null).to_string();
+    asker.send("POST", "/v1/migrations", &[("content-type", "application/json")], request.as_bytes()).unwrap();
+    until("the fence has moved", || it.world.object()["fence"] == 2);
+    it.world.gate.clock.advance(5_000);
+    let id = asker.receive().unwrap().expect(201)["migration_id"].as_str().unwrap().to_owned();
+    until("it gives up", || {
+        it.world.gate.clock.advance(1_000);
+        it.get(&id)["state"] == "drain_timed_out"
+    });
+    it.world.put("/data/users/2", &london).refusal(412, "WRITE_STALE_FENCE");
+    std::fs::write(&file, "").unwrap();
+    writer.receive().unwrap();
+    until("it has drained", || it.world.object()["state"] == "free");
+    // The certificate that fenced it serves again.
+    let before = it.get(&id)["certificate"].clone();
+    let id = it.begin(Value::Null);
+    let granted = it.reaches(&id, "granted");
+    assert_eq!(granted["certificate"], before);
+    it.confirm(&id, granted["state_hash"].as_str().unwrap()).expect(200);
+}
+
+#[test]
+fn a_revocation_overtakes_a_migration() {
+    let it = issuing(|_| {});
+    it.world.london();
+    let id = it.begin(Value::Null);
+    it.reaches(&id, "granted");
+    it.world.post("/v1/objects/%2Fdata%2Fusers%2F/revoke", &json!({ "reason": "stop" })).expect(200);
+    it.reaches(&id, "overtaken");
+    it.confirm(&id, ZEROS).refusal(409, "MIGRATION_OVER");
+    let id = it.begin(Value::Null);
+    it.reaches(&id, "granted");
+    let perth = it.confirm(&id, ZEROS).expect(200);
+    assert_eq!(it.world.put("/data/users/1", &perth).status, 200);
+}
+
+#[test]
+fn leases_of_the_lease_api_migrate_too_and_an_object_that_nobody_had_is_simply_granted() {
+    let it = issuing(|settings| settings.route[0].lease_source = LeaseSource::Gate);
+    let id = it.begin(Value::Null);
+    let granted = it.reaches(&id, "granted");
+    assert_eq!((&granted["certificate"], &granted["acknowledged"]), (&Value::Null, &Value::Null), "nobody was fenced");
+    let first = it.confirm(&id, ZEROS).expect(200);
+    assert_eq!((&first["lease_seq"], it.world.put("/data/users/1", &first).status), (&json!(1), 200));
+    let path = format!("/v1/leases/{}", first["lease_id"].as_str().unwrap());
+    it.world.api().delete(&path, first["fence_token"].as_str().unwrap()).expect(200);
+    let own = acquire(&mut it.world.api(), USERS, "a", 60_000);
+    let id = it.begin(json!({ "current_lease_id": own["lease_id"] }));
+    let granted = it.reaches(&id, "granted");
+    assert_eq!(granted["acknowledged"]["writes"], 1);
+    it.world.put("/data/users/2", &own).refusal(412, "WRITE_STALE_FENCE");
+    it.confirm(&id, granted["state_hash"].as_str().unwrap()).expect(200);
+}
+
+/// A gate that died between two steps goes on from the last that was durable; that of an unfinished drain too.
+#[test]
+fn a_migration_is_resumed_from_what_is_durable() {
+    let it = issuing(|_| {});
+    let london = it.world.london();
+    let folder = tempfile::tempdir().unwrap();
+    let (file, token) = (folder.path().join("let-go"), london["fence_token"].as_str().unwrap());
+    let mut writer = it.world.gate.gate();
+    let hangs = format!("until:{}", file.display());
+    writer.send("PUT", "/data/users/1", &[("fence-token", token), ("x-store", &hangs)], b"x").unwrap();
+    until("the store has it", || it.world.store.saw("begun") == 1);
+    let mut asker = it.world.api();
+    let request = it.perth.request(USERS, &it.time(), Value::Null).to_string();
+    asker.send("POST", "/v1/migrations", &[("content-type", "application/json")], request.as_bytes()).unwrap();
+    until("the fence has moved", || it.world.object()["fence"] == 2);
+    let again = TestGate::on(&it.world.settings, it.world.gate.table.after_a_crash().into(), START);
+    let listed = again.api().get("/v1/fences?domain=%2Fdata%2Fusers%2F").expect(200);
+    assert_eq!(listed["fences"][0]["fenced_lease_id"], "london-1", "durable in the write that moved the fence");
+    let late = it.perth.request(USERS, &time(0), Value::Null);
+    let id = again.api().post("/v1/migrations", &late).refusal(409, "MIGRATION_IN_PROGRESS")["migration_id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let get = || again.api().get(&format!("/v1/migrations/{id}")).expect(200);
+    until("it goes on", || get()["state"] == "granted");
+    let granted = get();
+    let active = it.perth.active(&granted["grant"], granted["state_hash"].as_str().unwrap(), &time(0));
+    let perth = again.api().post(&format!("/v1/migrations/{id}/active"), &active).expect(200);
+    assert_eq!(perth["lease_seq"], 2);
+    std::fs::write(&file, "").unwrap();
+    writer.receive().unwrap();
+}

@@ -1,0 +1,361 @@
+//! London to Perth, over real HTTP and real processes, every message of it: once in peace, then with kill -9
+//! after each step and in the middle of each, then with a slow upload of London's in flight.
+
+use std::{
+    cell::RefCell,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use fencegate::{
+    api::journal::JournalBody,
+    authority::{
+        json::{AcknowledgedMessage, CertificateMessage, GrantMessage, Message, hash_text},
+        statement::Kind,
+    },
+    config::PartySettings,
+    fence::LeaseSeq,
+    table::ledger::journal::chain,
+};
+use serde_json::{Value, json};
+
+use super::USERS;
+use crate::support::{
+    http::{Answer, Conn},
+    process::{Gate, Site, failpoints_binary},
+    signers::Signer,
+    store::Store,
+    until,
+};
+
+/// The machine's time, as a hybrid logical time.
+#[allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a signed time, not a measurement")]
+fn now() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    u64::try_from(since.as_millis()).unwrap()
+}
+
+fn stamp() -> String {
+    format!("{}:0", now())
+}
+
+struct Story {
+    site: Site,
+    store: Store,
+    gate: RefCell<Option<Gate>>,
+    /// How often the gate was killed.
+    kills: RefCell<usize>,
+    europe: Signer,
+    perth: Signer,
+}
+
+fn toml(section: &str, party: &PartySettings) -> String {
+    format!(
+        "[[{section}]]\nname = '{}'\npublic_key = '{}'\nproof_of_possession = '{}'\ndomains = ['/data']\n",
+        party.name, party.public_key, party.proof_of_possession
+    )
+}
+
+impl Story {
+    /// `points`: where the gate kills itself the first time it runs.
+    fn begin(points: &str) -> Self {
+        let (site, store) = (Site::with_table(), Store::start());
+        let [europe, london, perth] = ["europe-cg", "london-cg", "perth-cg"].map(Signer::new);
+        let key = site.folder.path().join("europe.key");
+        fencegate::authority::key_file::create(&key, &europe.key).unwrap();
+        let parties: String = [&london, &perth].map(|each| toml("requester", &each.party(&["/data"]))).concat();
+        site.configure(&format!(
+            "[store]\nurl = '{}'\n[authority]\ncluster_id = 'test'\nissuer = 'europe-cg'\nkey_file = '{}'\n{}{parties}\
+             [[route]]\nname = 'data'\nmatch = '/data/{{domain}}/{{rest...}}'\nobject = '/data/{{domain}}/'\n\
+             lease_source = 'authority'\njournal = true\ndrain_wait_ms = 2000\n",
+            store.url(),
+            key.display(),
+            toml("issuer", &europe.party(&["/data"])),
+        ));
+        let mut command = Command::new(failpoints_binary());
+        if !points.is_empty() {
+            command.env("FENCEGATE_TEST_POINT", points);
+        }
+        let gate = site.serve_with(command);
+        let (gate, kills) = (RefCell::new(Some(gate)), RefCell::new(0));
+        Self { site, store, gate, kills, europe, perth }
+    }
+
+    fn kill(&self) {
+        let gate = self.gate.take().unwrap();
+        gate.kill();
+        self.start_again();
+    }
+
+    fn start_again(&self) {
+        drop(self.gate.take());
+        *self.kills.borrow_mut() += 1;
+        *self.gate.borrow_mut() = Some(self.site.serve_with(Command::new(failpoints_binary())));
+    }
+
+    /// A call that is made again where the gate died under it.
+    fn call(
+        &self,
+        port: fn(&Gate) -> std::net::SocketAddr,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Answer {
+        for _ in 0..4 {
+            let address = port(self.gate.borrow().as_ref().unwrap());
+            let answer = Conn::open(address).and_then(|mut conn| conn.try_call(method, path, headers, body));
+            match answer {
+                Ok(answer) => return answer,
+                Err(_) => self.start_again(),
+            }
+        }
+        panic!("{method} {path}: the gate dies again and again");
+    }
+
+    fn post(&self, path: &str, message: &Value) -> Answer {
+        self.call(
+            |gate| gate.api,
+            "POST",
+            path,
+            &[("content-type", "application/json")],
+            message.to_string().as_bytes(),
+        )
+    }
+
+    fn get(&self, path: &str) -> Value {
+        self.call(|gate| gate.api, "GET", path, &[], b"").expect(200)
+    }
+
+    fn write(&self, path: &str, token: &str) -> Answer {
+        self.call(|gate| gate.gate, "PUT", path, &[("fence-token", token)], b"value")
+    }
+
+    /// Perth computes the hash from the journal alone.
+    fn computed_hash(&self) -> String {
+        let path = "/v1/objects/%2Fdata%2Fusers%2F/journal";
+        let body: JournalBody = serde_json::from_value(self.get(path)).unwrap();
+        let hash = body.entries.iter().fold([0; 32], |hash, entry| {
+            chain(&hash, entry.lease_seq.and_then(LeaseSeq::new), &entry.wrote().unwrap())
+        });
+        assert_eq!(hash_text(&hash), body.state_hash);
+        body.state_hash
+    }
+
+    fn migration(&self, id: &str, state: &str) -> Value {
+        let mut seen = Value::Null;
+        until(&format!("the migration is {state}"), || {
+            seen = self.get(&format!("/v1/migrations/{id}"));
+            seen["state"] == state
+        });
+        seen
+    }
+
+    fn request(&self, over: Value) -> Value {
+        let mut all = json!({ "ttl_ms": 60_000 });
+        crate::support::signers::merge(&mut all, over);
+        self.perth.request(USERS, &stamp(), all)
+    }
+
+    /// Asks for the migration; a gate that died over it may have begun it.
+    fn ask(&self, over: Value) -> String {
+        let answer = self.post("/v1/migrations", &self.request(over));
+        if answer.status == 409 {
+            return answer.refusal(409, "MIGRATION_IN_PROGRESS")["migration_id"].as_str().unwrap().to_owned();
+        }
+        answer.expect(201)["migration_id"].as_str().unwrap().to_owned()
+    }
+}
+
+/// Plays the story; `after(step)` is called when a step is done.
+fn play(story: &Story, mut after: impl FnMut(&Story, usize)) {
+    let mut step = 0;
+    let mut done = |story: &Story| {
+        step += 1;
+        after(story, step);
+    };
+    // Europe grants London its lease, and London writes.
+    let grant = story.europe.grant(USERS, "london-1754842710000", 1, "london-cg", (now(), now() + 60_000), Value::Null);
+    let london = story.post("/v1/grants", &grant).expect(201);
+    let london = london["fence_token"].as_str().unwrap().to_owned();
+    assert_eq!(story.write("/data/users/london-1", &london).status, 200);
+    done(story);
+    // Perth asks, and is told to ask for a migration.
+    let request = story.request(json!({ "current_lease_id": "london-1754842710000" }));
+    let answer = story.post("/v1/fence-requests", &request).expect(200);
+    assert_eq!((&answer["answer"], &answer["holder"]), (&json!("REQUEST_MIGRATION"), &json!("london-cg")));
+    assert!(answer["remaining_ms"].as_u64().unwrap() > 5_000, "{answer}");
+    done(story);
+    let id = story.ask(json!({ "current_lease_id": "london-1754842710000" }));
+    done(story);
+    // London is fenced, its writes are flushed, the fence is acknowledged with the final state, Perth has a grant.
+    let granted = story.migration(&id, "granted");
+    done(story);
+    signed_by_europe(story, &granted);
+    let names: Vec<&str> =
+        granted["steps"].as_array().unwrap().iter().map(|step| step["state"].as_str().unwrap()).collect();
+    assert_eq!(names, ["fencing", "acknowledged", "granted"]);
+    assert_eq!(granted["acknowledged"]["fenced_lease_id"], "london-1754842710000");
+    let refused = story.write("/data/users/london-late", &london).refusal(412, "WRITE_STALE_FENCE");
+    assert_eq!(refused["fenced_by"], "europe-cg");
+    assert_eq!(
+        (&refused["successor_holder"], &refused["fence_time"]),
+        (&json!("perth-cg"), &granted["certificate"]["fence_time"])
+    );
+    done(story);
+    // The grant can be seen, and yet its token is Perth's alone.
+    story.post("/v1/grants", &granted["grant"]).refusal(409, "GRANT_USED");
+    // Perth pulls, verifies and confirms.
+    let hash = story.computed_hash();
+    assert_eq!(granted["state_hash"], hash);
+    let active = story.perth.active(&granted["grant"], &hash, &stamp());
+    let perth = story.post(&format!("/v1/migrations/{id}/active"), &active).expect(200);
+    done(story);
+    // A lost answer can be asked for again, until the token has been used.
+    let again = story.post(&format!("/v1/migrations/{id}/active"), &active).expect(200);
+    assert_eq!(perth["fence_token"], again["fence_token"]);
+    let token = perth["fence_token"].as_str().unwrap();
+    assert_eq!(story.write("/data/users/perth-1", token).status, 200);
+    assert_eq!(story.migration(&id, "active")["state"], "active");
+    done(story);
+    assert_eq!(story.write("/data/users/perth-2", token).status, 200);
+    story.write("/data/users/london-late", &london).refusal(412, "WRITE_STALE_FENCE");
+    let mut applied = story.store.story();
+    // A write whose answer a kill has swallowed was sent again by its client.
+    applied.dedup();
+    assert_eq!(applied, ["PUT /data/users/london-1", "PUT /data/users/perth-1", "PUT /data/users/perth-2"]);
+}
+
+/// How many steps the story has.
+const STEPS: usize = 7;
+
+/// Certificate, acknowledgement and grant are europe's own, over the bytes that their fields make.
+fn signed_by_europe(story: &Story, migration: &Value) {
+    let key = story.europe.key.public();
+    let certificate: CertificateMessage = serde_json::from_value(migration["certificate"].clone()).unwrap();
+    let acknowledged: AcknowledgedMessage = serde_json::from_value(migration["acknowledged"].clone()).unwrap();
+    let grant: GrantMessage = serde_json::from_value(migration["grant"].clone()).unwrap();
+    use fencegate::authority::statement::Statement;
+    let (one, two, three) = (certificate.signed().unwrap(), acknowledged.signed().unwrap(), grant.signed().unwrap());
+    assert!(one.signature.is_by(&key, Kind::FenceCertificate, &one.statement.bytes()));
+    assert!(two.signature.is_by(&key, Kind::FenceAcknowledged, &two.statement.bytes()));
+    assert!(three.signature.is_by(&key, Kind::LeaseGrant, &three.statement.bytes()));
+    let proof = &migration["grant"]["predecessor"]["fence_proof"];
+    assert_eq!(proof, &migration["certificate"]["signature"]);
+}
+
+#[test]
+fn london_hands_over_to_perth() {
+    let story = Story::begin("");
+    let mut last = 0;
+    play(&story, |_, step| last = step);
+    assert_eq!((last, *story.kills.borrow()), (STEPS, 0));
+}
+
+#[test]
+fn london_hands_over_to_perth_with_kill_9_after_each_step() {
+    for kill_after in 1..=STEPS {
+        let story = Story::begin("");
+        play(&story, |story, step| {
+            if step == kill_after {
+                story.kill();
+            }
+        });
+        assert_eq!(*story.kills.borrow(), 1, "after step {kill_after}");
+    }
+}
+
+#[test]
+fn london_hands_over_to_perth_with_kill_9_in_the_middle_of_each_step() {
+    let mut killed = 0;
+    // Three changes of the record (two grants and the certificate between them), and four notes beside them
+    // (three writes, and that the migration is over).
+    for (point, times) in [("sealed", 3), ("persisted", 3), ("published", 3), ("noted", 4)] {
+        for nth in 1..=times {
+            let story = Story::begin(&format!("{point}=kill:{nth}"));
+            play(&story, |_, _| {});
+            assert_eq!(*story.kills.borrow(), 1, "{point} {nth}");
+            killed += 1;
+        }
+    }
+    assert_eq!(killed, 13);
+}
+
+/// London uploads slowly, and without pause, while the domain is handed over.
+#[test]
+fn a_slow_upload_never_lands_after_perths_first_write() {
+    let story = Story::begin("");
+    let grant = story.europe.grant(USERS, "london-1", 1, "london-cg", (now(), now() + 60_000), Value::Null);
+    let london = story.post("/v1/grants", &grant).expect(201)["fence_token"].as_str().unwrap().to_owned();
+    let mut upload = story.gate.borrow().as_ref().unwrap().gate();
+    let head = format!(
+        "PUT /data/users/london-upload HTTP/1.1\r\nhost: x\r\nfence-token: {london}\r\ncontent-length: 200000\r\n\r\n"
+    );
+    upload.send_raw(head.as_bytes()).unwrap();
+    upload.send_raw(&[b'x'; 150_000]).unwrap();
+    until("the store has the first of it", || story.store.saw("body") == 1);
+    // And one that the store has, and takes its time over.
+    let file = story.site.folder.path().join("let-go");
+    let hangs = format!("until:{}", file.display());
+    let mut hung = story.gate.borrow().as_ref().unwrap().gate();
+    hung.send("PUT", "/data/users/london-hung", &[("fence-token", &london), ("x-store", &hangs)], b"x").unwrap();
+    until("the store has it", || story.store.saw("begun") == 2);
+    let stop = AtomicBool::new(false);
+    let writer_address = story.gate.borrow().as_ref().unwrap().gate;
+    let london_writes = || {
+        let mut refused = 0;
+        let mut conn = Conn::open(writer_address).unwrap();
+        while !stop.load(Ordering::Relaxed) {
+            let answer = conn.call("PUT", "/data/users/london-more", &[("fence-token", &london)], b"x");
+            refused += usize::from(answer.status == 412);
+        }
+        refused
+    };
+    thread::scope(|scope| {
+        let writer = scope.spawn(london_writes);
+        until("London writes", || story.store.saw("applied") > 3);
+        // The gate answers when it has waited a while; the fence has moved by then.
+        let id = story.ask(json!({}));
+        let waiting = story.get(&format!("/v1/migrations/{id}"));
+        assert_eq!(
+            (&waiting["state"], &waiting["acknowledged"]),
+            (&json!("fencing"), &Value::Null),
+            "its last write has not settled"
+        );
+        story
+            .post(
+                &format!("/v1/migrations/{id}/active"),
+                &story.perth.active(
+                    &json!({ "domain": USERS, "lease_id": "x", "lease_seq": 2 }),
+                    &hash_text(&[0; 32]),
+                    &stamp(),
+                ),
+            )
+            .refusal(503, "FENCE_DRAINING");
+        // The upload was broken off: part of it was sent, but not its end.
+        let _ = upload.send_raw(&[b'x'; 50_000]);
+        upload.receive().unwrap().unknown();
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(hung.receive().unwrap().header("fence-outcome"), Some("settled"));
+        let granted = story.migration(&id, "granted");
+        let hash = story.computed_hash();
+        assert_eq!(granted["state_hash"], hash);
+        let active = story.perth.active(&granted["grant"], &hash, &stamp());
+        let perth = story.post(&format!("/v1/migrations/{id}/active"), &active).expect(200);
+        for n in 0..3 {
+            assert_eq!(
+                story.write(&format!("/data/users/perth-{n}"), perth["fence_token"].as_str().unwrap()).status,
+                200
+            );
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(writer.join().unwrap() > 0, "London was told");
+    });
+    let applied = story.store.story();
+    let first_of_perth = applied.iter().position(|line| line.contains("perth")).unwrap();
+    let last_of_london = applied.iter().rposition(|line| line.contains("london")).unwrap();
+    assert!(last_of_london < first_of_perth, "{applied:?}");
+    assert!(!applied.iter().any(|line| line.contains("upload")), "{applied:?}");
+    assert!(applied.iter().any(|line| line.contains("hung")), "{applied:?}");
+}
