@@ -18,7 +18,7 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run test test-fresh failpoints simulate chaos check instructions bench barrier flame clean
+.PHONY: help setup setup-test build run test test-fresh failpoints simulate chaos fuzz check instructions bench barrier flame clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -69,6 +69,11 @@ chaos: failpoints ## faults of all kinds on a real gate under load, judged by an
 	@scripts/setup test
 	chaos/run --duration $(DURATION)
 
+FUZZ_SECONDS ?= 60
+
+fuzz: setup ## fuzz every decoder for a while (FUZZ_SECONDS=60 each)
+	@scripts/fuzz $(FUZZ_SECONDS)
+
 test-fresh: ## run `make test` in a new Debian system, then again without network (needs root)
 	@scripts/setup fresh
 	@scripts/test-fresh
@@ -107,7 +112,9 @@ else
 	cargo build $(LOCKED) --release --bin fencegate --examples
 	bench/instructions
 	cargo bench $(LOCKED)
+	taskset -c 0 cargo bench $(LOCKED) --bench bls
 	bench/gated
+	bench/authority
 	QUICK= bench/run
 endif
 

@@ -16,12 +16,12 @@ use crate::{
         migration::acknowledgement,
         statement::{FenceCertificate, Signed},
     },
-    fence::{Code, ObjectId, Record, State as ObjectState},
+    fence::{Code, ObjectId},
     problem::Problem,
     table::{
         TableFault,
         codec::{Family, Key, decode_signed},
-        ledger::{Certificate, Moved},
+        ledger::{Certificate, Moved, authority as rows},
         records::Records,
     },
 };
@@ -37,15 +37,15 @@ pub enum FenceMessage {
 /// What a certificate has done.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 pub struct FenceBody {
-    /// Whether this certificate's fence is in force. `false`: a newer one was known.
+    /// Whether this certificate's fence is in force. `false`: a newer one was known, or it was thrown away.
     pub applied: bool,
     /// `FenceSuperseded` where it is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,
     pub object: ObjectBody,
     pub drain: DrainBody,
-    /// Absent while writes of the fenced lease are still on their way: send the certificate again to wait
-    /// for them.
+    /// Absent while writes of the fenced lease are still on their way (send the certificate again to wait for
+    /// them), and once somebody else has had the object: the hash would have that one's writes in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub acknowledged: Option<AcknowledgedMessage>,
 }
@@ -57,7 +57,7 @@ pub struct FenceBody {
 pub struct FencesQuery {
     /// An object id, exactly.
     pub domain: Option<String>,
-    /// 1 to 1,000; 100 if absent.
+    /// How many leases' certificates, 1 to 1,000; 100 if absent.
     pub limit: Option<usize>,
     /// Those of leases above this number; `next_after` of the page before.
     pub after: Option<u64>,
@@ -79,6 +79,8 @@ pub struct ConfirmRequest {
     pub domain: String,
     /// The parked certificate's signature.
     pub signature: String,
+    /// Throw it away instead.
+    pub discard: Option<bool>,
 }
 
 const LIMIT_DEFAULT: usize = 100;
@@ -119,7 +121,31 @@ pub async fn apply(
     let certificate = Certificate { domain, by, signed: signed.to_bytes() };
     let moved = gate.ledger.certify(certificate, authority.settings.max_jump, None).await;
     let moved = moved.map_err(|refused| Problem::refused(&refused, gate.now()))?;
+    look_at_parked(&gate, &signed.statement.domain).await;
     answer(&gate, &signed, moved).await.map(Json)
+}
+
+/// A fence has moved: parked certificates may be near enough by now. Each is looked at like any other.
+pub async fn look_at_parked(gate: &Shared, domain: &ObjectId) {
+    loop {
+        let wanted = domain.clone();
+        let Ok(parked) = gate.read(move |records| certificates(records, Family::Parked, &wanted, 0, LIMIT_MAX)).await
+        else {
+            return;
+        };
+        let mut has_moved = false;
+        for message in parked {
+            let authority = gate.authority.load_full();
+            let Ok(signed) = message.signed() else { continue };
+            // Its key may have been retired meanwhile; then it waits for whoever throws it away.
+            let Ok(by) = authority.certificate(&signed, gate.now()) else { continue };
+            let certificate = Certificate { domain: domain.clone(), by, signed: signed.to_bytes() };
+            has_moved |= gate.ledger.certify(certificate, authority.settings.max_jump, None).await.is_ok();
+        }
+        if !has_moved {
+            return;
+        }
+    }
 }
 
 /// The certificate of a message, relayed or not.
@@ -137,8 +163,7 @@ fn certificate(message: serde_json::Value) -> Result<CertificateMessage, Problem
 
 async fn answer(gate: &Shared, signed: &Signed<FenceCertificate>, moved: Moved) -> Result<FenceBody, Problem> {
     let Moved { record, drain, is_superseded } = moved;
-    let acknowledged =
-        if is_over(&record) && !is_superseded { Some(acknowledgement(gate, signed, &record).await?) } else { None };
+    let acknowledged = if is_superseded { None } else { acknowledgement(gate, signed, &record).await? };
     Ok(FenceBody {
         applied: !is_superseded,
         code: is_superseded.then(|| "FenceSuperseded".to_owned()),
@@ -146,10 +171,6 @@ async fn answer(gate: &Shared, signed: &Signed<FenceCertificate>, moved: Moved) 
         drain: drain.into(),
         acknowledged,
     })
-}
-
-fn is_over(record: &Record) -> bool {
-    !matches!(record.state, ObjectState::Draining { .. })
 }
 
 /// The certificates that were taken for an object, and those that wait for an operator.
@@ -173,7 +194,8 @@ pub async fn list(State(gate): State<Shared>, Query(query): Query<FencesQuery>) 
             Ok((fences, certificates(records, Family::Parked, &domain, 0, LIMIT_MAX)?))
         })
         .await?;
-    let next_after = fences.last().filter(|_| fences.len() == limit).map(|last| last.lease_seq);
+    // A lease may have several.
+    let next_after = fences.last().filter(|_| fences.len() >= limit).map(|last| last.lease_seq);
     Ok(Json(FenceList { fences, parked, next_after }))
 }
 
@@ -191,12 +213,15 @@ fn certificates(
         return Ok(vec![]);
     }
     let rows = records.table.scan(&from, &until, limit)?;
-    let read = |(key, value): (Vec<u8>, Vec<u8>)| {
-        let signed = Signed::<FenceCertificate>::from_bytes(&decode_signed(&value)?);
-        let signed = signed.map_err(|fault| TableFault::Corrupt(format!("{:?}: {fault}", Key::decode(&key))))?;
-        Ok(CertificateMessage::of(&signed))
-    };
-    rows.into_iter().map(read).collect()
+    let mut all = vec![];
+    for (key, value) in rows {
+        for signed in decode_signed(&value)? {
+            let signed = Signed::<FenceCertificate>::from_bytes(&signed);
+            let signed = signed.map_err(|fault| TableFault::Corrupt(format!("{:?}: {fault}", Key::decode(&key))))?;
+            all.push(CertificateMessage::of(&signed));
+        }
+    }
+    Ok(all)
 }
 
 /// An operator's word that a parked certificate is meant: its fence moves as far as it says.
@@ -217,11 +242,26 @@ pub async fn confirm(
     let found = found
         .ok_or_else(|| Problem::new(Code::NotFound, "no such certificate is parked; GET /v1/fences lists them"))?;
     let signed = found.signed().map_err(|fault| unreadable(&fault))?;
+    if request.discard.unwrap_or(false) {
+        return discard(&gate, &signed).await.map(Json);
+    }
     // Its issuer's key may have been retired while it was parked.
     let by = gate.authority.load().certificate(&signed, gate.now()).map_err(untrusted)?;
     tracing::info!(object = %domain, issuer = %by.issuer, lease_seq = by.seq.get(), "audit: an operator confirms a parked certificate");
     let certificate = Certificate { domain, by, signed: signed.to_bytes() };
     let moved = gate.ledger.certify(certificate, u64::MAX, None).await;
     let moved = moved.map_err(|refused| Problem::refused(&refused, gate.now()))?;
+    look_at_parked(&gate, &signed.statement.domain).await;
     answer(&gate, &signed, moved).await.map(Json)
+}
+
+/// Throws a parked certificate away: its fence does not move.
+async fn discard(gate: &Shared, signed: &Signed<FenceCertificate>) -> Result<FenceBody, Problem> {
+    let domain = &signed.statement.domain;
+    tracing::info!(object = %domain, issuer = %signed.statement.issuer, lease_seq = signed.statement.lease_seq.get(), "audit: an operator throws a parked certificate away");
+    let certificate = rows::read(signed.to_bytes(), domain).map_err(|_| Problem::table_unavailable())?;
+    gate.ledger.unpark(certificate).await.map_err(|refused| Problem::refused(&refused, gate.now()))?;
+    let object = ObjectBody::new(&gate.settled_record(domain).await?, gate.now());
+    let drain = crate::table::ledger::DrainReport::default().into();
+    Ok(FenceBody { applied: false, code: None, object, drain, acknowledged: None })
 }

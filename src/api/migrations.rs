@@ -19,11 +19,11 @@ use crate::{
         migration::{self, Wanted},
         statement::{FenceRequest, LeaseGrant, Signed},
     },
-    fence::{Code, MigrationId},
+    fence::{Code, MigrationId, State as ObjectState},
     problem::Problem,
     table::{
         codec::{MigrationRow, MigrationState},
-        ledger::{Granted, Progress},
+        ledger::{Deed, DrainReport, Granted, Progress},
     },
 };
 
@@ -31,7 +31,7 @@ use crate::{
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 pub struct FenceAnswer {
     /// `WAIT`: the lease runs out soon. `REQUEST_MIGRATION`: it lasts longer, so ask for a migration.
-    /// `FENCED`: it was over, and is fenced now. `FREE`: nobody has had it.
+    /// `FENCED`: it was over, and is fenced. `FREE`: nobody is known to have had it.
     pub answer: String,
     pub domain: String,
     /// What is left of the lease that is there.
@@ -141,6 +141,10 @@ pub async fn request(
             certificate: None,
         }));
     }
+    if matches!(record.state, ObjectState::Draining { .. }) {
+        let what = "writes of an older lease are still on their way to the store; ask again in a moment";
+        return Err(Problem::new(Code::FenceDraining, what).with_object(&request.domain));
+    }
     tracing::info!(object = %request.domain, requester = %request.requester, reason = request.reason, "audit: a requester asks for a fence");
     let next = request.next_holder.unwrap_or(request.requester);
     let certificate = migration::fence_ended(&gate, &record, next).await?;
@@ -175,9 +179,9 @@ pub async fn begin(
         return Err(Problem::invalid("next_holder", what));
     }
     let ttl = extract::ttl(request.ttl_ms, &gate.limits)?;
-    let FenceRequest { domain, requester, reason, current_lease_id, .. } = request;
+    let FenceRequest { domain, requester, reason, current_lease_id, timestamp: asked, .. } = request;
     tracing::info!(object = %domain, %requester, next_holder = %next_holder, reason, "audit: a requester asks for a migration");
-    let wanted = Wanted { domain, next_holder, requester, reason, ttl, current_lease_id };
+    let wanted = Wanted { domain, next_holder, requester, reason, ttl, current_lease_id, asked };
     let (id, row) = migration::begin(&gate, wanted).await?;
     Ok((StatusCode::CREATED, Json(MigrationBody::new(&id, &row))))
 }
@@ -237,31 +241,38 @@ pub async fn activate(
             "domain, lease_id, lease_seq and holder must be those of the migration's grant",
         ));
     }
-    if row.left.map(|(hash, _)| hash) != Some(said.state_hash) {
-        return Err(mismatch(&gate, &id, &row, &grant).await);
-    }
+    let is_right = row.left.map(|(hash, _)| hash) == Some(said.state_hash);
+    let record = gate.settled_record(&row.domain).await?;
     if row.state == MigrationState::Granted {
+        if matches!(record.state, ObjectState::Draining { .. }) {
+            let what = "what an earlier run of this gate has sent may still land; confirm again in a moment";
+            return Err(Problem::new(Code::FenceDraining, what).with_object(&row.domain).with_migration(&id));
+        }
+        if !is_right {
+            return Err(mismatch(&gate, &id, &row, &grant).await);
+        }
         let next = migration::reached(&row, MigrationState::Active, gate.now());
         let progress = Progress { id: id.clone(), from: Some(MigrationState::Granted), row: next };
-        let done = gate.ledger.migrate(progress, None).await;
+        let done = gate.ledger.migrate(progress, Deed::Needs(given.lease_id.clone())).await;
         done.map_err(|refused| Problem::refused(&refused, gate.now()))?;
+    } else if !is_right {
+        return Err(over("this is not the state that was left behind; the migration is active already".to_owned()));
     }
     let (record, now) = (gate.settled_record(&row.domain).await?, gate.now());
     let lease = record.replay(&given.lease_id, now).cloned();
     let lease =
         lease.ok_or_else(|| over("the token was handed out and has been used, or the lease is over".to_owned()))?;
-    let granted = Granted { object: row.domain.clone(), lease, drain: crate::table::ledger::DrainReport::default() };
+    let granted = Granted { object: row.domain.clone(), lease, drain: DrainReport::default() };
     Ok(Json(GrantBody::new(&granted, now)))
 }
 
 /// The next holder has another state: the migration ends, and its lease is taken back.
 async fn mismatch(gate: &Shared, id: &MigrationId, row: &MigrationRow, grant: &Signed<LeaseGrant>) -> Problem {
-    if row.state == MigrationState::Granted {
-        let next = migration::reached(row, MigrationState::HashMismatch, gate.now());
-        let progress = Progress { id: id.clone(), from: Some(MigrationState::Granted), row: next };
-        if let Err(refused) = gate.ledger.migrate(progress, Some(grant.statement.lease_id.clone())).await {
-            return Problem::refused(&refused, gate.now());
-        }
+    let next = migration::reached(row, MigrationState::HashMismatch, gate.now());
+    let progress = Progress { id: id.clone(), from: Some(MigrationState::Granted), row: next };
+    let deed = Deed::Withdraw(grant.statement.lease_id.clone());
+    if let Err(refused) = gate.ledger.migrate(progress, deed).await {
+        return Problem::refused(&refused, gate.now());
     }
     let what =
         "this is not the state that was left behind; the lease was taken back. Sync, and ask for the migration again";

@@ -10,6 +10,7 @@ use std::{
 use thiserror::Error;
 
 use super::bls::SecretKey;
+use crate::table::data_folder::sync_parent;
 
 /// Why a key file is not used. Never says what is in it.
 #[derive(Debug, Error)]
@@ -34,7 +35,8 @@ const MOST: u64 = 256;
 pub fn create(path: &Path, key: &SecretKey) -> Result<(), KeyFileFault> {
     let fault = |error| KeyFileFault::Io { path: path.display().to_string(), error };
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(fault)?;
-    file.write_all(format!("{}\n", key.expose()).as_bytes()).and_then(|()| file.sync_all()).map_err(fault)
+    file.write_all(format!("{}\n", key.expose()).as_bytes()).and_then(|()| file.sync_all()).map_err(fault)?;
+    sync_parent(path).map_err(fault)
 }
 
 /// Reads a key.

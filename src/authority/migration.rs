@@ -16,22 +16,24 @@ use crate::{
     api::{Gate, Shared},
     clock::Stopwatch,
     fence::{
-        Certified, Code, Fence, Hlc, HolderId, LeaseId, LeaseSeq, MigrationId, Now, ObjectId, Record, RequestId, State,
-        Ttl, WallMs,
+        Certified, Code, Fence, Hlc, HolderId, IssuerId, LeaseId, LeaseSeq, MigrationId, Now, ObjectId, Record,
+        RequestId, State, Ttl, WallMs,
         authority::{Predecessor, SignedGrant},
         step::LeaseRefusal,
     },
     problem::Problem,
     table::{
         TableFault,
-        codec::{JournalHead, Key, MigrationRow, MigrationState, Wrote, decode_signed},
-        ledger::{Certificate, Progress, Refused, authority as rows, journal, rare_id},
+        codec::{JournalHead, Key, MigrationRow, MigrationState, Wrote},
+        ledger::{Certificate, Deed, Progress, Refused, authority as rows, journal, rare_id},
         records::Records,
     },
 };
 
 /// How often it is looked whether a migration was confirmed.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How long to wait after something that passes: a table that cannot be read, a ledger without room.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// How long an ended migration can be asked for.
 const REMEMBER_MS: u64 = 24 * 60 * 60 * 1_000;
 
@@ -45,6 +47,8 @@ pub struct Wanted {
     pub ttl: Ttl,
     /// The lease that the requester believes to be there.
     pub current_lease_id: Option<LeaseId>,
+    /// When the requester says that it asks: the same request again is the same migration.
+    pub asked: Hlc,
 }
 
 impl MigrationState {
@@ -78,9 +82,7 @@ impl MigrationState {
             Self::HashMismatch => {
                 "the next holder has another state than the one left behind, and its lease was taken back; sync, then ask again"
             }
-            Self::Overtaken => {
-                "another certificate, grant, acquire or revocation came between; ask again if it is still wanted"
-            }
+            Self::Overtaken => "another certificate or a revocation came between; ask again if it is still wanted",
         }
     }
 }
@@ -89,8 +91,12 @@ impl MigrationState {
 pub fn resume(gate: &Shared) {
     let gate = Arc::clone(gate);
     tokio::spawn(async move {
-        let all = gate.read(|records| rows::migrations(&*records.table)).await;
-        let Ok(all) = all else { return };
+        let all = loop {
+            match gate.read(|records| rows::migrations(&*records.table)).await {
+                Ok(all) => break all,
+                Err(_) => tokio::time::sleep(TRY_AGAIN).await,
+            }
+        };
         for (id, row) in all.into_iter().filter(|(_, row)| !row.state.is_over()) {
             tracing::info!(migration = %id, object = %row.domain, state = row.state.name(), "a migration goes on");
             tokio::spawn(drive(Arc::clone(&gate), id, row));
@@ -123,8 +129,23 @@ pub async fn begin(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, Migrat
     let gate = Arc::clone(gate);
     // Whoever asked may hang up; what is begun goes on.
     let begun = tokio::spawn(async move {
+        let all = gate.read(|records| rows::migrations(&*records.table)).await?;
+        let is_same = |row: &MigrationRow| {
+            (&row.domain, &row.requester, row.asked) == (&wanted.domain, &wanted.requester, wanted.asked)
+        };
+        // First of all: whoever asks again after a lost answer is told which one it is.
+        if let Some(same) = all.iter().find(|(_, row)| is_same(row)) {
+            return Ok(same.clone());
+        }
+        if let Some((id, row)) = all.iter().find(|(_, row)| row.domain == wanted.domain && !row.state.is_over()) {
+            let (object, id) = (row.domain.clone(), id.clone());
+            return Err(Problem::refused(&Refused::Migrating { object, id }, gate.now()));
+        }
+        if all.len() >= rows::MIGRATIONS_MAX / 2 {
+            return Err(Problem::new(Code::GateOverloaded, "too many migrations are remembered; try again tomorrow"));
+        }
         let (id, row) = begin_now(&gate, wanted).await?;
-        forget_old(&gate).await;
+        forget_old(&gate, all).await;
         tokio::spawn(drive(Arc::clone(&gate), id.clone(), row.clone()));
         Ok((id, row))
     });
@@ -134,41 +155,20 @@ pub async fn begin(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, Migrat
 async fn begin_now(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, MigrationRow), Problem> {
     let authority = gate.authority.load_full();
     let own = issuer(&authority, &wanted.domain)?;
-    // First of all: whoever asks again after a lost answer is told which one it is.
-    let domain = wanted.domain.clone();
-    let all = gate.read(|records| rows::migrations(&*records.table)).await?;
-    if let Some((id, _)) = all.into_iter().find(|(_, row)| row.domain == domain && !row.state.is_over()) {
-        return Err(Problem::refused(&Refused::Migrating { object: domain, id }, gate.now()));
-    }
     let record = gate.settled_record(&wanted.domain).await?;
     is_still_there(&record, wanted.current_lease_id.as_ref())?;
     let now = gate.now();
     let fenced = match last_lease(&record) {
         None => None,
-        Some(Last::Lease(lease_id, seq, holder, start)) => {
-            let signed = authority.sign(
-                own,
-                FenceCertificate {
-                    origin: authority.own_origin(),
-                    domain: wanted.domain.clone(),
-                    fenced_lease_id: lease_id.clone(),
-                    lease_seq: seq,
-                    lease_start: start,
-                    // A lease that began just now is fenced all the same.
-                    fence_time: Hlc { ms: now.wall.0.max(start.0), logical: u32::from(now.wall <= start) },
-                    issuer: own.issuer.clone(),
-                    next_holder: Some(wanted.next_holder.clone()),
-                },
-            );
-            Some(((lease_id, seq, holder), signed.to_bytes()))
+        Some(Last::Lease(lease_id, seq, start)) => {
+            let lease = (lease_id.clone(), seq, start);
+            let signed = sign_fence(&authority, own, &wanted.domain, lease, wanted.next_holder.clone(), now);
+            Some(((lease_id, seq), signed.to_bytes()))
         }
         // Fenced before, and nobody has had it since: the certificate that did it serves.
-        Some(Last::Certified(certified)) => {
-            let (domain, seq) = (wanted.domain.clone(), certified.seq);
-            let row = gate.read(move |records| records.table.get(&Key::Certificate(domain, seq).encode())).await?;
-            let signed = row.and_then(|row| decode_signed(&row).ok()).ok_or_else(Problem::table_unavailable)?;
-            let nobody = HolderId::new("-").map_err(|_| Problem::table_unavailable())?;
-            Some(((certified.lease_id.clone(), certified.seq, nobody), signed))
+        Some(Last::Certified(by)) => {
+            let signed = kept(gate, &wanted.domain, &by).await?.ok_or_else(Problem::table_unavailable)?;
+            Some(((by.lease_id.clone(), by.seq), signed))
         }
     };
     let (fenced, certificate) = fenced.unzip();
@@ -178,6 +178,7 @@ async fn begin_now(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, Migrat
         requester: wanted.requester,
         reason: wanted.reason,
         ttl_ms: wanted.ttl.0,
+        asked: wanted.asked,
         state: MigrationState::Fencing,
         fenced,
         certificate: certificate.unwrap_or_default(),
@@ -189,13 +190,46 @@ async fn begin_now(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, Migrat
     let id = MigrationId::new(&rare_id(now.wall)).map_err(|_| Problem::table_unavailable())?;
     let progress = Progress { id: id.clone(), from: None, row: row.clone() };
     let begun = if row.certificate.is_empty() {
-        gate.ledger.migrate(progress, None).await
+        gate.ledger.migrate(progress, Deed::Nothing).await
     } else {
         let certificate = rows::read(row.certificate.clone(), &row.domain).map_err(|_| Problem::table_unavailable())?;
-        gate.ledger.certify(certificate, u64::MAX, Some(progress)).await.map(drop)
+        gate.ledger.certify(certificate, authority.settings.max_jump, Some(progress)).await.map(drop)
     };
     begun.map_err(|refused| Problem::refused(&refused, gate.now()))?;
     Ok((id, row))
+}
+
+/// Signs that a lease is over.
+fn sign_fence(
+    authority: &Authority,
+    own: &Own,
+    domain: &ObjectId,
+    (lease_id, lease_seq, start): (LeaseId, LeaseSeq, WallMs),
+    next: HolderId,
+    now: Now,
+) -> Signed<FenceCertificate> {
+    let certificate = FenceCertificate {
+        origin: authority.own_origin(),
+        domain: domain.clone(),
+        fenced_lease_id: lease_id,
+        lease_seq,
+        lease_start: start,
+        // A lease that began just now is fenced all the same.
+        fence_time: Hlc { ms: now.wall.0.max(start.0), logical: u32::from(now.wall <= start) },
+        issuer: own.issuer.clone(),
+        next_holder: Some(next),
+    };
+    authority.sign(own, certificate)
+}
+
+/// A certificate as it is kept, by what the record says of it.
+async fn kept(gate: &Shared, domain: &ObjectId, by: &Certified) -> Result<Option<Vec<u8>>, Problem> {
+    let (domain, seq, proof) = (domain.clone(), by.seq, by.proof);
+    gate.read(move |records| {
+        let all = rows::row(&*records.table, &Key::Certificate(domain, seq).encode())?;
+        Ok(all.into_iter().find(|signed| signed.ends_with(&proof.0)))
+    })
+    .await
 }
 
 /// The gate as an issuer of this domain.
@@ -211,15 +245,15 @@ pub fn issuer<'a>(authority: &'a Authority, domain: &ObjectId) -> Result<&'a Own
 
 /// Who had an object last.
 enum Last {
-    Lease(LeaseId, LeaseSeq, HolderId, WallMs),
+    Lease(LeaseId, LeaseSeq, WallMs),
     Certified(Arc<Certified>),
 }
 
 fn last_lease(record: &Record) -> Option<Last> {
     if let Some((lease, _)) = record.lease() {
-        return Some(Last::Lease(lease.lease_id.clone(), lease.seq, lease.holder.clone(), lease.acquired_at));
+        return Some(Last::Lease(lease.lease_id.clone(), lease.seq, lease.acquired_at));
     }
-    record.certified.clone().map(Last::Certified)
+    record.fenced_by().cloned().map(Last::Certified)
 }
 
 /// Refuses a request that is about a lease which was there before, if it names one.
@@ -243,8 +277,10 @@ pub fn is_still_there(record: &Record, named: Option<&LeaseId>) -> Result<(), Pr
 
 /// Why a migration does not go on here and now.
 enum Halt {
-    /// This gate is about to stop, or its table is shut: the next run goes on.
+    /// This gate is about to stop: the next run goes on.
     Stopping,
+    /// It may go on in a moment.
+    Again,
     To(MigrationState),
 }
 
@@ -252,33 +288,58 @@ impl From<Refused> for Halt {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::Lease { why: LeaseRefusal::Expired { .. }, .. } => Self::To(MigrationState::ActivationTimedOut),
-            Refused::Lease { .. } | Refused::NotFound | Refused::RequestIdUsed => Self::To(MigrationState::Overtaken),
-            Refused::Unavailable
+            Refused::Lease { why: LeaseRefusal::ClockUntrusted, .. }
+            | Refused::Unavailable
             | Refused::Unsure
             | Refused::Overloaded
-            | Refused::Stopping
             | Refused::Draining { .. }
             | Refused::Migrating { .. }
-            | Refused::MigrationMoved => Self::Stopping,
+            | Refused::MigrationMoved => Self::Again,
+            Refused::Lease { .. } | Refused::NotFound | Refused::RequestIdUsed => Self::To(MigrationState::Overtaken),
+            Refused::Stopping => Self::Stopping,
         }
     }
 }
 
+impl From<Problem> for Halt {
+    fn from(_: Problem) -> Self {
+        Self::Again
+    }
+}
+
 /// Carries a migration on to its end, or to the end of this run.
-async fn drive(gate: Shared, id: MigrationId, row: MigrationRow) {
-    let done = match row.state {
-        MigrationState::Fencing | MigrationState::Acknowledged => fence_and_grant(&gate, &id, &row).await,
-        _ => Ok(row.clone()),
-    };
-    let done = match done {
-        Ok(granted) => await_active(&gate, &id, &granted).await.map_err(|halt| (halt, granted)),
-        Err(halt) => Err((halt, row)),
-    };
-    if let Err((Halt::To(state), row)) = done {
-        tracing::warn!(migration = %id, object = %row.domain, state = state.name(), "a migration has stopped: {}", state.way_on());
-        let progress = Progress { id, from: Some(row.state), row: reached(&row, state, gate.now()) };
-        // Where it has gone on meanwhile, that counts.
-        let _ = gate.ledger.migrate(progress, None).await;
+async fn drive(gate: Shared, id: MigrationId, mut row: MigrationRow) {
+    let mut stopping = gate.stopping.subscribe();
+    while !row.state.is_over() {
+        let done = match row.state {
+            MigrationState::Fencing => fence_and_grant(&gate, &id, &row).await,
+            _ => await_active(&gate, &id, &row).await,
+        };
+        let done = match done {
+            Err(Halt::To(state)) => {
+                let why = state.way_on();
+                tracing::warn!(migration = %id, object = %row.domain, state = state.name(), "a migration stops: {why}");
+                let progress =
+                    Progress { id: id.clone(), from: Some(row.state), row: reached(&row, state, gate.now()) };
+                gate.ledger.migrate(progress, Deed::Nothing).await.map_err(Halt::from)
+            }
+            other => other,
+        };
+        match done {
+            Err(Halt::Stopping) => return,
+            Ok(()) | Err(Halt::To(_)) => {}
+            Err(Halt::Again) => tokio::select! {
+                () = tokio::time::sleep(TRY_AGAIN) => {}
+                _ = stopping.wait_for(|stopping| *stopping) => return,
+            },
+        }
+        // Whoever has changed it meanwhile counts.
+        let wanted = id.clone();
+        match gate.read(move |records| load(records, &wanted)).await {
+            Ok(Some(newest)) => row = newest,
+            Ok(None) => return,
+            Err(_) => {}
+        }
     }
 }
 
@@ -292,71 +353,80 @@ pub fn reached(row: &MigrationRow, state: MigrationState, now: Now) -> Migration
 }
 
 /// Waits for the drain, then gives the object to the next holder.
-async fn fence_and_grant(gate: &Shared, id: &MigrationId, row: &MigrationRow) -> Result<MigrationRow, Halt> {
+async fn fence_and_grant(gate: &Shared, id: &MigrationId, row: &MigrationRow) -> Result<(), Halt> {
     let record = drained(gate, row).await?;
-    // What ended badly before is said in the chain before it is told.
-    gate.ledger.journal(vec![(row.domain.clone(), None, Wrote::Gap)]).await?;
-    let domain = row.domain.clone();
-    let head = gate.read(move |records| journal::head(&*records.table, &domain)).await.map_err(|_| Halt::Stopping)?;
+    let head = final_head(gate, &row.domain).await?;
     let authority = gate.authority.load_full();
     let own = authority.own_for(&row.domain).ok_or(Halt::To(MigrationState::Overtaken))?;
     let now = gate.now();
     let mut next = reached(&reached(row, MigrationState::Acknowledged, now), MigrationState::Granted, now);
     next.left = Some((head.hash, head.count));
-    if let Some((lease_id, seq, _)) = &row.fenced {
-        let said = acknowledged(&authority, own, (&row.domain, lease_id, *seq), &record, head, now);
-        next.acknowledged = authority.sign(own, said).to_bytes();
+    if let Some((lease_id, seq)) = &row.fenced {
+        let about = (&row.domain, lease_id, *seq);
+        next.acknowledged =
+            authority.sign(own, acknowledged(&authority, &own.issuer, about, &record, head, now)).to_bytes();
     }
-    let grant =
-        authority.sign(own, grant_for(&authority, own, row, &record, now).ok_or(Halt::To(MigrationState::Overtaken))?);
+    let given = grant_for(&authority, own, row, &record, now).ok_or(Halt::To(MigrationState::Overtaken))?;
+    let grant = authority.sign(own, given);
     next.grant = grant.to_bytes();
     let signed = of_migration(&authority, id, &grant.statement);
-    let progress = Progress { id: id.clone(), from: Some(row.state), row: next.clone() };
+    let progress = Progress { id: id.clone(), from: Some(row.state), row: next };
     match gate.ledger.grant(row.domain.clone(), signed, Some(progress)).await {
-        // It is written down, and waited for below.
-        Ok(_) | Err(Refused::Draining { .. }) => Ok(next),
+        // It is written down, and waited for.
+        Ok(_) | Err(Refused::Draining { .. }) => Ok(()),
         Err(refused) => Err(refused.into()),
     }
 }
 
-/// Returns when nothing of the fenced lease can land any more.
+/// Returns when nothing of the fenced lease can land any more, and nothing that an earlier run has sent.
 async fn drained(gate: &Shared, row: &MigrationRow) -> Result<Record, Halt> {
     let waited = Stopwatch::start();
     #[allow(clippy::cast_precision_loss, reason = "a time-out")]
     let patience = gate.authority.load().settings.drain_timeout_ms as f64 / 1_000.0;
     loop {
         let record = if row.certificate.is_empty() {
-            gate.settled_record(&row.domain).await.map_err(|_| Halt::Stopping)?
+            gate.settled_record(&row.domain).await?
         } else {
-            let certificate = rows::read(row.certificate.clone(), &row.domain).map_err(|_| Halt::Stopping)?;
+            let certificate = rows::read(row.certificate.clone(), &row.domain).map_err(|_| Halt::Again)?;
             // The same again: it waits for the drain.
-            let moved = gate.ledger.certify(certificate, u64::MAX, None).await?;
+            let moved = gate.ledger.certify(certificate, gate.authority.load().settings.max_jump, None).await?;
             if moved.is_superseded {
                 return Err(Halt::To(MigrationState::Overtaken));
             }
             moved.record
         };
         match record.state {
-            State::Free { .. } => return Ok(record),
+            State::Free { .. } if is_drained(gate, &row.domain) => return Ok(record),
             State::Open { .. } => return Err(Halt::To(MigrationState::Overtaken)),
-            State::Draining { .. } if waited.seconds() >= patience => {
+            State::Free { .. } | State::Draining { .. } if waited.seconds() >= patience => {
                 return Err(Halt::To(MigrationState::DrainTimedOut));
             }
-            State::Draining { .. } if row.certificate.is_empty() => tokio::time::sleep(LOOK_AGAIN).await,
-            State::Draining { .. } => {}
+            State::Free { .. } | State::Draining { .. } => tokio::time::sleep(LOOK_AGAIN).await,
         }
     }
 }
 
+/// Whether nothing is on its way to an object that could still land.
+#[must_use]
+pub fn is_drained(gate: &Gate, object: &ObjectId) -> bool {
+    gate.records.stripes.flying(object).is_drained(gate.now().boot)
+}
+
+/// An object's journal as it stands, with what ended badly before said in it.
+async fn final_head(gate: &Shared, domain: &ObjectId) -> Result<JournalHead, Problem> {
+    if gate.routes.load().keeps_journal(domain) {
+        let closed = gate.ledger.journal(vec![(domain.clone(), None, Wrote::Gap)]).await;
+        closed.map_err(|refused| Problem::refused(&refused, gate.now()))?;
+    }
+    let domain = domain.clone();
+    gate.read(move |records| journal::head(&*records.table, &domain)).await
+}
+
 fn grant_for(authority: &Authority, own: &Own, row: &MigrationRow, record: &Record, now: Now) -> Option<LeaseGrant> {
-    let certified = record.certified.as_ref();
-    let is_left_by_certificate = certified.is_some_and(|each| each.seq.get() + 1 == record.fence.get());
     // The number that the certificate has moved the fence to is nobody's yet.
-    let lease_seq = if is_left_by_certificate { LeaseSeq::new(record.fence.get()) } else { record.fence.next() }?;
-    let predecessor = row.fenced.as_ref().map(|(lease_id, ..)| Predecessor {
-        lease_id: lease_id.clone(),
-        proof: certified.filter(|certified| certified.lease_id == *lease_id).map(|certified| certified.proof),
-    });
+    let lease_seq = if record.fenced_by().is_some() { LeaseSeq::new(record.fence.get()) } else { record.fence.next() }?;
+    let proof = rows::read(row.certificate.clone(), &row.domain).ok().map(|certificate| certificate.by.proof);
+    let predecessor = row.fenced.as_ref().map(|(lease_id, _)| Predecessor { lease_id: lease_id.clone(), proof });
     Some(LeaseGrant {
         origin: authority.own_origin(),
         domain: row.domain.clone(),
@@ -382,26 +452,24 @@ fn of_migration(authority: &Authority, id: &MigrationId, given: &LeaseGrant) -> 
 
 /// Waits until the next holder has confirmed, or its lease is over.
 async fn await_active(gate: &Shared, id: &MigrationId, row: &MigrationRow) -> Result<(), Halt> {
-    let grant = Signed::<LeaseGrant>::from_bytes(&row.grant).map_err(|_| Halt::To(MigrationState::Overtaken))?;
-    let lease_id = &grant.statement.lease_id;
+    let grant = stored::<LeaseGrant>(&row.grant).ok_or(Halt::To(MigrationState::Overtaken))?.statement;
     let mut stopping = gate.stopping.subscribe();
     loop {
         let (wanted, at) = (row.domain.clone(), id.clone());
-        let seen = gate.read(move |records| Ok((load(records, &at)?, records.read(&wanted)?))).await;
-        let (known, record) = seen.map_err(|_| Halt::Stopping)?;
+        let (known, record) = gate.read(move |records| Ok((load(records, &at)?, records.read(&wanted)?))).await?;
         if known.is_none_or(|known| known.state != MigrationState::Granted) {
             return Ok(());
         }
         let now = gate.now();
         match record.open_lease() {
-            Some(lease) if lease.lease_id == *lease_id && lease.is_live(now) => {}
-            Some(lease) if lease.lease_id == *lease_id => return Err(Halt::To(MigrationState::ActivationTimedOut)),
-            _ if now.wall >= grant.statement.expiry => return Err(Halt::To(MigrationState::ActivationTimedOut)),
-            _ if matches!(record.state, State::Draining { .. })
-                && record.fence == Fence::from(grant.statement.lease_seq) =>
-            {
-                // A run that was killed had not come to opening it.
-                let signed = of_migration(&gate.authority.load(), id, &grant.statement);
+            Some(lease) if lease.lease_id == grant.lease_id && lease.is_live(now) => {}
+            Some(lease) if lease.lease_id == grant.lease_id => {
+                return Err(Halt::To(MigrationState::ActivationTimedOut));
+            }
+            _ if now.wall >= grant.expiry => return Err(Halt::To(MigrationState::ActivationTimedOut)),
+            None if record.fence == Fence::from(grant.lease_seq) && record.lease().is_none() => {
+                // A run that was killed or stopped had not come to opening it.
+                let signed = of_migration(&gate.authority.load(), id, &grant);
                 match gate.ledger.grant(row.domain.clone(), signed, None).await {
                     Ok(_) | Err(Refused::Draining { .. }) => {}
                     Err(refused) => return Err(refused.into()),
@@ -417,10 +485,8 @@ async fn await_active(gate: &Shared, id: &MigrationId, row: &MigrationRow) -> Re
 }
 
 /// Forgets what ended a day ago.
-async fn forget_old(gate: &Gate) {
-    let (table, now) = (Arc::clone(&gate.records.table), gate.now());
-    let all = tokio::task::spawn_blocking(move || rows::migrations(&*table)).await;
-    let Ok(Ok(all)) = all else { return };
+async fn forget_old(gate: &Gate, all: Vec<(MigrationId, MigrationRow)>) {
+    let now = gate.now();
     let is_old = |row: &MigrationRow| {
         let last = row.reached.last().map_or(0, |(_, at)| at.0);
         row.state.is_over() && now.wall.0.saturating_sub(last) >= REMEMBER_MS
@@ -434,7 +500,7 @@ async fn forget_old(gate: &Gate) {
 
 fn acknowledged(
     authority: &Authority,
-    own: &Own,
+    issuer: &IssuerId,
     (domain, lease_id, seq): (&ObjectId, &LeaseId, LeaseSeq),
     record: &Record,
     head: JournalHead,
@@ -448,13 +514,14 @@ fn acknowledged(
         fence: record.fence,
         state_hash: head.hash,
         writes: head.count,
-        issuer: own.issuer.clone(),
+        issuer: issuer.clone(),
         timestamp: now.mark(),
     }
 }
 
-/// FENCE_ACKNOWLEDGED for a certificate whose lease can write nothing any more: signed, where this gate holds a
-/// key for the domain.
+/// FENCE_ACKNOWLEDGED for a certificate that the fence stands at, once its lease can write nothing any more and
+/// while nobody has had the object since: later there would be another's writes in the hash. Signed, where this
+/// gate holds a key for the domain.
 ///
 /// # Errors
 /// Where the table is not usable.
@@ -462,34 +529,24 @@ pub async fn acknowledgement(
     gate: &Shared,
     signed: &Signed<FenceCertificate>,
     record: &Record,
-) -> Result<AcknowledgedMessage, Problem> {
+) -> Result<Option<AcknowledgedMessage>, Problem> {
     let given = &signed.statement;
-    let domain = given.domain.clone();
-    let closed = gate.ledger.journal(vec![(domain.clone(), None, Wrote::Gap)]).await;
-    closed.map_err(|refused| Problem::refused(&refused, gate.now()))?;
-    let head = gate.read(move |records| journal::head(&*records.table, &domain)).await?;
+    let is_at_fence = record.fenced_by().is_some_and(|by| by.seq == given.lease_seq);
+    if record.state != (State::Free { last: None }) || !is_at_fence || !is_drained(gate, &given.domain) {
+        return Ok(None);
+    }
+    let head = final_head(gate, &given.domain).await?;
     let authority = gate.authority.load_full();
     let about = (&given.domain, &given.fenced_lease_id, given.lease_seq);
-    Ok(match authority.own_for(&given.domain) {
-        Some(own) => {
-            let said = acknowledged(&authority, own, about, record, head, gate.now());
-            AcknowledgedMessage::of(&authority.sign(own, said))
-        }
-        None => AcknowledgedMessage::unsigned(&FenceAcknowledged {
-            origin: authority.own_origin(),
-            domain: given.domain.clone(),
-            fenced_lease_id: given.fenced_lease_id.clone(),
-            lease_seq: given.lease_seq,
-            fence: record.fence,
-            state_hash: head.hash,
-            writes: head.count,
-            issuer: given.issuer.clone(),
-            timestamp: gate.now().mark(),
-        }),
-    })
+    let said = |issuer: &IssuerId| acknowledged(&authority, issuer, about, record, head, gate.now());
+    Ok(Some(match authority.own_for(&given.domain) {
+        Some(own) => AcknowledgedMessage::of(&authority.sign(own, said(&own.issuer))),
+        None => AcknowledgedMessage::unsigned(&said(&given.issuer)),
+    }))
 }
 
-/// Signs a certificate for a lease that is over, and fences it: the answer to a request that need not wait.
+/// The certificate for a lease that is over, signed now where it was not fenced before: the answer to a request
+/// that need not wait.
 ///
 /// # Errors
 /// With why not.
@@ -500,24 +557,16 @@ pub async fn fence_ended(
 ) -> Result<Option<Signed<FenceCertificate>>, Problem> {
     let authority = gate.authority.load_full();
     let own = issuer(&authority, &record.object)?;
-    let Some(Last::Lease(lease_id, seq, _, start)) = last_lease(record) else { return Ok(None) };
+    let (lease_id, seq, start) = match last_lease(record) {
+        None => return Ok(None),
+        Some(Last::Lease(lease_id, seq, start)) => (lease_id, seq, start),
+        Some(Last::Certified(by)) => return Ok(kept(gate, &record.object, &by).await?.and_then(|each| stored(&each))),
+    };
     let now = gate.now();
-    let signed = authority.sign(
-        own,
-        FenceCertificate {
-            origin: authority.own_origin(),
-            domain: record.object.clone(),
-            fenced_lease_id: lease_id,
-            lease_seq: seq,
-            lease_start: start,
-            fence_time: Hlc { ms: now.wall.0.max(start.0), logical: u32::from(now.wall <= start) },
-            issuer: own.issuer.clone(),
-            next_holder: Some(next),
-        },
-    );
+    let signed = sign_fence(&authority, own, &record.object, (lease_id, seq, start), next, now);
     let by = authority.certificate(&signed, now).map_err(|untrusted| Problem::new(untrusted.code, untrusted.what))?;
     let certificate = Certificate { domain: record.object.clone(), by, signed: signed.to_bytes() };
-    let moved = gate.ledger.certify(certificate, u64::MAX, None).await;
+    let moved = gate.ledger.certify(certificate, authority.settings.max_jump, None).await;
     moved.map_err(|refused| Problem::refused(&refused, gate.now()))?;
     Ok(Some(signed))
 }

@@ -20,9 +20,9 @@ pub mod statement;
 use std::sync::Arc;
 
 use self::{
-    bls::{SecretKey, Signature},
-    parties::{Parties, Party},
-    statement::{FenceCertificate, FenceRequest, LeaseActive, LeaseGrant, Origin, Signed, Statement},
+    bls::{PublicKey, SecretKey, Signature},
+    parties::Parties,
+    statement::{FenceCertificate, FenceRequest, Kind, LeaseActive, LeaseGrant, Origin, Signed, Statement},
 };
 use crate::{
     config::{AuthoritySettings, Fault, Settings},
@@ -180,7 +180,7 @@ impl Authority {
             window: Some(window),
         };
         let (seq, predecessor) = (given.lease_seq, given.predecessor.clone());
-        SignedGrant { seq, grant, predecessor, max_jump: self.settings.max_jump }
+        SignedGrant { seq, grant, predecessor, proofs: vec![], max_jump: self.settings.max_jump }
     }
 
     /// A request, if it is by someone who may ask.
@@ -206,7 +206,7 @@ impl Authority {
     pub fn active(&self, signed: &Signed<LeaseActive>, now: Now) -> Result<(), Untrusted> {
         let LeaseActive { origin, domain, holder, timestamp, .. } = &signed.statement;
         self.is_by(&self.requesters, holder.as_str(), (origin, domain), signed)?;
-        is_not_ahead("timestamp", *timestamp, now)
+        is_recent("timestamp", *timestamp, now)
     }
 
     /// Signature, then authority. Without a key of the signer there is nothing to check a signature with.
@@ -250,10 +250,21 @@ impl Authority {
         Err(Untrusted::new(Code::UnauthorizedFence, format!("{name} has no authority over {domain}")))
     }
 
-    /// A signed message whose signature is to be looked at among many: its key, if one is known here.
-    #[must_use]
-    pub fn key_of(&self, issuer: &str, epoch: u32) -> Option<&Party> {
-        self.issuers.find(issuer, epoch)
+    /// The key that a message of this kind must be signed with.
+    ///
+    /// # Errors
+    /// With why there is none.
+    pub fn signer(&self, kind: Kind, name: &str, key_epoch: u32, domain: &ObjectId) -> Result<&PublicKey, String> {
+        let parties = match kind {
+            Kind::FenceCertificate | Kind::FenceAcknowledged | Kind::LeaseGrant => &self.issuers,
+            Kind::FenceRequest | Kind::LeaseActive => &self.requesters,
+        };
+        match parties.find(name, key_epoch) {
+            None => Err("its signer or key epoch is not known".to_owned()),
+            Some(party) if party.retired => Err("its key is retired".to_owned()),
+            Some(party) if !party.covers(domain) => Err("its signer has no authority over the domain".to_owned()),
+            Some(party) => Ok(&party.key),
+        }
     }
 }
 
@@ -278,7 +289,7 @@ fn is_recent(field: &str, stamp: Hlc, now: Now) -> Result<(), Untrusted> {
         "{field} {stamp} is more than {AHEAD_MAX_MS} ms ago by this gate's clock, which reads {}; sign it anew",
         now.wall.0
     );
-    Err(Untrusted::new(Code::FenceTimeAhead, what))
+    Err(Untrusted::new(Code::RequestStale, what))
 }
 
 impl Own {

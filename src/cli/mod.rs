@@ -2,11 +2,13 @@
 //!
 //! Exit codes: 0 done; 1 refused, failed or unreachable; 2 a wrong command line or configuration.
 
+mod cert;
 mod check;
 mod demo;
 mod drain;
 mod lease;
 mod manual;
+mod migrate;
 mod output;
 mod serve;
 #[cfg(feature = "failpoints")]
@@ -54,6 +56,13 @@ enum Command {
     /// Make, look at, check, back up and restore the fence table.
     #[command(subcommand)]
     Table(table::Command),
+    /// Make keys, and sign, check and show the messages of signed authority.
+    #[command(subcommand)]
+    Cert(cert::Command),
+    /// Hand an object over to another holder, and watch the steps.
+    ///
+    /// The old holder is fenced at once; the next one gets its token when it has confirmed the final state.
+    Migrate(migrate::Args),
     /// Ask a running gate to hand out no more leases, and wait until it is idle.
     Drain(drain::Args),
     /// Look at fence tokens.
@@ -116,6 +125,8 @@ pub fn run() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Lease(command) => lease::run(command),
         Command::Table(command) => table::run(command),
+        Command::Cert(command) => cert::run(command),
+        Command::Migrate(args) => migrate::run(args),
         Command::Drain(args) => drain::run(&args),
         Command::Token(command) => token::run(&command),
         #[cfg(feature = "failpoints")]

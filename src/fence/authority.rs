@@ -9,7 +9,7 @@
 use std::{cmp::Ordering, fmt, sync::Arc};
 
 use super::{
-    Fence, Hlc, How, IssuerId, LeaseId, LeaseRow, LeaseSeq, Record, State, WallMs,
+    Ended, Fence, Hlc, How, IssuerId, LeaseId, LeaseRow, LeaseSeq, Record, State, WallMs,
     seq::MAX_GATE_SEQ,
     step::{At, Effect, Grant, Kind, LeaseRefusal, Outcome, Step, announce, held, refused},
 };
@@ -66,6 +66,8 @@ pub struct SignedGrant {
     pub seq: LeaseSeq,
     pub grant: Grant,
     pub predecessor: Option<Predecessor>,
+    /// The signatures of all certificates that are known for the predecessor: each proves that it was fenced.
+    pub proofs: Vec<FenceProof>,
     /// How far it may move the fence.
     pub max_jump: u64,
 }
@@ -97,14 +99,18 @@ impl Record {
     }
 
     pub(super) fn grant(&self, signed: SignedGrant, at: &At<'_>) -> Step {
-        let SignedGrant { seq, grant, predecessor, max_jump } = signed;
+        let SignedGrant { seq, grant, predecessor, proofs, max_jump } = signed;
         if let Some(step) = self.grant_again(seq, &grant, at) {
             return step;
         }
         if let Some(lease) = self.open_lease().filter(|lease| lease.is_live(at.now)) {
             return held(Some(lease), lease.remaining_ms(at.now));
         }
-        if let Err(why) = self.follows(predecessor.as_ref()) {
+        if grant.window.is_some_and(|window| window.until <= at.now.wall) {
+            let ended = Ended { how: How::Expired, at: at.now.wall, stamp: at.stamp };
+            return refused(LeaseRefusal::Expired { ended });
+        }
+        if let Err(why) = self.follows(predecessor.as_ref(), &proofs) {
             return refused(why);
         }
         if !self.is_unused(seq) {
@@ -149,32 +155,37 @@ impl Record {
         Some((Outcome::Renewed(lease), effects))
     }
 
-    /// Whether a grant names the lease that was here last, with the proof that it was fenced if it was.
-    fn follows(&self, predecessor: Option<&Predecessor>) -> Result<(), LeaseRefusal> {
-        let (expected, proof) = match (self.lease(), &self.certified) {
-            (Some((last, _)), _) => (Some(&last.lease_id), None),
-            (None, Some(certified)) => (Some(&certified.lease_id), Some(certified.proof)),
-            (None, None) => (None, None),
-        };
-        match (expected, predecessor) {
-            (Some(expected), Some(named)) if named.lease_id == *expected => {}
-            (Some(expected), _) => return Err(LeaseRefusal::Predecessor { expected: Some(expected.clone()) }),
+    /// The certificate that has moved the fence to where it is, if one has.
+    #[must_use]
+    pub fn fenced_by(&self) -> Option<&Arc<Certified>> {
+        self.certified.as_ref().filter(|certified| certified.seq.get() + 1 == self.fence.get())
+    }
+
+    /// Whether a grant names the lease that was here last, with a proof that it was fenced if a certificate did it.
+    fn follows(&self, predecessor: Option<&Predecessor>, proofs: &[FenceProof]) -> Result<(), LeaseRefusal> {
+        let proof = predecessor.and_then(|named| named.proof);
+        let is_proved = || proof.is_some_and(|proof| proofs.contains(&proof));
+        let (expected, holds) = match (self.lease(), self.fenced_by()) {
+            // It ran out, or was released: there is nothing to prove.
+            (Some((last, _)), _) => (Some(&last.lease_id), proof.is_none()),
+            (None, Some(by)) => (Some(&by.lease_id), is_proved()),
             // Nobody is there, and nobody knows who was: whoever it was is stale.
-            (None, _) => {}
+            (None, None) => (None, proof.is_none() || is_proved()),
+        };
+        if expected.is_some_and(|expected| predecessor.is_none_or(|named| named.lease_id != *expected)) {
+            return Err(LeaseRefusal::Predecessor { expected: expected.cloned() });
         }
-        if predecessor.and_then(|named| named.proof) == proof { Ok(()) } else { Err(LeaseRefusal::FenceProof) }
+        if holds { Ok(()) } else { Err(LeaseRefusal::FenceProof) }
     }
 
     /// Whether nobody was ever granted this number: above the fence, or the one that a certificate has
     /// moved the fence to, or that is draining.
     fn is_unused(&self, seq: LeaseSeq) -> bool {
         let fence = self.fence;
-        let is_left_by_certificate =
-            || self.certified.as_ref().is_some_and(|certified| certified.seq.get() + 1 == fence.get());
         match &self.state {
             _ if Fence::from(seq) != fence => Fence::from(seq) > fence,
             State::Draining { .. } => true,
-            State::Free { last: None } => is_left_by_certificate(),
+            State::Free { last: None } => self.fenced_by().is_some(),
             State::Free { last: Some(_) } | State::Open { .. } => false,
         }
     }

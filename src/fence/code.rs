@@ -41,6 +41,7 @@ pub enum Code {
     KeyEpochRetired,
     ForeignCluster,
     FenceTimeAhead,
+    RequestStale,
     FenceJump,
     PredecessorMismatch,
     FenceProofMismatch,
@@ -82,7 +83,7 @@ pub enum Plane {
 
 impl Code {
     /// All of them, in the order of their declaration.
-    pub const ALL: [Self; 52] = [
+    pub const ALL: [Self; 53] = [
         Self::WriteUnfenced,
         Self::WriteStaleFence,
         Self::WriteFenceAhead,
@@ -116,6 +117,7 @@ impl Code {
         Self::KeyEpochRetired,
         Self::ForeignCluster,
         Self::FenceTimeAhead,
+        Self::RequestStale,
         Self::FenceJump,
         Self::PredecessorMismatch,
         Self::FenceProofMismatch,
@@ -172,6 +174,7 @@ impl Code {
             Self::KeyEpochRetired => "KEY_EPOCH_RETIRED",
             Self::ForeignCluster => "FOREIGN_CLUSTER",
             Self::FenceTimeAhead => "FENCE_TIME_AHEAD",
+            Self::RequestStale => "REQUEST_STALE",
             Self::FenceJump => "FENCE_JUMP",
             Self::PredecessorMismatch => "PREDECESSOR_MISMATCH",
             Self::FenceProofMismatch => "FENCE_PROOF_MISMATCH",
@@ -211,6 +214,7 @@ impl Code {
             | Self::RequestIdUsed
             | Self::FenceBeforeLease
             | Self::FenceTimeAhead
+            | Self::RequestStale
             | Self::FenceJump
             | Self::PredecessorMismatch
             | Self::FenceProofMismatch
@@ -300,6 +304,7 @@ impl Code {
             | Self::KeyEpochRetired
             | Self::ForeignCluster
             | Self::FenceTimeAhead
+            | Self::RequestStale
             | Self::FenceJump
             | Self::PredecessorMismatch
             | Self::FenceProofMismatch

@@ -198,6 +198,13 @@ fn disagreements(routes: &[Route]) -> Vec<Fault> {
             let tie = route.path.literal_prefix() == other.path.literal_prefix() && route.path.overlaps(&other.path);
             let agree = (&route.object, route.mode, route.store, route.source)
                 == (&other.object, other.mode, other.store, other.source);
+            if route.object == other.object && route.journal != other.journal {
+                let what = format!(
+                    "route {:?} has the same object, and its hash would cover a part of the writes",
+                    other.name
+                );
+                faults.push(Fault::new(format!("route[{place}].journal"), what));
+            }
             if tie && !agree {
                 let what = format!("takes paths that route {:?} takes too, and they disagree", other.name);
                 faults.push(Fault::new(format!("route[{place}].match"), what));

@@ -127,7 +127,7 @@ impl Checks {
             }
             Key::Request(..) => RequestRow::decode(value).map(drop).map_err(|fault| bad(&fault)),
             Key::Certificate(object, seq) => {
-                is_certificate(value, &object, seq).map_err(|fault| bad(&fault))?;
+                are_certificates(value, &object, seq).map_err(|fault| bad(&fault))?;
                 let record = get(table, &Key::Record(object.clone())).map_err(|fault| bad(&fault))?;
                 let record = record.ok_or_else(|| bad(&"has no record, so its fence is lost"))?;
                 let record = decode_record(object, &record, &self.context).map_err(|fault| bad(&fault))?;
@@ -136,7 +136,7 @@ impl Checks {
                 }
                 Ok(())
             }
-            Key::Parked(object, seq) => is_certificate(value, &object, seq).map_err(|fault| bad(&fault)),
+            Key::Parked(object, seq) => are_certificates(value, &object, seq).map_err(|fault| bad(&fault)),
             Key::Migration(_) => MigrationRow::decode(value).map(drop).map_err(|fault| bad(&fault)),
             Key::Journal(_) => JournalHead::decode(value).map(drop).map_err(|fault| bad(&fault)),
             Key::JournalEntry(object, number) => {
@@ -158,10 +158,14 @@ impl Checks {
     }
 }
 
-/// Whether a row is the certificate that its key says.
-fn is_certificate(value: &[u8], object: &ObjectId, seq: LeaseSeq) -> Result<(), TableFault> {
-    let certificate = certificates::read(decode_signed(value)?, object)?;
-    if certificate.by.seq == seq { Ok(()) } else { Err(TableFault::Corrupt("is for another lease".to_owned())) }
+/// Whether a row has the certificates that its key says.
+fn are_certificates(value: &[u8], object: &ObjectId, seq: LeaseSeq) -> Result<(), TableFault> {
+    for signed in decode_signed(value)? {
+        if certificates::read(signed, object)?.by.seq != seq {
+            return Err(TableFault::Corrupt("has a certificate for another lease".to_owned()));
+        }
+    }
+    Ok(())
 }
 
 fn get(table: &dyn Table, key: &Key) -> Result<Option<Vec<u8>>, TableFault> {

@@ -156,36 +156,57 @@ impl Carried {
         if !self.settles {
             return self.lose();
         }
-        let Self { worker, lane, passage, line, .. } = self;
-        lane.give_back(worker.now());
-        let (Some(passage), Some((line, digest, status))) = (&passage, line) else {
-            passage.inspect(|passage| passage.settle());
-            return;
+        self.passage.inspect(|passage| passage.settle());
+        self.lane.give_back(self.worker.now());
+    }
+
+    /// The answer has come to its end, but the write is to be written down before anyone is told; `None` where it
+    /// is not.
+    fn write_down(self) -> Result<Writing, Self> {
+        let Self { worker, lane, settles: true, passage: Some(passage), line: Some((line, digest, status)) } = self
+        else {
+            return Err(self);
         };
-        // It is in flight until it is written down.
-        let (passage, carrying) = (Rc::clone(passage), Carrying::new(&worker));
-        tokio::task::spawn_local(async move {
-            match line.settled(&worker.gate.ledger, digest, status).await {
+        lane.give_back(worker.now());
+        let carrying = Carrying::new(&worker);
+        Ok(Box::pin(async move {
+            let written = line.settled(&worker.gate.ledger, digest, status).await;
+            match &written {
                 Ok(()) => passage.settle(),
-                Err(_) => passage.lose(),
+                Err(_) => {
+                    worker.plane.metrics().unknown();
+                    passage.lose();
+                }
             }
             drop(carrying);
-        });
+            written.map_err(|_| UNWRITTEN.into())
+        }))
     }
 
     /// The answer will not come to its end: the write is unknown from when its connection is closed.
     fn lose(self) {
         let Self { worker, lane, passage, line, .. } = self;
         drop(lane);
-        if let Some((line, ..)) = line {
-            line.unknown(&worker.gate.ledger);
-        }
-        if let Some(passage) = passage {
-            worker.plane.metrics().unknown();
+        let Some(passage) = passage else { return };
+        worker.plane.metrics().unknown();
+        let Some((line, ..)) = line.filter(|_| !worker.stopping.get()) else { return passage.lose() };
+        // It is in flight until that is queued.
+        let carrying = Carrying::new(&worker);
+        tokio::task::spawn_local(async move {
+            line.unknown(&worker.gate.ledger).await;
             passage.lose();
-        }
+            drop(carrying);
+        });
     }
 }
+
+/// The next of an answer's body.
+type Next = Option<Result<Frame<Bytes>, Cut>>;
+
+/// A write that is being written down, behind its whole answer.
+type Writing = Pin<Box<dyn Future<Output = Result<(), Cut>>>>;
+
+const UNWRITTEN: &str = "the store has answered, but the write could not be written down in its journal";
 
 /// A store's answer, on its way to the client: what was read ahead, then the rest as it comes. If the
 /// client goes away first, a write's answer is read on without it.
@@ -197,6 +218,8 @@ pub struct StoreReply {
     /// A write's answer must be over by then; a read's must have gone on, and its alarm is set when it is
     /// waited for.
     alarm: Option<Alarm>,
+    /// The end of a journaled write's answer, held back until the write is written down.
+    writing: Option<(Writing, Option<Frame<Bytes>>)>,
 }
 
 /// What is not here yet.
@@ -227,7 +250,7 @@ impl StoreReply {
     /// An answer that is here already.
     #[must_use]
     pub fn whole(ahead: Frames) -> Self {
-        Self { ahead, rest: Rc::new(RefCell::new(Rest::Nothing)), patience: Duration::ZERO, alarm: None }
+        Self { ahead, rest: Rc::new(RefCell::new(Rest::Nothing)), patience: Duration::ZERO, alarm: None, writing: None }
     }
 
     /// An answer of which the rest, or all, is still to come.
@@ -245,7 +268,7 @@ impl StoreReply {
                 }
             });
         }
-        let reply = Self { ahead, rest, patience, alarm };
+        let reply = Self { ahead, rest, patience, alarm, writing: None };
         reply.finish_if_over();
         reply
     }
@@ -253,17 +276,49 @@ impl StoreReply {
     /// Whether all of it is here.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        matches!(*self.rest.borrow(), Rest::Nothing)
+        matches!(*self.rest.borrow(), Rest::Nothing) && self.writing.is_none()
+    }
+
+    fn is_over(&self) -> bool {
+        match &mut *self.rest.borrow_mut() {
+            Rest::Coming(carried) => carried.lane.link().is_over(),
+            Rest::Nothing | Rest::Lost => false,
+        }
     }
 
     fn finish_if_over(&self) {
-        let is_over = match &mut *self.rest.borrow_mut() {
-            Rest::Coming(carried) => carried.lane.link().is_over(),
-            Rest::Nothing | Rest::Lost => false,
-        };
-        if is_over {
+        if self.is_over() {
             self.finish();
         }
+    }
+
+    /// The answer has come to its end with this frame, or behind the last: a journaled write is written down
+    /// before that is passed on. Gives the frame back where there is nothing to write down.
+    fn write_down(&mut self, last: Option<Frame<Bytes>>) -> Result<(), Option<Frame<Bytes>>> {
+        let Some(carried) = self.rest.borrow_mut().take(Rest::Nothing) else { return Err(last) };
+        match carried.write_down() {
+            Ok(writing) => {
+                self.writing = Some((writing, last));
+                Ok(())
+            }
+            Err(carried) => {
+                carried.finish();
+                Err(last)
+            }
+        }
+    }
+
+    fn poll_writing(&mut self, context: &mut Context<'_>) -> Option<Poll<Next>> {
+        let (writing, _) = self.writing.as_mut()?;
+        let written = match writing.as_mut().poll(context) {
+            Poll::Pending => return Some(Poll::Pending),
+            Poll::Ready(written) => written,
+        };
+        let last = self.writing.take().and_then(|(_, last)| last);
+        Some(Poll::Ready(match written {
+            Ok(()) => last.map(Ok),
+            Err(cut) => Some(Err(cut)),
+        }))
     }
 
     fn finish(&self) {
@@ -280,7 +335,7 @@ impl StoreReply {
         }
     }
 
-    fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+    fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<Next> {
         let mut rest = self.rest.borrow_mut();
         let carried = match &mut *rest {
             Rest::Coming(carried) => carried,
@@ -317,15 +372,24 @@ impl Body for StoreReply {
         if let Some(frame) = self.ahead.pop() {
             return Poll::Ready(Some(Ok(frame)));
         }
-        let frame = self.poll_rest(context);
-        match &frame {
-            Poll::Ready(None) => self.finish(),
-            Poll::Ready(Some(Ok(_))) => self.finish_if_over(),
-            // The connection is of no more use.
-            Poll::Ready(Some(Err(_))) => self.lose(),
-            Poll::Pending => {}
+        if let Some(written) = self.poll_writing(context) {
+            return written;
         }
-        frame
+        let ended = match self.poll_rest(context) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => self.write_down(None),
+            Poll::Ready(Some(Ok(frame))) if self.is_over() => self.write_down(Some(frame)),
+            Poll::Ready(Some(Ok(frame))) => Err(Some(frame)),
+            // The connection is of no more use.
+            Poll::Ready(Some(Err(cut))) => {
+                self.lose();
+                return Poll::Ready(Some(Err(cut)));
+            }
+        };
+        match ended {
+            Ok(()) => self.poll_writing(context).unwrap_or(Poll::Ready(None)),
+            Err(frame) => Poll::Ready(frame.map(Ok)),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
@@ -333,7 +397,8 @@ impl Body for StoreReply {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let ahead = self.ahead.size();
+        let held = self.writing.as_ref().and_then(|(_, last)| last.as_ref()).and_then(Frame::data_ref);
+        let ahead = self.ahead.size() + held.map_or(0, |data| data.len() as u64);
         let rest = match &mut *self.rest.borrow_mut() {
             Rest::Nothing if self.ahead.has_trailers() => None,
             Rest::Nothing => Some(0),
@@ -351,6 +416,11 @@ impl Body for StoreReply {
 
 impl Drop for StoreReply {
     fn drop(&mut self) {
+        if let Some((writing, _)) = self.writing.take() {
+            // The write is settled by it, whoever hears of that.
+            tokio::task::spawn_local(writing);
+            return;
+        }
         let carrying = match &*self.rest.borrow() {
             Rest::Coming(carried) if carried.passage.is_some() && !carried.worker.stopping.get() => {
                 Carrying::new(&carried.worker)
@@ -358,7 +428,7 @@ impl Drop for StoreReply {
             Rest::Coming(_) | Rest::Nothing | Rest::Lost => return,
         };
         let (rest, patience, alarm) = (Rc::clone(&self.rest), self.patience, self.alarm.take());
-        let mut rest = Self { ahead: Frames::default(), rest, patience, alarm };
+        let mut rest = Self { ahead: Frames::default(), rest, patience, alarm, writing: None };
         tokio::task::spawn_local(async move {
             while let Some(Ok(_)) = poll_fn(|context| Pin::new(&mut rest).poll_frame(context)).await {}
             drop(carrying);

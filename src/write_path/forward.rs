@@ -258,9 +258,9 @@ impl Job {
     }
 
     /// Nobody knows what became of it; its connection is gone.
-    fn lose(&self, write: &WriteOf) {
+    async fn lose(&self, write: &WriteOf) {
         if let Some(line) = self.line(write) {
-            line.unknown(&self.worker.gate.ledger);
+            Box::pin(line.unknown(&self.worker.gate.ledger)).await;
         }
         write.passage.lose();
     }
@@ -448,7 +448,7 @@ impl Job {
                 None => no_answer(why),
             };
         }
-        self.lose(write);
+        self.lose(write).await;
         match broken {
             Some(broken) => self.unknown(format!("part of the write was sent, but not its end ({broken})")),
             None if is_partial => self.unknown(format!("part of the write was sent, but not its end ({why})")),
@@ -512,7 +512,7 @@ impl Job {
         let (body, outcome) = match read_ahead(&mut lane, &self.worker, left).await {
             Ahead::Broken(why) => {
                 drop(lane);
-                self.lose(write);
+                Box::pin(self.lose(write)).await;
                 let what = format!("the write was sent, and the store's answer broke off ({why})");
                 return Err(self.unknown(what).into());
             }
@@ -527,7 +527,9 @@ impl Job {
                         return Err(self.unknown(what.to_owned()).into());
                     }
                 }
-                self.conclude(write, lane, settles, is_early);
+                if !self.conclude(&write.passage, lane, settles, is_early) {
+                    Box::pin(self.lose(write)).await;
+                }
                 (ReplyBody::whole(frames), if settles { Outcome::Settled } else { Outcome::Unknown })
             }
             Ahead::Part(frames) => {
@@ -553,20 +555,20 @@ impl Job {
         written.map_err(drop)
     }
 
-    /// The whole answer is there.
-    fn conclude(&self, write: &WriteOf, lane: Lane, settles: bool, is_early: bool) {
-        let passage = &write.passage;
+    /// The whole answer is there. Returns whether it says what became of the write.
+    fn conclude(&self, passage: &Passage, lane: Lane, settles: bool, is_early: bool) -> bool {
         if settles && !is_early {
             passage.settle();
-            return lane.give_back(self.worker.now());
+            lane.give_back(self.worker.now());
+            return true;
         }
         drop(lane);
         if settles {
             passage.cancel();
         } else {
             self.worker.plane.metrics().unknown();
-            self.lose(write);
         }
+        settles
     }
 }
 

@@ -4,6 +4,8 @@
 //! unknown is queued to be written down before its object may be handed on. Of a body there is a digest of
 //! its data; trailers are no part of it.
 
+use std::time::Duration;
+
 use http::request::Parts;
 use sha2::{Digest, Sha256};
 
@@ -12,7 +14,7 @@ use crate::{
     fence::{LeaseSeq, ObjectId},
     table::{
         codec::Wrote,
-        ledger::{Ledger, Refused},
+        ledger::{JournalLines, Ledger, Refused},
     },
 };
 
@@ -39,9 +41,6 @@ pub struct Line {
     leases: Vec<(ObjectId, LeaseSeq)>,
 }
 
-/// What the ledger takes.
-type Lines = Vec<(ObjectId, Option<LeaseSeq>, Wrote)>;
-
 impl Line {
     #[must_use]
     pub fn new(head: &Parts, passage: &Passage) -> Self {
@@ -51,23 +50,35 @@ impl Line {
         Self { method: head.method.to_string(), target: target.to_owned(), leases }
     }
 
-    fn lines(self, wrote: impl Fn(String, String) -> Wrote) -> Lines {
+    fn lines(self, wrote: impl Fn(String, String) -> Wrote) -> JournalLines {
         let Self { method, target, leases } = self;
         let line = |(object, seq)| (object, Some(seq), wrote(method.clone(), target.clone()));
         leases.into_iter().map(line).collect()
     }
 
-    /// The store has answered for it. Durable when this returns.
+    /// The store has answered for it. Durable when this returns; a ledger that has no room is waited for.
     ///
     /// # Errors
     /// Where it could not be written down.
     pub async fn settled(self, ledger: &Ledger, digest: [u8; 32], status: u16) -> Result<(), Refused> {
         let lines = self.lines(|method, target| Wrote::Settled { method, target, digest, status });
-        ledger.journal(lines).await
+        loop {
+            match ledger.journal(lines.clone()).await {
+                Err(Refused::Overloaded) => tokio::time::sleep(TRY_AGAIN).await,
+                other => return other,
+            }
+        }
     }
 
     /// Nobody knows what became of it. Queued when this returns, so it comes before whatever its end allows.
-    pub fn unknown(self, ledger: &Ledger) {
-        ledger.journal_later(self.lines(|method, target| Wrote::Unknown { method, target }));
+    pub async fn unknown(self, ledger: &Ledger) {
+        let mut lines = self.lines(|method, target| Wrote::Unknown { method, target });
+        while let Err(again) = ledger.journal_later(lines) {
+            lines = again;
+            tokio::time::sleep(TRY_AGAIN).await;
+        }
     }
 }
+
+/// How long to wait for room in the ledger's queue.
+const TRY_AGAIN: Duration = Duration::from_millis(5);

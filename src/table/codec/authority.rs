@@ -4,23 +4,25 @@ use super::{
     CodecFault,
     bytes::{Reader, Writer},
 };
-use crate::fence::{HolderId, LeaseId, LeaseSeq, ObjectId, WallMs};
+use crate::fence::{Hlc, HolderId, LeaseId, LeaseSeq, ObjectId, WallMs};
 
-/// A certificate's value: the bytes that were signed, and the signature behind them.
+/// A row of certificates: of each the bytes that were signed, and the signature behind them.
 #[must_use]
-pub fn encode_signed(bytes: &[u8]) -> Vec<u8> {
-    Writer::row().blob(bytes).done()
+pub fn encode_signed(all: &[Vec<u8>]) -> Vec<u8> {
+    let count = u32::try_from(all.len()).expect("they are bounded");
+    all.iter().fold(Writer::row().u32(count), |row, each| row.blob(each)).done()
 }
 
-/// Reads a certificate's value.
+/// Reads a row of certificates.
 ///
 /// # Errors
 /// Where the bytes are no such row.
-pub fn decode_signed(value: &[u8]) -> Result<Vec<u8>, CodecFault> {
+pub fn decode_signed(value: &[u8]) -> Result<Vec<Vec<u8>>, CodecFault> {
     let mut reader = Reader::row(value)?;
-    let bytes = reader.blob()?.to_vec();
+    let count = reader.u32()?;
+    let all = (0..count).map(|_| reader.blob().map(<[u8]>::to_vec)).collect::<Result<_, _>>()?;
     reader.end()?;
-    Ok(bytes)
+    Ok(all)
 }
 
 /// How far a migration is. A state that nothing follows on says how it ended.
@@ -89,9 +91,11 @@ pub struct MigrationRow {
     pub requester: HolderId,
     pub reason: String,
     pub ttl_ms: u64,
+    /// When the requester says that it asked: the same request is the same migration.
+    pub asked: Hlc,
     pub state: MigrationState,
     /// The lease that is fenced, if there was one.
-    pub fenced: Option<(LeaseId, LeaseSeq, HolderId)>,
+    pub fenced: Option<(LeaseId, LeaseSeq)>,
     /// The certificate, signed. Empty where there was no lease to fence.
     pub certificate: Vec<u8>,
     /// What was left behind: the hash over the settled writes, and how many they are.
@@ -113,10 +117,11 @@ impl MigrationRow {
             .text(self.requester.as_str())
             .text(&self.reason)
             .u64(self.ttl_ms)
+            .hlc(self.asked)
             .u8(self.state.byte());
         let row = match &self.fenced {
             None => row.u8(0),
-            Some((lease, seq, holder)) => row.u8(1).text(lease.as_str()).u64(seq.get()).text(holder.as_str()),
+            Some((lease, seq)) => row.u8(1).text(lease.as_str()).u64(seq.get()),
         };
         let row = match &self.left {
             None => row.u8(0),
@@ -134,8 +139,9 @@ impl MigrationRow {
     pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
         let mut reader = Reader::row(value)?;
         let (domain, next_holder, requester) = (reader.object()?, reader.holder()?, reader.holder()?);
-        let (reason, ttl_ms, state) = (reader.text()?.to_owned(), reader.u64()?, read_state(&mut reader)?);
-        let fenced = if reader.flag()? { Some((reader.lease_id()?, reader.seq()?, reader.holder()?)) } else { None };
+        let (reason, ttl_ms, asked) = (reader.text()?.to_owned(), reader.u64()?, reader.hlc()?);
+        let state = read_state(&mut reader)?;
+        let fenced = if reader.flag()? { Some((reader.lease_id()?, reader.seq()?)) } else { None };
         let left = if reader.flag()? { Some((reader.array()?, reader.u64()?)) } else { None };
         let [certificate, acknowledged, grant] = [reader.blob()?, reader.blob()?, reader.blob()?].map(<[u8]>::to_vec);
         let count = reader.u32()?;
@@ -148,6 +154,7 @@ impl MigrationRow {
             requester,
             reason,
             ttl_ms,
+            asked,
             state,
             fenced,
             certificate,

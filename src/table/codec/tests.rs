@@ -96,10 +96,10 @@ fn migration() -> impl Strategy<Value = MigrationRow> {
     let names = (object_id(), holder_id(), holder_id(), ".{0,20}");
     let state = || prop::sample::select(&MigrationState::ALL[..]);
     let blob = || proptest::collection::vec(any::<u8>(), 0..40);
-    let parts = (option::of((lease_id(), seq(), holder_id())), option::of(any::<([u8; 32], u64)>()));
+    let parts = (option::of((lease_id(), seq())), option::of(any::<([u8; 32], u64)>()));
     let reached = proptest::collection::vec((state(), any::<u64>().prop_map(WallMs)), 0..5);
-    (names, any::<u64>(), state(), parts, [blob(), blob(), blob()], reached).prop_map(
-        |((domain, next_holder, requester, reason), ttl_ms, state, (fenced, left), blobs, reached)| {
+    (names, (any::<u64>(), hlc()), state(), parts, [blob(), blob(), blob()], reached).prop_map(
+        |((domain, next_holder, requester, reason), (ttl_ms, asked), state, (fenced, left), blobs, reached)| {
             let [certificate, acknowledged, grant] = blobs;
             MigrationRow {
                 domain,
@@ -107,6 +107,7 @@ fn migration() -> impl Strategy<Value = MigrationRow> {
                 requester,
                 reason,
                 ttl_ms,
+                asked,
                 state,
                 fenced,
                 certificate,
@@ -241,7 +242,9 @@ proptest! {
         assert_one_encoding(&entry.encode(), flip, |bytes| {
             JournalEntry::decode(bytes).ok().map(|entry| entry.encode())
         });
-        prop_assert_eq!(decode_signed(&encode_signed(&row.grant)), Ok(row.grant.clone()));
+        let kept = vec![row.grant.clone(), row.certificate.clone()];
+        prop_assert_eq!(decode_signed(&encode_signed(&kept)), Ok(kept.clone()));
+        assert_one_encoding(&encode_signed(&kept), flip, |bytes| decode_signed(bytes).ok().map(|all| encode_signed(&all)));
     }
 
     #[test]

@@ -13,6 +13,9 @@ use crate::fence::{
     step::{Grant, LeaseRefusal},
 };
 
+/// When to ask again for an object that is being migrated.
+const MIGRATION_RETRY_MS: u64 = 1_000;
+
 /// How an attempt ended.
 enum Attempt {
     Done(Result<Vec<Granted>, Refused>),
@@ -102,7 +105,11 @@ impl Core {
         }
     }
 
-    fn is_to_be_had(&self, round: &Round, object: &ObjectId) -> bool {
+    fn is_to_be_had(&mut self, round: &Round, object: &ObjectId) -> bool {
+        // Where that cannot be read, nobody is served.
+        if self.migration_of(object).map_or(true, |migration| migration.is_some()) {
+            return false;
+        }
         let now = self.setup.clock.now();
         let is_free = |record: &Record| match &record.state {
             State::Free { .. } => true,
@@ -167,6 +174,11 @@ impl Core {
     fn grant_all(&mut self, round: &mut Round, wanted: &Wanted) -> Result<Attempt, Refused> {
         let mut draft = Draft::default();
         for object in &wanted.objects {
+            if self.migration_of(object)?.is_some() {
+                // It is being handed over to somebody.
+                let why = LeaseRefusal::Held { lease: None, retry_ms: MIGRATION_RETRY_MS };
+                return Ok(Attempt::Blocked { object: object.clone(), why });
+            }
             let grant = Grant {
                 lease_id: self.new_lease_id(),
                 holder: wanted.holder.clone(),

@@ -14,7 +14,10 @@ use super::{
 };
 use crate::{
     failpoints::{self, Fault, Point},
-    fence::{BootMs, Event, Fence, LeaseId, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, step::LeaseRefusal},
+    fence::{
+        BootMs, Event, Fence, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, authority::SignedGrant,
+        step::LeaseRefusal,
+    },
     table::flight::{Flying, Tally},
 };
 
@@ -41,9 +44,9 @@ pub(super) enum Asked {
     Rotate(Reply<Granted>),
     /// An operator or a certificate: the fence is what they wanted to move.
     Move(Vec<Reply<Moved>>),
-    /// An issuer's grant, of this lease. It can be asked for again, so it is kept if nobody waits.
+    /// An issuer's grant. It can be asked for again, so it is kept if nobody waits.
     Grant {
-        lease_id: LeaseId,
+        signed: Box<SignedGrant>,
         replies: Vec<(Reply<Granted>, BootMs)>,
     },
     /// Nobody any more, or nobody in this run.
@@ -233,17 +236,17 @@ impl Core {
         Err(reply)
     }
 
-    /// Another call with the same grant waits for the drain of it, if that is under way.
+    /// Another call with the very same grant waits for the drain of it, if that is under way.
     pub(super) fn join_grant(
         &mut self,
         object: &ObjectId,
-        lease_id: &LeaseId,
+        signed: &SignedGrant,
         reply: Reply<Granted>,
     ) -> Result<(), Reply<Granted>> {
         let until = self.patience(BootMs::PAST);
         for id in self.advances.of(object) {
-            if let Some(Advance { asked: Asked::Grant { lease_id: of, replies }, .. }) = self.advances.all.get_mut(&id)
-                && of == lease_id
+            if let Some(Advance { asked: Asked::Grant { signed: of, replies }, .. }) = self.advances.all.get_mut(&id)
+                && **of == *signed
             {
                 replies.push((reply, until));
                 self.timers.push(until, Due::Answer(id));

@@ -1,13 +1,14 @@
 //! Signed certificates and grants, and the migrations that they are part of.
 //!
-//! Every certificate is kept, whether or not it moves a fence: of those for one lease, the highest. One that
-//! would move a fence too far is parked: it is looked at again whenever another one has moved that fence,
-//! so the order in which they come makes no difference, and an operator can let it through.
+//! Every certificate is kept, whether or not it moves a fence; of those for one lease, the highest. One that would
+//! move a fence too far is parked: whoever brings certificates looks at the parked ones again, so the order in
+//! which they come makes no difference, and an operator can let one through. While an object is being migrated,
+//! nobody else is given it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use super::{
-    Certificate, Granted, Moved, Progress, Refused, Reply,
+    Certificate, Deed, Granted, Moved, Progress, Refused, Reply,
     advance::{Asked, all_granted},
     core::{Changed, Core, answer, granted, unexpected, unreadable},
     round::Round,
@@ -15,22 +16,21 @@ use super::{
 use crate::{
     authority::statement::{FenceCertificate, Signed as SignedStatement},
     fence::{
-        Certified, Event, LeaseId, LeaseSeq, MigrationId, ObjectId, Outcome, State,
+        BootMs, Certified, Event, MigrationId, ObjectId, Outcome, Record, State,
         authority::{FenceProof, SignedGrant},
         step::LeaseRefusal,
     },
     table::{
-        TableFault,
-        codec::{CodecFault, Family, Key, MigrationRow, decode_signed, encode_signed},
+        Table, TableFault,
+        codec::{Family, Key, MigrationRow, decode_signed, encode_signed},
     },
 };
 
 /// What one round changes of rows that hold signed statements.
 #[derive(Default)]
 pub(super) struct Signed {
-    certificates: HashMap<(ObjectId, LeaseSeq), Vec<u8>>,
-    /// As the round has left them; the table's, where an object is not here.
-    parked: HashMap<ObjectId, BTreeMap<LeaseSeq, Vec<u8>>>,
+    /// Certificates, by the key of their row.
+    kept: HashMap<Vec<u8>, Vec<Vec<u8>>>,
     migrations: HashMap<MigrationId, MigrationRow>,
 }
 
@@ -38,8 +38,8 @@ pub(super) struct Signed {
 #[derive(Default)]
 pub(super) struct Migrating(Option<HashMap<ObjectId, MigrationId>>);
 
-/// How many migrations are remembered at most.
-const MIGRATIONS_MAX: usize = 65_536;
+/// How many certificates are kept of one lease. The highest: which ones that are does not depend on their order.
+const KEPT_MAX: usize = 64;
 
 impl Core {
     pub(super) fn certify(
@@ -66,7 +66,7 @@ impl Core {
             Changed::Opened(opened) => opened.into_iter().next().map(|(_, _, report)| report),
             Changed::Draining(drains) => {
                 self.keep_advance(drains, Asked::Move(vec![reply]));
-                return self.after_certificate(round, domain, max_jump);
+                return self.look_at_advances_of(round, domain);
             }
             Changed::To(_) => None,
         };
@@ -76,7 +76,7 @@ impl Core {
             // It has moved the fence before; its last writes are still on their way.
             self.resume_drain(round, domain);
             match self.join_move(domain, reply) {
-                Ok(()) => return self.after_certificate(round, domain, max_jump),
+                Ok(()) => return self.look_at_advances_of(round, domain),
                 Err(reply) => reply,
             }
         } else {
@@ -85,7 +85,8 @@ impl Core {
         let moved = self.newest(round, domain);
         let moved = moved.map(|record| Moved { record, drain: drain.unwrap_or_default(), is_superseded });
         answer(round, reply, moved);
-        self.after_certificate(round, domain, max_jump);
+        // Whoever waited for an older drain of this object has been overtaken.
+        self.look_at_advances_of(round, domain);
     }
 
     /// One certificate, decided and kept. Refused ones are not kept, but for those that are parked.
@@ -95,98 +96,39 @@ impl Core {
         certificate: &Certificate,
         max_jump: u64,
     ) -> Result<Changed, Refused> {
-        let Certificate { domain, by, signed } = certificate;
+        let Certificate { domain, by, .. } = certificate;
+        let keys = (Key::Certificate(domain.clone(), by.seq), Key::Parked(domain.clone(), by.seq));
+        // All that can fail to be read is read before anything is changed.
+        let (kept, parked) = (self.kept(round, &keys.0)?, self.kept(round, &keys.1)?);
         match self.change(round, domain, Event::Fence { by: by.clone(), max_jump })? {
-            Changed::To(Outcome::Refused(why @ LeaseRefusal::Jump { .. })) => {
-                self.park(round, certificate)?;
+            Changed::To(Outcome::Refused(why)) => {
+                if matches!(why, LeaseRefusal::Jump { .. }) {
+                    keep(round, &keys.1, parked, certificate)?;
+                }
                 Err(Refused::Lease { object: domain.clone(), why })
             }
-            Changed::To(Outcome::Refused(why)) => Err(Refused::Lease { object: domain.clone(), why }),
             changed => {
-                self.keep_certificate(round, domain, by, signed)?;
-                self.unpark(round, domain, by.seq)?;
+                keep(round, &keys.0, kept, certificate)?;
+                discard(round, &keys.1, parked, certificate);
                 Ok(changed)
             }
         }
     }
 
-    /// A fence has moved: whoever waited for an older drain has been overtaken, and what was parked may be
-    /// near enough by now.
-    fn after_certificate(&mut self, round: &mut Round, domain: &ObjectId, max_jump: u64) {
-        while let Ok(parked) = self.parked(round, domain) {
-            let moved = parked
-                .into_values()
-                .filter_map(|signed| read(signed, domain).ok())
-                .find_map(|certificate| self.take_certificate(round, &certificate, max_jump).ok());
-            match moved {
-                None => break,
-                Some(Changed::Draining(drains)) => self.keep_advance(drains, Asked::Nobody),
-                Some(Changed::To(_) | Changed::Opened(_)) => {}
-            }
+    /// The certificates in a row, as this round has left it.
+    fn kept(&self, round: &Round, key: &Key) -> Result<Vec<Vec<u8>>, Refused> {
+        let key = key.encode();
+        match round.signed.kept.get(&key) {
+            Some(kept) => Ok(kept.clone()),
+            None => row(&*self.setup.records.table, &key).map_err(|fault| unreadable(&fault)),
         }
-        self.look_at_advances_of(round, domain);
     }
 
-    fn keep_certificate(
-        &mut self,
-        round: &mut Round,
-        domain: &ObjectId,
-        by: &Certified,
-        signed: &[u8],
-    ) -> Result<(), Refused> {
-        let place = (domain.clone(), by.seq);
-        let key = Key::Certificate(domain.clone(), by.seq);
-        let known = match round.signed.certificates.get(&place) {
-            Some(known) => Some(known.clone()),
-            None => self.signed_row(&key)?,
-        };
-        let known = known.map(|known| read(known, domain)).transpose().map_err(|fault| unreadable(&fault))?;
-        if known.is_none_or(|known| *known.by < *by) {
-            round.writes.put(&key, encode_signed(signed));
-            round.signed.certificates.insert(place, signed.to_vec());
-        }
-        Ok(())
-    }
-
-    fn signed_row(&self, key: &Key) -> Result<Option<Vec<u8>>, Refused> {
-        let row = self.setup.records.table.get(&key.encode()).map_err(|fault| unreadable(&fault))?;
-        row.map(|row| decode_signed(&row)).transpose().map_err(|fault| unreadable(&fault.into()))
-    }
-
-    fn parked(&self, round: &mut Round, domain: &ObjectId) -> Result<BTreeMap<LeaseSeq, Vec<u8>>, Refused> {
-        if let Some(parked) = round.signed.parked.get(domain) {
-            return Ok(parked.clone());
-        }
-        let (from, until) = Family::Parked.range_of(domain);
-        let rows = self.setup.records.table.scan(&from, &until, PARKED_MAX).map_err(|fault| unreadable(&fault))?;
-        let parked = rows.into_iter().map(|(key, value)| match Key::decode(&key)? {
-            Key::Parked(_, seq) => Ok((seq, decode_signed(&value)?)),
-            _ => Err(CodecFault("a foreign key among the parked certificates")),
-        });
-        let parked: BTreeMap<LeaseSeq, Vec<u8>> =
-            parked.collect::<Result<_, CodecFault>>().map_err(|fault| unreadable(&fault.into()))?;
-        round.signed.parked.insert(domain.clone(), parked.clone());
-        Ok(parked)
-    }
-
-    fn park(&mut self, round: &mut Round, certificate: &Certificate) -> Result<(), Refused> {
-        let Certificate { domain, by, signed } = certificate;
-        let parked = self.parked(round, domain)?;
-        let known = parked.get(&by.seq).map(|known| read(known.clone(), domain)).transpose();
-        let is_new = known.map_err(|fault| unreadable(&fault))?.is_none_or(|known| *known.by < **by);
-        // A full park takes no more: the answer is the same, and it can be sent again.
-        if is_new && (parked.contains_key(&by.seq) || parked.len() < PARKED_MAX) {
-            round.writes.put(&Key::Parked(domain.clone(), by.seq), encode_signed(signed));
-            round.signed.parked.entry(domain.clone()).or_default().insert(by.seq, signed.clone());
-        }
-        Ok(())
-    }
-
-    fn unpark(&mut self, round: &mut Round, domain: &ObjectId, seq: LeaseSeq) -> Result<(), Refused> {
-        if self.parked(round, domain)?.contains_key(&seq) {
-            round.writes.delete(&Key::Parked(domain.clone(), seq));
-            round.signed.parked.entry(domain.clone()).or_default().remove(&seq);
-        }
+    /// An operator throws a parked certificate away.
+    pub(super) fn unpark(&mut self, round: &mut Round, certificate: &Certificate) -> Result<(), Refused> {
+        let key = Key::Parked(certificate.domain.clone(), certificate.by.seq);
+        let parked = self.kept(round, &key)?;
+        discard(round, &key, parked, certificate);
         Ok(())
     }
 
@@ -194,28 +136,30 @@ impl Core {
         &mut self,
         round: &mut Round,
         domain: &ObjectId,
-        signed: SignedGrant,
+        mut signed: SignedGrant,
         migration: Option<Progress>,
         reply: Reply<Granted>,
     ) {
-        let lease_id = signed.grant.lease_id.clone();
-        let reply = match self.join_grant(domain, &lease_id, reply) {
+        let may = self.may_grant(round, domain, &signed, migration.as_ref());
+        let may = may.and_then(|()| self.proofs(round, domain, &signed));
+        match may {
+            Ok(proofs) => signed.proofs = proofs,
+            Err(refused) => return answer(round, reply, Err(refused)),
+        }
+        let reply = match self.join_grant(domain, &signed, reply) {
             Ok(()) => return,
             Err(reply) => reply,
         };
-        let may = migration.iter().try_for_each(|progress| self.may_go_on(round, progress));
-        let may = may.and_then(|()| self.is_lease_id_free(round, domain, &lease_id, signed.seq));
         self.resume_drain(round, domain);
-        let changed = may.and_then(|()| self.change(round, domain, Event::Grant(signed)));
-        let result = match changed {
+        let result = match self.change(round, domain, Event::Grant(signed.clone())) {
             Ok(Changed::To(Outcome::Granted(lease) | Outcome::Renewed(lease))) => Ok(granted(domain.clone(), lease)),
             Ok(Changed::To(other)) => Err(unexpected(domain.clone(), other)),
             Ok(Changed::Opened(opened)) => {
                 all_granted(opened).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound))
             }
             Ok(Changed::Draining(drains)) => {
-                let until = self.patience(crate::fence::BootMs::PAST);
-                self.keep_advance(drains, Asked::Grant { lease_id, replies: vec![(reply, until)] });
+                let until = self.patience(BootMs::PAST);
+                self.keep_advance(drains, Asked::Grant { signed: Box::new(signed), replies: vec![(reply, until)] });
                 if let Some(progress) = migration {
                     self.note_migration(round, progress);
                 }
@@ -230,30 +174,57 @@ impl Core {
         self.look_at_advances_of(round, domain);
     }
 
-    /// Issuers choose the ids of leases; two leases must not have one.
-    fn is_lease_id_free(
-        &self,
+    /// Whether this grant may be looked at: the object is nobody's migration but its own, and the lease's id is
+    /// no other lease's. (Issuers choose the ids of leases.)
+    fn may_grant(
+        &mut self,
         round: &Round,
         domain: &ObjectId,
-        lease_id: &LeaseId,
-        seq: LeaseSeq,
+        signed: &SignedGrant,
+        migration: Option<&Progress>,
     ) -> Result<(), Refused> {
+        if let Some(progress) = migration {
+            self.may_go_on(round, progress)?;
+        } else if signed.grant.request.is_none()
+            && let Some(id) = self.migration_of(domain)?
+        {
+            return Err(Refused::Migrating { object: domain.clone(), id });
+        }
+        let lease_id = &signed.grant.lease_id;
         let row = round.lease_row(&self.setup.records, lease_id).map_err(|fault| unreadable(&fault))?;
-        if row.is_none_or(|row| (&row.object, row.seq) == (domain, seq)) {
+        if row.is_none_or(|row| (&row.object, row.seq) == (domain, signed.seq)) {
             return Ok(());
         }
         Err(Refused::Lease { object: domain.clone(), why: LeaseRefusal::GrantUsed })
     }
 
-    pub(super) fn migrate(
-        &mut self,
-        round: &mut Round,
-        progress: Progress,
-        withdraw: Option<LeaseId>,
-    ) -> Result<(), Refused> {
+    /// The signatures of all certificates that are kept for a grant's predecessor: each of them proves its fence.
+    fn proofs(&self, round: &Round, domain: &ObjectId, signed: &SignedGrant) -> Result<Vec<FenceProof>, Refused> {
+        let Some(predecessor) = &signed.predecessor else { return Ok(vec![]) };
+        let certified = |record: &Record| record.certified.as_ref().map(|certified| certified.seq);
+        let seq = round.look(&self.setup.records, domain, certified).map_err(|fault| unreadable(&fault))?;
+        let Some(seq) = seq else { return Ok(vec![]) };
+        let kept = self.kept(round, &Key::Certificate(domain.clone(), seq))?;
+        let all = kept.into_iter().map(|signed| read(signed, domain)).collect::<Result<Vec<_>, _>>();
+        let all = all.map_err(|fault| unreadable(&fault))?;
+        let is_its = |each: &Certificate| each.by.lease_id == predecessor.lease_id;
+        Ok(all.into_iter().filter(is_its).map(|each| each.by.proof).collect())
+    }
+
+    pub(super) fn migrate(&mut self, round: &mut Round, progress: Progress, deed: Deed) -> Result<(), Refused> {
         self.may_go_on(round, &progress)?;
-        if let Some(lease_id) = withdraw {
-            self.change(round, &progress.row.domain, Event::Withdraw { lease_id })?;
+        match deed {
+            Deed::Nothing => {}
+            Deed::Withdraw(lease_id) => {
+                self.change(round, &progress.row.domain, Event::Withdraw { lease_id })?;
+            }
+            Deed::Needs(lease_id) => {
+                let now = self.setup.clock.now();
+                let record = self.newest(round, &progress.row.domain)?;
+                if record.open_lease().is_none_or(|lease| lease.lease_id != lease_id || !lease.is_live(now)) {
+                    return Err(Refused::MigrationMoved);
+                }
+            }
         }
         self.note_migration(round, progress);
         Ok(())
@@ -262,9 +233,8 @@ impl Core {
     /// Whether a migration is where it is thought to be, and the only one of its object.
     fn may_go_on(&mut self, round: &Round, progress: &Progress) -> Result<(), Refused> {
         let Progress { id, from, row } = progress;
-        let other = self.migrating()?.get(&row.domain).filter(|other| *other != id).cloned();
-        if let Some(id) = other {
-            return Err(Refused::Migrating { object: row.domain.clone(), id });
+        if let Some(other) = self.migration_of(&row.domain)?.filter(|other| other != id) {
+            return Err(Refused::Migrating { object: row.domain.clone(), id: other });
         }
         let known = match round.signed.migrations.get(id) {
             Some(known) => Some(known.state),
@@ -283,6 +253,7 @@ impl Core {
         if let Some(migrating) = &mut self.migrating.0 {
             if row.state.is_over() {
                 migrating.remove(&row.domain);
+                self.is_free_again(&row.domain);
             } else {
                 migrating.insert(row.domain.clone(), id.clone());
             }
@@ -291,15 +262,44 @@ impl Core {
         round.signed.migrations.insert(id, row);
     }
 
-    /// Which objects are being migrated.
-    fn migrating(&mut self) -> Result<&mut HashMap<ObjectId, MigrationId>, Refused> {
+    /// The migration of an object that is under way.
+    pub(super) fn migration_of(&mut self, object: &ObjectId) -> Result<Option<MigrationId>, Refused> {
         if self.migrating.0.is_none() {
             let rows = migrations(&*self.setup.records.table).map_err(|fault| unreadable(&fault))?;
             let open = rows.into_iter().filter(|(_, row)| !row.state.is_over());
             self.migrating.0 = Some(open.map(|(id, row)| (row.domain, id)).collect());
         }
-        self.migrating.0.as_mut().ok_or(Refused::Unavailable)
+        Ok(self.migrating.0.as_ref().and_then(|migrating| migrating.get(object)).cloned())
     }
+}
+
+/// Keeps a certificate in a row: those that are there, and this one if it is not.
+fn keep(round: &mut Round, key: &Key, mut kept: Vec<Vec<u8>>, certificate: &Certificate) -> Result<(), Refused> {
+    if kept.contains(&certificate.signed) {
+        return Ok(());
+    }
+    kept.push(certificate.signed.clone());
+    let all = kept.into_iter().map(|signed| read(signed, &certificate.domain)).collect::<Result<Vec<_>, _>>();
+    let mut all = all.map_err(|fault| unreadable(&fault))?;
+    // The highest first.
+    all.sort_by(|one, two| two.by.cmp(&one.by));
+    all.truncate(KEPT_MAX);
+    let kept: Vec<Vec<u8>> = all.into_iter().map(|each| each.signed).collect();
+    round.writes.put(key, encode_signed(&kept));
+    round.signed.kept.insert(key.encode(), kept);
+    Ok(())
+}
+
+/// Takes a certificate out of a row.
+fn discard(round: &mut Round, key: &Key, mut kept: Vec<Vec<u8>>, certificate: &Certificate) {
+    let before = kept.len();
+    kept.retain(|each| *each != certificate.signed);
+    match kept.len() {
+        same if same == before => return,
+        0 => round.writes.delete(key),
+        _ => round.writes.put(key, encode_signed(&kept)),
+    }
+    round.signed.kept.insert(key.encode(), kept);
 }
 
 pub(super) fn forget_migrations(round: &mut Round, ids: Vec<MigrationId>) {
@@ -309,14 +309,14 @@ pub(super) fn forget_migrations(round: &mut Round, ids: Vec<MigrationId>) {
     }
 }
 
-/// How many certificates of one object can be parked.
-const PARKED_MAX: usize = 64;
+/// How many migrations are looked at, at most: no more are begun when half as many are remembered.
+pub const MIGRATIONS_MAX: usize = 65_536;
 
 /// All migrations that the table remembers.
 ///
 /// # Errors
 /// Where a row cannot be read.
-pub fn migrations(table: &dyn crate::table::Table) -> Result<Vec<(MigrationId, MigrationRow)>, TableFault> {
+pub fn migrations(table: &dyn Table) -> Result<Vec<(MigrationId, MigrationRow)>, TableFault> {
     let (from, until) = Family::Migration.range("");
     let rows = table.scan(&from, &until, MIGRATIONS_MAX)?;
     let migrations = rows.into_iter().map(|(key, value)| match Key::decode(&key)? {
@@ -324,6 +324,15 @@ pub fn migrations(table: &dyn crate::table::Table) -> Result<Vec<(MigrationId, M
         _ => Err(TableFault::Corrupt("a foreign key among the migrations".to_owned())),
     });
     migrations.collect()
+}
+
+/// The certificates in a row; none where there is no such row.
+///
+/// # Errors
+/// Where it cannot be read.
+pub fn row(table: &dyn Table, key: &[u8]) -> Result<Vec<Vec<u8>>, TableFault> {
+    let row = table.get(key)?;
+    Ok(row.map(|row| decode_signed(&row)).transpose()?.unwrap_or_default())
 }
 
 /// A certificate as it was kept.

@@ -200,6 +200,7 @@ impl Core {
             Command::Grant { reply, .. } if self.closed => answer(round, reply, Err(Refused::Stopping)),
             Command::Migrate { reply, .. }
             | Command::ForgetMigrations { reply, .. }
+            | Command::Unpark { reply, .. }
             | Command::Journal { reply, .. }
                 if latched =>
             {
@@ -234,8 +235,12 @@ impl Core {
             Command::Grant { domain, signed, migration, reply } => {
                 self.grant_signed(round, &domain, *signed, migration.map(|each| *each), reply);
             }
-            Command::Migrate { progress, withdraw, reply } => {
-                let done = self.migrate(round, *progress, withdraw);
+            Command::Migrate { progress, deed, reply } => {
+                let done = self.migrate(round, *progress, deed);
+                answer(round, reply, done);
+            }
+            Command::Unpark { certificate, reply } => {
+                let done = self.unpark(round, &certificate);
                 answer(round, reply, done);
             }
             Command::ForgetMigrations { ids, reply } => {
@@ -314,6 +319,13 @@ impl Core {
             }
         }
         round.apply(draft);
+    }
+
+    /// Nothing keeps an object from whoever waits for it any more.
+    pub(super) fn is_free_again(&mut self, object: &ObjectId) {
+        if self.waiters.is_waiting(object) {
+            self.freed.push(object.clone());
+        }
     }
 
     fn serve_freed(&mut self, round: &mut Round) {

@@ -30,7 +30,9 @@ impl Core {
                 Some(head) => *head,
                 None => head(&*self.setup.records.table, &object).map_err(|fault| unreadable(&fault))?,
             };
-            if head.count > 0 && head.run <= self.setup.meta.broken_run {
+            // Also where nothing was written down before: the first write of all may have been on its way.
+            let broken = self.setup.meta.broken_run;
+            if broken > 0 && head.run <= broken {
                 self.append(round, &object, &mut head, None, Wrote::Gap);
             }
             // Whoever brings a gap only wants to know that it is there if it must be.

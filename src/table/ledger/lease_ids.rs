@@ -7,7 +7,8 @@ use uuid::Uuid;
 
 use crate::fence::{LeaseId, WallMs};
 
-/// Nobody outside chooses the ids of leases, so a map by them needs no hash that withstands an enemy.
+/// Nobody but this ledger and issuers chooses the ids of leases, and issuers are trusted with more: a map by them
+/// needs no hash that withstands an enemy.
 pub(super) type Quick = foldhash::fast::RandomState;
 pub(super) type ByLease<V> = HashMap<LeaseId, V, Quick>;
 pub(super) type Leases = HashSet<LeaseId, Quick>;

@@ -130,6 +130,19 @@ pub struct Certificate {
     pub signed: Vec<u8>,
 }
 
+/// What became of writes, for the journals of their objects.
+pub type JournalLines = Vec<(ObjectId, Option<LeaseSeq>, Wrote)>;
+
+/// What goes with a migration's next state, in the same write.
+#[derive(Clone, Debug)]
+pub enum Deed {
+    Nothing,
+    /// The lease that it has granted is taken back.
+    Withdraw(LeaseId),
+    /// The lease that it has granted must be open and live.
+    Needs(LeaseId),
+}
+
 /// A migration goes on, if it is where it is thought to be.
 #[derive(Clone, Debug)]
 pub struct Progress {
@@ -192,10 +205,15 @@ pub enum Command {
         migration: Option<Box<Progress>>,
         reply: Reply<Granted>,
     },
-    /// A migration goes on; `withdraw`: the lease that it has granted is taken back.
+    /// A migration goes on, if what goes with it can be done.
     Migrate {
         progress: Box<Progress>,
-        withdraw: Option<LeaseId>,
+        deed: Deed,
+        reply: Reply<()>,
+    },
+    /// A parked certificate is thrown away.
+    Unpark {
+        certificate: Box<Certificate>,
         reply: Reply<()>,
     },
     /// Migrations that ended long ago are forgotten.
@@ -205,7 +223,7 @@ pub enum Command {
     },
     /// Writes have settled, or nobody knows what became of them.
     Journal {
-        lines: Vec<(ObjectId, Option<LeaseSeq>, Wrote)>,
+        lines: JournalLines,
         reply: Reply<()>,
     },
     /// Writes will go by these terms too.
@@ -383,9 +401,18 @@ impl Ledger {
     ///
     /// # Errors
     /// Where it is not where it was thought to be, or the table is not usable.
-    pub async fn migrate(&self, progress: Progress, withdraw: Option<LeaseId>) -> Result<(), Refused> {
+    pub async fn migrate(&self, progress: Progress, deed: Deed) -> Result<(), Refused> {
         let progress = Box::new(progress);
-        self.call(|reply| Command::Migrate { progress, withdraw, reply }).await
+        self.call(|reply| Command::Migrate { progress, deed, reply }).await
+    }
+
+    /// Throws a parked certificate away.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn unpark(&self, certificate: Certificate) -> Result<(), Refused> {
+        let certificate = Box::new(certificate);
+        self.call(|reply| Command::Unpark { certificate, reply }).await
     }
 
     /// Forgets migrations that ended long ago.
@@ -400,16 +427,21 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the table is not usable.
-    pub async fn journal(&self, lines: Vec<(ObjectId, Option<LeaseSeq>, Wrote)>) -> Result<(), Refused> {
+    pub async fn journal(&self, lines: JournalLines) -> Result<(), Refused> {
         self.call(|reply| Command::Journal { lines, reply }).await
     }
 
-    /// The same, for whoever cannot wait: it is written down behind what was asked before, and before what is
-    /// asked from here on. A ledger that is overloaded or gone does not; a run that ends so is a gap.
-    pub fn journal_later(&self, lines: Vec<(ObjectId, Option<LeaseSeq>, Wrote)>) {
+    /// The same, for whoever does not wait: it is written down behind what was asked before, and before what is
+    /// asked from here on.
+    ///
+    /// # Errors
+    /// With the lines, where the ledger has no room for them now.
+    pub fn journal_later(&self, lines: JournalLines) -> Result<(), JournalLines> {
         let (reply, _) = oneshot::channel();
-        if self.queue.try_send(Command::Journal { lines, reply }).is_err() {
-            tracing::error!("a write of unknown outcome could not be written down in its object's journal");
+        match self.queue.try_send(Command::Journal { lines, reply }) {
+            Err(TrySendError::Full(Command::Journal { lines, .. })) => Err(lines),
+            // A ledger that is gone ends its run; where that was not in good order, the journal has a gap.
+            Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Ok(()),
         }
     }
 

@@ -57,7 +57,7 @@ fn the_same_certificate_again_changes_nothing_and_an_older_one_is_superseded() {
     let listed = world.api().get("/v1/fences?domain=%2Fdata%2Fusers%2F").expect(200);
     let seqs: Vec<u64> =
         listed["fences"].as_array().unwrap().iter().map(|each| each["lease_seq"].as_u64().unwrap()).collect();
-    assert_eq!(seqs, [3, 7], "each is kept, whether or not it has moved the fence");
+    assert_eq!(seqs, [3, 7, 7], "each is kept, whether or not it has moved the fence");
     assert_eq!(listed["fences"][1], sent_as_listed(&sent));
     let page = world.api().get("/v1/fences?domain=%2Fdata%2Fusers%2F&limit=1").expect(200);
     assert_eq!((&page["fences"][0]["lease_seq"], &page["next_after"]), (&json!(3), &json!(3)));
@@ -138,25 +138,36 @@ fn a_jump_beyond_the_limit_is_parked_until_an_operator_confirms_it() {
     assert_eq!((&listed["fences"][0]["lease_seq"], listed["parked"].as_array().unwrap().len()), (&json!(100), 0));
 }
 
-/// Whatever order they come in, also around certificates that are parked: the same fence, the same rows.
+/// Whatever order they come in, however often, also around certificates that are parked and across crashes: the
+/// same fence, the same rows.
 #[test]
 fn any_order_and_repetition_ends_in_the_same_fences() {
-    let orders: [&[usize]; 6] = [
-        &[0, 1, 2, 3, 4],
-        &[4, 3, 2, 1, 0],
-        &[2, 0, 4, 1, 3, 2, 2],
-        &[3, 3, 1, 4, 0, 2, 0],
-        &[1, 4, 2, 0, 3],
-        &[4, 2, 0, 3, 1, 4],
-    ];
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut draw = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) as usize % below
+    };
     let mut ends = vec![];
-    for order in orders {
-        let world = World::with(|settings| settings.authority.max_jump = 10);
-        let all = [(5, 1), (12, 2), (12, 9), (21, 3), (40, 4)]
+    for round in 0..24 {
+        let mut world = World::with(|settings| settings.authority.max_jump = 10);
+        let all = [(5, 1), (12, 2), (12, 9), (21, 3), (31, 7), (31, 4), (60, 5)]
             .map(|(seq, ms)| certificate(&world, &format!("l{seq}"), seq, ms));
-        for place in order {
+        // Some any number of times, in any order; then each once, shuffled.
+        let mut order: Vec<usize> = (0..draw(8)).map(|_| draw(all.len())).collect();
+        let mut rest: Vec<usize> = (0..all.len()).collect();
+        while !rest.is_empty() {
+            order.push(rest.swap_remove(draw(rest.len())));
+        }
+        let crash_at = draw(order.len());
+        for (n, place) in order.iter().enumerate() {
             let answer = world.post("/v1/fences", &all[*place]);
             assert!(matches!(answer.status, 200 | 409), "{}", String::from_utf8_lossy(&answer.body));
+            if n == crash_at && round % 2 == 0 {
+                let table = world.gate.table.after_a_crash();
+                world.gate = TestGate::on(&world.settings, table.into(), START);
+            }
         }
         let listed = world.api().get("/v1/fences?domain=%2Fdata%2Fusers%2F").expect(200);
         ends.push((order, world.object()["fence"].clone(), listed));
@@ -164,8 +175,63 @@ fn any_order_and_repetition_ends_in_the_same_fences() {
     for (order, fence, listed) in &ends {
         assert_eq!((fence, listed), (&ends[0].1, &ends[0].2), "{order:?}");
     }
-    assert_eq!(ends[0].1, 22, "40 is too far from 22, and waits");
-    assert_eq!(ends[0].2["parked"][0]["lease_seq"], 40);
+    assert_eq!(ends[0].1, 32, "60 is too far from 32, and waits");
+    assert_eq!(ends[0].2["parked"][0]["lease_seq"], 60);
+    assert_eq!(ends[0].2["fences"].as_array().unwrap().len(), 6);
+}
+
+#[test]
+fn what_is_parked_stays_parked_until_somebody_speaks_for_it() {
+    let world = World::with(|settings| {
+        settings.authority.max_jump = 10;
+        settings.issuer.push(crate::support::signers::Signer::new("asia-cg").party(&["/data"]));
+    });
+    let asia = crate::support::signers::Signer::new("asia-cg");
+    let parked = || {
+        let listed = world.api().get("/v1/fences?domain=%2Fdata%2Fusers%2F").expect(200);
+        let seqs = listed["parked"].as_array().unwrap().iter().map(|each| each["lease_seq"].as_u64().unwrap());
+        seqs.collect::<Vec<_>>()
+    };
+    let (far, further) = (certificate(&world, "l100", 100, 5), certificate(&world, "l300", 300, 5));
+    let theirs = asia.certificate(USERS, "l105", 105, &time(5), Value::Null);
+    for each in [&far, &further, &theirs] {
+        world.post("/v1/fences", each).refusal(409, "FENCE_JUMP");
+    }
+    // Asia's key is retired while its certificate waits.
+    let mut settings = world.settings.clone();
+    settings.issuer[1].retired = true;
+    world.gate.reload(&settings);
+    world.post("/v1/fences", &certificate(&world, "l5", 5, 5)).expect(200);
+    assert_eq!((parked(), world.object()["fence"].as_u64()), (vec![100, 105, 300], Some(6)));
+    let confirm = |signed: &Value| json!({ "domain": USERS, "signature": signed["signature"] });
+    world.post("/v1/fences/confirm", &confirm(&far)).expect(200);
+    assert_eq!((parked(), world.object()["fence"].as_u64()), (vec![105, 300], Some(101)), "that one, and no other");
+    world.post("/v1/fences/confirm", &confirm(&theirs)).refusal(403, "KEY_EPOCH_RETIRED");
+    let mut discard = confirm(&further);
+    discard["discard"] = json!(true);
+    assert_eq!(world.post("/v1/fences/confirm", &discard).expect(200)["applied"], false);
+    assert_eq!((parked(), world.object()["fence"].as_u64()), (vec![105], Some(101)));
+}
+
+#[test]
+fn an_acknowledgement_is_of_what_the_fenced_lease_left_and_nothing_else() {
+    let world = World::new();
+    let london = world.london();
+    assert_eq!(world.put("/data/users/1", &london).status, 200);
+    let sent = certificate(&world, "london-1", 1, 5);
+    let first = world.post("/v1/fences", &sent).expect(200)["acknowledged"].clone();
+    let again = world.post("/v1/fences", &sent).expect(200)["acknowledged"].clone();
+    assert_eq!((&first["state_hash"], &first["writes"]), (&again["state_hash"], &json!(1)));
+    let proof = json!({ "predecessor": { "lease_id": "london-1", "fence_proof": sent["signature"] } });
+    let perth = world.europe.grant(USERS, "perth-1", 2, "perth-cg", (wall(0), wall(60_000)), proof);
+    let perth = world.post("/v1/grants", &perth).expect(201);
+    assert_eq!(world.put("/data/users/2", &perth).status, 200);
+    let late = world.post("/v1/fences", &sent).expect(200);
+    assert_eq!(
+        (&late["applied"], &late["acknowledged"]),
+        (&json!(true), &Value::Null),
+        "Perth's write is no part of it"
+    );
 }
 
 /// A certificate that comes while the object drains for another reason does not end the drain early.

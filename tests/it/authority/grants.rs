@@ -148,3 +148,29 @@ fn a_grant_waits_for_the_drain_and_can_be_asked_for_again() {
     // Nobody was there for it, and it is there for whoever asks again.
     assert_eq!(world.post("/v1/grants", &grant).expect(201)["fence_token"], tokens[0]);
 }
+
+#[test]
+fn any_certificate_of_its_predecessor_proves_a_grant() {
+    let world = World::with(|settings| {
+        settings.issuer.push(crate::support::signers::Signer::new("asia-cg").party(&["/data"]));
+    });
+    let asia = crate::support::signers::Signer::new("asia-cg");
+    world.london();
+    let mine = world.europe.certificate(USERS, "london-1", 1, &time(5), Value::Null);
+    let theirs = asia.certificate(USERS, "london-1", 1, &time(9), Value::Null);
+    world.post("/v1/fences", &theirs).expect(200);
+    assert_eq!(world.post("/v1/fences", &mine).expect(200)["code"], "FenceSuperseded", "theirs is later");
+    let over = json!({ "predecessor": { "lease_id": "london-1", "fence_proof": mine["signature"] } });
+    let grant = world.europe.grant(USERS, "perth-1", 2, "perth-cg", (wall(0), wall(60_000)), over);
+    world.post("/v1/grants", &grant).expect(201);
+}
+
+#[test]
+fn a_grant_that_is_over_changes_nothing() {
+    let world = World::new();
+    world.gate.clock.advance(10_000);
+    let before = world.object();
+    let grant = world.europe.grant(USERS, "london-1", 500, "london-cg", (wall(0), wall(10_000)), Value::Null);
+    world.post("/v1/grants", &grant).refusal(409, "LEASE_EXPIRED");
+    assert_eq!(world.object(), before);
+}

@@ -97,6 +97,46 @@ fn an_answer_waits_until_its_write_is_written_down() {
     assert_eq!(journal(&left, "").writes, 1);
 }
 
+/// Also behind an answer that is too long to be read ahead: its end is held back.
+#[test]
+fn the_end_of_a_long_answer_waits_until_its_write_is_written_down() {
+    let world = World::new();
+    let london = world.london();
+    world.gate.table.hold_syncs();
+    let mut writer = world.gate.gate();
+    let token = london["fence_token"].as_str().unwrap();
+    writer.send("PUT", "/data/users/1", &[("fence-token", token), ("x-store", "large:200000")], b"x").unwrap();
+    let (status, headers) = writer.read_head().unwrap();
+    let outcome = headers.iter().find(|(name, _)| name == "fence-outcome").map(|(_, value)| value.as_str());
+    assert_eq!((status, outcome), (200, Some("pending")));
+    world.gate.table.wait_for_held_sync();
+    let reader = writer.another_handle();
+    reader.set_read_timeout(Some(std::time::Duration::from_millis(300))).unwrap();
+    assert!(writer.read_exactly(200_000).is_err(), "all of it came before its write was durable");
+    world.gate.table.release_syncs();
+    until("it is written down", || journal(&world.gate, "").writes == 1);
+}
+
+/// The very first write of an object may have been on its way when the gate was killed.
+#[test]
+fn a_first_write_that_a_kill_swallowed_is_a_gap() {
+    let world = World::new();
+    let london = world.london();
+    let folder = tempfile::tempdir().unwrap();
+    let (file, token) = (folder.path().join("let-go"), london["fence_token"].as_str().unwrap());
+    let mut writer = world.gate.gate();
+    let hangs = format!("until:{}", file.display());
+    writer.send("PUT", "/data/users/1", &[("fence-token", token), ("x-store", &hangs)], b"x").unwrap();
+    until("the store has it", || world.store.saw("begun") == 1);
+    let again = TestGate::on(&world.settings, world.gate.table.after_a_crash().into(), START);
+    let sent = world.europe.certificate(USERS, "london-1", 1, &super::time(5), Value::Null);
+    let acknowledged = again.api().post("/v1/fences", &sent).expect(200)["acknowledged"].clone();
+    assert_eq!(acknowledged["writes"], 1, "{acknowledged}");
+    assert_eq!(journal(&again, "").entries[0].outcome, "gap");
+    std::fs::write(&file, "").unwrap();
+    writer.receive().unwrap();
+}
+
 #[test]
 fn a_write_that_cannot_be_written_down_is_of_unknown_outcome() {
     let world = World::new();

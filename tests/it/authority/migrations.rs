@@ -35,6 +35,8 @@ fn issuing(change: impl FnOnce(&mut Settings)) -> Issuing {
 
 impl Issuing {
     fn begin(&self, over: Value) -> String {
+        // The same request at the same time would be the same migration.
+        self.world.gate.clock.advance(1);
         let request = self.perth.request(USERS, &self.time(), over);
         self.world.post("/v1/migrations", &request).expect(201)["migration_id"].as_str().unwrap().to_owned()
     }
@@ -97,9 +99,9 @@ fn only_requesters_may_ask_and_only_for_their_domains() {
         let mut forged = it.perth.request(USERS, &time(0), Value::Null);
         forged["reason"] = json!("another one");
         post(&forged).refusal(403, "InvalidFenceSignature");
-        for stale in [time(60_001), format!("{}:0", wall(0) - 60_001)] {
-            post(&it.perth.request(USERS, &stale, Value::Null)).refusal(409, "FENCE_TIME_AHEAD");
-        }
+        post(&it.perth.request(USERS, &time(60_001), Value::Null)).refusal(409, "FENCE_TIME_AHEAD");
+        let old = format!("{}:0", wall(0) - 60_001);
+        post(&it.perth.request(USERS, &old, Value::Null)).refusal(409, "REQUEST_STALE");
     }
     let to_nobody = it.perth.request(USERS, &time(0), json!({ "next_holder": "nobody-cg" }));
     assert_eq!(it.world.post("/v1/migrations", &to_nobody).refusal(400, "REQUEST_INVALID")["field"], "next_holder");
@@ -163,6 +165,7 @@ fn a_migration_that_nobody_confirms_times_out_and_the_next_one_goes_on() {
     it.world.london();
     let id = it.begin(json!({ "ttl_ms": 10_000 }));
     it.reaches(&id, "granted");
+    it.world.gate.clock.advance(1);
     let other = it.perth.request(USERS, &it.time(), Value::Null);
     let busy = it.world.post("/v1/migrations", &other).refusal(409, "MIGRATION_IN_PROGRESS");
     assert_eq!(busy["migration_id"], id);
@@ -258,11 +261,13 @@ fn a_migration_is_resumed_from_what_is_durable() {
     let again = TestGate::on(&it.world.settings, it.world.gate.table.after_a_crash().into(), START);
     let listed = again.api().get("/v1/fences?domain=%2Fdata%2Fusers%2F").expect(200);
     assert_eq!(listed["fences"][0]["fenced_lease_id"], "london-1", "durable in the write that moved the fence");
-    let late = it.perth.request(USERS, &time(0), Value::Null);
+    let late = it.perth.request(USERS, &time(1), Value::Null);
     let id = again.api().post("/v1/migrations", &late).refusal(409, "MIGRATION_IN_PROGRESS")["migration_id"]
         .as_str()
         .unwrap()
         .to_owned();
+    let same = again.api().post("/v1/migrations", &serde_json::from_str(&request).unwrap()).expect(201);
+    assert_eq!(same["migration_id"], id, "the same request is the same migration");
     let get = || again.api().get(&format!("/v1/migrations/{id}")).expect(200);
     until("it goes on", || get()["state"] == "granted");
     let granted = get();
@@ -271,4 +276,43 @@ fn a_migration_is_resumed_from_what_is_durable() {
     assert_eq!(perth["lease_seq"], 2);
     std::fs::write(&file, "").unwrap();
     writer.receive().unwrap();
+}
+
+/// Nobody comes between: whoever waits for the object gets it when the migration is over.
+#[test]
+fn an_object_that_is_being_migrated_is_reserved() {
+    let it = issuing(|settings| settings.route[0].lease_source = LeaseSource::Gate);
+    let own = acquire(&mut it.world.api(), USERS, "a", 60_000);
+    let mut waiter = it.world.api();
+    let body = json!({ "object_id": USERS, "holder_id": "b", "ttl_ms": 60_000, "wait_ms": 300_000 }).to_string();
+    waiter.send("POST", "/v1/leases", &[("content-type", "application/json")], body.as_bytes()).unwrap();
+    until("b waits", || it.world.gate.shows("fencegate_lease_waiters 1"));
+    let id = it.begin(json!({ "ttl_ms": 10_000 }));
+    it.reaches(&id, "granted");
+    it.world.put("/data/users/1", &own).refusal(412, "WRITE_STALE_FENCE");
+    let again = json!({ "object_id": USERS, "holder_id": "a", "ttl_ms": 60_000 });
+    it.world.post("/v1/leases", &again).refusal(409, "LEASE_HELD");
+    let grant = it.world.europe.grant(USERS, "rome-1", 3, "rome-cg", (wall(0), wall(60_000)), Value::Null);
+    it.world.post("/v1/grants", &grant).refusal(409, "MIGRATION_IN_PROGRESS");
+    it.world.gate.clock.advance(10_001);
+    it.reaches(&id, "activation_timed_out");
+    let lease = waiter.receive().unwrap().expect(201);
+    assert_eq!((&lease["holder_id"], &lease["lease_seq"]), (&json!("b"), &json!(3)));
+}
+
+/// What an earlier run has sent may still land: nobody gets a token before it cannot, whatever he shows.
+#[test]
+fn a_grant_in_sight_is_no_token() {
+    let it = issuing(|settings| settings.store.apply_bound_ms = 20_000);
+    it.world.london();
+    let id = it.begin(Value::Null);
+    let granted = it.reaches(&id, "granted");
+    let active = it.perth.active(&granted["grant"], ZEROS, &it.time());
+    // Killed before anybody confirmed; the lease is there, and the bound is not over.
+    let now = it.world.gate.running().gate.now();
+    let again = TestGate::on(&it.world.settings, it.world.gate.table.after_a_crash().into(), now);
+    again.api().post("/v1/grants", &granted["grant"]).refusal(409, "MIGRATION_IN_PROGRESS");
+    let perth = again.api().post(&format!("/v1/migrations/{id}/active"), &active).expect(200);
+    assert_eq!(perth["lease_seq"], 2);
+    again.api().post("/v1/grants", &granted["grant"]).refusal(409, "GRANT_USED");
 }

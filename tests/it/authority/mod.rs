@@ -1,6 +1,7 @@
 //! Signed authority, over real HTTP: certificates, grants, migrations, journals.
 
 mod bad_input;
+mod commands;
 mod fences;
 mod grants;
 mod journal;

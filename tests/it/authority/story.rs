@@ -48,6 +48,7 @@ struct Story {
     kills: RefCell<usize>,
     europe: Signer,
     perth: Signer,
+    bound_ms: u64,
 }
 
 fn toml(section: &str, party: &PartySettings) -> String {
@@ -60,26 +61,37 @@ fn toml(section: &str, party: &PartySettings) -> String {
 impl Story {
     /// `points`: where the gate kills itself the first time it runs.
     fn begin(points: &str) -> Self {
+        Self::with_bound(points, 0)
+    }
+
+    /// `bound_ms`: how long a write may still land once its connection is gone.
+    fn with_bound(points: &str, bound_ms: u64) -> Self {
         let (site, store) = (Site::with_table(), Store::start());
         let [europe, london, perth] = ["europe-cg", "london-cg", "perth-cg"].map(Signer::new);
         let key = site.folder.path().join("europe.key");
         fencegate::authority::key_file::create(&key, &europe.key).unwrap();
         let parties: String = [&london, &perth].map(|each| toml("requester", &each.party(&["/data"]))).concat();
         site.configure(&format!(
-            "[store]\nurl = '{}'\n[authority]\ncluster_id = 'test'\nissuer = 'europe-cg'\nkey_file = '{}'\n{}{parties}\
+            "[store]\nurl = '{}'\n[lease]\nttl_ms_default = 30000\n[authority]\ncluster_id = 'test'\nissuer = 'europe-cg'\nkey_file = '{}'\n{}{parties}\
              [[route]]\nname = 'data'\nmatch = '/data/{{domain}}/{{rest...}}'\nobject = '/data/{{domain}}/'\n\
              lease_source = 'authority'\njournal = true\ndrain_wait_ms = 2000\n",
             store.url(),
             key.display(),
             toml("issuer", &europe.party(&["/data"])),
         ));
+        let (gate, kills) = (RefCell::new(None), RefCell::new(0));
+        let story = Self { site, store, gate, kills, europe, perth, bound_ms };
+        story.serve(points);
+        story
+    }
+
+    fn serve(&self, points: &str) {
         let mut command = Command::new(failpoints_binary());
+        command.env("FENCEGATE__STORE__APPLY_BOUND_MS", self.bound_ms.to_string());
         if !points.is_empty() {
             command.env("FENCEGATE_TEST_POINT", points);
         }
-        let gate = site.serve_with(command);
-        let (gate, kills) = (RefCell::new(Some(gate)), RefCell::new(0));
-        Self { site, store, gate, kills, europe, perth }
+        *self.gate.borrow_mut() = Some(self.site.serve_with(command));
     }
 
     fn kill(&self) {
@@ -91,7 +103,7 @@ impl Story {
     fn start_again(&self) {
         drop(self.gate.take());
         *self.kills.borrow_mut() += 1;
-        *self.gate.borrow_mut() = Some(self.site.serve_with(Command::new(failpoints_binary())));
+        self.serve("");
     }
 
     /// A call that is made again where the gate died under it.
@@ -205,7 +217,7 @@ fn play(story: &Story, mut after: impl FnMut(&Story, usize)) {
     );
     done(story);
     // The grant can be seen, and yet its token is Perth's alone.
-    story.post("/v1/grants", &granted["grant"]).refusal(409, "GRANT_USED");
+    story.post("/v1/grants", &granted["grant"]).refusal(409, "MIGRATION_IN_PROGRESS");
     // Perth pulls, verifies and confirms.
     let hash = story.computed_hash();
     assert_eq!(granted["state_hash"], hash);
@@ -218,6 +230,7 @@ fn play(story: &Story, mut after: impl FnMut(&Story, usize)) {
     let token = perth["fence_token"].as_str().unwrap();
     assert_eq!(story.write("/data/users/perth-1", token).status, 200);
     assert_eq!(story.migration(&id, "active")["state"], "active");
+    story.post("/v1/grants", &granted["grant"]).refusal(409, "GRANT_USED");
     done(story);
     assert_eq!(story.write("/data/users/perth-2", token).status, 200);
     story.write("/data/users/london-late", &london).refusal(412, "WRITE_STALE_FENCE");
@@ -280,6 +293,27 @@ fn london_hands_over_to_perth_with_kill_9_in_the_middle_of_each_step() {
         }
     }
     assert_eq!(killed, 13);
+}
+
+/// After a kill nobody knows what the gate had sent: the handover waits for the bound, and then goes on.
+#[test]
+fn a_migration_that_was_killed_waits_for_what_may_still_land() {
+    for kill_after in [3, 4, 5] {
+        let story = Story::with_bound("", 1_500);
+        let mut waited = None;
+        play(&story, |story, step| {
+            if step != kill_after {
+                return;
+            }
+            story.kill();
+            // Whatever the row says, nothing is open before the bound has passed.
+            let object = story.get("/v1/objects/%2Fdata%2Fusers%2F");
+            waited = Some((object["state"].clone(), object["fence"].clone()));
+        });
+        let (state, fence) = waited.unwrap();
+        assert_eq!(fence, 2, "the fence has moved, and stays");
+        assert!(kill_after > 3 || state != "open", "{state} right after the kill");
+    }
 }
 
 /// London uploads slowly, and without pause, while the domain is handed over.
