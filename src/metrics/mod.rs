@@ -18,7 +18,10 @@ use crate::{
         Code,
         step::{Kind, LeaseRefusal},
     },
-    table::ledger::{Granted, Refused},
+    table::{
+        codec::MigrationState,
+        ledger::{Granted, Refused},
+    },
 };
 
 const SECONDS: [f64; 14] =
@@ -86,6 +89,16 @@ pub struct LedgerMetrics {
     clock_steps: Counter,
     events: [Counter; 5],
     renewal_rejected: [Counter; 7],
+    certificates: [Counter; 3],
+    migrations: [Counter; MigrationState::ALL.len()],
+}
+
+/// What a certificate has done: the label of `fencegate_certificates_total`.
+#[derive(Clone, Copy, Debug)]
+pub enum CertificateResult {
+    Applied = 0,
+    Superseded = 1,
+    Parked = 2,
 }
 
 /// Why renewals are refused: the label of `lease_renewal_rejected_total`.
@@ -100,7 +113,19 @@ impl LedgerMetrics {
             &["reason"],
             "Renewals that were refused: the holder has lost its lease or never had it.",
         );
+        let certificates = registry.counters(
+            "fencegate_certificates_total",
+            &["result"],
+            "Fence certificates that were taken, by what they did. Parked ones wait for an operator.",
+        );
+        let migrations = registry.counters(
+            "fencegate_migrations_total",
+            &["state"],
+            "Migrations, by the states that they have reached.",
+        );
         Self {
+            certificates: ["applied", "superseded", "parked"].map(|result| certificates.with_label_values(&[result])),
+            migrations: MigrationState::ALL.map(|state| migrations.with_label_values(&[state.name()])),
             commit_seconds: registry.histogram(
                 "fencegate_ledger_commit_seconds",
                 &SECONDS,
@@ -156,6 +181,17 @@ impl LedgerMetrics {
             Kind::Expired => 4,
         };
         self.events[place].inc();
+    }
+
+    pub fn certificate(&self, result: CertificateResult) {
+        self.certificates[result as usize].inc();
+    }
+
+    /// A migration has come to a state.
+    pub fn migration(&self, state: MigrationState) {
+        if let Some(place) = MigrationState::ALL.iter().position(|each| *each == state) {
+            self.migrations[place].inc();
+        }
     }
 
     pub fn renewed(&self, outcome: &Result<Granted, Refused>) {

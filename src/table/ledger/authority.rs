@@ -20,6 +20,7 @@ use crate::{
         authority::{FenceProof, SignedGrant},
         step::LeaseRefusal,
     },
+    metrics::CertificateResult,
     table::{
         Table, TableFault,
         codec::{Family, Key, MigrationRow, decode_signed, encode_signed},
@@ -103,11 +104,15 @@ impl Core {
         match self.change(round, domain, Event::Fence { by: by.clone(), max_jump })? {
             Changed::To(Outcome::Refused(why)) => {
                 if matches!(why, LeaseRefusal::Jump { .. }) {
+                    self.setup.metrics.certificate(CertificateResult::Parked);
                     keep(round, &keys.1, parked, certificate)?;
                 }
                 Err(Refused::Lease { object: domain.clone(), why })
             }
             changed => {
+                let is_superseded = matches!(changed, Changed::To(Outcome::Superseded));
+                let result = if is_superseded { CertificateResult::Superseded } else { CertificateResult::Applied };
+                self.setup.metrics.certificate(result);
                 keep(round, &keys.0, kept, certificate)?;
                 discard(round, &keys.1, parked, certificate);
                 Ok(changed)
@@ -250,6 +255,7 @@ impl Core {
 
     fn note_migration(&mut self, round: &mut Round, progress: Progress) {
         let Progress { id, row, .. } = progress;
+        self.setup.metrics.migration(row.state);
         if let Some(migrating) = &mut self.migrating.0 {
             if row.state.is_over() {
                 migrating.remove(&row.domain);

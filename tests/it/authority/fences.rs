@@ -127,6 +127,7 @@ fn a_jump_beyond_the_limit_is_parked_until_an_operator_confirms_it() {
         assert_eq!(refused["fence"], 0);
     }
     assert_eq!(world.object()["fence"], 0, "nothing has moved");
+    assert!(world.gate.shows("fencegate_certificates_total{result=\"parked\"} 2"));
     let listed = world.api().get("/v1/fences?domain=%2Fdata%2Fusers%2F").expect(200);
     assert_eq!((listed["fences"].as_array().unwrap().len(), &listed["parked"][0]["lease_seq"]), (0, &json!(100)));
     let confirm = json!({ "domain": USERS, "signature": far["signature"] });

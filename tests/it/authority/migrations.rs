@@ -241,6 +241,7 @@ fn leases_of_the_lease_api_migrate_too_and_an_object_that_nobody_had_is_simply_g
     assert_eq!(granted["acknowledged"]["writes"], 1);
     it.world.put("/data/users/2", &own).refusal(412, "WRITE_STALE_FENCE");
     it.confirm(&id, granted["state_hash"].as_str().unwrap()).expect(200);
+    assert!(it.world.gate.shows("fencegate_migrations_total{state=\"active\"} 2"));
 }
 
 /// A gate that died between two steps goes on from the last that was durable; that of an unfinished drain too.
