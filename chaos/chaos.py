@@ -14,10 +14,11 @@ from gate import wait_until
 from history import linearize
 from lab import Broken, Lab
 from logs import now
+from objects import MIGRATED, OBJECTS
 from processes import Failed, Helper
-from writers import OBJECTS
 
 WRITERS = 14
+HOLDERS = [f"w{n}" for n in range(WRITERS)] + ["driver"]
 LEASES_LOOKED_AT = 30
 FRESH_LOOKED_AT = 40
 # How long a gate works under load before something is done to it. After an unclean start it waits first.
@@ -37,6 +38,7 @@ DECK = [
     (faults.clock_forward, "clock forward", 10),
     (faults.clock_back, "clock back", 10),
     (faults.read_slowly_across_kill, "slow read across a kill", 10),
+    (faults.migrate_across_kill, "migration across a kill", 11),
     (faults.hold_syncs, "", 5),
     (faults.hold_sync_under_load, "", 6),
     (faults.tear_tail, "new incarnations after a lost first grant", 10),
@@ -81,7 +83,7 @@ class Run:
         return self.made[-1]
 
     def known(self):
-        return OBJECTS + ["ra-1", "ra-2", "rb-1", "rb-2"] + self.made[-FRESH_LOOKED_AT:]
+        return OBJECTS + MIGRATED + ["ra-1", "ra-2", "rb-1", "rb-2"] + self.made[-FRESH_LOOKED_AT:]
 
     @contextlib.contextmanager
     def at_rest(self):
@@ -165,7 +167,7 @@ def chaos(binary, seed, duration):
     """Plays a run; returns the exit code."""
     print(f"seed {seed}", flush=True)
     begun = now()
-    with Lab(binary) as lab:
+    with Lab(binary, HOLDERS) as lab:
         run = Run(lab, seed)
         wrong, code = played(run, duration)
         if code in (0, 3):

@@ -3,6 +3,8 @@
 The log of calls has two events per operation: `call`, before anything is sent, and `done`, with its outcome:
 `ok`, `refused` (with the code: nothing was done), `maybe` (nobody knows).
 """
+import datetime
+import hashlib
 import itertools
 import json
 import threading
@@ -10,6 +12,7 @@ from pathlib import Path
 
 from http1 import Conn
 from logs import now
+from objects import is_journaled, path_of
 
 OVER = ("LEASE_EXPIRED", "LEASE_FENCED", "WRITE_STALE_FENCE")
 
@@ -24,13 +27,13 @@ class Lease:
     def __init__(self, body):
         self.object, self.seq, self.id = body["object_id"], body["lease_seq"], body["lease_id"]
         self.token, self.ttl_ms = body["fence_token"], body["ttl_ms"]
+        # By the gate's wall clock.
+        self.start_ms = wall_ms(body["acquired_at"])
 
 
-def path_of(object_id):
-    """Where an object's register is: `ra-7` and `rb-7` are two objects for one path, which a reload moves."""
-    if object_id.startswith(("ra-", "rb-")):
-        return f"/s/{object_id[3:]}/v"
-    return f"/o/{object_id}/v"
+def wall_ms(text):
+    """A time as the gate spells it, in milliseconds since 1970."""
+    return round(datetime.datetime.fromisoformat(text).timestamp() * 1000)
 
 
 class Client:
@@ -103,8 +106,9 @@ class Client:
         if code in OVER and seq is not None:
             self.reporter.report(answer.ret, "over", object=object_id, seq=seq, **about)
 
-    def _granted(self, calls, answer, how):
-        """What has come of an acquire or a rotation: the leases, or none. `calls`: number and time by object."""
+    def granted(self, calls, answer, how, quiet=None):
+        """What has come of an acquire or a rotation: the leases, or none. `calls`: number and time by object. `quiet`:
+        since when the gate may have looked, where that is earlier than the answer's."""
         if answer is None or answer.status >= 400:
             unsure = answer is None or b'"maybe"' in answer.body
             for number, _ in calls.values():
@@ -116,7 +120,7 @@ class Client:
             number, call = calls[lease.object]
             self.reporter.report(
                 answer.ret, "granted", object=lease.object, seq=lease.seq, lease=lease.id, holder=self.name, call=call,
-                quiet=answer.quiet, ttl_ms=lease.ttl_ms, how=how, tainted=granted["tainted"],
+                quiet=quiet or answer.quiet, ttl_ms=lease.ttl_ms, how=how, tainted=granted["tainted"],
             )
             self.end(number, "ok", answer, seq=lease.seq, lease=lease.id)
             leases.append(lease)
@@ -126,14 +130,14 @@ class Client:
         """A lease, or None. `more`: wait_ms, request_id, takeover."""
         calls = {object_id: self.begin("acquire", object_id, **more)}
         body = {"object_id": object_id, "holder_id": self.name, "ttl_ms": ttl_ms} | more
-        leases = self._granted(calls, self.ask("POST", "/v1/leases", body), "acquire")
+        leases = self.granted(calls, self.ask("POST", "/v1/leases", body), "acquire")
         return leases[0] if leases else None
 
     def acquire_batch(self, object_ids, ttl_ms, **more):
         """Several leases, or none. To the history it is one operation per object."""
         calls = {object_id: self.begin("acquire", object_id, **more) for object_id in object_ids}
         body = {"object_ids": object_ids, "holder_id": self.name, "ttl_ms": ttl_ms} | more
-        return self._granted(calls, self.ask("POST", "/v1/lease-batches", body), "batch")
+        return self.granted(calls, self.ask("POST", "/v1/lease-batches", body), "batch")
 
     def _renewal(self, lease, ttl_ms, **more):
         body = {"fence_token": lease.token, "holder_id": self.name, "ttl_ms": ttl_ms} | more
@@ -145,7 +149,7 @@ class Client:
         answer = self._renewal(lease, ttl_ms, rotate=True)
         if answer is not None and answer.status >= 400:
             self.told(lease.object, lease.seq, answer)
-        leases = self._granted(calls, answer, "rotate")
+        leases = self.granted(calls, answer, "rotate")
         return leases[0] if leases else None
 
     def renew(self, lease, ttl_ms):
@@ -238,8 +242,12 @@ class Upload:
     def __init__(self, client, lease, wish, body, first=None, hangs_up=False, asks=False, token=None):
         self.client, self.lease, self.hangs_up = client, lease, hangs_up
         self.object = lease.object
-        first = len(body) if first is None else first
         about = {"seq": lease.seq, "hangs_up": hangs_up, "wish": wish, "token": token}
+        if is_journaled(lease.object):
+            # By its digest it is found in the journal.
+            body = f"{client.process}:{next(Client.numbers)} ".encode() + body
+            about["digest"] = hashlib.sha256(body).hexdigest()
+        first = len(body) if first is None else first
         self.number, _ = client.begin("write", lease.object, "gate", **about)
         headers = [("x-write", self.number), ("x-chaos", wish)]
         if token != "":

@@ -5,8 +5,10 @@ The plays wait for events (a line in the store's log, a held sync, a file of a f
 does right, a call goes on waiting, and that is no event: there the play goes once through the gate's only worker and
 through its ledger, and then gives an answer that is on its way a moment to come.
 """
+import functools
 import signal
 
+from authority import Authority
 from client import in_background
 from gate import wait_until
 from lab import Broken, Lab
@@ -17,6 +19,8 @@ BOUNDS = {"response_timeout_ms": 8_000, "delivery_bound_ms": 100, "apply_bound_m
 # With a fault a grant comes that should wait; it is given all the time that a starved machine may take.
 MOMENT_S, LONG_S = 0.3, 6
 TTL_MS = 60_000
+# Who can ask for a migration.
+HOLDERS = ["b"]
 
 
 class Play:
@@ -26,6 +30,7 @@ class Play:
         self.lab, self.gate, self.fault = lab, lab.gate, fault
         # Two connections of one holder, another holder, and somebody who is about something else.
         self.a, self.a2, self.b, self.other = (lab.client(name) for name in ("a", "a", "b", "other"))
+        self.authority = Authority(self.b)
         self.file = lab.folder / "go"
         self.store = Tail(lab.folder / "store.jsonl")
         self.seen = []
@@ -64,22 +69,28 @@ class Play:
     def rotate(self, lease):
         return in_background(lambda: self.a2.rotate(lease, TTL_MS))
 
-    def land_late(self, lease, *events):
+    def fence(self, lease):
+        return in_background(lambda: self.authority.fence(self.authority.certificate(lease)))
+
+    def migrate(self, lease):
+        return in_background(lambda: self.authority.migrate(lease.object, TTL_MS, patience_s=20))
+
+    def land_late(self, moved_on, *events):
         """The lease moves on; then what is on its way to the store lands."""
-        rotated = self.rotate(lease)
-        self.let_come(rotated)
+        self.let_come(moved_on)
         self.go()
         self.wait_for(*events)
-        rotated()
+        if not moved_on():
+            raise Failed("in vain: the lease was to move on")
 
 
-def write_on_its_way(play):
+def write_on_its_way(play, by=Play.rotate):
     """A write is at the store, which has not applied it yet, when the lease moves on."""
     play.start()
     lease = play.a.acquire("x", TTL_MS)
     upload = play.a.upload(lease, f"until:{play.file}")
     play.wait_for("received")
-    play.land_late(lease, "applied")
+    play.land_late(by(play, lease), "applied")
     upload.finish()
 
 
@@ -109,12 +120,27 @@ def power_cut(play):
     play.a.fence("x")
 
 
-def body_after_the_advance(play):
+def power_cut_after_a_certificate(play):
+    """A lease is fenced, that is acknowledged, and the power goes away: only what was before that was synced."""
+    play.start()
+    lease = play.a.acquire("x", TTL_MS)
+    play.gate.stop()
+    play.start()
+    if not play.fence(lease)():
+        raise Failed("in vain: the certificate was to be acknowledged")
+    play.gate.kill()
+    play.gate.synced.cut()
+    play.start()
+    play.a.fence("x")
+
+
+def body_after_the_advance(play, by=Play.rotate):
     """A write is admitted, and its body comes when the lease has moved on."""
     play.start()
     lease = play.a.acquire("x", TTL_MS)
-    upload = play.a2.upload(lease, "", b"x" * 100, first=0, asks=True)
-    play.a.rotate(lease, TTL_MS)
+    upload = play.a.upload(lease, "", b"x" * 100, first=0, asks=True)
+    if not by(play, lease)():
+        raise Failed("in vain: the lease was to move on")
     upload.finish()
 
 
@@ -158,7 +184,7 @@ def stop_with_unknown(play):
     play.a.write(lease, f"reset until:{play.file}")
     play.gate.stop()
     play.start()
-    play.land_late(lease, "applied", "expired")
+    play.land_late(play.rotate(lease), "applied", "expired")
 
 
 def head_first(play):
@@ -170,16 +196,16 @@ def head_first(play):
     upload = play.a.upload(lease, f"head until:{play.file}")
     wait_until("the head of the answer", lambda: hold.with_name("hold.reached").exists())
     hold.unlink()
-    play.land_late(lease, "applied")
+    play.land_late(play.rotate(lease), "applied")
     upload.finish()
 
 
-def unknown_write(play):
+def unknown_write(play, by=Play.rotate):
     """The store resets the connection, and applies the write later."""
     play.start()
     lease = play.a.acquire("x", TTL_MS)
     play.a.write(lease, f"reset until:{play.file}")
-    play.land_late(lease, "applied", "expired")
+    play.land_late(by(play, lease), "applied", "expired")
 
 
 def half_a_write(play):
@@ -233,18 +259,28 @@ def write_after_rotation(play):
     play.a.write(lease)
 
 
-# By test fault: the play, and the promise that it breaks.
+def ended(play, how):
+    """The same play, with a lease that moves on in another way."""
+    return functools.partial(play, by=how)
+
+
+# By test fault, and by how the lease moves on where there are several ways: the play, and the promise that it breaks.
 CONTROLS = {
     "no-drain": (write_on_its_way, "DRAIN"),
+    "no-drain:certificate": (ended(write_on_its_way, Play.fence), "DRAIN"),
+    "no-drain:migration": (ended(write_on_its_way, Play.migrate), "DRAIN"),
     "no-seal": (write_while_sealed, "DRAIN"),
     "no-sync": (power_cut, "MONOTONIC"),
+    "no-sync:certificate": (power_cut_after_a_certificate, "MONOTONIC"),
     "no-commit-check": (body_after_the_advance, "DRAIN"),
+    "no-commit-check:certificate": (ended(body_after_the_advance, Play.fence), "DRAIN"),
     "no-draining-state": (write_on_its_way, "DRAIN"),
     "no-step4-check": (overtaken_batch, "MONOTONIC"),
     "stale-load": (slow_load, "DRAIN"),
     "early-clean-flag": (stop_with_unknown, "DRAIN"),
     "head-settles": (head_first, "DRAIN"),
     "no-unknown-wait": (unknown_write, "DRAIN"),
+    "no-unknown-wait:migration": (ended(unknown_write, Play.migrate), "DRAIN"),
     "partial-is-none": (half_a_write, "DRAIN"),
     "reload-no-wait": (route_moves, "DRAIN"),
     "revive": (write_after_release, "NO REVIVAL"),
@@ -256,9 +292,9 @@ def play(binary, name, with_fault):
     """Plays one; returns what the oracle says (None: nothing) and how long it took."""
     act, _ = CONTROLS[name]
     begun = now()
-    with Lab(binary, BOUNDS) as lab:
+    with Lab(binary, HOLDERS, BOUNDS) as lab:
         try:
-            act(Play(lab, name if with_fault else None))
+            act(Play(lab, name.partition(":")[0] if with_fault else None))
             # Twice: what was acknowledged last is held against the store's log the next time.
             lab.judge()
             lab.judge()
@@ -289,18 +325,19 @@ def one(binary, name, with_fault):
 def all_of(binary):
     """Plays all, with and without their fault; returns the exit code."""
     wrong = []
-    print(f"{'fault':20} {'with it':24} {'without it':16} seconds")
+    print(f"{'fault':27} {'with it':24} {'without it':16} seconds")
     for name, (_, promise) in CONTROLS.items():
         (caught, long), (passed, longer) = tried(binary, name, True), tried(binary, name, False)
         first, second = (caught or "not caught").partition(":")[0], (passed or "no violation").partition(":")[0]
-        print(f"{name:20} {first:24} {second:16} {long:.1f} + {longer:.1f}", flush=True)
+        print(f"{name:27} {first:24} {second:16} {long:.1f} + {longer:.1f}", flush=True)
         if first != f"VIOLATION {promise}" or passed:
             wrong.append(name)
             print(caught if first != f"VIOLATION {promise}" else passed)
     if wrong:
         print(f"controls that went wrong: {', '.join(wrong)}")
         return 1
-    print(f"{len(CONTROLS)} faults, each caught by name; without them, no violation")
+    print(f"{len(CONTROLS)} plays of {len({name.partition(':')[0] for name in CONTROLS})} faults, each caught by name; "
+          "without them, no violation")
     return 0
 
 

@@ -15,6 +15,9 @@ LEAST = {
     "bit flip in a table file": 10, "slow read across a kill": 10,
     "overtakes judged": 50, "cancelled mid-body": 50, "syncs held across an admission": 10,
     "new incarnations after a lost first grant": 10,
+    "certificates": 50, "certificates again": 50, "overtaken by a certificate": 10, "signed grants": 20,
+    "migrations": 100, "overtaken by a migration": 10, "migration across a kill": 10,
+    "migrations with another state": 10, "journals held against a migration": 20,
 }
 
 
@@ -29,7 +32,7 @@ class Counts:
         self.told[what] += number
 
     def all(self):
-        return self.told + self._by_store() + self._by_advances()
+        return self.told + self._by_store() + self._by_advances() + self._by_authority()
 
     def _by_store(self):
         """What the store or a client did to a write, where its effect was seen."""
@@ -57,12 +60,28 @@ class Counts:
             if write.op is None or write.begun is None:
                 continue
             mine = advances[write.object]
-            if write.applied and write.received and mine.begun(write.received, write.applied, write.seq):
-                found["overtakes judged"] += 1
+            if write.applied and write.received:
+                past = mine.begun(write.received, write.applied, write.seq)
+                found["overtakes judged"] += bool(past)
+                found["overtaken by a certificate"] += any(op["op"] == "fence" for op in past)
+                found["overtaken by a migration"] += any("migrates" in op for op in past)
             if write.cut and not write.op["hangs_up"] and mine.waits_at(write.cut, write.seq):
                 found["cancelled mid-body"] += 1
         for begun, done in self.oracle.holds:
             found["syncs held across an admission"] += self._held(begun, done)
+        return found
+
+    def _by_authority(self):
+        """Signed messages that have done something."""
+        found = Counter()
+        for story in self.oracle.stories.values():
+            for op in story.advance_calls:
+                found["certificates"] += bool(op.get("moved") and not op["again"])
+                found["certificates again"] += bool(op.get("again") and op["outcome"] == "ok")
+                found["migrations"] += bool(op.get("migrates") and op["outcome"] == "ok")
+            found["signed grants"] += sum(event["how"] == "grant" for event in story.granted.values())
+            found["migrations with another state"] += story.lies_told
+            found["journals held against a migration"] += story.journals_read
         return found
 
     def _held(self, begun, done):
@@ -92,8 +111,8 @@ class Advances:
         return self.ops[bisect.bisect_right(self.times, begin): bisect.bisect_left(self.times, end)]
 
     def begun(self, begin, end, seq):
-        """Whether one past `seq` was called for in this time."""
-        return any(op["seq"] > seq for op in self.between(begin, end))
+        """Those past `seq` that were called for in this time."""
+        return [op for op in self.between(begin, end) if op["seq"] > seq]
 
     def waits_at(self, t, seq):
         """Whether one past `seq` was called for before `t` and answered after it."""

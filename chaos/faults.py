@@ -6,14 +6,17 @@ import datetime
 import signal
 import time
 
+from authority import Authority
 from client import in_background
 from disk import Flip
 from gate import wait_until
 from logs import Tail, now
+from objects import MIGRATED, OBJECTS
 from processes import Failed
+from signers import gate_ms
 
 POINTS = ["loaded", "sealed", "persisted", "published", "drained", "admitted", "committed", "sent", "answered",
-          "stopping", "stopped"]
+          "noted", "stopping", "stopped"]
 OTHER = {"ra": "rb", "rb": "ra"}
 LATCHED = "it is shut until this process is started again"
 
@@ -28,7 +31,7 @@ def kill(run):
 def kill_at_point(run, point):
     """The gate kills itself in the midst of what it does."""
     run.kill()
-    times = run.random.randint(1, {"loaded": 6, "drained": 6, "stopping": 1, "stopped": 1}.get(point, 15))
+    times = run.random.randint(1, {"loaded": 6, "drained": 6, "noted": 6, "stopping": 1, "stopped": 1}.get(point, 15))
     run.start(FENCEGATE_TEST_POINT=f"{point}=kill:{times}")
     if point in ("stopping", "stopped"):
         with run.at_rest():
@@ -189,6 +192,29 @@ def read_slowly_across_kill(run):
     return mine["died"] < mine.get("received", mine.get("cut"))
 
 
+def migrate_across_kill(run):
+    """The gate is killed somewhere in a migration, and goes on with it: the old holder's write is on its way, the next
+    holder confirms."""
+    lease = run.client.acquire(run.random.choice(MIGRATED), 5_000, takeover=True)
+    if lease is None:
+        return False
+    old, client = run.client.twin(), run.client.twin()
+    apply_ms = run.random.randint(80, 200)
+    upload = old.upload(lease, f"apply:{apply_ms}")
+    authority = Authority(client)
+    migrated = in_background(lambda: authority.migrate(lease.object, 10_000, patience_s=10))
+    # Before it begins, while it waits for that write, or just behind that.
+    time.sleep(run.random.uniform(0, apply_ms / 1000 + 0.01))
+    is_under_way = not migrated.is_done()
+    run.kill()
+    killed_ms = gate_ms(run.lab.folder)
+    run.start()
+    upload.finish()
+    taken = migrated()
+    goes_on = is_under_way and taken and authority.begun_ms <= killed_ms
+    return bool(goes_on and client.write(taken) == "ok" and old.write(lease) == "refused")
+
+
 def hold_syncs(run):
     """A rotation's sync is held open while the old lease goes on writing."""
     control, client = run.gate.control, run.client
@@ -270,6 +296,7 @@ def flip(run, pattern):
         run.lab.driver.note(begun, "tail_lost", flipped=chosen.name)
         return True
     answers = [run.client.ask("GET", f"/v1/objects/{name}") for name in run.known()]
+    answers += [run.client.ask("GET", f"/v1/fences?domain={name}") for name in OBJECTS + MIGRATED]
     refused = [answer for answer in answers if answer and answer.status == 503]
     run.check(must_tell=False)
     run.kill()

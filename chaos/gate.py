@@ -5,6 +5,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import signers
 from control import Control
 from disk import Disk, Synced
 from http1 import Conn
@@ -47,6 +48,11 @@ name = "moving"
 match = "/s/{{object}}/{{rest...}}"
 object = "{moving}-{{object}}"
 drain_wait_ms = 60
+[[route]]
+name = "journaled"
+match = "/j/{{object}}/{{rest...}}"
+object = "j-{{object}}"
+journal = true
 """
 
 
@@ -70,7 +76,7 @@ def replace(path, text):
 class Gate:
     """One gate after another on the same data."""
 
-    def __init__(self, folder, binary, shim, store_port, bounds):
+    def __init__(self, folder, binary, shim, store_port, bounds, holders):
         self.folder = Path(folder)
         self.binary, self.shim, self.store_port, self.bounds = binary, shim, store_port, bounds
         self.config = self.folder / "fencegate.toml"
@@ -82,6 +88,7 @@ class Gate:
         self.process = None
         self.log.touch()
         self.log_from = 0
+        self.authority = signers.make(self.folder, binary, holders)
         self.configure("ra")
         init = [binary, "table", "init", "--config", self.config]
         made = subprocess.run(init, env=environment(), capture_output=True)
@@ -92,7 +99,7 @@ class Gate:
         """`moving`: which objects the paths under /s/ belong to."""
         self.moving = moving
         text = CONFIG.format(store=self.store_port, data=self.disk.data, moving=moving, **self.bounds)
-        replace(self.config, text)
+        replace(self.config, text + self.authority)
 
     def start(self, **extra):
         """Starts a gate. Returns None once it is ready, or what it says where it refuses to start."""

@@ -12,10 +12,13 @@ from grants import Reporter
 from logs import Log, Tail, now
 from oracle import Oracle
 from processes import HERE, Failed, Helper
+from signers import Signer
 
 LOGS = ["store", "calls", "grants", "driver"]
 # So many lines of the history before and after the moment that shows a violation.
 AROUND = 14
+# Events that move a fence.
+MOVES = ("granted", "revoked", "certified", "acknowledged")
 
 # Small, so that everything is fast; the store keeps to its own bound however slow it is.
 BOUNDS = {"response_timeout_ms": 700, "delivery_bound_ms": 100, "apply_bound_ms": 250, "workers": 2}
@@ -37,14 +40,15 @@ def compile_shim(folder):
 class Lab:
     """Leaving the `with` block stops all. Its folder stays unless `remove` is called."""
 
-    def __init__(self, binary, bounds=None):
+    def __init__(self, binary, holders, bounds=None):
+        """`holders`: those who can ask for migrations."""
         self.folder = Path(tempfile.mkdtemp(prefix="fencegate-chaos-"))
         self.bounds = BOUNDS | (bounds or {})
         errors = self.folder / "errors"
         log = {name: self.folder / f"{name}.jsonl" for name in LOGS}
         self.store = Helper("store.py", log["store"], self.bounds["apply_bound_ms"], errors=errors)
         self.grants = Helper("grants.py", log["grants"], errors=errors)
-        self.gate = Gate(self.folder, binary, compile_shim(self.folder), self.store.port, self.bounds)
+        self.gate = Gate(self.folder, binary, compile_shim(self.folder), self.store.port, self.bounds, holders)
         self.calls = Log(log["calls"])
         self.driver = Log(log["driver"])
         self.reporter = Reporter(self.grants.port)
@@ -61,6 +65,7 @@ class Lab:
             self.gate.process.wait()
         for helper in (self.store, self.grants):
             helper.stop()
+        Signer.stop_all(self.folder)
 
     def client(self, name):
         return Client(name, self.folder, self.calls, self.reporter)
@@ -98,7 +103,7 @@ class Lab:
         for n, (t, name, event) in enumerate(lines):
             # What is close by, and whatever the violation speaks of.
             is_named = words & {event.get("write"), event.get("id")} or \
-                event["event"] in ("granted", "revoked") and words & {str(event.get("seq")), str(event.get("fence"))}
+                event["event"] in MOVES and words & {str(event.get("seq")), str(event.get("fence"))}
             if abs(n - at) <= AROUND or is_named:
                 hidden = ("t", "event") if violation.also else ("t", "event", "object")
                 rest = " ".join(f"{key}={json.dumps(value)}" for key, value in event.items() if key not in hidden)

@@ -12,6 +12,8 @@ from stories import Story, Write
 
 # `also`: another object that has to do with it.
 Violation = namedtuple("Violation", "promise object t what also")
+# What the end of a call adds to it.
+SAID = ("outcome", "code", "quiet", "value", "lease", "acknowledged", "moved")
 
 
 class Oracle:
@@ -73,18 +75,23 @@ class Oracle:
         if event["op"] == "write":
             self.writes.setdefault(event["id"], Write()).op = op
             self.story(event["object"]).write_calls.append(op)
-        elif event["op"] == "acquire":
+        elif event["op"] in ("acquire", "fence"):
             self.story(event["object"]).advance_calls.append(op)
 
     def call_done(self, event):
         op = self.ops[event["id"]]
         self.open.discard(event["id"])
-        op.update({key: event[key] for key in ("outcome", "code", "quiet", "value", "lease") if key in event})
+        op.update({key: event[key] for key in SAID if key in event})
         op["ret"] = event["t"]
         if op["op"] == "acquire":
             op["seq"] = event.get("seq")
+        elif op["op"] == "fence":
+            # The number that is nobody's yet.
+            op["seq"] = op["fences"] + 1 if op.get("acknowledged") else None
         if op["op"] == "write" and op["outcome"] == "ok":
             self.acknowledged.append(self.writes[event["id"]])
+            if "digest" in op:
+                self.story(op["object"]).to_journal.append(op)
         if op["op"] == "write" and op["outcome"] == "refused" and self.writes[event["id"]].seen:
             self._refused(op)
 
@@ -124,6 +131,47 @@ class Oracle:
         self._tell_fence(event)
         if event["drained"]:
             self._floor(event["object"], event["t"], event["fence"], f"it was revoked up to {event['fence']}")
+
+    def grant_certified(self, event):
+        """A certificate for the lease `seq` was taken."""
+        self._tell_fence(event)
+        if event["fence"] <= event["seq"]:
+            self.broken("MONOTONIC", event["object"], event["t"],
+                        f"its fence is {event['fence']}, though a certificate has fenced {event['seq']}")
+        self.story(event["object"]).end(event["seq"], event["t"])
+        if event["acknowledged"]:
+            self.grant_acknowledged(event)
+
+    def grant_acknowledged(self, event):
+        """The gate's word that nothing of the lease `seq` lands any more."""
+        seq = event["seq"]
+        self.story(event["object"]).end(seq, event["t"])
+        self._floor(event["object"], event["t"], seq + 1, f"the fence of {seq} was acknowledged")
+
+    def grant_mismatch(self, event):
+        """A new holder's hash was not the gate's. Where it did not lie, one of them is wrong about the journal."""
+        self.story(event["object"]).lies_told += event["lies"]
+        if not event["lies"]:
+            self.broken("JOURNAL", event["object"], event["t"],
+                        f"the hash over its {event['writes']} entries is {event['hash']}, the gate's {event['told']}")
+
+    def grant_journal(self, event):
+        """Somebody has pulled the journal behind an entry, for a migration that was asked for at `call`."""
+        story, object_id = self.story(event["object"]), event["object"]
+        if not event["after"]:
+            story.journal, story.journal_seq = set(), 0
+        for number, seq, _, digest in event["entries"]:
+            if seq is not None and seq < story.journal_seq:
+                self.broken("JOURNAL", object_id, event["t"],
+                            f"entry {number} of {seq} is behind one of {story.journal_seq}")
+            story.journal_seq = max(story.journal_seq, seq or 0)
+            story.journal.add(digest)
+        for op in [op for op in story.to_journal if op["ret"] < event["call"]]:
+            story.to_journal.remove(op)
+            if op["digest"] not in story.journal and not any(op["t"] < t for t in self.tails_lost):
+                self.broken("JOURNAL", object_id, event["t"],
+                            f"write {op['id']} was answered with success, and the journal does not have it")
+        story.journals_read += 1
 
     def grant_over(self, event):
         self.story(event["object"]).end(event["seq"], event["t"])

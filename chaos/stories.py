@@ -45,6 +45,9 @@ class Story:
         self.highest_applied = 0
         self.applied_at, self.applied_writes = [], []
         self.advance_calls, self.write_calls = [], []
+        # The digests of what its journal has, the highest number in there, and what must come to be in there.
+        self.journal, self.journal_seq, self.to_journal = set(), 0, []
+        self.journals_read = self.lies_told = 0
 
     def extend(self, seq, t, ttl_ms):
         """A lease may live for its ttl from here on."""

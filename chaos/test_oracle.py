@@ -7,6 +7,8 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).parent))
 import history  # noqa: E402
+import journal  # noqa: E402
+import linear  # noqa: E402
 from counts import Counts  # noqa: E402
 from oracle import Oracle  # noqa: E402
 
@@ -52,6 +54,26 @@ class Logs:
         self.grants.append({"t": t, "event": "revoked", "object": "x", "fence": fence, "call": t - 1, "quiet": t - 1,
                             "drained": drained})
 
+    def certified(self, t, seq, fence=None, acknowledged=True, again=False, moved=True):
+        call = t - 1
+        self.calls.append({"t": call, "event": "call", "id": f"f{t}", "op": "fence", "process": "c", "holder": "c",
+                           "object": "x", "fences": seq, "again": again})
+        self.calls.append({"t": t, "event": "done", "id": f"f{t}", "outcome": "ok", "acknowledged": acknowledged,
+                           "moved": moved})
+        self.grants.append({"t": t, "event": "certified", "object": "x", "seq": seq, "call": call, "quiet": call,
+                            "fence": seq + 1 if fence is None else fence, "acknowledged": acknowledged})
+
+    def acknowledged(self, t, seq):
+        self.grants.append({"t": t, "event": "acknowledged", "object": "x", "seq": seq})
+
+    def journal(self, t, entries, after=0):
+        self.grants.append({"t": t, "event": "journal", "object": "x", "call": t - 1, "after": after,
+                            "entries": entries})
+
+    def mismatch(self, t, lies):
+        self.grants.append({"t": t, "event": "mismatch", "object": "x", "lies": lies, "writes": 1, "hash": "a",
+                            "told": "b"})
+
     def over(self, t, seq):
         self.grants.append({"t": t, "event": "over", "object": "x", "seq": seq, "quiet": t})
 
@@ -65,9 +87,9 @@ class Logs:
 
     # Writes.
 
-    def sent(self, t, write, seq, holder="a", object="x", token=None, wish="", hangs_up=False):
+    def sent(self, t, write, seq, holder="a", object="x", token=None, wish="", hangs_up=False, **more):
         self.calls.append({"t": t, "event": "call", "id": write, "op": "write", "process": holder, "holder": holder,
-                           "object": object, "seq": seq, "token": token, "wish": wish, "hangs_up": hangs_up})
+                           "object": object, "seq": seq, "token": token, "wish": wish, "hangs_up": hangs_up, **more})
 
     def done(self, t, write, outcome="ok", code=None):
         self.calls.append({"t": t, "event": "done", "id": write, "outcome": outcome, "code": code})
@@ -139,6 +161,24 @@ class GoodLogs(Case):
         self.logs.fence(6, 1 << 32)
         self.broken()
 
+    def test_pass_where_a_certificate_comes_twice_and_late(self):
+        logs = self.logs
+        logs.certified(4, 1)
+        logs.granted(6, 2, holder="b")
+        logs.write(7, "w2", 2, holder="b")
+        logs.certified(9, 1, fence=2, moved=False)
+        logs.acknowledged(9.5, 1)
+        logs.write(10, "w3", 2, holder="b")
+        self.broken()
+
+    def test_pass_where_a_write_lands_before_a_certificate_is_acknowledged(self):
+        self.logs.sent(3, "w2", 1)
+        self.logs.at_store(3.1, "begun", "w2", 1)
+        self.logs.certified(4, 1, acknowledged=False)
+        self.logs.at_store(4.5, "applied", "w2", 1)
+        self.logs.certified(6, 1)
+        self.broken()
+
     def test_pass_where_an_operator_has_forced_a_handover(self):
         self.logs.sent(3, "w2", 1)
         self.logs.at_store(3.1, "begun", "w2", 1)
@@ -185,6 +225,15 @@ class Drain(Case):
         self.logs.at_store(5.1, "applied", "w2", 1)
         self.broken("DRAIN")
 
+    def test_a_write_that_lands_after_its_fence_was_acknowledged(self):
+        for tell in self.logs.certified, self.logs.acknowledged:
+            self.setUp()
+            self.logs.sent(3, "w2", 1)
+            self.logs.at_store(3.1, "begun", "w2", 1)
+            getattr(self.logs, tell.__name__)(5, 1)
+            self.logs.at_store(5.1, "applied", "w2", 1)
+            self.broken("DRAIN")
+
     def test_a_write_by_a_route_that_has_moved(self):
         logs = self.logs
         logs.granted(3, 1, object="ra-1")
@@ -219,6 +268,15 @@ class Fences(Case):
         self.logs.granted(5, 2, quiet=4)
         self.broken("MONOTONIC")
 
+    def test_a_fence_that_goes_down_behind_a_certificate(self):
+        self.logs.certified(3, 1)
+        self.logs.fence(4, 1)
+        self.broken("MONOTONIC")
+
+    def test_a_certificate_that_has_not_moved_the_fence(self):
+        self.logs.certified(3, 1, fence=1)
+        self.broken("MONOTONIC")
+
     def test_a_number_that_is_granted_twice(self):
         self.logs.granted(5, 1, holder="b", lease="other")
         self.broken("UNIQUE")
@@ -236,6 +294,11 @@ class Fences(Case):
 class Leases(Case):
     def test_a_write_of_a_lease_that_was_told_to_be_over(self):
         self.logs.over(3, 1)
+        self.logs.write(4, "w2", 1)
+        self.broken("NO REVIVAL")
+
+    def test_a_write_of_a_lease_that_a_certificate_has_ended(self):
+        self.logs.certified(3, 1, acknowledged=False)
         self.logs.write(4, "w2", 1)
         self.broken("NO REVIVAL")
 
@@ -330,6 +393,57 @@ class Writes(Case):
         self.broken("REFUSED")
 
 
+class Journals(Case):
+    def setUp(self):
+        super().setUp()
+        self.logs.write(3, "w2", 1, digest="two")
+
+    def test_pass_where_they_have_what_was_acknowledged(self):
+        self.logs.journal(4, [[1, 1, "settled", "one"]])
+        self.logs.journal(6, [[2, 1, "settled", "two"], [3, None, "gap", None]], after=1)
+        self.logs.mismatch(7, lies=True)
+        self.broken()
+
+    def test_pass_where_a_lost_tail_has_taken_it(self):
+        self.logs.tail_lost(4)
+        self.logs.journal(6, [])
+        self.broken()
+
+    def test_one_that_lacks_what_was_acknowledged(self):
+        self.logs.journal(6, [[1, 1, "settled", "one"]])
+        self.broken("JOURNAL")
+
+    def test_one_whose_numbers_go_down(self):
+        self.logs.journal(6, [[1, 2, "settled", "two"], [2, 1, "unknown", None]])
+        self.broken("JOURNAL")
+
+    def test_one_whose_hash_is_not_what_was_computed(self):
+        self.logs.mismatch(6, lies=False)
+        self.broken("JOURNAL")
+
+    def test_is_pulled_where_it_was_left_and_from_the_beginning_where_it_is_another(self):
+        def of(*targets):
+            hash_, found = journal.NOTHING, []
+            for number, target in enumerate(targets, 1):
+                entry = {"number": number, "outcome": "unknown", "lease_seq": 1, "method": "PUT", "target": target}
+                hash_ = journal.chain(hash_, entry)
+                found.append(entry | {"hash": journal.text_of(hash_)})
+            return found, hash_
+
+        pulled, asked = journal.Journal(), []
+
+        def pull(entries, until):
+            asked.clear()
+            return pulled.pull(lambda after: asked.append(after) or {"entries": entries[after:]}, until)
+
+        entries, hash_ = of("a", "b", "c")
+        self.assertEqual(pull(entries, 2), (of("a", "b")[1], 0, entries[:2]))
+        self.assertEqual((pull(entries, 3), asked), ((hash_, 2, entries[2:]), [1, 2]))
+        others, other = of("a", "x", "y", "z")
+        self.assertEqual(pull(others, 4), (other, 0, others))
+        self.assertIsNone(pull(others, 5))
+
+
 class History(Case):
     def operations(self):
         return history.operations(self.logs.oracle(), ["x"])["x"]
@@ -340,14 +454,49 @@ class History(Case):
         self.logs.sent(5, "w3", 1)
         self.logs.done(6, "w3", "refused")
         found = [(op["op"], op["seq"], op["value"], op["call"], op["ret"], op["ok"]) for op in self.operations()]
-        self.assertEqual(found, [("acquire", 1, None, 0, 1, True), ("write", 1, "w1", 2, 2.5, True),
-                                 ("write", 1, "w2", 3, None, True), ("write", 1, "w3", 5, 6, False)])
+        self.assertEqual(found, [("acquire", 10, None, 0, 1, True), ("write", 10, "w1", 2, 2.5, True),
+                                 ("write", 10, "w2", 3, None, True), ("write", 10, "w3", 5, 6, False)])
 
     def test_has_a_repeated_request_once(self):
         self.logs.granted(5, 2, call=4, request_id="r")
         self.logs.granted(8, 2, call=7, request_id="r")
-        found = [(op["call"], op["ret"]) for op in self.operations() if op["seq"] == 2]
+        found = [(op["call"], op["ret"]) for op in self.operations() if op["seq"] == 20]
         self.assertEqual(found, [(4, 5)])
+
+    def fences(self):
+        return [(op["seq"], op["call"], op["ret"]) for op in self.operations() if op["seq"] and op["seq"] % 10]
+
+    def test_has_a_certificate_behind_the_lease_that_it_fences(self):
+        self.logs.certified(5, 1)
+        self.assertEqual(self.fences(), [(15, 4, 5)])
+        self.assertIsNone(linear.check(self.operations()))
+        # The number behind it is nobody's yet.
+        self.logs.granted(7, 2)
+        self.assertEqual(self.fences(), [(15, 4, 5)])
+        self.assertIsNone(linear.check(self.operations()))
+
+    def test_has_a_certificate_once(self):
+        self.logs.certified(5, 1)
+        self.logs.certified(6, 1)
+        self.assertEqual(self.fences(), [(15, 4, 5)])
+
+    def test_has_no_certificate_that_may_have_come_too_late_to_do_anything(self):
+        self.logs.granted(5, 2, call=3)
+        self.logs.certified(4.5, 1)
+        self.assertEqual(self.fences(), [])
+
+    def test_has_no_certificate_that_is_not_acknowledged(self):
+        self.logs.certified(5, 1, acknowledged=False)
+        self.assertEqual(self.fences(), [])
+
+    def test_is_not_that_of_a_register_where_a_fenced_write_is_read_later(self):
+        self.logs.sent(3, "w2", 1)
+        self.logs.certified(5, 1)
+        for t, value in (6, "w1"), (8, "w2"):
+            self.logs.calls.append({"t": t, "event": "call", "id": f"r{t}", "op": "read", "process": "c", "holder": "c",
+                                    "object": "x"})
+            self.logs.calls.append({"t": t + 1, "event": "done", "id": f"r{t}", "outcome": "ok", "value": value})
+        self.assertIn("not linearizable", linear.check(self.operations()))
 
 
 class Figures(Case):
@@ -360,6 +509,13 @@ class Figures(Case):
         self.assertEqual(self.figures()["overtakes judged"], 0)
         self.logs.granted(2.4, 2, call=2.25)
         self.assertEqual(self.figures()["overtakes judged"], 1)
+
+    def test_overtakes_are_told_apart_by_what_they_are(self):
+        self.logs.certified(2.4, 1)
+        self.logs.calls[-2]["t"] = 2.25
+        figures = self.figures()
+        self.assertEqual([figures[what] for what in ("overtakes judged", "overtaken by a certificate", "certificates",
+                                                     "overtaken by a migration")], [1, 1, 1, 0])
 
     def test_a_write_is_cancelled_where_it_breaks_off_while_an_advance_waits(self):
         self.logs.sent(3, "w2", 1)

@@ -4,6 +4,7 @@ Arguments: the run's folder, the port of the log of grants, the seed, the number
 goes on until its standard input ends; while there is a file `rest` in the folder, nothing new is begun. Every
 writer is a thread with random numbers of its own.
 """
+import collections
 import os
 import random
 import sys
@@ -11,17 +12,19 @@ import threading
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from authority import Authority  # noqa: E402
 from client import Client, Down, in_background  # noqa: E402
 from grants import Reporter  # noqa: E402
 from logs import Log  # noqa: E402
+from objects import MOVING, OBJECTS  # noqa: E402
 
-OBJECTS = [f"o{n}" for n in range(10)]
-MOVING = ["1", "2"]
 KEPT_OLD = 12
 # A token for the first of o1, with a secret that is not right.
 FORGED = "fg1.1.bzE.AAAAAAAAAAAAAAAAAAAAAA"
 
 over = threading.Event()
+# What the issuer has signed; anyone may bring it again, at any time.
+certificates = collections.deque(maxlen=200)
 
 
 def pause(ms):
@@ -48,6 +51,7 @@ class Writer:
         self.random = random.Random(f"{seed}/writer/{number}")
         self.client = Client(f"w{number}", folder, Log(Path(folder) / "calls.jsonl"), Reporter(port))
         self.twin = self.client.twin()
+        self.authority = Authority(self.client)
         self.rest = Path(folder) / "rest"
         self.old = []
         self.requests = 0
@@ -81,6 +85,15 @@ class Writer:
         elif chosen < 0.33:
             two = self.random.sample(OBJECTS, 2)
             for lease in self.client.acquire_batch(two, self.random.randint(80, 500), wait_ms=100):
+                self.hold(lease)
+        elif chosen < 0.37 and certificates:
+            self.bring_again()
+        elif chosen < 0.39 and self.old:
+            self.fence(self.random.choice(self.old))
+        elif chosen < 0.45:
+            # Mostly it is somebody else's.
+            lease = self.migrate(self.object())
+            if lease:
                 self.hold(lease)
         else:
             lease = self.acquire()
@@ -156,12 +169,33 @@ class Writer:
     def advance(self, lease):
         chosen = self.random.random()
         self.old = (self.old + [lease])[-KEPT_OLD:]
-        if chosen < 0.5:
+        if chosen < 0.4:
             return self.client.rotate(lease, self.random.randint(100, 500))
-        if chosen < 0.8:
+        if chosen < 0.65:
             return self.client.acquire(lease.object, self.random.randint(100, 500), takeover=True)
+        if chosen < 0.75:
+            return self.migrate(lease.object)
+        if chosen < 0.82:
+            return self.authority.hand_over(lease, self.random.randint(100, 500))
+        if chosen < 0.9:
+            return self.fence(lease)
         self.client.revoke(lease.object)
         return None
+
+    def migrate(self, object_id):
+        lies = self.random.random() < 0.08
+        return self.authority.migrate(object_id, self.random.randint(150, 600), lies)
+
+    def fence(self, lease):
+        """Brings a certificate for a lease, or one that goes further."""
+        ahead = self.random.randint(1, 3) if self.random.random() < 0.15 else 0
+        certificate = self.authority.certificate(lease, ahead)
+        certificates.append(certificate)
+        self.authority.fence(certificate, relayed=self.random.random() < 0.2)
+
+    def bring_again(self):
+        """Some certificate, whoever's it was and however old it is."""
+        self.authority.fence(self.random.choice(certificates), self.random.random() < 0.2, again=True)
 
 
 def main():
