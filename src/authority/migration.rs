@@ -130,6 +130,7 @@ pub async fn begin(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, Migrat
     // Whoever asked may hang up; what is begun goes on.
     let begun = tokio::spawn(async move {
         let all = gate.read(|records| rows::migrations(&*records.table)).await?;
+        let all = forget_old(&gate, all).await;
         let is_same = |row: &MigrationRow| {
             (&row.domain, &row.requester, row.asked) == (&wanted.domain, &wanted.requester, wanted.asked)
         };
@@ -145,7 +146,6 @@ pub async fn begin(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, Migrat
             return Err(Problem::new(Code::GateOverloaded, "too many migrations are remembered; try again tomorrow"));
         }
         let (id, row) = begin_now(&gate, wanted).await?;
-        forget_old(&gate, all).await;
         tokio::spawn(drive(Arc::clone(&gate), id.clone(), row.clone()));
         Ok((id, row))
     });
@@ -395,7 +395,11 @@ async fn drained(gate: &Shared, row: &MigrationRow) -> Result<Record, Halt> {
             }
             moved.record
         };
+        // Whoever has moved the fence since means something else.
+        let is_at_fence = |(_, seq): &(LeaseId, LeaseSeq)| record.fenced_by().is_some_and(|by| by.seq == *seq);
+        let is_overtaken = row.fenced.as_ref().is_some_and(|fenced| !is_at_fence(fenced));
         match record.state {
+            _ if is_overtaken => return Err(Halt::To(MigrationState::Overtaken)),
             State::Free { .. } if is_drained(gate, &row.domain) => return Ok(record),
             State::Open { .. } => return Err(Halt::To(MigrationState::Overtaken)),
             State::Free { .. } | State::Draining { .. } if waited.seconds() >= patience => {
@@ -406,10 +410,12 @@ async fn drained(gate: &Shared, row: &MigrationRow) -> Result<Record, Halt> {
     }
 }
 
-/// Whether nothing is on its way to an object that could still land.
+/// Whether nothing is on its way to an object that could still land, nor anything that an operator does not wait
+/// for.
 #[must_use]
 pub fn is_drained(gate: &Gate, object: &ObjectId) -> bool {
-    gate.records.stripes.flying(object).is_drained(gate.now().boot)
+    let (flying, now) = (gate.records.stripes.flying(object), gate.now().boot);
+    flying.is_drained(now) && !flying.is_tainted(now)
 }
 
 /// An object's journal as it stands, with what ended badly before said in it.
@@ -484,18 +490,19 @@ async fn await_active(gate: &Shared, id: &MigrationId, row: &MigrationRow) -> Re
     }
 }
 
-/// Forgets what ended a day ago.
-async fn forget_old(gate: &Gate, all: Vec<(MigrationId, MigrationRow)>) {
+/// Forgets what ended a day ago; returns the rest.
+async fn forget_old(gate: &Gate, all: Vec<(MigrationId, MigrationRow)>) -> Vec<(MigrationId, MigrationRow)> {
     let now = gate.now();
-    let is_old = |row: &MigrationRow| {
+    let is_old = |(_, row): &(MigrationId, MigrationRow)| {
         let last = row.reached.last().map_or(0, |(_, at)| at.0);
         row.state.is_over() && now.wall.0.saturating_sub(last) >= REMEMBER_MS
     };
-    let ids: Vec<MigrationId> = all.into_iter().filter(|(_, row)| is_old(row)).map(|(id, _)| id).collect();
-    if !ids.is_empty() {
+    let (old, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(is_old);
+    if !old.is_empty() {
         // They are found again next time.
-        let _ = gate.ledger.forget_migrations(ids).await;
+        let _ = gate.ledger.forget_migrations(old.into_iter().map(|(id, _)| id).collect()).await;
     }
+    rest
 }
 
 fn acknowledged(
@@ -536,6 +543,12 @@ pub async fn acknowledgement(
         return Ok(None);
     }
     let head = final_head(gate, &given.domain).await?;
+    let domain = given.domain.clone();
+    let after = gate.read(move |records| records.read(&domain)).await?;
+    if (after.fence, &after.state) != (record.fence, &record.state) {
+        // Somebody has been given it meanwhile: his writes may be in the hash.
+        return Ok(None);
+    }
     let authority = gate.authority.load_full();
     let about = (&given.domain, &given.fenced_lease_id, given.lease_seq);
     let said = |issuer: &IssuerId| acknowledged(&authority, issuer, about, record, head, gate.now());

@@ -1,6 +1,9 @@
 //! Reading the table: through memory where a record is there, else one read of the row.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
 
 use super::{
     Table, TableFault,
@@ -21,6 +24,8 @@ pub struct Records {
     pub stripes: Stripes,
     pub context: Context,
     latch: OnceLock<TableFault>,
+    /// A write was given up without a word about it.
+    untracked: AtomicBool,
 }
 
 /// A lease with what its object's record says of it now.
@@ -59,13 +64,31 @@ const SCAN_CHUNK: usize = 256;
 impl Records {
     #[must_use]
     pub fn new(table: Arc<dyn Table>, context: Context, capacity: usize) -> Self {
-        Self { table, stripes: Stripes::new(capacity), context, latch: OnceLock::new() }
+        Self {
+            table,
+            stripes: Stripes::new(capacity),
+            context,
+            latch: OnceLock::new(),
+            untracked: AtomicBool::new(false),
+        }
     }
 
     /// Shuts the table until the process is started anew: what a failed write or sync left behind
     /// cannot be known from here.
     pub fn latch(&self, fault: TableFault) {
         let _ = self.latch.set(fault);
+    }
+
+    /// A write that may have been sent was given up without a word about it: nobody knows what this run has left
+    /// behind.
+    pub fn lose_track(&self) {
+        self.untracked.store(true, Ordering::Release);
+    }
+
+    /// Whether that has happened.
+    #[must_use]
+    pub fn has_lost_track(&self) -> bool {
+        self.untracked.load(Ordering::Acquire)
     }
 
     /// Why the table is shut, if it is.

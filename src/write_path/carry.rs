@@ -170,11 +170,12 @@ impl Carried {
         lane.give_back(worker.now());
         let carrying = Carrying::new(&worker);
         Ok(Box::pin(async move {
-            let written = line.settled(&worker.gate.ledger, digest, status).await;
+            let written = line.clone().settled(&worker.gate.ledger, digest, status).await;
             match &written {
                 Ok(()) => passage.settle(),
                 Err(_) => {
                     worker.plane.metrics().unknown();
+                    line.unknown(&worker.gate.ledger).await;
                     passage.lose();
                 }
             }
@@ -189,6 +190,9 @@ impl Carried {
         drop(lane);
         let Some(passage) = passage else { return };
         worker.plane.metrics().unknown();
+        if line.is_some() && worker.stopping.get() {
+            worker.gate.records.lose_track();
+        }
         let Some((line, ..)) = line.filter(|_| !worker.stopping.get()) else { return passage.lose() };
         // It is in flight until that is queued.
         let carrying = Carrying::new(&worker);

@@ -522,7 +522,7 @@ impl Job {
                     let digest = digest.or_else(|| progress.and_then(Progress::digest));
                     if Box::pin(self.write_down(write, digest, status)).await.is_err() {
                         drop(lane);
-                        passage.lose();
+                        Box::pin(self.lose(write)).await;
                         let what = "the store has answered, but the write could not be written down in its journal";
                         return Err(self.unknown(what.to_owned()).into());
                     }

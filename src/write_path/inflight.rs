@@ -236,6 +236,11 @@ impl Drop for InFlight {
         let Some(stage) = self.leg.stage.take() else { return };
         let is_unsent = matches!(stage, Stage::Waiting);
         self.leg.stage.set(Some(stage));
-        if is_unsent { self.cancel() } else { self.lose() }
+        if is_unsent {
+            return self.cancel();
+        }
+        // Nobody has said what became of it, nor written it down: this run does not end in good order.
+        self.gate.records.lose_track();
+        self.lose();
     }
 }

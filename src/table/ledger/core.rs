@@ -469,7 +469,8 @@ impl Core {
         self.dismiss_advances(&Refused::Stopping);
         let closed = match self.setup.records.latched() {
             Some(_) => Err(Refused::Unavailable),
-            None if !self.setup.records.stripes.is_all_settled(self.setup.clock.now().boot)
+            None if (!self.setup.records.stripes.is_all_settled(self.setup.clock.now().boot)
+                || self.setup.records.has_lost_track())
                 && !failpoints::on(Fault::EarlyCleanFlag) =>
             {
                 tracing::warn!("writes that may still land are left behind; the next start waits for them");

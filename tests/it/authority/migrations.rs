@@ -317,3 +317,27 @@ fn a_grant_in_sight_is_no_token() {
     assert_eq!(perth["lease_seq"], 2);
     again.api().post("/v1/grants", &granted["grant"]).refusal(409, "GRANT_USED");
 }
+
+/// An operator who does not wait for London's last write stops the handover: nothing is acknowledged by it.
+#[test]
+fn a_revocation_by_force_stops_a_migration_that_is_still_fencing() {
+    let it = issuing(|_| {});
+    let london = it.world.london();
+    let folder = tempfile::tempdir().unwrap();
+    let (file, token) = (folder.path().join("let-go"), london["fence_token"].as_str().unwrap());
+    let mut writer = it.world.gate.gate();
+    let hangs = format!("until:{}", file.display());
+    writer.send("PUT", "/data/users/1", &[("fence-token", token), ("x-store", &hangs)], b"x").unwrap();
+    until("the store has it", || it.world.store.saw("begun") == 1);
+    let mut asker = it.world.api();
+    let request = it.perth.request(USERS, &it.time(), Value::Null).to_string();
+    asker.send("POST", "/v1/migrations", &[("content-type", "application/json")], request.as_bytes()).unwrap();
+    until("the fence has moved", || it.world.object()["fence"] == 2);
+    let force = json!({ "reason": "it takes too long", "force": true });
+    it.world.post("/v1/objects/%2Fdata%2Fusers%2F/revoke", &force).expect(200);
+    let id = asker.receive().unwrap().expect(201)["migration_id"].as_str().unwrap().to_owned();
+    let ended = it.reaches(&id, "overtaken");
+    assert_eq!((&ended["acknowledged"], &ended["grant"]), (&Value::Null, &Value::Null));
+    std::fs::write(&file, "").unwrap();
+    writer.receive().unwrap();
+}
