@@ -111,12 +111,6 @@ impl Authority {
         party.covers(domain).then_some(own)
     }
 
-    /// The gate as an issuer, whatever its domains.
-    #[must_use]
-    pub fn own(&self) -> Option<&Own> {
-        self.own.as_ref()
-    }
-
     /// Where the gate's own statements come from.
     #[must_use]
     pub fn own_origin(&self) -> Origin {

@@ -24,7 +24,7 @@ use super::{
     handle::Answered,
     headers::strip_fence,
     hold::Source,
-    journaled::Line,
+    journaled::{Line, UNWRITTEN},
     passage::Passage,
     plan::Outfit,
     reply::Refused,
@@ -160,8 +160,8 @@ impl Carried {
         self.lane.give_back(self.worker.now());
     }
 
-    /// The answer has come to its end, but the write is to be written down before anyone is told; `None` where it
-    /// is not.
+    /// The answer has come to its end, but the write is to be written down before anyone is told. Gives itself back
+    /// where it is not.
     fn write_down(self) -> Result<Writing, Self> {
         let Self { worker, lane, settles: true, passage: Some(passage), line: Some((line, digest, status)) } = self
         else {
@@ -209,8 +209,6 @@ type Next = Option<Result<Frame<Bytes>, Cut>>;
 
 /// A write that is being written down, behind its whole answer.
 type Writing = Pin<Box<dyn Future<Output = Result<(), Cut>>>>;
-
-const UNWRITTEN: &str = "the store has answered, but the write could not be written down in its journal";
 
 /// A store's answer, on its way to the client: what was read ahead, then the rest as it comes. If the
 /// client goes away first, a write's answer is read on without it.

@@ -22,7 +22,7 @@ use super::{
     headers::{self, Length, Outcome},
     hold::{Held, Hold, Limits, NoBody, Share, Source},
     inflight::Denied,
-    journaled::{BodyDigest, Line},
+    journaled::{BodyDigest, Line, UNWRITTEN},
     passage::Passage,
     plan::Outfit,
     reply::{Refused, ReplyBody},
@@ -523,8 +523,7 @@ impl Job {
                     if Box::pin(self.write_down(write, digest, status)).await.is_err() {
                         drop(lane);
                         Box::pin(self.lose(write)).await;
-                        let what = "the store has answered, but the write could not be written down in its journal";
-                        return Err(self.unknown(what.to_owned()).into());
+                        return Err(self.unknown(UNWRITTEN.to_owned()).into());
                     }
                 }
                 if !self.conclude(&write.passage, lane, settles, is_early) {

@@ -80,5 +80,8 @@ impl Line {
     }
 }
 
+/// What is said of a write that could not be written down.
+pub const UNWRITTEN: &str = "the store has answered, but the write could not be written down in its journal";
+
 /// How long to wait for room in the ledger's queue.
 const TRY_AGAIN: Duration = Duration::from_millis(5);

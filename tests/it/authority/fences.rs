@@ -240,14 +240,7 @@ fn an_acknowledgement_is_of_what_the_fenced_lease_left_and_nothing_else() {
 fn a_certificate_overtakes_a_waiting_acquire() {
     let world = World::with(|settings| settings.route[0].lease_source = fencegate::config::LeaseSource::Gate);
     let lease = acquire(&mut world.api(), USERS, "a", 1_000);
-    let token = lease["fence_token"].as_str().unwrap().to_owned();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("let-go");
-    let mut writer = world.gate.gate();
-    // The store holds its answer back, so the write stays in flight.
-    let until = format!("until:{}", file.display());
-    writer.send("PUT", "/data/users/1", &[("fence-token", &token), ("x-store", &until)], b"x").unwrap();
-    crate::support::until("the store has it", || world.store.saw("begun") == 1);
+    let hung = world.hung_write(&lease);
     world.gate.clock.advance(1_000);
     let mut waiter = world.api();
     let body = json!({ "object_id": USERS, "holder_id": "b", "ttl_ms": 60_000, "wait_ms": 60_000 }).to_string();
@@ -258,8 +251,7 @@ fn a_certificate_overtakes_a_waiting_acquire() {
     fencer.send("POST", "/v1/fences", &[("content-type", "application/json")], sent.as_bytes()).unwrap();
     waiter.receive().unwrap().refusal(409, "LEASE_FENCED");
     assert_eq!(world.object()["state"], "draining", "its write is still on its way");
-    std::fs::write(&file, "").unwrap();
-    assert_eq!(writer.receive().unwrap().status, 200);
+    assert_eq!(hung.let_go().status, 200);
     let answer = fencer.receive().unwrap().expect(200);
     assert_eq!(
         (&answer["object"]["fence"], &answer["object"]["state"], &answer["drain"]["settled"]),

@@ -118,12 +118,7 @@ fn a_grant_needs_the_right_predecessor_proof_and_number() {
 fn a_grant_waits_for_the_drain_and_can_be_asked_for_again() {
     let world = World::new();
     let london = world.london();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("let-go");
-    let (token, until) = (london["fence_token"].as_str().unwrap(), format!("until:{}", file.display()));
-    let mut writer = world.gate.gate();
-    writer.send("PUT", "/data/users/1", &[("fence-token", token), ("x-store", &until)], b"x").unwrap();
-    crate::support::until("the store has it", || world.store.saw("begun") == 1);
+    let hung = world.hung_write(&london);
     let certificate = world.europe.certificate(USERS, "london-1", 1, &time(5), Value::Null);
     let mut fencer = world.api();
     let json_type = [("content-type", "application/json")];
@@ -140,8 +135,7 @@ fn a_grant_waits_for_the_drain_and_can_be_asked_for_again() {
         .collect();
     assert_eq!(fencer.receive().unwrap().expect(200)["object"]["fence"], 2, "overtaken, and fenced all the same");
     assert_eq!(world.object()["state"], "draining");
-    std::fs::write(&file, "").unwrap();
-    assert_eq!(writer.receive().unwrap().header("fence-outcome"), Some("settled"));
+    assert_eq!(hung.let_go().header("fence-outcome"), Some("settled"));
     let tokens: Vec<Value> =
         callers.into_iter().map(|mut api| api.receive().unwrap().expect(201)["fence_token"].clone()).collect();
     assert_eq!(tokens[0], tokens[1]);

@@ -122,19 +122,13 @@ fn the_end_of_a_long_answer_waits_until_its_write_is_written_down() {
 fn a_first_write_that_a_kill_swallowed_is_a_gap() {
     let world = World::new();
     let london = world.london();
-    let folder = tempfile::tempdir().unwrap();
-    let (file, token) = (folder.path().join("let-go"), london["fence_token"].as_str().unwrap());
-    let mut writer = world.gate.gate();
-    let hangs = format!("until:{}", file.display());
-    writer.send("PUT", "/data/users/1", &[("fence-token", token), ("x-store", &hangs)], b"x").unwrap();
-    until("the store has it", || world.store.saw("begun") == 1);
+    let hung = world.hung_write(&london);
     let again = TestGate::on(&world.settings, world.gate.table.after_a_crash().into(), START);
     let sent = world.europe.certificate(USERS, "london-1", 1, &super::time(5), Value::Null);
     let acknowledged = again.api().post("/v1/fences", &sent).expect(200)["acknowledged"].clone();
     assert_eq!(acknowledged["writes"], 1, "{acknowledged}");
     assert_eq!(journal(&again, "").entries[0].outcome, "gap");
-    std::fs::write(&file, "").unwrap();
-    writer.receive().unwrap();
+    hung.let_go();
 }
 
 #[test]

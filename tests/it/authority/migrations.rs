@@ -181,12 +181,7 @@ fn a_migration_that_nobody_confirms_times_out_and_the_next_one_goes_on() {
 fn a_drain_that_takes_too_long_leaves_the_old_holder_fenced_and_a_way_on() {
     let it = issuing(|settings| settings.authority.drain_timeout_ms = 0);
     let london = it.world.london();
-    let folder = tempfile::tempdir().unwrap();
-    let (file, token) = (folder.path().join("let-go"), london["fence_token"].as_str().unwrap());
-    let mut writer = it.world.gate.gate();
-    let hangs = format!("until:{}", file.display());
-    writer.send("PUT", "/data/users/1", &[("fence-token", token), ("x-store", &hangs)], b"x").unwrap();
-    until("the store has it", || it.world.store.saw("begun") == 1);
+    let hung = it.world.hung_write(&london);
     // The gate waits a while for the drain before it answers; its clock is the test's.
     let mut asker = it.world.api();
     let request = it.perth.request(USERS, &it.time(), Value::Null).to_string();
@@ -199,8 +194,7 @@ fn a_drain_that_takes_too_long_leaves_the_old_holder_fenced_and_a_way_on() {
         it.get(&id)["state"] == "drain_timed_out"
     });
     it.world.put("/data/users/2", &london).refusal(412, "WRITE_STALE_FENCE");
-    std::fs::write(&file, "").unwrap();
-    writer.receive().unwrap();
+    hung.let_go();
     until("it has drained", || it.world.object()["state"] == "free");
     // The certificate that fenced it serves again.
     let before = it.get(&id)["certificate"].clone();
@@ -249,12 +243,7 @@ fn leases_of_the_lease_api_migrate_too_and_an_object_that_nobody_had_is_simply_g
 fn a_migration_is_resumed_from_what_is_durable() {
     let it = issuing(|_| {});
     let london = it.world.london();
-    let folder = tempfile::tempdir().unwrap();
-    let (file, token) = (folder.path().join("let-go"), london["fence_token"].as_str().unwrap());
-    let mut writer = it.world.gate.gate();
-    let hangs = format!("until:{}", file.display());
-    writer.send("PUT", "/data/users/1", &[("fence-token", token), ("x-store", &hangs)], b"x").unwrap();
-    until("the store has it", || it.world.store.saw("begun") == 1);
+    let hung = it.world.hung_write(&london);
     let mut asker = it.world.api();
     let request = it.perth.request(USERS, &it.time(), Value::Null).to_string();
     asker.send("POST", "/v1/migrations", &[("content-type", "application/json")], request.as_bytes()).unwrap();
@@ -275,8 +264,7 @@ fn a_migration_is_resumed_from_what_is_durable() {
     let active = it.perth.active(&granted["grant"], granted["state_hash"].as_str().unwrap(), &time(0));
     let perth = again.api().post(&format!("/v1/migrations/{id}/active"), &active).expect(200);
     assert_eq!(perth["lease_seq"], 2);
-    std::fs::write(&file, "").unwrap();
-    writer.receive().unwrap();
+    hung.let_go();
 }
 
 /// Nobody comes between: whoever waits for the object gets it when the migration is over.
@@ -323,12 +311,7 @@ fn a_grant_in_sight_is_no_token() {
 fn a_revocation_by_force_stops_a_migration_that_is_still_fencing() {
     let it = issuing(|_| {});
     let london = it.world.london();
-    let folder = tempfile::tempdir().unwrap();
-    let (file, token) = (folder.path().join("let-go"), london["fence_token"].as_str().unwrap());
-    let mut writer = it.world.gate.gate();
-    let hangs = format!("until:{}", file.display());
-    writer.send("PUT", "/data/users/1", &[("fence-token", token), ("x-store", &hangs)], b"x").unwrap();
-    until("the store has it", || it.world.store.saw("begun") == 1);
+    let hung = it.world.hung_write(&london);
     let mut asker = it.world.api();
     let request = it.perth.request(USERS, &it.time(), Value::Null).to_string();
     asker.send("POST", "/v1/migrations", &[("content-type", "application/json")], request.as_bytes()).unwrap();
@@ -338,6 +321,5 @@ fn a_revocation_by_force_stops_a_migration_that_is_still_fencing() {
     let id = asker.receive().unwrap().expect(201)["migration_id"].as_str().unwrap().to_owned();
     let ended = it.reaches(&id, "overtaken");
     assert_eq!((&ended["acknowledged"], &ended["grant"]), (&Value::Null, &Value::Null));
-    std::fs::write(&file, "").unwrap();
-    writer.receive().unwrap();
+    hung.let_go();
 }
