@@ -8,6 +8,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use fencegate::fence::{
     BootMs, Fence, FenceToken, Hlc, HolderId, Incarnation, Lease, LeaseId, LeaseSeq, Now, ObjectId, Record, State,
     TableKey, Ttl, WallMs,
+    record::Numbers,
     token::Claim,
     verdict::{Presented, View, judge},
 };
@@ -40,6 +41,8 @@ fn bench(criterion: &mut Criterion) {
         incarnation: Incarnation::default(),
         changed: Hlc::default(),
         certified: None,
+        numbers: Numbers::Gate,
+        lost: 0,
     };
     let presented = Presented::of(&token, &object);
     let view = View::Known { record: &record, sealed: false };

@@ -8,6 +8,7 @@ use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
     crypto::aws_lc_rs,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -18,18 +19,19 @@ pub use tokio_rustls::{client::TlsStream as StoreStream, server::TlsStream as Cl
 pub struct Acceptor(TlsAcceptor);
 
 impl Acceptor {
-    /// Reads a certificate chain and its key.
+    /// Reads a certificate chain and its key. With `clients`, whoever connects must show a certificate of one of
+    /// the authorities in that file.
     ///
     /// # Errors
     /// With what is wrong, never with what is in the files.
-    pub fn load(certificates: &Path, key: &Path) -> Result<Self, String> {
+    pub fn load(certificates: &Path, key: &Path, clients: Option<&Path>) -> Result<Self, String> {
         let chain = read_certificates(certificates)?;
         let key = PrivateKeyDer::from_pem_file(key)
             .map_err(|fault| format!("no private key can be read from {}: {fault}", key.display()))?;
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(|fault| fault.to_string())?
-            .with_no_client_auth()
+            .with_client_cert_verifier(verifier(clients)?)
             .with_single_cert(chain, key)
             .map_err(|fault| format!("certificate and key do not go together: {fault}"))?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -85,6 +87,15 @@ impl Connector {
     pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<StoreStream<S>> {
         self.connector.connect(self.name.clone(), stream).await
     }
+}
+
+/// Who may connect.
+fn verifier(clients: Option<&Path>) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let Some(path) = clients else { return Ok(WebPkiClientVerifier::no_client_auth()) };
+    let mut trusted = RootCertStore::empty();
+    trusted.add_parsable_certificates(read_certificates(path)?);
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(trusted), provider()).build();
+    verifier.map_err(|fault| format!("{} holds no certificate authority to trust: {fault}", path.display()))
 }
 
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {

@@ -147,12 +147,17 @@ impl Gate {
         }
     }
 
-    /// Refuses a call of the lease api for an object whose leases come from signed grants.
+    /// Refuses a call of the lease api for an object whose leases come from elsewhere.
     ///
     /// # Errors
-    /// `GRANT_REQUIRED`.
+    /// `GRANT_REQUIRED`, `EXTERNAL_LEASE`.
     pub fn is_grantable(&self, object: &ObjectId) -> Result<(), Problem> {
-        if !self.routes.load().needs_grant(object) {
+        let routes = self.routes.load();
+        if routes.follows(object).is_some() {
+            let what = "the lock of this object is kept elsewhere (lease_source = \"external\"): take it there, and send its token with each write";
+            return Err(Problem::new(Code::ExternalLease, what).with_object(object));
+        }
+        if !routes.needs_grant(object) {
             return Ok(());
         }
         let what = "leases of this object come from signed grants only (lease_source = \"authority\"); ask its issuer";
@@ -184,6 +189,8 @@ pub fn describe() -> (Router<Shared>, openapi::OpenApi) {
         .routes(routes!(leases::renew))
         .routes(routes!(objects::get))
         .routes(routes!(objects::revoke))
+        .routes(routes!(objects::advance))
+        .routes(routes!(objects::confirm))
         .routes(routes!(tokens::check))
         .routes(routes!(receipts::list))
         .routes(routes!(backups::create))

@@ -3,12 +3,18 @@
 use axum::{Json, extract::State};
 
 use super::{
-    Shared,
+    Gate, Shared,
     extract::{self, Body, InPath},
-    wire::{ObjectBody, RevokeBody, RevokeRequest},
+    wire::{AdvanceRequest, MovedBody, ObjectBody, RevokeRequest},
 };
-use crate::problem::Problem;
-use crate::table::ledger::Moved;
+use crate::{
+    fence::{
+        Code, Fence, ObjectId, State as ObjectState,
+        external::{Number, Terms},
+    },
+    problem::Problem,
+    table::ledger::{Moved, Refused},
+};
 
 const REASON_MAX: usize = 1_024;
 
@@ -31,13 +37,13 @@ pub async fn get(State(gate): State<Shared>, InPath(object): InPath) -> Result<J
 /// `REQUEST_INVALID`, `SEQ_EXHAUSTED` and what a gate can be in the way of.
 #[utoipa::path(post, operation_id = "revokeObject", path = "/v1/objects/{object_id}/revoke", tag = "objects", request_body = RevokeRequest,
     params(("object_id" = String, Path)), responses(
-    (status = 200, body = RevokeBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
+    (status = 200, body = MovedBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn revoke(
     State(gate): State<Shared>,
     InPath(object): InPath,
     Body(request): Body<RevokeRequest>,
-) -> Result<Json<RevokeBody>, Problem> {
+) -> Result<Json<MovedBody>, Problem> {
     let object = extract::object("object_id", &object)?;
     let reason = request.reason;
     if reason.is_empty() || reason.len() > REASON_MAX || reason.chars().any(char::is_control) {
@@ -46,6 +52,77 @@ pub async fn revoke(
     let force = request.force.unwrap_or(false);
     tracing::info!(%object, reason, force, "audit: an operator revokes");
     let revoked = gate.ledger.revoke(object, reason, force).await;
-    let Moved { record, drain, .. } = revoked.map_err(|refused| Problem::refused(&refused, gate.now()))?;
-    Ok(Json(RevokeBody { object: ObjectBody::new(&record, gate.now()), drain: drain.into() }))
+    Ok(moved_body(&gate, revoked.map_err(|refused| Problem::refused(&refused, gate.now()))?))
+}
+
+/// Move an object's fence to a token of the outside lock service that its route names, and wait until no write of a
+/// lower one can land any more: for a new holder, before its first read.
+///
+/// # Errors
+/// `WRITE_STALE_FENCE`, `WRITE_FENCE_AHEAD`, `OBJECT_LOCKED`, `FENCE_DRAINING` (it goes on), `LEASE_EXPIRED`.
+#[utoipa::path(post, operation_id = "advanceObject", path = "/v1/objects/{object_id}/advance", tag = "objects", request_body = AdvanceRequest,
+    params(("object_id" = String, Path)), responses(
+    (status = 200, body = MovedBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
+    (status = 503, body = Problem, content_type = "application/problem+json")))]
+pub async fn advance(
+    State(gate): State<Shared>,
+    InPath(object): InPath,
+    Body(request): Body<AdvanceRequest>,
+) -> Result<Json<MovedBody>, Problem> {
+    let object = extract::object("object_id", &object)?;
+    let number = number(&request, follows(&gate, &object)?)?;
+    let stale = |fence: Fence| {
+        let what = format!("the fence has moved to {fence}, so this token is over for ever; take the lock again");
+        let mut problem = Problem::new(Code::WriteStaleFence, what).with_object(&object);
+        problem.tell_numbers(Some(number.seq), Some(fence));
+        problem
+    };
+    let moved = gate.ledger.follow(object.clone(), number).await;
+    let moved = moved.map_err(|refused| match Problem::refused(&refused, gate.now()) {
+        problem if problem.code() == Code::LeaseFenced => stale(problem.fence()),
+        problem => problem,
+    })?;
+    match &moved.record.state {
+        _ if moved.record.fence > number.seq.into() => Err(stale(moved.record.fence)),
+        ObjectState::Draining { .. } => Err(Problem::refused(&Refused::Draining { object }, gate.now())),
+        ObjectState::Open { .. } | ObjectState::Free { .. } => Ok(moved_body(&gate, moved)),
+    }
+}
+
+/// Open an object that is locked, since part of the table's past was lost, to tokens from this one on.
+///
+/// # Errors
+/// `EXTERNAL_LEASE` where its leases do not come from outside, `LEASE_FENCED` where the token is known to be stale.
+#[utoipa::path(post, operation_id = "confirmObject", path = "/v1/objects/{object_id}/confirm", tag = "objects", request_body = AdvanceRequest,
+    params(("object_id" = String, Path)), responses(
+    (status = 200, body = MovedBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
+    (status = 503, body = Problem, content_type = "application/problem+json")))]
+pub async fn confirm(
+    State(gate): State<Shared>,
+    InPath(object): InPath,
+    Body(request): Body<AdvanceRequest>,
+) -> Result<Json<MovedBody>, Problem> {
+    let object = extract::object("object_id", &object)?;
+    let Number { seq, .. } = number(&request, follows(&gate, &object)?)?;
+    tracing::info!(%object, lowest = seq.get(), "audit: an operator confirms the lowest token that may write");
+    let moved = gate.ledger.confirm(object, seq).await;
+    Ok(moved_body(&gate, moved.map_err(|refused| Problem::refused(&refused, gate.now()))?))
+}
+
+/// What is said of this object's tokens, which come from outside.
+fn follows(gate: &Gate, object: &ObjectId) -> Result<Terms, Problem> {
+    let no_route = || {
+        let what = "no route with lease_source = \"external\" leads to this object";
+        Problem::new(Code::ExternalLease, what).with_object(object)
+    };
+    gate.routes.load().follows(object).ok_or_else(no_route)
+}
+
+fn number(request: &AdvanceRequest, terms: Terms) -> Result<Number, Problem> {
+    let number = Number::parse(&request.token.text(), terms);
+    number.map_err(|fault| Problem::new(Code::FenceTokenMalformed, fault.to_string()))
+}
+
+fn moved_body(gate: &Gate, Moved { record, drain, .. }: Moved) -> Json<MovedBody> {
+    Json(MovedBody { object: ObjectBody::new(&record, gate.now()), drain: drain.into() })
 }

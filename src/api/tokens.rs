@@ -7,7 +7,7 @@ use super::{
     extract::{self, Body},
     wire::{CheckBody, CheckRequest},
 };
-use crate::fence::{Denial, verdict::Presented};
+use crate::fence::{Code, Denial, external::Number, verdict::Presented};
 use crate::problem::Problem;
 
 /// Judge a token as a write with it would be judged.
@@ -18,19 +18,29 @@ use crate::problem::Problem;
     (status = 200, body = CheckBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn check(State(gate): State<Shared>, Body(request): Body<CheckRequest>) -> Result<Json<CheckBody>, Problem> {
-    let token = extract::token(&request.fence_token)?;
-    let object = match request.object_id {
-        Some(object) => extract::object("object_id", &object)?,
-        None => token.object.clone(),
+    let named = request.object_id.map(|object| extract::object("object_id", &object)).transpose()?;
+    let terms = named.as_ref().and_then(|object| gate.routes.load().follows(object));
+    let (object, seq, presented) = match (named, terms) {
+        (Some(object), Some(terms)) => {
+            let number = Number::parse(&request.fence_token, terms);
+            let number = number.map_err(|fault| Problem::new(Code::FenceTokenMalformed, fault.to_string()))?;
+            (object, number.seq, Presented::Number(number))
+        }
+        (named, _) => {
+            let token = extract::token(&request.fence_token)?;
+            let object = named.unwrap_or_else(|| token.object.clone());
+            let presented = Presented::of(&token, &object);
+            (object, token.seq, presented)
+        }
     };
-    let seq = token.seq;
-    let presented = Presented::of(&token, &object);
     loop {
         let (target, shown, now) = (object.clone(), presented.clone(), gate.now());
         let verdict = gate.read(move |records| Ok(records.judge(&target, &shown, now))).await?;
         let (code, expires_in_ms) = match verdict {
             Ok(permit) => (None, Some(permit.remaining_ms())),
             Err(Denial::Refused(refusal)) => (Some(refusal.code().as_str().to_owned()), None),
+            // It would move the fence first.
+            Err(Denial::Behind(_)) => (None, None),
             Err(Denial::Overdue(lease)) => {
                 gate.end(vec![(object.clone(), lease)]).await?;
                 continue;

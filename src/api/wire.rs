@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
-    fence::{Fence, How, LeaseSeq, Now, Record, State, WallMs, step::Announcement},
+    fence::{Fence, How, LeaseSeq, Now, Record, State, WallMs, record::Numbers, step::Announcement},
     table::{
         ledger::{DrainReport, Granted},
         records::{LeaseView, Standing},
@@ -79,6 +79,33 @@ pub struct RevokeRequest {
     pub reason: String,
     /// Do not wait for writes whose outcome is unknown.
     pub force: Option<bool>,
+}
+
+/// `POST /v1/objects/{object_id}/advance` and `/confirm`
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AdvanceRequest {
+    /// The outside lock service's token; for `confirm`, the lowest that may still write.
+    pub token: Decimal,
+}
+
+/// A number, or its decimal digits: JSON readers may not keep large numbers exact.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum Decimal {
+    Number(u64),
+    Text(String),
+}
+
+impl Decimal {
+    /// Its digits.
+    #[must_use]
+    pub fn text(&self) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Text(text) => text.clone(),
+        }
+    }
 }
 
 /// `POST /v1/tokens/check`
@@ -208,10 +235,24 @@ pub struct ObjectBody {
     /// Writes below it are stale for ever.
     pub fence: u64,
     pub state: ObjectState,
+    /// Whose numbers its fence counts in.
+    pub lease_source: NumberSource,
+    /// Nobody knows which tokens of its outside lock service are stale: an operator must confirm.
+    pub locked: bool,
     /// The lease at the fence, if one was granted there.
     pub lease: Option<LeaseBody>,
     /// When the table last changed it, as a hybrid logical time.
     pub changed: String,
+}
+
+/// Whose numbers a fence counts in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NumberSource {
+    /// The gate's, or an issuer's.
+    Gate,
+    /// An outside lock service's.
+    External,
 }
 
 /// What stands at an object's fence.
@@ -223,9 +264,9 @@ pub enum ObjectState {
     Open,
 }
 
-/// A revoked object.
+/// An object whose fence was moved.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
-pub struct RevokeBody {
+pub struct MovedBody {
     #[serde(flatten)]
     pub object: ObjectBody,
     pub drain: DrainBody,
@@ -387,6 +428,11 @@ impl ObjectBody {
                 State::Draining { .. } => ObjectState::Draining,
                 State::Open { .. } => ObjectState::Open,
             },
+            lease_source: match record.numbers {
+                Numbers::Gate => NumberSource::Gate,
+                Numbers::External => NumberSource::External,
+            },
+            locked: record.lost > 0,
             lease,
             changed: record.changed.to_string(),
         }

@@ -172,6 +172,7 @@ impl Authority {
             request: None,
             tainted: false,
             window: Some(window),
+            is_external: false,
         };
         let (seq, predecessor) = (given.lease_seq, given.predecessor.clone());
         SignedGrant { seq, grant, predecessor, proofs: vec![], max_jump: self.settings.max_jump }

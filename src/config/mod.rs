@@ -409,7 +409,8 @@ impl Settings {
     }
 
     /// What no single value shows: bounds, and values that contradict each other.
-    fn faults(&self) -> Vec<Fault> {
+    #[must_use]
+    pub fn faults(&self) -> Vec<Fault> {
         let mut faults = vec![];
         let mut check = |ok: bool, key: &str, what: &str| {
             if !ok {

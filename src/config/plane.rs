@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Fault, Settings, loopback};
 use crate::{
+    fence::external,
     route::Routes,
     store::{Address, Way},
     tls::{Acceptor, Connector},
@@ -31,6 +32,8 @@ pub struct GateSettings {
     /// Both empty: no TLS on this port.
     pub tls_cert_file: PathBuf,
     pub tls_key_file: PathBuf,
+    /// Whom clients' certificates must come from; empty: clients need none.
+    pub tls_client_ca_file: PathBuf,
 }
 
 /// What the store is told about where a request came from.
@@ -125,9 +128,11 @@ impl GateSettings {
     /// # Errors
     /// With what is wrong.
     pub fn tls(&self) -> Result<Option<Acceptor>, String> {
+        let clients = Some(self.tls_client_ca_file.as_path()).filter(|path| !path.as_os_str().is_empty());
         match (self.tls_cert_file.as_os_str().is_empty(), self.tls_key_file.as_os_str().is_empty()) {
+            (true, true) if clients.is_some() => Err("gate.tls_client_ca_file needs gate.tls_cert_file".to_owned()),
             (true, true) => Ok(None),
-            (false, false) => Acceptor::load(&self.tls_cert_file, &self.tls_key_file).map(Some),
+            (false, false) => Acceptor::load(&self.tls_cert_file, &self.tls_key_file, clients).map(Some),
             _ => Err("gate.tls_cert_file and gate.tls_key_file go together".to_owned()),
         }
     }
@@ -152,6 +157,12 @@ pub struct RouteSettings {
     pub drain_wait_ms: u64,
     /// Keep a hash chain over the writes that have settled.
     pub journal: bool,
+    /// The header that an outside lock service's token comes in.
+    pub token_header: String,
+    /// How far one of its tokens, or all of a minute, may move a fence.
+    pub max_jump: u64,
+    /// Its holder is gone when nothing was heard of it for so long; 0: that does not matter.
+    pub ttl_ms: u64,
     pub store: StoreOverride,
 }
 
@@ -178,6 +189,8 @@ pub enum LeaseSource {
     Gate,
     /// Signed grants only.
     Authority,
+    /// A lock service that is there already: its tokens are numbers.
+    External,
 }
 
 /// What happens to a write that is not fenced as it should be.
@@ -217,6 +230,7 @@ impl Default for GateSettings {
             forwarded: Forwarded::XForwarded,
             tls_cert_file: PathBuf::new(),
             tls_key_file: PathBuf::new(),
+            tls_client_ca_file: PathBuf::new(),
         }
     }
 }
@@ -251,6 +265,9 @@ impl Default for RouteSettings {
             settles: vec![],
             drain_wait_ms: 0,
             journal: false,
+            token_header: "Fence-Token".to_owned(),
+            max_jump: external::MAX_JUMP,
+            ttl_ms: 0,
             store: StoreOverride::default(),
         }
     }
@@ -287,6 +304,27 @@ impl Settings {
     #[must_use]
     pub fn routes(&self) -> Vec<RouteSettings> {
         if self.route.is_empty() { vec![RouteSettings::default()] } else { self.route.clone() }
+    }
+
+    /// What routes of an outside lock service need of the rest.
+    fn external_faults(&self) -> Vec<Fault> {
+        let mut faults = vec![];
+        let is_external = |route: &RouteSettings| route.lease_source == LeaseSource::External;
+        let external = self.route.iter().enumerate().filter(|(_, route)| is_external(route));
+        for place in external.map(|(place, _)| place) {
+            let mut fault = |what: &str| faults.push(Fault::new(format!("route[{place}].lease_source"), what));
+            if self.table.create {
+                fault(
+                    "\"external\" does not go with table.create: after a lost volume every old token would count as the first. Make the table with `fencegate table init`",
+                );
+            }
+            if !self.gate.listen.ip().is_loopback() && self.gate.tls_client_ca_file.as_os_str().is_empty() {
+                fault(
+                    "\"external\" tokens are numbers without a secret, so whoever can reach gate.listen can move the fence: listen on loopback, or ask clients for certificates with gate.tls_client_ca_file",
+                );
+            }
+        }
+        faults
     }
 
     /// What is wrong with the data plane's settings.
@@ -329,6 +367,7 @@ impl Settings {
                 faults.push(Fault::new(format!("route[{place}].store.{key}"), what));
             }
         }
+        faults.extend(self.external_faults());
         faults.extend(Routes::new(self).err().unwrap_or_default());
         faults
     }

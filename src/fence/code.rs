@@ -48,6 +48,9 @@ pub enum Code {
     GrantUsed,
     GrantRequired,
     LeaseNotYetValid,
+    // An outside lock service's object's
+    ObjectLocked,
+    ExternalLease,
     // A migration's
     NotAnIssuer,
     MigrationNotFound,
@@ -83,7 +86,7 @@ pub enum Plane {
 
 impl Code {
     /// All of them, in the order of their declaration.
-    pub const ALL: [Self; 53] = [
+    pub const ALL: [Self; 55] = [
         Self::WriteUnfenced,
         Self::WriteStaleFence,
         Self::WriteFenceAhead,
@@ -124,6 +127,8 @@ impl Code {
         Self::GrantUsed,
         Self::GrantRequired,
         Self::LeaseNotYetValid,
+        Self::ObjectLocked,
+        Self::ExternalLease,
         Self::NotAnIssuer,
         Self::MigrationNotFound,
         Self::MigrationInProgress,
@@ -181,6 +186,8 @@ impl Code {
             Self::GrantUsed => "GRANT_USED",
             Self::GrantRequired => "GRANT_REQUIRED",
             Self::LeaseNotYetValid => "LEASE_NOT_YET_VALID",
+            Self::ObjectLocked => "OBJECT_LOCKED",
+            Self::ExternalLease => "EXTERNAL_LEASE",
             Self::NotAnIssuer => "NOT_AN_ISSUER",
             Self::MigrationNotFound => "MIGRATION_NOT_FOUND",
             Self::MigrationInProgress => "MIGRATION_IN_PROGRESS",
@@ -219,6 +226,7 @@ impl Code {
             | Self::PredecessorMismatch
             | Self::FenceProofMismatch
             | Self::GrantUsed
+            | Self::ExternalLease
             | Self::NotAnIssuer
             | Self::MigrationInProgress
             | Self::MigrationOver
@@ -247,6 +255,7 @@ impl Code {
             | Self::TableUnavailable
             | Self::ClockUntrusted
             | Self::LeaseNotYetValid
+            | Self::ObjectLocked
             | Self::GateStopping
             | Self::GateOverloaded => 503,
         }
@@ -270,6 +279,7 @@ impl Code {
             | Self::TableUnavailable
             | Self::ClockUntrusted
             | Self::LeaseNotYetValid
+            | Self::ObjectLocked
             | Self::GateStopping
             | Self::GateOverloaded
             | Self::StoreUnreachable => true,
@@ -310,6 +320,7 @@ impl Code {
             | Self::FenceProofMismatch
             | Self::GrantUsed
             | Self::GrantRequired
+            | Self::ExternalLease
             | Self::NotAnIssuer
             | Self::MigrationNotFound
             | Self::MigrationInProgress

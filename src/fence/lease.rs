@@ -60,6 +60,16 @@ impl Lease {
         FenceToken { seq: self.seq, object: object.clone(), secret: self.proof.secret() }
     }
 
+    /// Its holder was heard of: counted from then on, silence has to last as long again. Never shorter than before.
+    pub fn hear(&mut self, now: BootMs) {
+        let deadline = now.after(self.ttl);
+        let more = deadline.since(self.deadline);
+        if more > 0 {
+            self.deadline = deadline;
+            self.expires_at = self.expires_at.after(Ttl(more));
+        }
+    }
+
     /// Runs until at least `ttl` from now. Never shorter than before, also after a restart: `ttl`
     /// stays what the deadline was last set by.
     pub fn extend(&mut self, ttl: Ttl, now: Now) {

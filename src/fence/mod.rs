@@ -12,11 +12,13 @@
 //! - [`lease`], [`record`]: an object's row and the lease in it.
 //! - [`verdict`]: [`judge`], the only maker of a [`Permit`].
 //! - [`step`]: lease changes, as `record.step(event, now) -> (Outcome, Vec<Effect>)`.
-//! - [`authority`]: what signed certificates and grants do to a record.
+//! - [`authority`]: what signed certificates and grants do to a record. [`external`]: what tokens of an
+//!   outside lock service do.
 //! - [`code`]: every answer code with its status and what it means for the caller.
 
 pub mod authority;
 pub mod code;
+pub mod external;
 pub mod ids;
 pub mod lease;
 pub mod record;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Certified, Ended, Fence, Hlc, Incarnation, Lease, ObjectId};
+use super::{BootMs, Certified, Ended, Fence, Hlc, Incarnation, Lease, ObjectId, Ttl};
 
 /// Names one advance of one object, so that only the advance that began a drain can end it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,9 +14,24 @@ pub enum State {
     /// Nobody may write. `last` is the lease that ended at this very fence, if one did.
     Free { last: Option<(Lease, Ended)> },
     /// The fence has moved; writes of older leases may still be on their way to the store.
-    Draining { advance: AdvanceId },
+    Draining {
+        advance: AdvanceId,
+        /// It opens by itself once it has drained, for whoever has its number: that of an outside lock service.
+        /// How long that one may be silent then.
+        opens: Option<Ttl>,
+    },
     /// A lease was granted and has not been ended. It may be past its deadline.
     Open { lease: Lease },
+}
+
+/// Whose numbers an object's fence counts in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Numbers {
+    /// The gate's own, or an issuer's: each lease has a secret.
+    #[default]
+    Gate,
+    /// An outside lock service's.
+    External,
 }
 
 /// An object's row.
@@ -31,6 +46,10 @@ pub struct Record {
     pub changed: Hlc,
     /// What the newest fence certificate for it says, if there was one.
     pub certified: Option<Arc<Certified>>,
+    pub numbers: Numbers,
+    /// How many incarnations the table has begun since, where the numbers are not the gate's own, so that
+    /// no arithmetic can raise its floor.
+    pub lost: u64,
 }
 
 impl Record {
@@ -44,19 +63,40 @@ impl Record {
             incarnation,
             changed: Hlc::default(),
             certified: None,
+            numbers: Numbers::Gate,
+            lost: 0,
         }
     }
 
     /// The record as the table's present incarnation sees it. A newer one raises the floor and
-    /// voids whatever lease stood there: part of the past may be missing.
+    /// voids whatever lease stood there: part of the past may be missing. Outside numbers know nothing of
+    /// that: there the object is locked.
     #[must_use]
     pub fn rebased(mut self, to: Incarnation) -> Self {
         let passed = to.since(self.incarnation);
         if passed > 0 {
-            self.fence = self.fence.raised(passed);
             self.state = State::Free { last: None };
-            self.incarnation = to;
+            match self.numbers {
+                Numbers::External => self.lost = passed,
+                Numbers::Gate => {
+                    self.fence = self.fence.raised(passed);
+                    self.incarnation = to;
+                }
+            }
         }
+        self
+    }
+
+    /// The floor for a number of the gate's own.
+    pub(super) fn gate_floor(&self) -> Fence {
+        self.fence.raised(self.lost)
+    }
+
+    /// What was lost of its past has been made up for.
+    #[must_use]
+    pub(super) fn caught_up(mut self) -> Self {
+        let lost = u32::try_from(std::mem::take(&mut self.lost)).unwrap_or(u32::MAX);
+        self.incarnation = Incarnation::new(self.incarnation.get().saturating_add(lost));
         self
     }
 
@@ -70,10 +110,15 @@ impl Record {
     }
 
     /// Its lease has been written with, so the answer that granted it did arrive. Not worth a synced
-    /// write of its own: a crash that forgets it only lets the same holder ask for the same lease again.
-    pub fn mark_used(&mut self) {
+    /// write of its own: a crash that forgets it only lets the same holder ask for the same lease again. `now` may
+    /// be a little late.
+    pub fn mark_used(&mut self, now: BootMs) {
         if let State::Open { lease } = &mut self.state {
             lease.used = true;
+            if self.numbers == Numbers::External {
+                // Its holder was heard of.
+                lease.hear(now);
+            }
         }
     }
 

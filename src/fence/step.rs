@@ -12,7 +12,11 @@ use crate::failpoints::{self, Fault};
 
 use super::{
     Certified, Ended, Fence, FenceToken, Hlc, HolderId, How, Lease, LeaseId, LeaseRow, LeaseSeq, Now, Record,
-    RequestId, State, TableKey, Ttl, WallMs, authority::SignedGrant, lease::Start, record::AdvanceId,
+    RequestId, State, TableKey, Ttl, WallMs,
+    authority::SignedGrant,
+    external::Number,
+    lease::Start,
+    record::{AdvanceId, Numbers},
 };
 
 /// When a step happens, and the key that its tokens are made with.
@@ -33,6 +37,8 @@ pub struct Grant {
     pub tainted: bool,
     /// A signed grant's own times, which then count instead of `ttl`.
     pub window: Option<Window>,
+    /// It is for whoever has this number of an outside lock service; `ttl` is how long that one may be silent.
+    pub is_external: bool,
 }
 
 /// From when until when a signed grant counts.
@@ -89,6 +95,15 @@ pub enum Event {
     },
     /// An issuer gives the object to someone, under a number of its own choice.
     Grant(SignedGrant),
+    /// A write, or its holder's call, brings a number of an outside lock service.
+    Follow {
+        number: Number,
+        grant: Grant,
+    },
+    /// An operator says which outside number is the lowest that may still write.
+    Confirm {
+        lowest: LeaseSeq,
+    },
     /// Nothing older is on its way to the store any more.
     Drained {
         seq: LeaseSeq,
@@ -148,6 +163,15 @@ pub enum LeaseRefusal {
     FenceProof,
     /// A grant's token was handed out and used, or its lease is another holder's.
     GrantUsed,
+    /// An outside number is further above the fence than its route allows.
+    Ahead {
+        fence: Fence,
+        to: LeaseSeq,
+    },
+    /// Nobody knows which outside number is the lowest that may still write.
+    Locked {
+        fence: Fence,
+    },
 }
 
 /// What the ledger has to carry out.
@@ -219,6 +243,8 @@ impl Record {
             Event::Revoke { reason } => self.advance(How::Fenced { reason }, None, at),
             Event::Fence { by, max_jump } => self.certify(by, max_jump, at),
             Event::Grant(signed) => self.grant(signed, at),
+            Event::Follow { number, grant } => self.follow(number, grant, at),
+            Event::Confirm { lowest } => self.confirm(lowest, at),
             Event::Drained { seq, advance, then } => self.open(seq, advance, then, at),
         }
     }
@@ -251,7 +277,7 @@ impl Record {
         };
         if let Some(lease_id) = rotate {
             let (holder, tainted) = (lease.holder.clone(), lease.tainted);
-            let grant = Grant { lease_id, holder, ttl, request: None, tainted, window: None };
+            let grant = Grant { lease_id, holder, ttl, request: None, tainted, window: None, is_external: false };
             return self.advance(How::Fenced { reason: "rotated".to_owned() }, Some(grant), at);
         }
         let mut lease = lease.clone();
@@ -315,7 +341,12 @@ impl Record {
 
     /// Moves the fence up by one. An open lease ends, as `how` says (or expired, where it was).
     fn advance(&self, how: How, then: Option<Grant>, at: &At<'_>) -> Step {
-        match self.fence.next() {
+        let next = match self.numbers {
+            // Nobody is given the number: it is the outside lock service's to give.
+            Numbers::External if then.is_none() => self.fence.get().checked_add(1).and_then(LeaseSeq::new),
+            Numbers::Gate | Numbers::External => self.gate_floor().next(),
+        };
+        match next {
             Some(seq) => self.advance_to(seq, how, then, at),
             None => refused(LeaseRefusal::SeqExhausted),
         }
@@ -336,14 +367,20 @@ impl Record {
             effects.push(announce(kind, row, seq.into()));
         }
         let advance = AdvanceId(at.stamp);
-        effects.push(Effect::Store(self.with(seq.into(), State::Draining { advance }, at)));
+        let opens = then.as_ref().filter(|grant| grant.is_external).map(|grant| grant.ttl);
+        let record = self.with(seq.into(), State::Draining { advance, opens }, at);
+        effects.push(Effect::Store(match &then {
+            None => record,
+            Some(grant) if grant.is_external => Self { numbers: Numbers::External, ..record },
+            Some(_) => Self { numbers: Numbers::Gate, ..record.caught_up() },
+        }));
         effects.push(Effect::Drain { seq, advance, then });
         (Outcome::Advancing, effects)
     }
 
     /// Opens the object for the grant that its drain was for, or leaves it to nobody.
     fn open(&self, seq: LeaseSeq, advance: AdvanceId, then: Option<Grant>, at: &At<'_>) -> Step {
-        let still_ours = self.fence == Fence::from(seq) && self.state == State::Draining { advance };
+        let still_ours = self.is_draining_at(seq, advance);
         if !still_ours && !failpoints::on(Fault::NoStep4Check) {
             return refused(LeaseRefusal::Fenced { fence: self.fence });
         }
@@ -389,7 +426,15 @@ impl Record {
 
     pub(super) fn with(&self, fence: Fence, state: State, at: &At<'_>) -> Self {
         let (object, certified) = (self.object.clone(), self.certified.clone());
-        Self { object, fence, state, incarnation: self.incarnation, changed: at.stamp, certified }
+        let Self { incarnation, numbers, lost, .. } = *self;
+        Self { object, fence, state, incarnation, changed: at.stamp, certified, numbers, lost }
+    }
+
+    /// Whether this very advance has yet to end.
+    #[must_use]
+    pub fn is_draining_at(&self, seq: LeaseSeq, by: AdvanceId) -> bool {
+        let is_by_it = matches!(self.state, State::Draining { advance, .. } if advance == by);
+        self.fence == Fence::from(seq) && is_by_it
     }
 
     /// The lease that a repeated request gets again: still open and live, and not known to have

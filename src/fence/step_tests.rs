@@ -22,7 +22,15 @@ fn holder(text: &str) -> HolderId {
 }
 
 fn grant(lease: &str, who: &str) -> Grant {
-    Grant { lease_id: id(lease), holder: holder(who), ttl: Ttl(100), request: None, tainted: false, window: None }
+    Grant {
+        lease_id: id(lease),
+        holder: holder(who),
+        ttl: Ttl(100),
+        request: None,
+        tainted: false,
+        window: None,
+        is_external: false,
+    }
 }
 
 fn acquire(lease: &str, who: &str) -> Event {

@@ -43,6 +43,11 @@ impl BootMs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ttl(pub u64);
 
+impl Ttl {
+    /// Longer than anything lasts; the largest integer that every JSON reader keeps exact.
+    pub const FOR_EVER: Self = Self((1 << 53) - 1);
+}
+
 /// One reading of both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {

@@ -25,6 +25,8 @@ pub enum TokenFault {
     Shape,
     #[error("the lease_seq must be a decimal number from 1 to 2^64-1, without sign or leading zero")]
     Seq,
+    #[error("the fence token of this route is a decimal number from 1 to 2^64-1, without sign or leading zero")]
+    Number,
     #[error("the object_id must be unpadded base64url of a valid object id")]
     Object,
     #[error("the secret must be 16 bytes as unpadded base64url")]
@@ -268,7 +270,7 @@ fn read<T>(text: &str, object: impl FnOnce(&str) -> Option<T>) -> Result<(LeaseS
     Ok((seq, id, parse_secret(secret)?))
 }
 
-fn parse_seq(text: &[u8]) -> Result<LeaseSeq, TokenFault> {
+pub(super) fn parse_seq(text: &[u8]) -> Result<LeaseSeq, TokenFault> {
     if text.is_empty() || text[0] == b'0' {
         return Err(TokenFault::Seq);
     }

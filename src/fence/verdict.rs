@@ -12,6 +12,7 @@ use crate::failpoints::{self, Fault};
 use super::{
     Certified, Code, Ended, Fence, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, Now, ObjectId, Record, Secret,
     State,
+    external::Number,
     token::{Claim, TokenFault},
 };
 
@@ -21,6 +22,8 @@ pub enum Presented {
     Nothing,
     Unreadable(TokenFault),
     Token(Claim),
+    /// A number of an outside lock service.
+    Number(Number),
 }
 
 impl Presented {
@@ -111,6 +114,16 @@ pub enum Refusal {
     WrongSecret {
         seq: LeaseSeq,
     },
+    /// An outside number is further above the fence than its route allows.
+    Jump {
+        seq: LeaseSeq,
+        fence: Fence,
+        max_jump: u64,
+    },
+    /// Nobody knows which outside number is the lowest that may still write.
+    Locked {
+        fence: Fence,
+    },
     Draining {
         fence: Fence,
     },
@@ -144,7 +157,8 @@ impl Refusal {
             Self::Unusable(Unusable::Table) => Code::TableUnavailable,
             Self::Unusable(Unusable::Clock) => Code::ClockUntrusted,
             Self::Stale { .. } => Code::WriteStaleFence,
-            Self::Ahead { .. } => Code::WriteFenceAhead,
+            Self::Ahead { .. } | Self::Jump { .. } => Code::WriteFenceAhead,
+            Self::Locked { .. } => Code::ObjectLocked,
             Self::WrongSecret { .. } => Code::FenceTokenInvalid,
             Self::Draining { .. } => Code::FenceDraining,
             Self::Ended { .. } => Code::LeaseExpired,
@@ -161,6 +175,8 @@ pub enum Denial {
     /// The lease is past its deadline, but the table does not say so yet. Nobody may be told
     /// before its end is durable: end it through the ledger, then judge again.
     Overdue(LeaseId),
+    /// The fence is below this number of an outside lock service: move it through the ledger, then judge again.
+    Behind(Number),
 }
 
 impl Denial {
@@ -173,7 +189,7 @@ impl Denial {
             Self::Refused(Refusal::Mismatch { .. }) => 2,
             Self::Refused(Refusal::Unusable(_)) => 3,
             Self::Refused(Refusal::Stale { .. }) => 4,
-            Self::Refused(Refusal::Ahead { .. }) => 5,
+            Self::Refused(Refusal::Ahead { .. } | Refusal::Jump { .. } | Refusal::Locked { .. }) | Self::Behind(_) => 5,
             Self::Refused(Refusal::WrongSecret { .. }) => 6,
             Self::Refused(Refusal::Draining { .. }) => 7,
             Self::Refused(Refusal::Ended { .. }) | Self::Overdue(_) => 8,
@@ -202,6 +218,19 @@ pub fn judge(view: View<'_>, presented: &Presented, now: Now) -> Result<Permit, 
             }
             check(view, (claim.seq, claim.secret), now).map(|found| permit(found, now))
         }
+        Presented::Number(number) => {
+            let (record, sealed) = known(view, now)?;
+            record.judge_number(sealed, *number, now).map(|lease| permit((record, lease), now))
+        }
+    }
+}
+
+/// The record, where one can be judged by.
+fn known(view: View<'_>, now: Now) -> Result<(&Record, bool), Refusal> {
+    match view {
+        View::Unusable(why) => Err(Refusal::Unusable(why)),
+        View::Known { .. } if !now.is_plausible() => Err(Refusal::Unusable(Unusable::Clock)),
+        View::Known { record, sealed } => Ok((record, sealed)),
     }
 }
 
@@ -236,11 +265,7 @@ type Linked = (LeaseSeq, Secret);
 
 /// The checks of a linked token, in their order: the record and the lease that a permit is for.
 fn check(view: View<'_>, token: Linked, now: Now) -> Result<(&Record, &Lease), Denial> {
-    let (record, sealed) = match view {
-        View::Unusable(why) => return Err(Refusal::Unusable(why).into()),
-        View::Known { .. } if !now.is_plausible() => return Err(Refusal::Unusable(Unusable::Clock).into()),
-        View::Known { record, sealed } => (record, sealed),
-    };
+    let (record, sealed) = known(view, now)?;
     let (seq, fence) = (token.0, record.fence);
     if Fence::from(seq) < fence {
         let heir = record.open_lease();

@@ -1,7 +1,10 @@
 //! The order of the checks, pair by pair.
 
 use super::*;
-use crate::fence::{BootMs, Hlc, HolderId, How, Incarnation, Lease, Secret, TableKey, Ttl, WallMs, record::AdvanceId};
+use crate::fence::{
+    BootMs, Hlc, HolderId, How, Incarnation, Lease, Secret, TableKey, Ttl, WallMs,
+    record::{AdvanceId, Numbers},
+};
 
 const NOW: Now = Now { wall: WallMs(1_800_000_000_000), boot: BootMs(50_000) };
 const SEQ: u64 = 7;
@@ -36,6 +39,8 @@ fn record(state: State) -> Record {
         incarnation: Incarnation::default(),
         changed: Hlc::default(),
         certified: None,
+        numbers: Numbers::Gate,
+        lost: 0,
     }
 }
 
@@ -176,7 +181,7 @@ fn at_a_fence_without_lease_no_secret_is_right_and_a_draining_one_asks_to_wait()
     let token = Presented::of(&lease().token(&object("users")), &object("users"));
     for (state, code) in [
         (State::Free { last: None }, Code::FenceTokenInvalid),
-        (State::Draining { advance: AdvanceId(Hlc::default()) }, Code::FenceDraining),
+        (State::Draining { advance: AdvanceId(Hlc::default()), opens: None }, Code::FenceDraining),
     ] {
         let record = record(state);
         match judge(View::Known { record: &record, sealed: false }, &token, NOW) {

@@ -209,6 +209,8 @@ impl LedgerMetrics {
                 | LeaseRefusal::Jump { .. }
                 | LeaseRefusal::Predecessor { .. }
                 | LeaseRefusal::FenceProof
+                | LeaseRefusal::Ahead { .. }
+                | LeaseRefusal::Locked { .. }
                 | LeaseRefusal::GrantUsed => 6,
             },
             Err(Refused::Unavailable | Refused::Unsure) => 5,

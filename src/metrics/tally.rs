@@ -141,7 +141,9 @@ impl OperationTally {
         self.validation.observe(seconds);
         match refusal {
             // Nothing is wrong with the token.
-            None | Some(Refusal::Unusable(_) | Refusal::Draining { .. } | Refusal::NotYet { .. }) => {}
+            None
+            | Some(Refusal::Unusable(_) | Refusal::Draining { .. } | Refusal::NotYet { .. } | Refusal::Locked { .. }) =>
+                {}
             Some(Refusal::Stale { .. }) => {
                 self.shared.stale.inc();
                 self.shared.conflicts.inc();
@@ -151,6 +153,7 @@ impl OperationTally {
                 | Refusal::Malformed(_)
                 | Refusal::Mismatch { .. }
                 | Refusal::Ahead { .. }
+                | Refusal::Jump { .. }
                 | Refusal::WrongSecret { .. }
                 | Refusal::Ended { .. },
             ) => self.shared.conflicts.inc(),

@@ -193,6 +193,12 @@ impl Problem {
         }
     }
 
+    /// The fence that it tells, or none.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        Fence::new(self.fence.unwrap_or(0))
+    }
+
     /// The code.
     #[must_use]
     pub fn code(&self) -> Code {
@@ -343,6 +349,22 @@ impl Problem {
                 Code::GrantUsed,
                 "this lease_id was granted before: its token has been used, or it is another holder's or object's; use a new lease_id",
             ),
+            LeaseRefusal::Ahead { fence, to } => {
+                let detail = format!(
+                    "this would move the fence from {fence} to {to}, further than the route's max_jump at once or within a minute; is it this object's token?"
+                );
+                let mut problem = Self::new(Code::WriteFenceAhead, detail);
+                problem.fence = Some(fence.get());
+                problem
+            }
+            LeaseRefusal::Locked { fence } => {
+                let mut problem = Self::new(
+                    Code::ObjectLocked,
+                    "part of the fence table's past was lost, so nobody knows which tokens are stale: confirm the lowest token that may write, with POST /v1/objects/{object_id}/confirm",
+                );
+                problem.fence = Some(fence.get());
+                problem
+            }
             LeaseRefusal::SeqExhausted => Self::new(
                 Code::SeqExhausted,
                 "this object has used up its lease numbers (2^53-1); use another object_id",

@@ -8,12 +8,13 @@ pub mod template;
 
 use std::{borrow::Cow, sync::Arc};
 
+use http::HeaderName;
 use sha2::{Digest, Sha256};
 
 use self::template::{Captures, ObjectTemplate, PathTemplate};
 use crate::{
     config::{Fault, LeaseSource, Mode, PartialBody, RouteSettings, Settings, StoreSettings},
-    fence::{ObjectId, Ttl},
+    fence::{ObjectId, Ttl, external},
     table::codec::Terms,
 };
 
@@ -37,8 +38,18 @@ pub struct Route {
     pub drain_wait_ms: u64,
     pub source: LeaseSource,
     pub journal: bool,
+    /// Where its tokens come from an outside lock service.
+    pub external: Option<External>,
     path: PathTemplate,
     object: ObjectTemplate,
+}
+
+/// What a route says of an outside lock service's tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct External {
+    /// The header that they come in.
+    pub header: HeaderName,
+    pub terms: external::Terms,
 }
 
 /// All routes, the most specific first, and the stores behind them.
@@ -89,6 +100,7 @@ impl Routes {
                 let what = format!("{odd} says by itself what became of a write; only {UNSETTLING:?} do not");
                 faults.push(Fault::new(at("settles"), what));
             }
+            let external = external(given).map_err(|(key, what)| faults.push(Fault::new(at(key), what)));
             match parse(given) {
                 Err((key, what)) => faults.push(Fault::new(at(key), what)),
                 Ok((path, object)) => {
@@ -107,6 +119,7 @@ impl Routes {
                         drain_wait_ms,
                         source: given.lease_source,
                         journal: given.journal,
+                        external: external.unwrap_or_default(),
                         path,
                         object,
                     });
@@ -142,6 +155,14 @@ impl Routes {
     #[must_use]
     pub fn needs_grant(&self, object: &ObjectId) -> bool {
         self.all.iter().any(|route| route.source == LeaseSource::Authority && route.may_make(object))
+    }
+
+    /// What is said of the tokens of this object's lock, where that is kept elsewhere: some route that could be its
+    /// own says so.
+    #[must_use]
+    pub fn follows(&self, object: &ObjectId) -> Option<external::Terms> {
+        let external = self.all.iter().filter(|route| route.may_make(object)).find_map(|route| route.external.as_ref());
+        external.map(|external| external.terms)
     }
 
     /// Whether the settled writes of this object are journaled by some route.
@@ -183,6 +204,53 @@ impl Route {
     }
 }
 
+/// What only routes have whose tokens come from an outside lock service.
+fn external(given: &RouteSettings) -> Result<Option<External>, (&'static str, String)> {
+    let plain = RouteSettings::default();
+    if given.lease_source != LeaseSource::External {
+        let only = |key| Err((key, "is for lease_source = \"external\"".to_owned()));
+        return match given {
+            _ if given.token_header != plain.token_header => only("token_header"),
+            _ if given.max_jump != plain.max_jump => only("max_jump"),
+            _ if given.ttl_ms != plain.ttl_ms => only("ttl_ms"),
+            _ => Ok(None),
+        };
+    }
+    let header = HeaderName::from_bytes(given.token_header.as_bytes());
+    let header = header.map_err(|_| ("token_header", format!("{:?} is not a header's name", given.token_header)))?;
+    if RESERVED.contains(&header.as_str()) {
+        return Err(("token_header", format!("{header} has its own meaning; choose another header")));
+    }
+    if given.max_jump == 0 {
+        return Err(("max_jump", "must be at least 1".to_owned()));
+    }
+    if given.ttl_ms != 0 && !(1_000..=Ttl::FOR_EVER.0 / 2).contains(&given.ttl_ms) {
+        return Err(("ttl_ms", "must be at least 1000, or 0 where silence does not matter".to_owned()));
+    }
+    let silence = if given.ttl_ms == 0 { Ttl::FOR_EVER } else { Ttl(given.ttl_ms) };
+    Ok(Some(External { header, terms: external::Terms { max_jump: given.max_jump, silence } }))
+}
+
+/// Headers that say how a request is to be read, or who sends it.
+const RESERVED: [&str; 16] = [
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "cookie",
+    "destination",
+    "expect",
+    "host",
+    "idempotency-key",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "via",
+    "x-forwarded-for",
+];
+
 fn parse(given: &RouteSettings) -> Result<(PathTemplate, ObjectTemplate), (&'static str, String)> {
     let path = PathTemplate::parse(&given.path).map_err(|fault| ("match", fault.to_string()))?;
     let object = ObjectTemplate::parse(&given.object, &path).map_err(|fault| ("object", fault.to_string()))?;
@@ -204,6 +272,10 @@ fn disagreements(routes: &[Route]) -> Vec<Fault> {
                     other.name
                 );
                 faults.push(Fault::new(format!("route[{place}].journal"), what));
+            }
+            if route.object == other.object && route.source != other.source {
+                let what = format!("route {:?} has the same object, and its leases come from elsewhere", other.name);
+                faults.push(Fault::new(format!("route[{place}].lease_source"), what));
             }
             if tie && !agree {
                 let what = format!("takes paths that route {:?} takes too, and they disagree", other.name);

@@ -162,6 +162,7 @@ impl World {
                 Phase::Held
             }
             Some(Err(Denial::Refused(refusal))) => self.refuse(write, &refusal),
+            Some(Err(Denial::Behind(_))) => unreachable!("nobody brings outside numbers here"),
             Some(Err(Denial::Overdue(lease))) => {
                 let (reply, ended) = oneshot::channel();
                 self.calls.push(Command::End { leases: vec![(object, lease)], reply });
@@ -231,6 +232,7 @@ impl World {
                 self.end_write(write, records, End::Nothing);
                 told
             }
+            Err(Denial::Behind(_)) => unreachable!("nobody brings outside numbers here"),
             Err(Denial::Overdue(lease)) => {
                 let (reply, ended) = oneshot::channel();
                 self.calls.push(Command::End { leases: vec![(write.object.clone(), lease)], reply });

@@ -10,8 +10,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, header, req
 
 use crate::{
     config::GateSettings,
-    fence::{Code, FenceToken, ObjectId, code::Limit, token::TokenFault, verdict::Presented},
-    route::{Route, Routes, canonical},
+    fence::{Code, FenceToken, ObjectId, code::Limit, external::Number, token::TokenFault, verdict::Presented},
+    route::{External, Route, Routes, canonical},
 };
 
 /// Where a COPY or MOVE writes to.
@@ -121,8 +121,15 @@ pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) 
     let second = second.filter(|second| *second != object);
     let asks_first = marks.have(Marks::EXPECT);
     Ok(Class::Write(match second {
+        Some(_) if route.external.is_some() => {
+            let what = "this write goes to two objects, and a token of an outside lock service is for one";
+            return Err(unfit(Code::LeaseObjectMismatch, what));
+        }
         None => {
-            let brought = brought(&head.headers, marks);
+            let brought = match &route.external {
+                None => brought(&head.headers, marks),
+                Some(external) => Brought::Read(number(&head.headers, external, marks)),
+            };
             Write { route, target: Target { object, brought }, others: vec![], asks_first }
         }
         Some(second) => {
@@ -346,6 +353,16 @@ fn brought<'a>(headers: &HeaderMap, marks: Marks<'a>) -> Brought<'a> {
     }
 }
 
+/// The number that a write brings from an outside lock service.
+fn number(headers: &HeaderMap, External { header, terms }: &External, marks: Marks<'_>) -> Presented {
+    let field = if *header == FENCE_TOKEN { token_field(headers, marks) } else { other_field(headers, header, marks) };
+    match field.and_then(|text| text.map(|text| Number::parse(text, *terms)).transpose()) {
+        Ok(None) => Presented::Nothing,
+        Ok(Some(number)) => Presented::Number(number),
+        Err(fault) => Presented::Unreadable(fault),
+    }
+}
+
 /// The tokens that a write to several objects presents, one for each, in the order of the objects.
 fn presented_for<'a, const N: usize>(
     mut objects: [Cow<'a, str>; N],
@@ -380,26 +397,44 @@ fn token_field<'a>(headers: &HeaderMap, marks: Marks<'a>) -> Result<Option<&'a s
     if marks.have(Marks::TOKENS) {
         return Err(TokenFault::Twice);
     }
-    if marks.have(Marks::CONNECTION) && names(headers, header::CONNECTION) {
-        return Err(TokenFault::InConnection);
-    }
-    if marks.have(Marks::TRAILER) && names(headers, header::TRAILER) {
-        return Err(TokenFault::InTrailer);
-    }
-    if marks.have(Marks::AUTHORIZATION) && is_signed(headers) {
-        return Err(TokenFault::Signed);
-    }
+    check_field(headers, &FENCE_TOKEN, marks)?;
     marks.token.map(|token| token.to_str().map_err(|_| TokenFault::Shape)).transpose()
 }
 
+/// The one field that a route says its tokens come in.
+fn other_field<'a>(headers: &'a HeaderMap, name: &HeaderName, marks: Marks<'_>) -> Result<Option<&'a str>, TokenFault> {
+    let mut fields = headers.get_all(name).iter();
+    let (field, second) = (fields.next(), fields.next());
+    if second.is_some() {
+        return Err(TokenFault::Twice);
+    }
+    check_field(headers, name, marks)?;
+    field.map(|token| token.to_str().map_err(|_| TokenFault::Number)).transpose()
+}
+
+/// What stands in the way of a token, whatever it says.
+fn check_field(headers: &HeaderMap, name: &HeaderName, marks: Marks<'_>) -> Result<(), TokenFault> {
+    if marks.have(Marks::CONNECTION) && names(headers, header::CONNECTION, name) {
+        return Err(TokenFault::InConnection);
+    }
+    if marks.have(Marks::TRAILER) && names(headers, header::TRAILER, name) {
+        return Err(TokenFault::InTrailer);
+    }
+    // Whatever else a route takes for its token reaches the store.
+    if *name == FENCE_TOKEN && marks.have(Marks::AUTHORIZATION) && is_signed(headers) {
+        return Err(TokenFault::Signed);
+    }
+    Ok(())
+}
+
 /// Whether a list header names the token's.
-fn names(headers: &HeaderMap, list: HeaderName) -> bool {
+fn names(headers: &HeaderMap, list: HeaderName, token: &HeaderName) -> bool {
     headers
         .get_all(list)
         .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
-        .any(|name| name.trim().eq_ignore_ascii_case(FENCE_TOKEN.as_str()))
+        .any(|name| name.trim().eq_ignore_ascii_case(token.as_str()))
 }
 
 fn is_signed(headers: &HeaderMap) -> bool {

@@ -13,9 +13,11 @@ use crate::{
     failpoints::{self, Point},
     fence::{
         Denial, Now, ObjectId, Permit, Record, Refusal, Ttl,
+        external::{self, Number},
+        step::LeaseRefusal,
         verdict::{self, Presented, Unusable, View},
     },
-    table::{flight::Stage, records::Records, stripes::Place},
+    table::{flight::Stage, ledger, records::Records, stripes::Place},
 };
 
 /// A write that may not go on, for now or for ever.
@@ -77,7 +79,7 @@ pub fn decide_at_once(
         }
     };
     match denied {
-        None | Some(Denied { why: Denial::Overdue(_), .. }) => not_yet(target, others),
+        None | Some(Denied { why: Denial::Overdue(_) | Denial::Behind(_), .. }) => not_yet(target, others),
         Some(Denied { why: Denial::Refused(Refusal::Draining { .. }), .. }) if patience_ms > 0 => {
             not_yet(target, others)
         }
@@ -126,8 +128,34 @@ async fn decide(worker: &Worker, target: Target<'_>, others: Vec<Target<'_>>, bo
                 let ended = gate.ledger.end(vec![(object.clone(), lease)]).await;
                 ended.map_err(|_| unusable(object))?;
             }
+            Denial::Behind(number) => follow(worker, object, number).await?,
         }
     }
+}
+
+/// Moves the fence to an outside lock service's number, and waits a while for the last writes below it. The write
+/// is judged again then, whatever has become of it.
+async fn follow(worker: &Worker, object: ObjectId, number: Number) -> Result<(), Refused> {
+    let (seq, fence) = (number.seq, number.seq.into());
+    let moved = match Waiting::take(&worker.plane) {
+        Some(_place) => worker.plane.gate.ledger.follow(object.clone(), number).await,
+        None => Err(ledger::Refused::Overloaded),
+    };
+    let why = match moved {
+        Ok(_) => return Ok(()),
+        Err(ledger::Refused::Lease { why, .. }) => match why {
+            LeaseRefusal::Ahead { fence, .. } => Refusal::Jump { seq, fence, max_jump: number.terms.max_jump },
+            LeaseRefusal::Locked { fence } => Refusal::Locked { fence },
+            LeaseRefusal::ClockUntrusted => Refusal::Unusable(Unusable::Clock),
+            LeaseRefusal::Expired { ended } => Refusal::Ended { seq, holder: external::holder(), ended },
+            LeaseRefusal::Fenced { fence } => Refusal::Stale { seq, fence, successor: None, certified: None },
+            _ => Refusal::Draining { fence },
+        },
+        // The fence may have moved or not: the same write may come again.
+        Err(ledger::Refused::Overloaded | ledger::Refused::Stopping) => Refusal::Draining { fence },
+        Err(_) => Refusal::Unusable(Unusable::Table),
+    };
+    Err(Refused { object, why })
 }
 
 fn unusable(object: ObjectId) -> Refused {
@@ -246,8 +274,9 @@ fn look(target: &Target<'_>, record: &Record, sealed: bool, now: Now) -> Result<
 fn without_record(gate: &Gate, target: &Target<'_>, now: Now) -> Option<Denial> {
     let is_linked = match &target.brought {
         // Not known before the record is; without one, it is read.
-        Brought::Text(_) => true,
-        Brought::Read(presented) => matches!(presented, Presented::Token(token) if token.other.is_none()),
+        Brought::Text(_) | Brought::Read(Presented::Number(_)) => true,
+        Brought::Read(Presented::Token(token)) => token.other.is_none(),
+        Brought::Read(Presented::Nothing | Presented::Unreadable(_)) => false,
     };
     if is_linked && gate.records.latched().is_none() {
         return None;

@@ -30,7 +30,7 @@ use super::{
 use crate::{
     clock::Stopwatch,
     failpoints::{self, Fault, Point},
-    fence::{Code, Denial, code::Limit},
+    fence::{Code, Denial, Refusal, code::Limit},
     metrics::OperationTally,
     route::{Route, UNSETTLING},
     store::{
@@ -413,6 +413,11 @@ impl Job {
         loop {
             match *halt {
                 Halt::Refused(refused) => return Err(refused),
+                // Only a first look finds a fence below an outside number.
+                Halt::Denied(Denied { object, why: Denial::Behind(number) }) => {
+                    let fence = number.seq.into();
+                    return Err(Refused::from(Refusal::Draining { fence }).of(&object));
+                }
                 Halt::Denied(Denied { object, why: Denial::Refused(refusal) }) => {
                     return Err(Refused::from(refusal).of(&object));
                 }

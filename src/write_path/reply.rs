@@ -195,6 +195,16 @@ impl From<Refusal> for Refused {
                 Self::new(code, format!("this gate has granted nothing above {fence}; is the token another gate's?"))
                     .numbered(Some(seq), Some(fence))
             }
+            Refusal::Jump { seq, fence, max_jump } => Self::new(
+                code,
+                format!("this would move the fence from {fence} further than max_jump ({max_jump}) at once or within a minute; is it this object's token?"),
+            )
+            .numbered(Some(seq), Some(fence)),
+            Refusal::Locked { fence } => Self::new(
+                code,
+                "part of the fence table's past was lost, so nobody knows which tokens are stale: an operator must confirm the lowest token that may write, with POST /v1/objects/{object_id}/confirm",
+            )
+            .numbered(None, Some(fence)),
             Refusal::WrongSecret { seq } => {
                 Self::new(code, "this token was not made by this gate's table").numbered(Some(seq), None)
             }

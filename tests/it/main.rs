@@ -12,6 +12,7 @@
 //! - `tls`: on both sides. `reload`: SIGHUP. `secrets`: none leaks. `demo`, `readme`: what they print works.
 //! - `conformance`: every refusal and every bad input, and what the store saw of it.
 //! - `drain`: leases that change hands while writes are on their way. `several`: writes to two objects.
+//! - `external`: tokens of lock services that others run.
 //! - `simulation`: the whole gate but its sockets, by seed, with an adversary; and with faults that it must find.
 //! - `transparency`: large, many and odd requests on both protocols, with clients that others wrote.
 
@@ -27,6 +28,7 @@ mod crash;
 mod demo;
 mod drain;
 mod expiry;
+mod external;
 mod flips;
 mod leases;
 mod process;

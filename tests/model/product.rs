@@ -137,6 +137,7 @@ impl Product {
             request: None,
             tainted: false,
             window: None,
+            is_external: false,
         }
     }
 
@@ -174,7 +175,7 @@ impl Product {
     fn record(&self, row: Row) -> Record {
         let state = match row.standing {
             Standing::Free => State::Free { last: None },
-            Standing::Draining(id) => State::Draining { advance: AdvanceId(hlc(id)) },
+            Standing::Draining(id) => State::Draining { advance: AdvanceId(hlc(id)), opens: None },
             Standing::Open(held) => State::Open { lease: self.lease(held) },
             Standing::Ended(held) => {
                 let ended = Ended { how: How::Expired, at: WallMs(WALL_START), stamp: Hlc::default() };
@@ -189,7 +190,7 @@ impl Product {
         let standing = match &record.state {
             State::Free { last: None } => Standing::Free,
             State::Free { last: Some((lease, _)) } => Standing::Ended(self.held(lease)),
-            State::Draining { advance } => Standing::Draining(small(advance.0.ms)),
+            State::Draining { advance, .. } => Standing::Draining(small(advance.0.ms)),
             State::Open { lease } => Standing::Open(self.held(lease)),
         };
         Row { fence: small(record.fence.get()), standing }

@@ -8,7 +8,11 @@ use super::{
 };
 use crate::fence::{
     BootMs, Certified, Ended, Fence, How, Incarnation, Lease, LeaseId, LeaseRow, LeaseSeq, ObjectId, Record, RequestId,
-    State, TableKey, Ttl, WallMs, authority::FenceProof, lease::Start, record::AdvanceId, time::Frame,
+    State, TableKey, Ttl, WallMs,
+    authority::FenceProof,
+    lease::Start,
+    record::{AdvanceId, Numbers},
+    time::Frame,
 };
 use crate::table::flight::DrainReport;
 
@@ -142,17 +146,26 @@ const FREE: u8 = 0;
 const FREE_AFTER: u8 = 1;
 const DRAINING: u8 = 2;
 const OPEN: u8 = 3;
+/// The same as draining, and opens by itself for whoever has its number.
+const DRAINING_TO_OPEN: u8 = 4;
 
 pub(super) fn write_record(record: &Record, run: u64) -> Vec<u8> {
     let head = Writer::row().u64(record.fence.get()).u32(record.incarnation.get()).hlc(record.changed);
     let (start, certified) = (record.lease().and_then(|(lease, _)| lease.start), record.certified.as_deref());
-    let flags = start.map_or(0, |_| HAS_START) | certified.map_or(0, |_| HAS_CERTIFIED);
+    let numbers = match record.numbers {
+        Numbers::Gate => 0,
+        Numbers::External => IS_EXTERNAL,
+    };
+    let flags = start.map_or(0, |_| HAS_START) | certified.map_or(0, |_| HAS_CERTIFIED) | numbers;
     let row = match &record.state {
         State::Free { last: None } => head.u8(FREE | flags),
         State::Free { last: Some((lease, ended)) } => {
             write_ended(write_lease(head.u8(FREE_AFTER | flags), lease, run), ended)
         }
-        State::Draining { advance } => head.u8(DRAINING | flags).hlc(advance.0),
+        State::Draining { advance, opens: None } => head.u8(DRAINING | flags).hlc(advance.0),
+        State::Draining { advance, opens: Some(silence) } => {
+            head.u8(DRAINING_TO_OPEN | flags).hlc(advance.0).u64(silence.0)
+        }
         State::Open { lease } => write_lease(head.u8(OPEN | flags), lease, run),
     };
     write_signed_part(row, start, certified).done()
@@ -161,6 +174,8 @@ pub(super) fn write_record(record: &Record, run: u64) -> Vec<u8> {
 /// What only objects have that certificates or signed grants were for; said beside the state.
 const HAS_START: u8 = 0x40;
 const HAS_CERTIFIED: u8 = 0x80;
+/// Its numbers are an outside lock service's.
+const IS_EXTERNAL: u8 = 0x20;
 
 fn write_signed_part(mut row: Writer, start: Option<Start>, certified: Option<&Certified>) -> Writer {
     if let Some(start) = start {
@@ -194,13 +209,17 @@ pub(super) fn read_record(object: ObjectId, value: &[u8], context: &Context) -> 
     let changed = reader.hlc()?;
     let mut run = context.frame.run;
     let said = reader.u8()?;
-    let mut state = match said & !(HAS_START | HAS_CERTIFIED) {
+    let numbers = if said & IS_EXTERNAL == 0 { Numbers::Gate } else { Numbers::External };
+    let mut state = match said & !(HAS_START | HAS_CERTIFIED | IS_EXTERNAL) {
         FREE => State::Free { last: None },
         FREE_AFTER => {
             let lease = read_lease(&mut reader, &object, fence, context, &mut run)?;
             State::Free { last: Some((lease, read_ended(&mut reader)?)) }
         }
-        DRAINING => State::Draining { advance: AdvanceId(reader.hlc()?) },
+        DRAINING => State::Draining { advance: AdvanceId(reader.hlc()?), opens: None },
+        DRAINING_TO_OPEN if numbers == Numbers::External => {
+            State::Draining { advance: AdvanceId(reader.hlc()?), opens: Some(Ttl(reader.u64()?)) }
+        }
         OPEN => State::Open { lease: read_lease(&mut reader, &object, fence, context, &mut run)? },
         _ => return Err(CodecFault("a record in no known state")),
     };
@@ -211,6 +230,10 @@ pub(super) fn read_record(object: ObjectId, value: &[u8], context: &Context) -> 
             let boot =
                 |start: Start| if run == context.frame.run { start.boot } else { context.frame.instant(start.at) };
             lease.start = start.map(|start| Start { boot: boot(start), ..start });
+            if numbers == Numbers::External && run != context.frame.run {
+                // Nobody knows when its holder was heard of last: it is listened for anew.
+                lease.deadline = context.frame.start.boot.after(lease.ttl);
+            }
         }
         State::Free { last: None } | State::Draining { .. } if start.is_some() => {
             return Err(CodecFault("a start without a lease"));
@@ -220,7 +243,8 @@ pub(super) fn read_record(object: ObjectId, value: &[u8], context: &Context) -> 
     if incarnation > context.incarnation {
         return Err(CodecFault("a record of an incarnation that is yet to come"));
     }
-    Ok(Record { object, fence, state, incarnation, changed, certified }.rebased(context.incarnation))
+    let record = Record { object, fence, state, incarnation, changed, certified, numbers, lost: 0 };
+    Ok(record.rebased(context.incarnation))
 }
 
 /// The lease's number is the record's fence: it is not stored twice.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use proptest::{option, prelude::*};
 
 use super::*;
+use crate::fence::record::Numbers;
 use crate::fence::{
     BootMs, Certified, Ended, Fence, How, Incarnation, IssuerId, Lease, MigrationId, Now, State, TableKey, Ttl, WallMs,
     authority::FenceProof, lease::Start, record::AdvanceId, time::Frame,
@@ -125,16 +126,22 @@ fn record() -> impl Strategy<Value = Record> {
         let state = prop_oneof![
             Just(State::Free { last: None }),
             (lease(object.clone(), seq), ended()).prop_map(|pair| State::Free { last: Some(pair) }),
-            hlc().prop_map(|stamp| State::Draining { advance: AdvanceId(stamp) }),
+            (hlc(), option::of(any::<u64>().prop_map(Ttl)))
+                .prop_map(|(stamp, opens)| State::Draining { advance: AdvanceId(stamp), opens }),
             lease(object.clone(), seq).prop_map(|lease| State::Open { lease }),
         ];
-        (state, option::of(certified())).prop_map(move |(state, certified)| Record {
-            object: object.clone(),
-            fence: Fence::from(seq),
-            state,
-            incarnation: context().incarnation,
-            changed,
-            certified: certified.map(Arc::new),
+        (state, option::of(certified()), any::<bool>()).prop_map(move |(state, certified, is_external)| {
+            let opens = matches!(state, State::Draining { opens: Some(_), .. });
+            Record {
+                object: object.clone(),
+                fence: Fence::from(seq),
+                state,
+                incarnation: context().incarnation,
+                changed,
+                certified: certified.map(Arc::new),
+                numbers: if is_external || opens { Numbers::External } else { Numbers::Gate },
+                lost: 0,
+            }
         })
     })
 }
@@ -323,6 +330,8 @@ fn a_lease_of_an_earlier_run_is_read_by_this_runs_clocks() {
         incarnation: context.incarnation,
         changed: Hlc::default(),
         certified: None,
+        numbers: Numbers::Gate,
+        lost: 0,
     };
     let read = |run| decode_record(object.clone(), &encode_record(&record, run), &context).unwrap();
     assert_eq!(read(RUN).open_lease().unwrap().deadline, BootMs(123));

@@ -186,6 +186,7 @@ impl Core {
                 request: wanted.request.clone(),
                 tainted: false,
                 window: None,
+                is_external: false,
             };
             let takeover_after_ms = wanted.takeover.then_some(self.setup.takeover_after_ms);
             match self.step(round, &mut draft, object, Event::Acquire { grant, takeover_after_ms })? {

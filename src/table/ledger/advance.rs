@@ -15,8 +15,7 @@ use super::{
 use crate::{
     failpoints::{self, Fault, Point},
     fence::{
-        BootMs, Event, Fence, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, authority::SignedGrant,
-        step::LeaseRefusal,
+        BootMs, Event, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, authority::SignedGrant, step::LeaseRefusal,
     },
     table::flight::{Flying, Tally},
 };
@@ -179,7 +178,8 @@ impl Core {
         let stripes = &self.setup.records.stripes;
         let (tally, flying) = stripes.end_drain(&object);
         let is_tainted = flying.is_tainted(self.setup.clock.now().boot);
-        let then = then.filter(|_| is_wanted).map(|mut grant| {
+        // What is for whoever has an outside number is for someone, whoever waits.
+        let then = then.filter(|grant| is_wanted || grant.is_external).map(|mut grant| {
             grant.tainted |= is_tainted;
             grant
         });
@@ -257,19 +257,20 @@ impl Core {
     }
 
     /// Takes up the drain of a record that an earlier run left behind: nobody knows what was on its way
-    /// then, so the full bound is waited for, and the object is nobody's.
+    /// then, so the full bound is waited for, and the object is nobody's, or whoever's who has its number.
     pub(super) fn resume_drain(&mut self, round: &mut Round, object: &ObjectId) {
         if self.advances.by_object.contains_key(object) {
             return;
         }
         let draining = |record: &Record| match &record.state {
-            State::Draining { advance } => LeaseSeq::new(record.fence.get()).map(|seq| (*advance, seq)),
+            State::Draining { advance, opens } => LeaseSeq::new(record.fence.get()).map(|seq| (*advance, seq, *opens)),
             State::Free { .. } | State::Open { .. } => None,
         };
-        let Ok(Some((advance, seq))) = round.look(&self.setup.records, object, draining) else { return };
+        let Ok(Some((advance, seq, opens))) = round.look(&self.setup.records, object, draining) else { return };
         // It is in memory: it was just read.
         self.setup.records.stripes.set_unknown(object, self.bound_from_start());
-        let drain = Drain { object: object.clone(), seq, advance, then: None };
+        let then = opens.map(|silence| self.external_grant(silence));
+        let drain = Drain { object: object.clone(), seq, advance, then };
         let begun = self.setup.clock.now().boot;
         let id = self.advances.add(Advance { drains: vec![drain], asked: Asked::Nobody, begun });
         self.look_at_advance(round, id);
@@ -325,9 +326,7 @@ impl Core {
         if failpoints::on(Fault::NoStep4Check) {
             return true;
         }
-        let is_current = |record: &Record| {
-            record.fence == Fence::from(drain.seq) && record.state == State::Draining { advance: drain.advance }
-        };
+        let is_current = |record: &Record| record.is_draining_at(drain.seq, drain.advance);
         // Where it cannot be read, the step itself will say so.
         round.look(&self.setup.records, &drain.object, is_current).unwrap_or(true)
     }

@@ -7,6 +7,7 @@ use super::{
     Command, DrainReport, Granted, Refused, Reply,
     advance::{Advances, Drained},
     authority::{Migrating, forget_migrations},
+    external::Jumps,
     lease_ids::LeaseIds,
     round::{Draft, Drain, Round},
     sweep::Sweep,
@@ -62,6 +63,7 @@ pub struct Core {
     pub(super) advances: Advances,
     pub(super) terms: InUse,
     pub(super) migrating: Migrating,
+    pub(super) jumps: Jumps,
     lease_ids: LeaseIds,
     step_meter: StepMeter,
     /// Grants whose clients were gone when the answer came: to be taken back in the next round.
@@ -103,6 +105,7 @@ impl Core {
             advances: Advances::default(),
             terms: InUse::new(setup.terms),
             migrating: Migrating::default(),
+            jumps: Jumps::default(),
             lease_ids: LeaseIds::default(),
             step_meter: StepMeter::new(now),
             orphans: vec![],
@@ -195,7 +198,15 @@ impl Core {
                 self.answer_renewal(round, reply, Err(Refused::Unavailable), false);
             }
             Command::Release { reply, .. } if latched => unavailable(round, reply),
-            Command::Revoke { reply, .. } | Command::Certify { reply, .. } if latched => unavailable(round, reply),
+            Command::Revoke { reply, .. }
+            | Command::Certify { reply, .. }
+            | Command::Follow { reply, .. }
+            | Command::Confirm { reply, .. }
+                if latched =>
+            {
+                unavailable(round, reply);
+            }
+            Command::Follow { reply, .. } if self.closed => answer(round, reply, Err(Refused::Stopping)),
             Command::Grant { reply, .. } if latched => unavailable(round, reply),
             Command::Grant { reply, .. } if self.closed => answer(round, reply, Err(Refused::Stopping)),
             Command::Migrate { reply, .. }
@@ -234,6 +245,11 @@ impl Core {
             }
             Command::Grant { domain, signed, migration, reply } => {
                 self.grant_signed(round, &domain, *signed, migration.map(|each| *each), reply);
+            }
+            Command::Follow { object, number, reply } => self.follow(round, &object, number, reply),
+            Command::Confirm { object, lowest, reply } => {
+                let confirmed = self.confirm(round, &object, lowest);
+                answer(round, reply, confirmed);
             }
             Command::Migrate { progress, deed, reply } => {
                 let done = self.migrate(round, *progress, deed);
@@ -311,6 +327,8 @@ impl Core {
         }
         for record in &draft.records {
             match &record.state {
+                // Nobody has to watch over what has no end.
+                State::Open { lease } if lease.ttl >= Ttl::FOR_EVER => {}
                 State::Open { lease } => self.timers.arm(lease.deadline, &record.object, &lease.lease_id),
                 State::Free { .. } if self.waiters.is_waiting(&record.object) => {
                     self.freed.push(record.object.clone());
@@ -381,6 +399,7 @@ impl Core {
         self.setup.records.stripes.tick(now.boot);
         self.setup.metrics.in_memory(self.setup.records.stripes.len());
         self.waiters.forget_the_gone();
+        self.jumps.forget_old_ones(now.boot);
         if !latched {
             self.settle_terms(round, now.boot);
             self.sweep_some(round);

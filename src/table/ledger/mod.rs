@@ -9,6 +9,7 @@
 //! - `acquire`: acquiring, waiting for one's turn, repeated requests.
 //! - `advance`: fences that have moved while older writes are on their way: seal, drain, open.
 //! - `calls`: renewing, releasing, revoking.
+//! - `external`: numbers of an outside lock service.
 //! - `authority`: signed certificates and grants, and the migrations that they are part of.
 //! - `journal`: a hash chain over the writes of an object that have settled.
 //! - `terms`: which routes' writes may land if this run ends badly.
@@ -23,6 +24,7 @@ mod advance;
 pub mod authority;
 mod calls;
 mod core;
+mod external;
 pub mod journal;
 mod lease_ids;
 mod round;
@@ -56,7 +58,7 @@ use crate::{
     clock::Clock,
     fence::{
         Certified, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, RequestId, Ttl,
-        authority::SignedGrant, step::LeaseRefusal,
+        authority::SignedGrant, external::Number, step::LeaseRefusal,
     },
 };
 
@@ -204,6 +206,18 @@ pub enum Command {
         signed: Box<SignedGrant>,
         migration: Option<Box<Progress>>,
         reply: Reply<Granted>,
+    },
+    /// A fence follows an outside lock service's number.
+    Follow {
+        object: ObjectId,
+        number: Number,
+        reply: Reply<Moved>,
+    },
+    /// An operator says which outside number is the lowest that may still write.
+    Confirm {
+        object: ObjectId,
+        lowest: LeaseSeq,
+        reply: Reply<Moved>,
     },
     /// A migration goes on, if what goes with it can be done.
     Migrate {
@@ -395,6 +409,23 @@ impl Ledger {
     ) -> Result<Granted, Refused> {
         let (signed, migration) = (Box::new(signed), migration.map(Box::new));
         self.call(|reply| Command::Grant { domain, signed, migration, reply }).await
+    }
+
+    /// Moves an object's fence to an outside lock service's number, unless it is there, and waits a while for the
+    /// last writes of lower ones: the record says whether they are done, or whether a higher one has overtaken.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn follow(&self, object: ObjectId, number: Number) -> Result<Moved, Refused> {
+        self.call(|reply| Command::Follow { object, number, reply }).await
+    }
+
+    /// Opens a locked object to outside numbers from `lowest` on.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn confirm(&self, object: ObjectId, lowest: LeaseSeq) -> Result<Moved, Refused> {
+        self.call(|reply| Command::Confirm { object, lowest, reply }).await
     }
 
     /// Writes down how far a migration is.

@@ -10,7 +10,7 @@ use super::{
     round::{Draft, Round},
 };
 use crate::{
-    fence::{Event, LeaseId, LeaseRow, Now, WallMs},
+    fence::{Event, LeaseId, LeaseRow, Now, Ttl, WallMs},
     table::{
         TableFault,
         codec::{Family, Key, decode_lease},
@@ -71,6 +71,7 @@ impl Core {
             None => {
                 let Ok(record) = round.newest(&self.setup.records, &Draft::default(), &row.object) else { return };
                 match record.open_lease().filter(|lease| lease.lease_id == row.lease_id) {
+                    Some(lease) if lease.ttl >= Ttl::FOR_EVER => {}
                     Some(lease) if lease.is_live(now) => self.timers.arm(lease.deadline, &row.object, &row.lease_id),
                     Some(_) => {
                         let _ = self.change(round, &row.object, Event::End { lease_id: row.lease_id.clone() });

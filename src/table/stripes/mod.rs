@@ -29,11 +29,14 @@ use super::{
 };
 use crate::{
     failpoints::{self, Fault},
-    fence::{BootMs, ObjectId, Record},
+    fence::{BootMs, ObjectId, Record, Ttl},
 };
 
 /// Room for two in each stripe, which a write to two objects may need at once.
 pub const LEAST: usize = 2 * STRIPES;
+
+/// How old the stripes' own clock may be.
+const TICK: Ttl = Ttl(1_000);
 
 // Few where shuttle draws the order: there objects shall meet.
 const STRIPES: usize = if cfg!(feature = "shuttle") { 2 } else { 1024 };
@@ -204,7 +207,7 @@ impl Stripes {
         found.touched = true;
         Some(judge(&found.record, found.sealed).map(|permit| {
             let stage = count(&mut found.flight);
-            found.record.mark_used();
+            found.record.mark_used(self.clock().after(TICK));
             (permit, place, stage)
         }))
     }
@@ -242,6 +245,7 @@ impl Stripes {
                 *to = found.flight.committed_now();
             }
             found.flight.go_on(from, to);
+            found.record.mark_used(self.clock().after(TICK));
         }
         judged
     }
@@ -478,7 +482,7 @@ impl Stripe {
             let place = self.hand;
             self.hand = (self.hand + 1) % self.slots.len();
             let slot = &mut self.slots[place];
-            if slot.sealed || slot.flight.pins(now) {
+            if slot.sealed || slot.flight.pins(now) || slot.record.is_listened_for(now) {
                 continue;
             }
             if !std::mem::take(&mut slot.touched) {

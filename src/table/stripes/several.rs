@@ -1,6 +1,6 @@
 //! Writes to several objects: admitted, and let go on, for all of them or for none, under the locks of all.
 
-use super::{Hashed, Place, Slot, Stripe, Stripes};
+use super::{Hashed, Place, Slot, Stripe, Stripes, TICK};
 use crate::{
     failpoints::{self, Fault},
     fence::Record,
@@ -42,7 +42,7 @@ impl Stripes {
         for (_, place) in &admitted {
             let found = locked.at(*place);
             found.flight.admit();
-            found.record.mark_used();
+            found.record.mark_used(self.clock().after(TICK));
         }
         Some(Ok(admitted))
     }

@@ -40,6 +40,12 @@ impl Answer {
         self.json()
     }
 
+    /// A write that the store has answered with 200.
+    #[track_caller]
+    pub fn applied(&self) {
+        assert_eq!(self.status, 200, "{}", String::from_utf8_lossy(&self.body));
+    }
+
     /// A refusal: its code must be in the body and in the header, with the right status.
     #[track_caller]
     pub fn refusal(&self, status: u16, code: &str) -> Value {

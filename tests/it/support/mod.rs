@@ -5,6 +5,7 @@ pub mod bench;
 pub mod gate;
 pub mod h2;
 pub mod http;
+pub mod locks;
 pub mod process;
 pub mod signers;
 pub mod store;

@@ -1,0 +1,162 @@
+//! Tokens of a lock service that people already run: an etcd revision, a ZooKeeper zxid, a Redis counter.
+//! Such a token is a number, and nothing else: it says nothing of its holder, and has no secret.
+//!
+//! The order of the checks: below the fence; locked; further above it than `max_jump`; above it (the fence
+//! has to advance first, and the write is judged from the start); at it: draining, then silence. An object
+//! whose numbers come from outside cannot be given a safe floor by arithmetic when part of the table's past
+//! is lost: it is locked until an operator says which number is the lowest that may still write.
+
+use super::{
+    Fence, HolderId, Incarnation, LeaseSeq, Now, Record, State, Ttl,
+    record::Numbers,
+    step::{At, Effect, Grant, LeaseRefusal, Outcome, Step, refused},
+    token::{TokenFault, parse_seq},
+    verdict::{Denial, Refusal},
+};
+use crate::fence::{How, Lease};
+
+/// How far one token may move a fence, unless a route says otherwise.
+pub const MAX_JUMP: u64 = 1 << 33;
+
+/// Who holds an object whose lock is kept elsewhere: nobody can know.
+pub const HOLDER: &str = "external";
+
+/// A token of an outside lock service, and what its route says of such tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Number {
+    pub seq: LeaseSeq,
+    pub terms: Terms,
+}
+
+/// What a route says of an outside lock service's tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// How far one token, or all of a minute, may move the fence.
+    pub max_jump: u64,
+    /// How long a holder may be silent; [`Ttl::FOR_EVER`] where it does not matter.
+    pub silence: Ttl,
+}
+
+impl Number {
+    /// Reads a decimal number from 1 to 2^64-1, in its one spelling.
+    ///
+    /// # Errors
+    /// Where it is not one.
+    pub fn parse(text: &str, terms: Terms) -> Result<Self, TokenFault> {
+        let seq = parse_seq(text.as_bytes()).map_err(|_| TokenFault::Number)?;
+        Ok(Self { seq, terms })
+    }
+}
+
+/// The holder of a lock that is kept elsewhere.
+///
+/// # Panics
+/// Never: it is a valid id.
+#[must_use]
+pub fn holder() -> HolderId {
+    HolderId::new(HOLDER).expect("a valid id")
+}
+
+/// What a number is to a record.
+enum Place<'a> {
+    /// The open lease's own.
+    Here(&'a Lease),
+    /// Nobody has written with it: the fence has to move to it first.
+    Ahead,
+}
+
+impl Record {
+    /// Whether nobody knows which outside number is the lowest that may still write.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        self.lost > 0 || (self.numbers == Numbers::Gate && self.incarnation > Incarnation::default())
+    }
+
+    /// Whether the table has a row of it.
+    fn is_known(&self) -> bool {
+        self.changed != super::Hlc::default()
+    }
+
+    /// Where a number stands, by everything but the clock.
+    fn place(&self, Number { seq, terms }: Number) -> Result<Place<'_>, Refusal> {
+        let (fence, stale) = (self.fence, Fence::from(seq) < self.fence);
+        // An object without a row has the table's own floor, which says nothing of outside numbers.
+        if stale && (self.is_known() || !self.is_locked()) {
+            return Err(Refusal::Stale { seq, fence, successor: None, certified: None });
+        }
+        if self.is_locked() {
+            return Err(Refusal::Locked { fence });
+        }
+        if Fence::from(seq) > fence {
+            let is_first = self.numbers == Numbers::Gate;
+            if !is_first && seq.get() - fence.get() > terms.max_jump {
+                return Err(Refusal::Jump { seq, fence, max_jump: terms.max_jump });
+            }
+            return Ok(Place::Ahead);
+        }
+        match &self.state {
+            State::Draining { .. } => Err(Refusal::Draining { fence }),
+            // An operator has moved the fence to it, and nobody has had it yet.
+            State::Free { last: None } => Ok(Place::Ahead),
+            // It was a lease of the gate's own, from before this object's lock was kept elsewhere.
+            _ if self.numbers == Numbers::Gate => Err(Refusal::WrongSecret { seq }),
+            State::Free { last: Some((lease, ended)) } => {
+                Err(Refusal::Ended { seq, holder: lease.holder.clone(), ended: ended.clone() })
+            }
+            State::Open { lease } => Ok(Place::Here(lease)),
+        }
+    }
+
+    /// The lease that a number writes under.
+    pub(super) fn judge_number(&self, sealed: bool, number: Number, now: Now) -> Result<&Lease, Denial> {
+        match self.place(number)? {
+            Place::Ahead => Err(Denial::Behind(number)),
+            Place::Here(_) if sealed => Err(Refusal::Draining { fence: self.fence }.into()),
+            Place::Here(lease) if !lease.is_live(now) => Err(Denial::Overdue(lease.lease_id.clone())),
+            Place::Here(lease) => Ok(lease),
+        }
+    }
+
+    /// Moves the fence to a number of the outside lock service.
+    pub(super) fn follow(&self, number: Number, grant: Grant, at: &At<'_>) -> Step {
+        match self.place(number) {
+            Ok(Place::Here(lease)) if lease.is_live(at.now) => (Outcome::Unchanged, vec![]),
+            Ok(Place::Here(lease)) => self.expire(lease, at),
+            Ok(Place::Ahead) => {
+                let how = How::Fenced { reason: format!("token {}", number.seq) };
+                self.advance_to(number.seq, how, Some(grant), at)
+            }
+            // It will open for whoever has this number.
+            Err(Refusal::Draining { .. }) => (Outcome::Unchanged, vec![]),
+            Err(Refusal::Locked { fence }) => refused(LeaseRefusal::Locked { fence }),
+            Err(Refusal::Jump { seq, fence, .. }) => refused(LeaseRefusal::Ahead { fence, to: seq }),
+            Err(Refusal::Ended { ended, .. }) => refused(LeaseRefusal::Expired { ended }),
+            Err(Refusal::WrongSecret { .. }) => refused(LeaseRefusal::TokenMismatch),
+            Err(_) => refused(LeaseRefusal::Fenced { fence: self.fence }),
+        }
+    }
+
+    /// An operator says which outside number is the lowest that may still write.
+    pub(super) fn confirm(&self, lowest: LeaseSeq, at: &At<'_>) -> Step {
+        if !self.is_locked() {
+            return (Outcome::Unchanged, vec![]);
+        }
+        if self.is_known() && Fence::from(lowest) < self.fence {
+            return refused(LeaseRefusal::Fenced { fence: self.fence });
+        }
+        let record = self.with(lowest.into(), State::Free { last: None }, at);
+        let record = Self { numbers: Numbers::External, ..record.caught_up() };
+        (Outcome::Freed, vec![Effect::Store(record)])
+    }
+
+    /// Whether its lease ends when nothing is heard of its holder, and has not: what was heard is in memory only.
+    #[must_use]
+    pub fn is_listened_for(&self, now: super::BootMs) -> bool {
+        self.numbers == Numbers::External
+            && self.open_lease().is_some_and(|lease| lease.ttl < Ttl::FOR_EVER && now < lease.deadline)
+    }
+}
+
+#[cfg(test)]
+#[path = "external_tests.rs"]
+mod tests;

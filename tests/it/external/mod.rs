@@ -1,0 +1,114 @@
+//! Objects whose lock is kept elsewhere: the token is a number of the lock service's own.
+
+mod bad_input;
+mod handover;
+mod locks;
+mod lost;
+
+use fencegate::config::{LeaseSource, RouteSettings, Settings};
+use serde_json::{Value, json};
+
+use super::support::{
+    gate::{TestGate, settings},
+    http::{Answer, Conn},
+    store::Store,
+    until,
+};
+
+/// Routes `/{object}/...`, with tokens from outside.
+pub fn route() -> RouteSettings {
+    RouteSettings { name: "locked".to_owned(), lease_source: LeaseSource::External, ..RouteSettings::default() }
+}
+
+/// A gate before a recording store.
+pub struct World {
+    pub store: Store,
+    pub gate: TestGate,
+    pub settings: Settings,
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    pub fn with(change: impl FnOnce(&mut RouteSettings)) -> Self {
+        Self::with_settings(|settings| change(&mut settings.route[0]))
+    }
+
+    pub fn with_settings(change: impl FnOnce(&mut Settings)) -> Self {
+        let store = Store::start();
+        let mut settings = settings();
+        settings.store.url = store.url();
+        settings.gate.idle_timeout_ms = 86_400_000;
+        settings.gate.head_timeout_ms = 86_400_000;
+        settings.route = vec![route()];
+        change(&mut settings);
+        let gate = TestGate::with(&settings);
+        Self { store, gate, settings }
+    }
+
+    pub fn api(&self) -> Conn {
+        self.gate.api()
+    }
+
+    /// A write to `users` with this token.
+    pub fn put(&self, token: u64) -> Answer {
+        self.put_with(&token.to_string(), &[])
+    }
+
+    pub fn put_with(&self, token: &str, headers: &[(&str, &str)]) -> Answer {
+        let headers: Vec<_> = headers.iter().copied().chain([("fence-token", token)]).collect();
+        self.gate.gate().call("PUT", "/users/1", &headers, b"value")
+    }
+
+    pub fn advance(&self, token: u64) -> Answer {
+        self.api().post("/v1/objects/users/advance", &json!({ "token": token }))
+    }
+
+    pub fn object(&self) -> Value {
+        self.api().get("/v1/objects/users").expect(200)
+    }
+
+    /// The numbers that the store was told, in the order in which it has applied the writes.
+    pub fn applied(&self) -> Vec<u64> {
+        let seq = |each: &Value| each["headers"]["fence-seq"].as_str().unwrap().parse().unwrap();
+        self.store.applied().iter().map(seq).collect()
+    }
+
+    /// A write that the store has, and takes its time over.
+    pub fn hung_write(&self, token: u64) -> Hung {
+        let folder = tempfile::tempdir().unwrap();
+        let until_file = format!("until:{}", folder.path().join(LET_GO).display());
+        let (mut writer, before) = (self.gate.gate(), self.store.saw("begun"));
+        let token = token.to_string();
+        writer.send("PUT", "/users/1", &[("fence-token", &token), ("x-store", &until_file)], b"x").unwrap();
+        until("the store has it", || self.store.saw("begun") == before + 1);
+        Hung { writer, folder }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.gate.table.release_syncs();
+        if let Some(running) = &self.gate.running {
+            running.gate.stopping.send_replace(true);
+        }
+    }
+}
+
+/// A write that hangs at the store.
+pub struct Hung {
+    writer: Conn,
+    folder: tempfile::TempDir,
+}
+
+const LET_GO: &str = "let-go";
+
+impl Hung {
+    /// The store answers.
+    pub fn let_go(mut self) -> Answer {
+        std::fs::write(self.folder.path().join(LET_GO), "").unwrap();
+        self.writer.receive().unwrap()
+    }
+}
