@@ -98,6 +98,7 @@ fn gate() -> Arc<Gate> {
         meta,
         mark,
         journal_keep: 1_000,
+        keys_keep_ms: 86_400_000,
         takeover_after_ms: 0,
         waiters_max: 1,
         unclean: false,

@@ -55,6 +55,7 @@ fn start() -> Bench {
         meta,
         mark,
         journal_keep: 1_000,
+        keys_keep_ms: 86_400_000,
         takeover_after_ms: 0,
         waiters_max: 1,
         unclean: false,

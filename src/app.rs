@@ -178,6 +178,7 @@ fn assemble(
         meta,
         mark: first,
         journal_keep: settings.journal.keep,
+        keys_keep_ms: settings.idempotency.keep_ms,
         takeover_after_ms: settings.lease.takeover_after_ms,
         waiters_max: settings.lease.waiters_max.min(room.waiting),
         unclean: !was_clean,

@@ -1,13 +1,10 @@
 //! Reading requests: JSON bodies, queries and ids, with the field named where something is wrong.
 
 use axum::{
-    body::Bytes,
-    extract::{
-        FromRequest, FromRequestParts, Path, Request,
-        rejection::{BytesRejection, PathRejection},
-    },
+    extract::{FromRequest, FromRequestParts, Path, Request, rejection::PathRejection},
     http::{HeaderMap, header, request::Parts},
 };
+use http_body_util::BodyExt;
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 
@@ -39,11 +36,10 @@ pub struct Body<T>(pub T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         is_json(request.headers())?;
-        let bytes = tokio::time::timeout(HEAD_TIMEOUT, Bytes::from_request(request, state)).await;
-        let bytes = bytes.map_err(|_| Problem::invalid("body", "did not arrive in time"))?;
-        let bytes = bytes.map_err(|rejection| unreadable(&rejection))?;
+        let bytes = tokio::time::timeout(HEAD_TIMEOUT, collect(request.into_body())).await;
+        let bytes = bytes.map_err(|_| Problem::invalid("body", "did not arrive in time"))??;
         if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
             return Err(Problem::invalid("body", "must be a JSON object"));
         }
@@ -65,11 +61,28 @@ fn is_json(headers: &HeaderMap) -> Result<(), Problem> {
     Err(Problem::invalid("Content-Type", "must be application/json"))
 }
 
-fn unreadable(rejection: &BytesRejection) -> Problem {
-    if rejection.status() == axum::http::StatusCode::PAYLOAD_TOO_LARGE {
-        return Problem::new(Code::RequestLimit(Limit::Body), "the body is larger than this call takes");
+/// The largest body that a call takes, and how much of a larger one is read over: a connection that is closed under a
+/// client that is still sending can cost it its answer.
+const BODY_BYTES_MAX: usize = 65_536;
+const DISCARD_BYTES_MAX: usize = 16 << 20;
+
+async fn collect(mut body: axum::body::Body) -> Result<Vec<u8>, Problem> {
+    let (mut bytes, mut size) = (vec![], 0);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| Problem::invalid("body", "could not be read to its end"))?;
+        let Some(data) = frame.data_ref() else { continue };
+        size += data.len();
+        if size <= BODY_BYTES_MAX {
+            bytes.extend_from_slice(data);
+        }
+        if size > DISCARD_BYTES_MAX {
+            break;
+        }
     }
-    Problem::invalid("body", "could not be read to its end")
+    if size <= BODY_BYTES_MAX {
+        return Ok(bytes);
+    }
+    Err(Problem::new(Code::RequestLimit(Limit::Body), "the body is larger than this call takes"))
 }
 
 /// The field that an error is about. Serde names a missing field only in its message.

@@ -36,7 +36,7 @@ use std::{
 use arc_swap::ArcSwap;
 use axum::{
     Json, Router,
-    extract::{DefaultBodyLimit, MatchedPath, State},
+    extract::{MatchedPath, State},
     routing::get,
 };
 use tokio::sync::{Semaphore, watch as signal};
@@ -54,9 +54,6 @@ use crate::{
     table::{TableFault, ledger::Ledger, news::News, records::Records},
     write_path::receipts::Receipts,
 };
-
-/// The largest body that a call takes.
-const BODY_BYTES_MAX: usize = 65_536;
 
 /// How often it is looked whether writes are still on their way.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -216,7 +213,6 @@ pub fn router(gate: Shared) -> Router {
         .method_not_allowed_fallback(|| async {
             Problem::new(Code::MethodNotAllowed, "this call does not take that method")
         })
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(axum::middleware::from_fn(extract::local_host_only))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&gate), count_refusals))
         .with_state(gate)

@@ -16,8 +16,8 @@ use crate::authority::Authority;
 
 pub use authority::{AuthoritySettings, JournalSettings, PartySettings};
 pub use plane::{
-    Forwarded, GateSettings, LeaseSource, Mode, PartialBody, Profile, Receipts, RouteSettings, StoreOverride,
-    StoreSettings,
+    Forwarded, GateSettings, IdempotencySettings, LeaseSource, Mode, PartialBody, Profile, Receipts, RouteSettings,
+    StoreOverride, StoreSettings,
 };
 
 const PREFIX: &str = "FENCEGATE__";
@@ -40,6 +40,7 @@ pub struct Settings {
     pub log: Log,
     pub authority: AuthoritySettings,
     pub journal: JournalSettings,
+    pub idempotency: IdempotencySettings,
     /// Whose certificates and grants count.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub issuer: Vec<PartySettings>,
@@ -402,6 +403,7 @@ impl Settings {
             ("receipts", self.receipts == other.receipts),
             ("log", self.log == other.log),
             ("journal", self.journal == other.journal),
+            ("idempotency", self.idempotency == other.idempotency),
         ]
         .into_iter()
         .filter_map(|(key, is_same)| (!is_same).then_some(key))

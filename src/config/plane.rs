@@ -10,6 +10,7 @@ use crate::{
     route::Routes,
     store::{Address, Way},
     tls::{Acceptor, Connector},
+    write_path::carry::AHEAD_BYTES,
 };
 
 /// The port for writes and reads.
@@ -157,6 +158,8 @@ pub struct RouteSettings {
     pub drain_wait_ms: u64,
     /// Keep a hash chain over the writes that have settled.
     pub journal: bool,
+    /// Take Idempotency-Key at its word; else it is the store's affair.
+    pub idempotency: bool,
     /// The header that an outside lock service's token comes in.
     pub token_header: String,
     /// How far one of its tokens, or all of a minute, may move a fence.
@@ -203,6 +206,20 @@ pub enum Mode {
     Audit,
     /// Nobody looks.
     Off,
+}
+
+/// What is kept of keyed writes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IdempotencySettings {
+    pub keep_ms: u64,
+    pub response_bytes_max: usize,
+}
+
+impl Default for IdempotencySettings {
+    fn default() -> Self {
+        Self { keep_ms: 86_400_000, response_bytes_max: 16_384 }
+    }
 }
 
 /// Receipts of refused writes.
@@ -265,6 +282,7 @@ impl Default for RouteSettings {
             settles: vec![],
             drain_wait_ms: 0,
             journal: false,
+            idempotency: true,
             token_header: "Fence-Token".to_owned(),
             max_jump: external::MAX_JUMP,
             ttl_ms: 0,
@@ -355,6 +373,12 @@ impl Settings {
         check(store.connections_max >= 1, "store.connections_max", "must be at least 1");
         check(store.response_timeout_ms >= 1, "store.response_timeout_ms", "must be at least 1");
         check(store.connect_timeout_ms >= 1, "store.connect_timeout_ms", "must be at least 1");
+        check(self.idempotency.keep_ms >= 1_000, "idempotency.keep_ms", "must be at least 1000");
+        check(
+            self.idempotency.response_bytes_max <= AHEAD_BYTES,
+            "idempotency.response_bytes_max",
+            "must be at most 65536: what is longer streams",
+        );
         if let Err(what) = gate.tls() {
             faults.push(Fault::new("gate.tls_cert_file", what));
         }

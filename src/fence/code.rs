@@ -51,6 +51,12 @@ pub enum Code {
     // An outside lock service's object's
     ObjectLocked,
     ExternalLease,
+    // A keyed write's
+    IdempotencyKeyReused,
+    IdempotencyInProgress,
+    IdempotencyUnknown,
+    IdempotencyOtherLease,
+    IdempotencyResponseDropped,
     // A migration's
     NotAnIssuer,
     MigrationNotFound,
@@ -86,7 +92,7 @@ pub enum Plane {
 
 impl Code {
     /// All of them, in the order of their declaration.
-    pub const ALL: [Self; 55] = [
+    pub const ALL: [Self; 60] = [
         Self::WriteUnfenced,
         Self::WriteStaleFence,
         Self::WriteFenceAhead,
@@ -129,6 +135,11 @@ impl Code {
         Self::LeaseNotYetValid,
         Self::ObjectLocked,
         Self::ExternalLease,
+        Self::IdempotencyKeyReused,
+        Self::IdempotencyInProgress,
+        Self::IdempotencyUnknown,
+        Self::IdempotencyOtherLease,
+        Self::IdempotencyResponseDropped,
         Self::NotAnIssuer,
         Self::MigrationNotFound,
         Self::MigrationInProgress,
@@ -188,6 +199,11 @@ impl Code {
             Self::LeaseNotYetValid => "LEASE_NOT_YET_VALID",
             Self::ObjectLocked => "OBJECT_LOCKED",
             Self::ExternalLease => "EXTERNAL_LEASE",
+            Self::IdempotencyKeyReused => "IDEMPOTENCY_KEY_REUSED",
+            Self::IdempotencyInProgress => "IDEMPOTENCY_IN_PROGRESS",
+            Self::IdempotencyUnknown => "IDEMPOTENCY_UNKNOWN",
+            Self::IdempotencyOtherLease => "IDEMPOTENCY_OTHER_LEASE",
+            Self::IdempotencyResponseDropped => "IDEMPOTENCY_RESPONSE_DROPPED",
             Self::NotAnIssuer => "NOT_AN_ISSUER",
             Self::MigrationNotFound => "MIGRATION_NOT_FOUND",
             Self::MigrationInProgress => "MIGRATION_IN_PROGRESS",
@@ -227,6 +243,10 @@ impl Code {
             | Self::FenceProofMismatch
             | Self::GrantUsed
             | Self::ExternalLease
+            | Self::IdempotencyInProgress
+            | Self::IdempotencyUnknown
+            | Self::IdempotencyOtherLease
+            | Self::IdempotencyResponseDropped
             | Self::NotAnIssuer
             | Self::MigrationInProgress
             | Self::MigrationOver
@@ -243,7 +263,7 @@ impl Code {
             | Self::ForeignCluster
             | Self::GrantRequired => 403,
             Self::FenceTokenMalformed | Self::RequestInvalid | Self::MethodOverrideRefused => 400,
-            Self::PathAmbiguous | Self::ObjectUnmapped | Self::BodyUnreadable => 422,
+            Self::PathAmbiguous | Self::ObjectUnmapped | Self::BodyUnreadable | Self::IdempotencyKeyReused => 422,
             Self::RequestLimit(Limit::Headers) => 431,
             Self::RequestLimit(Limit::Uri) => 414,
             Self::RequestLimit(Limit::Body) => 413,
@@ -265,7 +285,8 @@ impl Code {
     #[must_use]
     pub const fn side_effect(self) -> &'static str {
         match self {
-            Self::OutcomeUnknown => "maybe",
+            Self::OutcomeUnknown | Self::IdempotencyInProgress | Self::IdempotencyUnknown => "maybe",
+            Self::IdempotencyResponseDropped => "done",
             _ => "none",
         }
     }
@@ -275,6 +296,7 @@ impl Code {
     pub const fn is_retryable(self) -> bool {
         match self {
             Self::LeaseHeld
+            | Self::IdempotencyInProgress
             | Self::FenceDraining
             | Self::TableUnavailable
             | Self::ClockUntrusted
@@ -321,6 +343,10 @@ impl Code {
             | Self::GrantUsed
             | Self::GrantRequired
             | Self::ExternalLease
+            | Self::IdempotencyKeyReused
+            | Self::IdempotencyUnknown
+            | Self::IdempotencyOtherLease
+            | Self::IdempotencyResponseDropped
             | Self::NotAnIssuer
             | Self::MigrationNotFound
             | Self::MigrationInProgress
@@ -345,7 +371,8 @@ mod tests {
             for plane in [Plane::Data, Plane::Api] {
                 assert!((400..=599).contains(&code.status(plane)), "{code:?}");
                 let by_status = matches!(code.status(plane), 502 | 503);
-                assert_eq!(by_status, code.is_retryable() && code != Code::LeaseHeld, "{code:?}");
+                let is_conflict = matches!(code, Code::LeaseHeld | Code::IdempotencyInProgress);
+                assert_eq!(by_status, code.is_retryable() && !is_conflict, "{code:?}");
             }
         }
     }

@@ -14,11 +14,13 @@
 //! - [`step`]: lease changes, as `record.step(event, now) -> (Outcome, Vec<Effect>)`.
 //! - [`authority`]: what signed certificates and grants do to a record. [`external`]: what tokens of an
 //!   outside lock service do.
+//! - [`idempotency`]: what is remembered of a keyed write, and what its key gets again.
 //! - [`code`]: every answer code with its status and what it means for the caller.
 
 pub mod authority;
 pub mod code;
 pub mod external;
+pub mod idempotency;
 pub mod ids;
 pub mod lease;
 pub mod record;

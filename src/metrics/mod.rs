@@ -6,7 +6,7 @@ mod plane;
 mod registry;
 mod tally;
 
-pub use plane::{PlaneMetrics, RouteMetrics};
+pub use plane::{KeyedResult, PlaneMetrics, RouteMetrics};
 pub use tally::{OperationTally, RouteTally, Standing, Tally, add};
 
 use self::{

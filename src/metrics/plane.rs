@@ -8,8 +8,52 @@ use super::{
 };
 use crate::fence::Code;
 
+/// What came of a write with an idempotency key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyedResult {
+    /// Its key was new.
+    Fresh,
+    /// It got the answer that was kept.
+    Replayed,
+    /// It got the answer of the one that was on its way.
+    Shared,
+    Mismatch,
+    InProgress,
+    Unknown,
+    OtherLease,
+    Dropped,
+}
+
+impl KeyedResult {
+    /// In the order of their declaration.
+    pub const ALL: [Self; 8] = [
+        Self::Fresh,
+        Self::Replayed,
+        Self::Shared,
+        Self::Mismatch,
+        Self::InProgress,
+        Self::Unknown,
+        Self::OtherLease,
+        Self::Dropped,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Fresh => "fresh",
+            Self::Replayed => "replayed",
+            Self::Shared => "shared",
+            Self::Mismatch => "mismatch",
+            Self::InProgress => "in_progress",
+            Self::Unknown => "unknown",
+            Self::OtherLease => "other_lease",
+            Self::Dropped => "dropped",
+        }
+    }
+}
+
 /// What all routes count together.
 pub struct PlaneMetrics {
+    keyed: [Counter; KeyedResult::ALL.len()],
     refusals: [Counter; Code::ALL.len()],
     unknown: Counter,
     loads: Counter,
@@ -41,7 +85,13 @@ impl PlaneMetrics {
         );
         let store_connections = registry.gauges("fencegate_store_connections", &["state"], "Connections to the store.");
         let reloads = registry.counters("fencegate_reloads_total", &["result"], "SIGHUPs, by what came of them.");
+        let keyed = registry.counters(
+            "fencegate_idempotency_keys_total",
+            &["result"],
+            "Writes with an Idempotency-Key, by what came of them.",
+        );
         Self {
+            keyed: KeyedResult::ALL.map(|result| keyed.with_label_values(&[result.name()])),
             refusals: Code::ALL.map(|code| refusals.with_label_values(&[code.as_str()])),
             unknown: registry.counter(
                 "fencegate_unknown_outcomes_total",
@@ -76,6 +126,10 @@ impl PlaneMetrics {
         if let Some(place) = Code::ALL.iter().position(|&each| each == code) {
             self.refusals[place].inc();
         }
+    }
+
+    pub fn keyed(&self, result: KeyedResult) {
+        self.keyed[result as usize].inc();
     }
 
     pub fn unknown(&self) {

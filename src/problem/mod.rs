@@ -33,7 +33,7 @@ pub struct Problem {
     detail: Cow<'static, str>,
     code: &'static str,
     retryable: bool,
-    /// `none`: nothing was changed; `maybe`: nobody knows.
+    /// `none`: nothing was changed; `maybe`: nobody knows; `done`: it was.
     side_effect: &'static str,
     #[schema(value_type = Option<String>)]
     object_id: Option<ObjectId>,

@@ -38,6 +38,8 @@ pub struct Route {
     pub drain_wait_ms: u64,
     pub source: LeaseSource,
     pub journal: bool,
+    /// Idempotency keys are the gate's affair.
+    pub idempotency: bool,
     /// Where its tokens come from an outside lock service.
     pub external: Option<External>,
     path: PathTemplate,
@@ -119,6 +121,7 @@ impl Routes {
                         drain_wait_ms,
                         source: given.lease_source,
                         journal: given.journal,
+                        idempotency: given.idempotency && given.mode == Mode::Enforce,
                         external: external.unwrap_or_default(),
                         path,
                         object,

@@ -155,6 +155,7 @@ impl Simulation {
             meta,
             mark,
             journal_keep: 1_000,
+            keys_keep_ms: 86_400_000,
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: !was_clean,

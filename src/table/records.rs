@@ -171,7 +171,11 @@ impl Records {
         self.lease_at(object, seq)
     }
 
-    fn lease_at(&self, object: ObjectId, seq: LeaseSeq) -> Result<Option<LeaseRow>, TableFault> {
+    /// The row of a lease by its number.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn lease_at(&self, object: ObjectId, seq: LeaseSeq) -> Result<Option<LeaseRow>, TableFault> {
         let row = self.table.get(&Key::Lease(object.clone(), seq).encode())?;
         Ok(row.map(|value| decode_lease(object, seq, &value)).transpose()?)
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::{
     Row, Table, TableFault,
     codec::{
-        Context, Family, JournalEntry, JournalHead, Key, MigrationRow, RequestRow, decode_index, decode_lease,
-        decode_mark, decode_record, decode_signed,
+        Context, Family, JournalEntry, JournalHead, Key, MigrationRow, RequestRow, decode_entry, decode_index,
+        decode_lease, decode_mark, decode_record, decode_signed,
     },
     ledger::{authority as certificates, journal},
     open::{read_mark, read_meta},
@@ -139,6 +139,7 @@ impl Checks {
             Key::Parked(object, seq) => are_certificates(value, &object, seq).map_err(|fault| bad(&fault)),
             Key::Migration(_) => MigrationRow::decode(value).map(drop).map_err(|fault| bad(&fault)),
             Key::Journal(_) => JournalHead::decode(value).map(drop).map_err(|fault| bad(&fault)),
+            Key::Keyed(_) => decode_entry(value).map(drop).map_err(|fault| bad(&fault)),
             Key::JournalEntry(object, number) => {
                 let entry = JournalEntry::decode(value).map_err(|fault| bad(&fault))?;
                 let before = get(table, &Key::JournalEntry(object.clone(), number.saturating_sub(1)))

@@ -25,12 +25,16 @@ use super::{
     headers::strip_fence,
     hold::Source,
     journaled::{Line, UNWRITTEN},
+    keyed::Claim,
     passage::Passage,
     plan::Outfit,
     reply::Refused,
 };
 use crate::{
-    fence::Permit,
+    fence::{
+        Permit,
+        idempotency::{Answer, Payload},
+    },
     store::{body::Cut, pool::Lane},
 };
 
@@ -98,6 +102,20 @@ impl Frames {
         self.more.iter().any(Frame::is_trailers)
     }
 
+    /// All of its data, if there is nothing else.
+    #[must_use]
+    pub fn data(&self) -> Option<Bytes> {
+        match (&self.first, self.more.len()) {
+            (None, 0) => Some(Bytes::new()),
+            (Some(only), 0) => Some(only.clone()),
+            _ if self.has_trailers() => None,
+            _ => {
+                let parts = self.first.iter().chain(self.more.iter().filter_map(Frame::data_ref));
+                Some(parts.fold(Vec::new(), |all, part| [&all, &part[..]].concat()).into())
+            }
+        }
+    }
+
     /// How many bytes of data it has.
     fn size(&self) -> u64 {
         self.first.iter().chain(self.more.iter().filter_map(Frame::data_ref)).map(|data| data.len() as u64).sum()
@@ -148,6 +166,8 @@ pub struct Carried {
     /// What is to be written down of a write, its body's digest and its answer's status, where its route keeps
     /// a journal.
     pub line: Option<(Line, [u8; 32], u16)>,
+    /// The key that is the write's, its payload and its answer's status.
+    pub claim: Option<Box<(Claim, Option<Payload>, u16)>>,
 }
 
 impl Carried {
@@ -158,12 +178,14 @@ impl Carried {
         }
         self.passage.inspect(|passage| passage.settle());
         self.lane.give_back(self.worker.now());
+        keep(self.claim);
     }
 
     /// The answer has come to its end, but the write is to be written down before anyone is told. Gives itself back
     /// where it is not.
     fn write_down(self) -> Result<Writing, Self> {
-        let Self { worker, lane, settles: true, passage: Some(passage), line: Some((line, digest, status)) } = self
+        let Self { worker, lane, settles: true, passage: Some(passage), line: Some((line, digest, status)), claim } =
+            self
         else {
             return Err(self);
         };
@@ -172,7 +194,10 @@ impl Carried {
         Ok(Box::pin(async move {
             let written = line.clone().settled(&worker.gate.ledger, digest, status).await;
             match &written {
-                Ok(()) => passage.settle(),
+                Ok(()) => {
+                    passage.settle();
+                    keep(claim);
+                }
                 Err(_) => {
                     worker.plane.metrics().unknown();
                     line.unknown(&worker.gate.ledger).await;
@@ -201,6 +226,13 @@ impl Carried {
             passage.lose();
             drop(carrying);
         });
+    }
+}
+
+/// An answer that is too long to be kept has come to its end.
+fn keep(claim: Option<Box<(Claim, Option<Payload>, u16)>>) {
+    if let Some((claim, payload, status)) = claim.map(|claim| *claim) {
+        claim.answered_later(payload, Answer::Dropped { status });
     }
 }
 

@@ -10,12 +10,21 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, header, req
 
 use crate::{
     config::GateSettings,
-    fence::{Code, FenceToken, ObjectId, code::Limit, external::Number, token::TokenFault, verdict::Presented},
+    fence::{
+        Code, FenceToken, ObjectId,
+        code::Limit,
+        external::Number,
+        idempotency::{IdempotencyKey, KeyFault},
+        token::TokenFault,
+        verdict::Presented,
+    },
     route::{External, Route, Routes, canonical},
 };
 
 /// Where a COPY or MOVE writes to.
 const DESTINATION: HeaderName = HeaderName::from_static("destination");
+/// A client's own name for a write.
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// The header that carries a token.
 pub const FENCE_TOKEN: HeaderName = HeaderName::from_static("fence-token");
 
@@ -35,6 +44,8 @@ pub struct Write<'a> {
     pub others: Vec<Target<'a>>,
     /// The client may wait for a 100 Continue before it sends the body.
     pub asks_first: bool,
+    /// The client's own name for it, where its route cares.
+    pub key: Option<IdempotencyKey>,
 }
 
 /// An object that a write goes to, and the token that it brought for it.
@@ -120,6 +131,7 @@ pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) 
     let second = if marks.have(Marks::DESTINATION) { destination(head, route, routes)? } else { None };
     let second = second.filter(|second| *second != object);
     let asks_first = marks.have(Marks::EXPECT);
+    let key = if marks.have(Marks::KEY) && route.idempotency { Some(key(&head.headers)?) } else { None };
     Ok(Class::Write(match second {
         Some(_) if route.external.is_some() => {
             let what = "this write goes to two objects, and a token of an outside lock service is for one";
@@ -130,11 +142,11 @@ pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) 
                 None => brought(&head.headers, marks),
                 Some(external) => Brought::Read(number(&head.headers, external, marks)),
             };
-            Write { route, target: Target { object, brought }, others: vec![], asks_first }
+            Write { route, target: Target { object, brought }, others: vec![], asks_first, key }
         }
         Some(second) => {
             let [target, other] = presented_for([object, second], &head.headers, marks);
-            Write { route, target, others: vec![other], asks_first }
+            Write { route, target, others: vec![other], asks_first, key }
         }
     }))
 }
@@ -162,6 +174,7 @@ impl<'a> Marks<'a> {
     const LENGTH: u16 = 1 << 9;
     const HOSTS: u16 = 1 << 10;
     const EXPECT: u16 = 1 << 11;
+    const KEY: u16 = 1 << 12;
 
     fn of(headers: &'a HeaderMap) -> Self {
         let mut marks = Self::default();
@@ -187,6 +200,7 @@ impl<'a> Marks<'a> {
                 "authorization" => Self::AUTHORIZATION,
                 "content-length" => Self::LENGTH,
                 "expect" => Self::EXPECT,
+                "idempotency-key" => Self::KEY,
                 other if is_one_of(other, &OVERRIDE_HEADERS) => Self::OVERRIDE,
                 other if is_one_of(other, &REWRITE_HEADERS) => Self::REWRITE,
                 _ => 0,
@@ -351,6 +365,20 @@ fn brought<'a>(headers: &HeaderMap, marks: Marks<'a>) -> Brought<'a> {
         Ok(Some(text)) => Brought::Text(text),
         Err(fault) => Brought::Read(Presented::Unreadable(fault)),
     }
+}
+
+/// The client's own name for a write.
+fn key(headers: &HeaderMap) -> Result<IdempotencyKey, Unfit> {
+    let mut fields = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let key = match (fields.next(), fields.next()) {
+        (Some(field), None) => IdempotencyKey::parse(field.as_bytes()),
+        _ => Err(KeyFault::Several),
+    };
+    key.map_err(|fault| Unfit {
+        code: Code::RequestInvalid,
+        detail: format!("Idempotency-Key: {fault}").into(),
+        field: Some("Idempotency-Key"),
+    })
 }
 
 /// The number that a write brings from an outside lock service.

@@ -272,6 +272,10 @@ fn look(target: &Target<'_>, record: &Record, sealed: bool, now: Now) -> Result<
 
 /// What needs no record: a table that is shut, and what is wrong with the token itself.
 fn without_record(gate: &Gate, target: &Target<'_>, now: Now) -> Option<Denial> {
+    if let Brought::Read(Presented::Number(_)) = &target.brought {
+        // Its holder is heard of now.
+        gate.records.stripes.tick(now.boot);
+    }
     let is_linked = match &target.brought {
         // Not known before the record is; without one, it is read.
         Brought::Text(_) | Brought::Read(Presented::Number(_)) => true,

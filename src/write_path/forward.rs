@@ -5,24 +5,24 @@
 //! [`Code::OutcomeUnknown`], and its object waits for the bound before anyone else gets it. A client that
 //! hangs up does not make its write invisible: the rest of the work is carried on without it.
 
-use std::{collections::VecDeque, future::poll_fn, rc::Rc, task::Poll, time::Duration};
+use std::{future::poll_fn, rc::Rc, task::Poll, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Response, StatusCode, Version, header, request::Parts};
-use http_body::Body;
-use hyper::{body::Incoming, ext::ReasonPhrase};
+use hyper::ext::ReasonPhrase;
 
 use super::{
     Worker,
     carry::{Ahead, Carried, Frames, StoreReply, read_ahead},
-    classify::FENCE_TOKEN,
-    commit::{Broken, Progress, Stream, Upload},
+    commit::{Broken, Progress},
     connection::Client,
     handle::Answered,
     headers::{self, Length, Outcome},
-    hold::{Held, Hold, Limits, NoBody, Share, Source},
+    hold::{NoBody, Source},
     inflight::Denied,
     journaled::{BodyDigest, Line, UNWRITTEN},
+    keyed::{self, Claim},
+    outgoing::{Outgoing, Ready},
     passage::Passage,
     plan::Outfit,
     reply::{Refused, ReplyBody},
@@ -30,7 +30,7 @@ use super::{
 use crate::{
     clock::Stopwatch,
     failpoints::{self, Fault, Point},
-    fence::{Code, Denial, Refusal, code::Limit},
+    fence::{Code, Denial, code::Limit, idempotency::IdempotencyKey, verdict},
     metrics::OperationTally,
     route::{Route, UNSETTLING},
     store::{
@@ -67,6 +67,10 @@ pub struct WriteOf {
     pub lane: Option<Lane>,
     /// When it was judged first.
     pub since: Option<Stopwatch>,
+    /// The client's own name for it.
+    pub key: Option<IdempotencyKey>,
+    /// That name is this write's.
+    pub claim: Option<Claim>,
 }
 
 /// A write on its way, until this is dropped.
@@ -86,15 +90,6 @@ impl Drop for Active {
     }
 }
 
-/// A body, ready to be sent.
-struct Outgoing {
-    body: StoreBody,
-    /// The room that a collected body takes until it is sent.
-    share: Option<Share>,
-    /// How far a body is that streams.
-    progress: Option<Rc<Progress>>,
-}
-
 /// What the store has said.
 struct Answer {
     lane: Lane,
@@ -110,11 +105,16 @@ struct Answer {
 pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
     let mut ready = job.write.as_mut().and_then(|write| write.lane.take());
     let length = job.length();
-    let Outgoing { mut body, share, progress } = match source {
+    let outgoing = match source {
+        source if job.is_keyed() => match Box::pin(job.claim_key(source, length)).await? {
+            Ready::Go(outgoing) => outgoing,
+            Ready::Answered(response) => return Ok(response),
+        },
         Source::Here { body, share } => Outgoing { body, share, progress: None },
         // Apart, since it is large, and most writes have no use for it.
         Source::Coming { hold, share } => Box::pin(job.body(hold, share, length)).await?,
     };
+    let Outgoing { mut body, share, progress } = outgoing;
     let length = Length::of(&job.head, length, &body);
     let digest = if job.is_journaled() { digest_of(&body, progress.as_deref()) } else { None };
     let mut unsent: Option<Unsent> = None;
@@ -147,7 +147,7 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
             // What the store has said before it was asked is no answer.
             let is_another_there = lane.was_idle();
             drop(lane);
-            job.passage().inspect(|passage| passage.back_out());
+            job.back_out();
             if is_another_there {
                 continue;
             }
@@ -164,7 +164,7 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
         }
         let since = job.write.as_ref().and_then(|write| write.since).filter(|_| is_committed);
         let (before, stopwatch) = (link.wire().sent.get(), since.unwrap_or_else(|| job.worker.watch()));
-        job.passage().inspect(|passage| passage.begin());
+        job.begin();
         let sent = match &progress {
             None => job.send_whole(&mut lane, &mut body).await,
             Some(progress) => Box::pin(job.send_stream(&mut lane, &mut body, progress, cancel)).await,
@@ -190,7 +190,7 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
         if unsent.is_none() {
             return Err(Box::pin(job.failed(something_left, &failed.why, progress.as_deref())).await.into());
         }
-        job.passage().inspect(|passage| passage.back_out());
+        job.back_out();
     };
     drop(share);
     job.worker.tally.answered(job.write.is_some(), answer.since.seconds());
@@ -234,8 +234,24 @@ impl Job {
         &self.outfit.pools[self.store]
     }
 
-    fn passage(&self) -> Option<&Rc<Passage>> {
+    pub(super) fn passage(&self) -> Option<&Rc<Passage>> {
         self.write.as_ref().map(|write| &write.passage)
+    }
+
+    /// From here on something of it may be sent.
+    fn begin(&self) {
+        if let Some(write) = &self.write {
+            write.passage.begin();
+            write.claim.iter().for_each(|claim| claim.sends(true));
+        }
+    }
+
+    /// Nothing of it has left.
+    fn back_out(&self) {
+        if let Some(write) = &self.write {
+            write.passage.back_out();
+            write.claim.iter().for_each(|claim| claim.sends(false));
+        }
     }
 
     /// A newer version of its route has taken over.
@@ -245,6 +261,10 @@ impl Job {
 
     fn route(&self, write: &WriteOf) -> &Route {
         &self.outfit.plan.routes.all()[write.route]
+    }
+
+    fn is_keyed(&self) -> bool {
+        self.write.as_ref().is_some_and(|write| write.key.is_some() && write.passage.is_judged())
     }
 
     /// Whether its route keeps a journal.
@@ -265,84 +285,12 @@ impl Job {
         write.passage.lose();
     }
 
-    fn is_h2(&self) -> bool {
+    pub(super) fn is_h2(&self) -> bool {
         self.head.version == Version::HTTP_2
     }
 
     fn length(&self) -> Option<u64> {
         self.head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok())
-    }
-
-    /// Makes a body ready to be sent: a short one is collected, a long one streams.
-    async fn body(&self, mut hold: Hold, share: Option<Share>, length: Option<u64>) -> Result<Outgoing, Refused> {
-        if share.is_none() && hold.body.is_end_stream() {
-            return Ok(Outgoing { body: StoreBody::Empty, share: None, progress: None });
-        }
-        let settings = &self.outfit.plan.settings;
-        let Some(passage) = self.passage() else { return Ok(self.stream(hold.body, length)) };
-        if length.is_some_and(|length| length > settings.hold_bytes as u64) {
-            return Ok(self.stream(hold.body, length));
-        }
-        let expected = length.and_then(|length| usize::try_from(length).ok()).unwrap_or(settings.hold_bytes);
-        let take = || Share::take(&self.worker.plane, expected, settings.hold_total_bytes);
-        let Some(share) = share.or_else(take) else {
-            drop(self.stream(hold.body, length));
-            return Err(Refused::new(Code::GateOverloaded, "too many bodies are being held; try again in a moment"));
-        };
-        let limits = Limits::of(&self.outfit.plan);
-        if !passage.is_judged() {
-            // A judge has read the clock, and nobody else has.
-            let _ = self.worker.watch();
-        }
-        let mut alarm = self.worker.alarms.set(limits.patience);
-        let collected = poll_fn(|context| match hold.poll(limits, &self.client, &mut alarm, context) {
-            Poll::Ready(collected) => Poll::Ready(collected.map_err(|why| unsent(&why.into()))),
-            // A client may take its time with its body; a reload does not wait for it.
-            Poll::Pending if passage.is_retired() => Poll::Ready(Err(rerouted())),
-            Poll::Pending => Poll::Pending,
-        });
-        match collected.await? {
-            Held::Whole { trailers: Some(trailers) } if trailers.contains_key(FENCE_TOKEN) => {
-                Err(unsent(&Broken::TokenInTrailer))
-            }
-            Held::Whole { mut trailers } => {
-                trailers.as_deref_mut().into_iter().for_each(headers::strip_fence);
-                let body = StoreBody::held(hold.first, hold.parts, trailers);
-                Ok(Outgoing { body, share: Some(share), progress: None })
-            }
-            Held::Long => {
-                let mut first = hold.parts;
-                first.push_front(hold.first);
-                Ok(self.stream_on(Stream { first, share: Some(share), ..self.streamed(hold.body, length) }))
-            }
-        }
-    }
-
-    fn streamed(&self, rest: Incoming, length: Option<u64>) -> Stream {
-        let (headers, limits) = (&self.head.headers, Limits::of(&self.outfit.plan));
-        Stream {
-            first: VecDeque::new(),
-            share: None,
-            rest,
-            is_h2: self.is_h2(),
-            // Before trailers it is not the last byte that completes the request: see `Length`.
-            length: length.filter(|_| !headers.contains_key(header::TRAILER)),
-            asks_first: !self.is_h2() && headers.contains_key(header::EXPECT),
-            limit: limits.most,
-            patience: limits.patience,
-        }
-    }
-
-    fn stream(&self, body: Incoming, length: Option<u64>) -> Outgoing {
-        self.stream_on(self.streamed(body, length))
-    }
-
-    fn stream_on(&self, stream: Stream) -> Outgoing {
-        // What has begun to come was asked for.
-        let asks_first = stream.asks_first && stream.first.is_empty();
-        let stream = Stream { asks_first, ..stream };
-        let (upload, progress) = Upload::new(stream, self.passage().cloned(), Rc::clone(&self.worker));
-        Outgoing { body: StoreBody::Stream(Box::pin(upload)), share: None, progress: Some(progress) }
     }
 
     /// Sends a request whose body is there.
@@ -416,7 +364,7 @@ impl Job {
                 // Only a first look finds a fence below an outside number.
                 Halt::Denied(Denied { object, why: Denial::Behind(number) }) => {
                     let fence = number.seq.into();
-                    return Err(Refused::from(Refusal::Draining { fence }).of(&object));
+                    return Err(Refused::from(verdict::Refusal::Draining { fence }).of(&object));
                 }
                 Halt::Denied(Denied { object, why: Denial::Refused(refusal) }) => {
                     return Err(Refused::from(refusal).of(&object));
@@ -438,7 +386,7 @@ impl Job {
         let broken = progress.and_then(Progress::broken);
         let is_partial = progress.is_some_and(|progress| !progress.is_released());
         if !something_left {
-            self.passage().inspect(|passage| passage.back_out());
+            self.back_out();
             return match broken {
                 Some(Broken::Denied) => self.why_denied().await,
                 Some(broken) => unsent(&broken),
@@ -448,6 +396,7 @@ impl Job {
         let Some(write) = &self.write else { return no_answer(why) };
         if is_partial && self.route(write).discards {
             write.passage.cancel();
+            write.claim.iter().for_each(|claim| claim.sends(false));
             return match broken {
                 Some(broken) => unsent(&broken),
                 None => no_answer(why),
@@ -462,7 +411,7 @@ impl Job {
     }
 
     /// Why a write of which nothing was sent may not go on.
-    async fn why_denied(&self) -> Refused {
+    pub(super) async fn why_denied(&self) -> Refused {
         let denied = match self.may_go_on(false, false) {
             Ok(_) => None,
             Err(denied) => self.go_on_after(denied, false).await.err(),
@@ -479,7 +428,7 @@ impl Job {
     }
 
     async fn answer(
-        self: Box<Self>,
+        mut self: Box<Self>,
         answer: Answer,
         progress: Option<&Progress>,
         digest: Option<[u8; 32]>,
@@ -498,11 +447,12 @@ impl Job {
             progress.park();
         }
         let Head { status, reason, mut headers, .. } = *head;
+        let claim = self.write.as_mut().and_then(|write| write.claim.take());
         let Some(write) = &self.write else {
             headers::to_client(&mut headers, None, &self.worker.last_seq);
             let patience = self.patience();
             let worker = Rc::clone(&self.worker);
-            let carried = Carried { worker, lane, settles: !is_early, passage: None, line: None };
+            let carried = Carried { worker, lane, settles: !is_early, passage: None, line: None, claim: None };
             let reply = StoreReply::coming(Frames::default(), carried, patience);
             return Ok(respond((status, reason), headers, ReplyBody::store(reply)));
         };
@@ -514,6 +464,8 @@ impl Job {
             passage.settle();
         }
         let left = || self.patience().saturating_sub(Duration::from_secs_f64(since.seconds()));
+        let made = |digest: Option<[u8; 32]>| digest.or_else(|| progress.and_then(Progress::digest));
+        let mut kept = None;
         let (body, outcome) = match read_ahead(&mut lane, &self.worker, left).await {
             Ahead::Broken(why) => {
                 drop(lane);
@@ -523,29 +475,39 @@ impl Job {
             }
             Ahead::Whole(frames) => {
                 failpoints::reach(Point::Answered);
-                if route.journal && settles && !is_early {
-                    let digest = digest.or_else(|| progress.and_then(Progress::digest));
-                    if Box::pin(self.write_down(write, digest, status)).await.is_err() {
-                        drop(lane);
-                        Box::pin(self.lose(write)).await;
-                        return Err(self.unknown(UNWRITTEN.to_owned()).into());
-                    }
+                let is_noted = route.journal && settles && !is_early;
+                if is_noted && Box::pin(self.write_down(write, made(digest), status)).await.is_err() {
+                    drop(lane);
+                    Box::pin(self.lose(write)).await;
+                    return Err(self.unknown(UNWRITTEN.to_owned()).into());
                 }
                 if !self.conclude(&write.passage, lane, settles, is_early) {
                     Box::pin(self.lose(write)).await;
+                }
+                if let Some(claim) = claim {
+                    claim.sends(!(settles && is_early));
+                    // Only what the store has answered for is kept.
+                    kept = Some((claim, frames.data())).filter(|_| settles && !is_early);
                 }
                 (ReplyBody::whole(frames), if settles { Outcome::Settled } else { Outcome::Unknown })
             }
             Ahead::Part(frames) => {
                 let (worker, passage) = (Rc::clone(&self.worker), Some(Rc::clone(passage)));
-                let digest = digest.or_else(|| progress.and_then(Progress::digest)).unwrap_or_default();
-                let line = self.line(write).map(|line| (line, digest, status.as_u16()));
-                let carried = Carried { worker, lane, settles: settles && !is_early, passage, line };
+                let digest = made(digest);
+                let line = self.line(write).map(|line| (line, digest.unwrap_or_default(), status.as_u16()));
+                let payload = digest.map(|digest| keyed::payload(&self.head, digest));
+                let claim = claim.map(|claim| Box::new((claim, payload, status.as_u16())));
+                let carried = Carried { worker, lane, settles: settles && !is_early, passage, line, claim };
                 let outcome = if settles { Outcome::Pending } else { Outcome::Unknown };
                 (ReplyBody::store(StoreReply::coming(frames, carried, left())), outcome)
             }
         };
         headers::to_client(&mut headers, Some((passage, outcome)), &self.worker.last_seq);
+        if let Some((claim, body)) = kept {
+            let payload = made(digest).map(|digest| keyed::payload(&self.head, digest));
+            let answer = claim.keep(status, &headers, body);
+            Box::pin(claim.answered(payload, answer)).await;
+        }
         if let Some(code) = write.would {
             headers.insert("fence-would", HeaderValue::from_static(code.as_str()));
         }
@@ -612,7 +574,7 @@ async fn told_to_stop(cancel: Option<Cancel>, progress: &Progress) {
     }
 }
 
-fn rerouted() -> Refused {
+pub(super) fn rerouted() -> Refused {
     Refused::new(Code::FenceDraining, "this route has just changed; nothing was sent")
 }
 
@@ -631,7 +593,7 @@ impl From<NoBody> for Broken {
 }
 
 /// A body that was broken off before anything of it was sent.
-fn unsent(broken: &Broken) -> Refused {
+pub fn unsent(broken: &Broken) -> Refused {
     let code = match broken {
         Broken::Client | Broken::Slow => Code::BodyUnreadable,
         Broken::TooLong => Code::RequestLimit(Limit::Body),

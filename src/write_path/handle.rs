@@ -21,6 +21,7 @@ use super::{
     forward::{Active, Job, WriteOf, forward},
     hold::{Limits, Source, discard},
     inflight::InFlight,
+    keyed::Lookup,
     passage::{Admitted, Passage},
     plan::Outfit,
     reply::{Refused, ReplyBody, refuse},
@@ -29,7 +30,7 @@ use crate::{
     clock::Stopwatch,
     config::Mode,
     failpoints::{self, Fault},
-    fence::Code,
+    fence::{Code, idempotency::IdempotencyKey},
     metrics::OperationTally,
     table::generation::Entered,
 };
@@ -113,6 +114,7 @@ pub fn answer(worker: &Rc<Worker>, client: &Rc<Client>, request: Request<Incomin
 
 fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, context: &mut Context<'_>) -> Stage {
     let outfit = worker.outfit();
+    let mut lookup = None;
     let (looked, body) = match classify(&head, &outfit.plan.routes, &outfit.plan.settings) {
         Err(unfit) => (Looked::Refused(unfit.into()), Source::coming(&head, body)),
         Ok(Class::Read { store }) => (Looked::Read { store }, Source::coming(&head, body)),
@@ -123,12 +125,18 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
                 let limits = (Limits::of(&outfit.plan), outfit.plan.settings.hold_total_bytes);
                 Source::look(&head, body, &worker.plane, limits, client, context)
             };
+            lookup = Lookup::of(&wanted).map(Box::new);
             (look(worker, &outfit, client, &head.method, wanted, body.is_here()), body)
         }
     };
     let (worker, client) = (Rc::clone(worker), Rc::clone(client));
     match looked {
-        Looked::Refused(why) => Stage::Refused(Declined::new(why, &head, body)),
+        Looked::Refused(why) => match lookup {
+            None => Stage::Refused(Declined::new(why, &head, body)),
+            Some(lookup) => {
+                Stage::Work(Box::pin(async move { decline_keyed(*lookup, &worker, &outfit, &head, body, why).await }))
+            }
+        },
         Looked::Read { store } => {
             Stage::Work(Box::pin(forward(Box::new(Job { worker, outfit, store, client, head, write: None }), body)))
         }
@@ -136,9 +144,28 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
         Looked::NotYet(undecided) => Stage::Work(Box::pin(async move {
             match undecided.decide(&worker, &outfit, &head.method).await {
                 Ok(write) => carry_on(worker, outfit, client, head, body, write).await,
-                Err(why) => Err(Declined::new(why, &head, body).let_go(&worker).into()),
+                Err(why) => match lookup {
+                    None => Err(Declined::new(why, &head, body).let_go(&worker).into()),
+                    Some(lookup) => decline_keyed(*lookup, &worker, &outfit, &head, body, why).await,
+                },
             }
         })),
+    }
+}
+
+/// A keyed write that is refused for its lease gets the answer that is kept of it, if there is one.
+async fn decline_keyed(
+    lookup: Lookup,
+    worker: &Rc<Worker>,
+    outfit: &Outfit,
+    head: &Parts,
+    body: Source,
+    why: Refused,
+) -> Answered {
+    match lookup.answer(worker, head, body, Limits::of(&outfit.plan), why).await {
+        Ok(response) => Ok(response),
+        Err((why, None)) => Err(why.into()),
+        Err((why, Some(body))) => Err(Declined::new(why, head, body).let_go(worker).into()),
     }
 }
 
@@ -172,7 +199,7 @@ fn look(
     wanted: Write<'_>,
     is_here: bool,
 ) -> Looked {
-    let Write { route, target, others, .. } = wanted;
+    let Write { route, target, others, key, .. } = wanted;
     let Some(entered) = outfit.plan.enter(route, &worker.plane.gate.clock) else {
         let why = Refused::new(Code::FenceDraining, "this route has changed; older writes are still on their way");
         return Looked::Refused(why.about(&target.id(), &route.name));
@@ -184,7 +211,9 @@ fn look(
         return may_go.map_or_else(Looked::Refused, Looked::Write);
     }
     let pool = &outfit.pools[route.store];
-    let may_commit = is_here && route.mode == Mode::Enforce && others.is_empty() && !worker.closing.get();
+    // A keyed write is remembered first.
+    let may_commit =
+        is_here && route.mode == Mode::Enforce && others.is_empty() && key.is_none() && !worker.closing.get();
     let lane = if may_commit { pool.idle_lane() } else { None };
     let (now, stopwatch) = worker.now_and_watch();
     let terms = Terms {
@@ -203,12 +232,12 @@ fn look(
             if let Some(unused) = lane {
                 unused.put_back(now.boot);
             }
-            return Looked::NotYet(Undecided { entered, target, others, stopwatch, terms });
+            return Looked::NotYet(Undecided { entered, target, others, stopwatch, terms, key });
         }
     };
     match may_go {
         Ok(mut write) => {
-            write.lane = lane;
+            (write.lane, write.key) = (lane, key);
             Looked::Write(write)
         }
         Err(refused) => {
@@ -227,15 +256,17 @@ struct Undecided {
     others: Vec<Target<'static>>,
     stopwatch: Stopwatch,
     terms: Terms,
+    key: Option<IdempotencyKey>,
 }
 
 impl Undecided {
     async fn decide(self, worker: &Worker, outfit: &Outfit, method: &Method) -> Result<WriteOf, Refused> {
-        let Self { entered, target, others, stopwatch, terms } = self;
-        match decide_in_time(worker, target, others, terms).await {
-            Ok(in_flight) => entered.admitted(worker, outfit, method, stopwatch, in_flight),
-            Err(refused) => entered.refused(worker, outfit, method, stopwatch, refused),
-        }
+        let Self { entered, target, others, stopwatch, terms, key } = self;
+        let write = match decide_in_time(worker, target, others, terms).await {
+            Ok(in_flight) => entered.admitted(worker, outfit, method, stopwatch, in_flight)?,
+            Err(refused) => entered.refused(worker, outfit, method, stopwatch, refused)?,
+        };
+        Ok(WriteOf { key, ..write })
     }
 }
 
@@ -301,7 +332,8 @@ impl Entrance {
             return Err(Refused::new(Code::GateStopping, why).about(passage.object(), &route.name));
         }
         let active = Active::new(tally);
-        Ok(WriteOf { route: self.route, passage: Rc::new(passage), would, active, lane: None, since })
+        let (passage, route) = (Rc::new(passage), self.route);
+        Ok(WriteOf { route, passage, would, active, lane: None, since, key: None, claim: None })
     }
 }
 

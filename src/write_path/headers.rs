@@ -12,6 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header, request:
 use super::passage::Passage;
 use crate::{
     config::Forwarded,
+    fence::Ttl,
     store::{
         body::StoreBody,
         link::{Framing, write_line},
@@ -353,7 +354,9 @@ pub fn to_client(headers: &mut HeaderMap, write: Option<(&Passage, Outcome)>, la
             headers.append(FENCE_SEQ, last_seq.value(permit.seq().get()));
             soonest = soonest.min(permit.remaining_ms());
         });
-        headers.insert(FENCE_EXPIRES_IN, HeaderValue::from(soonest));
+        if soonest < Ttl::FOR_EVER.0 / 2 {
+            headers.insert(FENCE_EXPIRES_IN, HeaderValue::from(soonest));
+        }
         headers.insert(
             FENCE_OUTCOME,
             match outcome {

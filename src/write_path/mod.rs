@@ -6,10 +6,11 @@
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
 //!   [`inflight`]: a write that may, until the store has answered for it.
 //! - [`passage`]: a write on its way, and what it is told. [`alarms`]: timeouts without timers.
-//! - [`forward`]: to the store and back, once. [`hold`]: bodies that are collected first. [`commit`]:
+//! - [`forward`]: to the store and back, once. [`outgoing`]: bodies, made ready to be sent. [`hold`]: bodies that are collected first. [`commit`]:
 //!   longer ones, whose end is held back until the write has been judged again. [`carry`]: what goes on
 //!   when the client is gone.
 //! - [`reply`]: the store's answer or a refusal, as a response. [`receipts`]: what was refused lately.
+//! - [`keyed`]: writes with an idempotency key: each runs once.
 //! - [`journaled`]: what is written down of writes whose route keeps a journal.
 //! - [`headers`]: what is taken from and added to a request on its way.
 //! - [`handle`]: the stages, one after the other. [`plan`]: the settings they go by.
@@ -28,6 +29,8 @@ pub mod headers;
 pub mod hold;
 pub mod inflight;
 pub mod journaled;
+pub mod keyed;
+pub mod outgoing;
 pub mod passage;
 pub mod plan;
 pub mod receipts;
@@ -48,6 +51,7 @@ use self::{
     alarms::Alarms,
     headers::{LastNumber, RequestIds},
     inflight::Own,
+    keyed::Keys,
     plan::{Before, Outfit, Plan},
 };
 use crate::{
@@ -70,6 +74,7 @@ pub struct Plane {
     /// Writes that wait for their lease to open.
     pub waiting: AtomicUsize,
     pub connections: AtomicUsize,
+    pub keys: Arc<Keys>,
     /// How many files clients and stores may take together.
     files: usize,
     workers: usize,
@@ -96,6 +101,7 @@ impl Plane {
             held_bytes: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
+            keys: Keys::new(&settings.idempotency),
             files,
             workers: accept::workers(&settings.gate),
         }))

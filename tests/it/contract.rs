@@ -113,6 +113,7 @@ impl<D: Disk> Bench<D> {
             meta,
             mark,
             journal_keep: 1_000,
+            keys_keep_ms: 86_400_000,
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: false,

@@ -13,6 +13,7 @@
 //! | `g` | migration id | [`MigrationRow`]: how far it is | ledger; deleted a day after its end |
 //! | `j` | object_id | [`JournalHead`]: how many writes have settled, and the hash over them. Never deleted | ledger |
 //! | `e` | object_id, 0, number (8 bytes, big endian) | [`JournalEntry`]: one settled write | ledger; the oldest are deleted |
+//! | `k` | object_id, 0, holder_id, 0, idempotency key | [`Entry`]: a keyed write, and its answer | ledger; deleted after `idempotency.keep_ms` |
 //!
 //! Ids hold no control characters, so byte 0 separates. Numbers are big endian and sort as numbers.
 //! Every value begins with [`FORMAT`]; a value has exactly one encoding, and whatever is not it
@@ -20,15 +21,20 @@
 
 mod authority;
 mod bytes;
+mod keyed;
 mod rows;
 
 use thiserror::Error;
 
 pub use authority::{JournalEntry, JournalHead, MigrationRow, MigrationState, Wrote, decode_signed, encode_signed};
+pub use keyed::{decode_entry, encode_entry};
 pub use rows::{Context, Meta, RequestRow, Terms};
 
 use self::bytes::{Reader, Writer};
-use crate::fence::{Hlc, HolderId, LeaseId, LeaseRow, LeaseSeq, MigrationId, ObjectId, Record, RequestId};
+use crate::fence::{
+    Hlc, HolderId, LeaseId, LeaseRow, LeaseSeq, MigrationId, ObjectId, Record, RequestId,
+    idempotency::{IdempotencyKey, Scope},
+};
 
 /// The version of every value.
 pub const FORMAT: u8 = 2;
@@ -52,6 +58,7 @@ pub enum Key {
     Migration(MigrationId),
     Journal(ObjectId),
     JournalEntry(ObjectId, u64),
+    Keyed(Scope),
 }
 
 /// A key family's first byte.
@@ -68,10 +75,11 @@ pub enum Family {
     Migration,
     Journal,
     JournalEntry,
+    Keyed,
 }
 
 impl Family {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Meta,
         Self::Mark,
         Self::Record,
@@ -83,6 +91,7 @@ impl Family {
         Self::Migration,
         Self::Journal,
         Self::JournalEntry,
+        Self::Keyed,
     ];
 
     #[must_use]
@@ -99,6 +108,7 @@ impl Family {
             Self::Migration => b'g',
             Self::Journal => b'j',
             Self::JournalEntry => b'e',
+            Self::Keyed => b'k',
         }
     }
 
@@ -116,6 +126,7 @@ impl Family {
             Self::Migration => "migrations",
             Self::Journal => "journals",
             Self::JournalEntry => "journal entries",
+            Self::Keyed => "idempotency keys",
         }
     }
 
@@ -164,6 +175,13 @@ impl Key {
             }
             Self::Migration(id) => bytes.extend_from_slice(id.as_str().as_bytes()),
             Self::JournalEntry(object, number) => encode_numbered(bytes, object, *number),
+            Self::Keyed(Scope { object, holder, key }) => {
+                bytes.extend_from_slice(object.as_str().as_bytes());
+                bytes.push(0);
+                bytes.extend_from_slice(holder.as_str().as_bytes());
+                bytes.push(0);
+                bytes.extend_from_slice(key.as_str().as_bytes());
+            }
             Self::LeaseIndex(lease) => bytes.extend_from_slice(lease.as_str().as_bytes()),
             Self::Request(holder, request) => {
                 bytes.extend_from_slice(holder.as_str().as_bytes());
@@ -189,6 +207,7 @@ impl Key {
             b'g' => Ok(Self::Migration(MigrationId::new(text(rest)?).map_err(|_| CodecFault("a bad migration id"))?)),
             b'j' => Ok(Self::Journal(object(rest)?)),
             b'e' => numbered(rest).map(|(object, number)| Self::JournalEntry(object, number)),
+            b'k' => scope(rest).map(Self::Keyed),
             b'i' => Ok(Self::LeaseIndex(LeaseId::new(text(rest)?).map_err(|_| CodecFault("a bad lease id"))?)),
             b'q' => {
                 let (holder, request) =
@@ -215,6 +234,7 @@ impl Key {
             Self::Migration(_) => Family::Migration,
             Self::Journal(_) => Family::Journal,
             Self::JournalEntry(..) => Family::JournalEntry,
+            Self::Keyed(_) => Family::Keyed,
         }
     }
 }
@@ -234,6 +254,19 @@ fn numbered(rest: &[u8]) -> Result<(ObjectId, u64), CodecFault> {
 fn numbered_seq(rest: &[u8]) -> Result<(ObjectId, LeaseSeq), CodecFault> {
     let (object, number) = numbered(rest)?;
     Ok((object, LeaseSeq::new(number).ok_or(CodecFault("a key with number 0"))?))
+}
+
+fn scope(rest: &[u8]) -> Result<Scope, CodecFault> {
+    let fault = CodecFault("a key of no keyed write");
+    let mut parts = text(rest)?.splitn(3, '\0');
+    let (Some(object), Some(holder), Some(key)) = (parts.next(), parts.next(), parts.next()) else {
+        return Err(fault);
+    };
+    let (object, holder) = (ObjectId::new(object), HolderId::new(holder));
+    match (object, holder, IdempotencyKey::new(key)) {
+        (Ok(object), Ok(holder), Some(key)) => Ok(Scope { object, holder, key }),
+        _ => Err(fault),
+    }
 }
 
 fn text(bytes: &[u8]) -> Result<&str, CodecFault> {

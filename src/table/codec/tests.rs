@@ -5,10 +5,13 @@ use std::sync::Arc;
 use proptest::{option, prelude::*};
 
 use super::*;
-use crate::fence::record::Numbers;
 use crate::fence::{
     BootMs, Certified, Ended, Fence, How, Incarnation, IssuerId, Lease, MigrationId, Now, State, TableKey, Ttl, WallMs,
     authority::FenceProof, lease::Start, record::AdvanceId, time::Frame,
+};
+use crate::fence::{
+    idempotency::{Answer, Entry, Response},
+    record::Numbers,
 };
 use crate::table::flight::DrainReport;
 
@@ -177,6 +180,9 @@ fn key() -> impl Strategy<Value = Key> {
         text(20).prop_map(|id| Key::Migration(MigrationId::new(&id).unwrap())),
         object_id().prop_map(Key::Journal),
         (object_id(), any::<u64>()).prop_map(|(object, number)| Key::JournalEntry(object, number)),
+        (object_id(), holder_id(), "[ -~]{1,40}").prop_map(|(object, holder, key)| {
+            Key::Keyed(Scope { object, holder, key: IdempotencyKey::new(&key).unwrap() })
+        }),
     ]
 }
 
@@ -206,7 +212,35 @@ fn drain_report() -> impl Strategy<Value = DrainReport> {
     })
 }
 
+fn entry() -> impl Strategy<Value = Entry> {
+    let blob = || proptest::collection::vec(any::<u8>(), 0..40);
+    let headers = proptest::collection::vec(("[a-z-]{1,10}", blob()), 0..4);
+    let whole = (100..600_u16, headers, blob());
+    let answer = prop_oneof![
+        Just(Answer::None),
+        (100..600_u16).prop_map(|status| Answer::Dropped { status }),
+        whole.prop_map(|(status, headers, body)| Answer::Whole(Response { status, headers, body })),
+    ];
+    (option::of(any::<[u8; 32]>()), seq(), lease_id(), any::<(u64, u64)>(), answer).prop_map(
+        |(payload, seq, lease_id, (at, attempt), answer)| Entry {
+            payload,
+            seq,
+            lease_id,
+            at: WallMs(at),
+            attempt,
+            answer,
+        },
+    )
+}
+
 proptest! {
+    #[test]
+    fn keyed_writes(entry in entry(), flip in any::<(usize, u8)>()) {
+        let bytes = encode_entry(&entry);
+        prop_assert_eq!(decode_entry(&bytes), Ok(entry));
+        assert_one_encoding(&bytes, flip, |bytes| decode_entry(bytes).ok().map(|entry| encode_entry(&entry)));
+    }
+
     #[test]
     fn keys(key in key(), flip in any::<(usize, u8)>()) {
         let bytes = key.encode();

@@ -51,6 +51,8 @@ pub struct Setup {
     pub terms: Terms,
     /// How many entries of each journal are kept.
     pub journal_keep: u64,
+    /// How long a keyed write is remembered.
+    pub keys_keep_ms: u64,
 }
 
 /// The ledger without its thread.
@@ -64,6 +66,8 @@ pub struct Core {
     pub(super) terms: InUse,
     pub(super) migrating: Migrating,
     pub(super) jumps: Jumps,
+    /// Where the sweep of keyed writes goes on.
+    pub(super) swept_keys: Option<Vec<u8>>,
     lease_ids: LeaseIds,
     step_meter: StepMeter,
     /// Grants whose clients were gone when the answer came: to be taken back in the next round.
@@ -106,6 +110,7 @@ impl Core {
             terms: InUse::new(setup.terms),
             migrating: Migrating::default(),
             jumps: Jumps::default(),
+            swept_keys: None,
             lease_ids: LeaseIds::default(),
             step_meter: StepMeter::new(now),
             orphans: vec![],
@@ -169,8 +174,48 @@ impl Core {
         }
     }
 
+    /// Why a call is not looked at now, if it is not.
+    fn turns_away(&self, call: &Command) -> Option<Refused> {
+        match call {
+            Command::Tick | Command::Stop { .. } | Command::Close { .. } | Command::Adopt { .. } => None,
+            Command::Acquire { .. } | Command::Grant { .. } | Command::Follow { .. } if self.closed => {
+                Some(Refused::Stopping)
+            }
+            _ => self.setup.records.latched().map(|_| Refused::Unavailable),
+        }
+    }
+
+    /// Answers a call that is not looked at.
+    fn turn_away(&mut self, round: &mut Round, call: Command, why: Refused) {
+        match call {
+            Command::Tick => {}
+            Command::Acquire { reply, .. } => answer(round, reply, Err(why)),
+            Command::Renew { reply, .. } => self.answer_renewal(round, reply, Err(why), false),
+            Command::Release { reply, .. } => answer(round, reply, Err(why)),
+            Command::Grant { reply, .. } => answer(round, reply, Err(why)),
+            Command::BeginKeyed { reply, .. } => answer(round, reply, Err(why)),
+            Command::Revoke { reply, .. }
+            | Command::Certify { reply, .. }
+            | Command::Follow { reply, .. }
+            | Command::Confirm { reply, .. } => answer(round, reply, Err(why)),
+            Command::End { reply, .. }
+            | Command::Withdraw { reply, .. }
+            | Command::Migrate { reply, .. }
+            | Command::Unpark { reply, .. }
+            | Command::ForgetMigrations { reply, .. }
+            | Command::EndKeyed { reply, .. }
+            | Command::Journal { reply, .. }
+            | Command::Announce { reply, .. }
+            | Command::Adopt { reply, .. }
+            | Command::Close { reply }
+            | Command::Stop { reply } => answer(round, reply, Err(why)),
+        }
+    }
+
     fn decide(&mut self, round: &mut Round, call: Command, stop: &mut Option<Reply<()>>) {
-        let latched = self.setup.records.latched().is_some();
+        if let Some(why) = self.turns_away(&call) {
+            return self.turn_away(round, call, why);
+        }
         match call {
             // What has drained may have done so behind the round's own look. What is due by now is the next
             // round's, which then begins at once.
@@ -183,7 +228,6 @@ impl Core {
                 self.dismiss_advances(&Refused::Stopping);
                 answer(round, reply, Ok(()));
             }
-            Command::Announce { reply, .. } if latched => unavailable(round, reply),
             Command::Announce { terms, reply } => {
                 self.announce(round, terms);
                 answer(round, reply, Ok(()));
@@ -192,32 +236,6 @@ impl Core {
                 self.terms.adopt(terms);
                 answer(round, reply, Ok(()));
             }
-            Command::Acquire { reply, .. } if self.closed => answer(round, reply, Err(Refused::Stopping)),
-            Command::Acquire { reply, .. } if latched => unavailable(round, reply),
-            Command::Renew { reply, .. } if latched => {
-                self.answer_renewal(round, reply, Err(Refused::Unavailable), false);
-            }
-            Command::Release { reply, .. } if latched => unavailable(round, reply),
-            Command::Revoke { reply, .. }
-            | Command::Certify { reply, .. }
-            | Command::Follow { reply, .. }
-            | Command::Confirm { reply, .. }
-                if latched =>
-            {
-                unavailable(round, reply);
-            }
-            Command::Follow { reply, .. } if self.closed => answer(round, reply, Err(Refused::Stopping)),
-            Command::Grant { reply, .. } if latched => unavailable(round, reply),
-            Command::Grant { reply, .. } if self.closed => answer(round, reply, Err(Refused::Stopping)),
-            Command::Migrate { reply, .. }
-            | Command::ForgetMigrations { reply, .. }
-            | Command::Unpark { reply, .. }
-            | Command::Journal { reply, .. }
-                if latched =>
-            {
-                unavailable(round, reply);
-            }
-            Command::End { reply, .. } | Command::Withdraw { reply, .. } if latched => unavailable(round, reply),
             Command::Acquire { wanted, reply } => self.acquire(round, wanted, reply),
             Command::Renew { lease_id, holder, token, ttl, rotate, reply } => {
                 let rotate = rotate.then(|| self.new_lease_id());
@@ -262,6 +280,14 @@ impl Core {
             Command::ForgetMigrations { ids, reply } => {
                 forget_migrations(round, ids);
                 answer(round, reply, Ok(()));
+            }
+            Command::BeginKeyed { attempt, reply } => {
+                let begun = self.begin_keyed(round, *attempt);
+                answer(round, reply, begun);
+            }
+            Command::EndKeyed { scope, attempt, entry, reply } => {
+                let done = self.end_keyed(round, scope, attempt, entry.map(|entry| *entry));
+                answer(round, reply, done);
             }
             Command::Journal { lines, reply } => {
                 let done = self.journal(round, lines);
@@ -403,6 +429,7 @@ impl Core {
         if !latched {
             self.settle_terms(round, now.boot);
             self.sweep_some(round);
+            self.sweep_keys(round);
             // Until the sweep has been through once, leases of earlier runs may live unseen.
             let may_live = self.timers.live() > 0 || !self.sweep.has_seen_all();
             if may_live && now.boot.since(self.last_commit) >= MARK_AFTER_MS {
@@ -540,10 +567,6 @@ pub(super) fn answer<T: Send + 'static>(round: &mut Round, reply: Reply<T>, resu
 /// What to say when the round was not made durable: of a change, that nobody knows.
 pub(super) fn not_committed<T>(result: &Result<T, Refused>) -> Refused {
     if result.is_ok() { Refused::Unsure } else { Refused::Unavailable }
-}
-
-fn unavailable<T: Send + 'static>(round: &mut Round, reply: Reply<T>) {
-    answer(round, reply, Err(Refused::Unavailable));
 }
 
 pub(super) fn unexpected(object: ObjectId, outcome: Outcome) -> Refused {

@@ -11,6 +11,7 @@
 //! - `calls`: renewing, releasing, revoking.
 //! - `external`: numbers of an outside lock service.
 //! - `authority`: signed certificates and grants, and the migrations that they are part of.
+//! - `keyed`: writes with an idempotency key, and their answers.
 //! - `journal`: a hash chain over the writes of an object that have settled.
 //! - `terms`: which routes' writes may land if this run ends badly.
 //! - `round`: the changes of one round; `lease_ids`: names for what it grants.
@@ -26,6 +27,7 @@ mod calls;
 mod core;
 mod external;
 pub mod journal;
+pub mod keyed;
 mod lease_ids;
 mod round;
 mod sweep;
@@ -42,6 +44,7 @@ use tokio::sync::oneshot;
 
 pub use self::{
     core::{Core, Setup},
+    keyed::{Attempt, Begun},
     lease_ids::rare_id,
 };
 pub use super::flight::DrainReport;
@@ -58,7 +61,10 @@ use crate::{
     clock::Clock,
     fence::{
         Certified, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, RequestId, Ttl,
-        authority::SignedGrant, external::Number, step::LeaseRefusal,
+        authority::SignedGrant,
+        external::Number,
+        idempotency::{Entry, Scope},
+        step::LeaseRefusal,
     },
 };
 
@@ -233,6 +239,18 @@ pub enum Command {
     /// Migrations that ended long ago are forgotten.
     ForgetMigrations {
         ids: Vec<MigrationId>,
+        reply: Reply<()>,
+    },
+    /// A keyed write is about to be sent.
+    BeginKeyed {
+        attempt: Box<Attempt>,
+        reply: Reply<Begun>,
+    },
+    /// What became of it; `None`: nothing was sent.
+    EndKeyed {
+        scope: Scope,
+        attempt: u64,
+        entry: Option<Box<Entry>>,
         reply: Reply<()>,
     },
     /// Writes have settled, or nobody knows what became of them.
@@ -452,6 +470,38 @@ impl Ledger {
     /// Where the table is not usable.
     pub async fn forget_migrations(&self, ids: Vec<MigrationId>) -> Result<(), Refused> {
         self.call(|reply| Command::ForgetMigrations { ids, reply }).await
+    }
+
+    /// Remembers a keyed write, unless its key is known: durable when this returns.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn begin_keyed(&self, attempt: Attempt) -> Result<Begun, Refused> {
+        let attempt = Box::new(attempt);
+        self.call(|reply| Command::BeginKeyed { attempt, reply }).await
+    }
+
+    /// Remembers a keyed write's answer: durable when this returns.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn end_keyed(&self, scope: Scope, attempt: u64, entry: Entry) -> Result<(), Refused> {
+        let entry = Some(Box::new(entry));
+        self.call(|reply| Command::EndKeyed { scope, attempt, entry, reply }).await
+    }
+
+    /// Forgets a keyed write of which nothing was sent, before what is asked from here on. Gives it back where the
+    /// ledger has no room for it now.
+    ///
+    /// # Errors
+    /// With the scope.
+    pub fn void_keyed(&self, scope: Scope, attempt: u64) -> Result<(), Scope> {
+        let (reply, _) = oneshot::channel();
+        match self.queue.try_send(Command::EndKeyed { scope, attempt, entry: None, reply }) {
+            Err(TrySendError::Full(Command::EndKeyed { scope, .. })) => Err(scope),
+            // A ledger that is gone leaves it as it is: unknown, which is safe.
+            Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Ok(()),
+        }
     }
 
     /// Writes down what became of writes: durable when this returns.

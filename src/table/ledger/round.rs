@@ -19,6 +19,7 @@ use super::{
 };
 use crate::fence::{
     Effect, HolderId, LeaseId, LeaseRow, ObjectId, Record, RequestId,
+    idempotency::{self, Scope},
     record::AdvanceId,
     seq::LeaseSeq,
     step::{Announcement, Grant},
@@ -84,6 +85,8 @@ pub(super) struct Round {
     requests: HashMap<(HolderId, RequestId), RequestRow>,
     pub(super) signed: Signed,
     pub(super) journals: HashMap<ObjectId, JournalHead>,
+    /// Keyed writes; `None`: forgotten.
+    pub(super) keyed: HashMap<Scope, Option<idempotency::Entry>>,
     /// In the order they changed, and where each is among them.
     records: Vec<Record>,
     places: HashMap<ObjectId, usize>,

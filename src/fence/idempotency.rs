@@ -1,0 +1,257 @@
+//! Idempotency keys: what is remembered of a keyed write, and what the same key gets when it comes again.
+//!
+//! A key belongs to one holder's writes of one object. It is remembered before its write may land, so whatever
+//! happens then, the write is never run a second time under that key by the gate's doing: the same payload gets the
+//! answer that was kept; another payload is refused; and where nobody knows what became of the write, that is said.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::{Code, HolderId, LeaseId, LeaseSeq, ObjectId, WallMs};
+
+/// A client's own name for a write.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IdempotencyKey(Box<str>);
+
+/// Why a header is not an idempotency key.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum KeyFault {
+    #[error("there is more than one")]
+    Several,
+    #[error("must have from 1 to {max} characters", max = IdempotencyKey::MAX_BYTES)]
+    Length,
+    #[error("must be a string in double quotes, or a word of visible ASCII without quotes, commas or semicolons")]
+    Spelling,
+}
+
+impl IdempotencyKey {
+    pub const MAX_BYTES: usize = 255;
+
+    /// Reads a header: a quoted string as the draft has it, or a bare word as most clients send it. Both are the
+    /// same key.
+    ///
+    /// # Errors
+    /// Where it is neither.
+    pub fn parse(header: &[u8]) -> Result<Self, KeyFault> {
+        let header = header.trim_ascii();
+        let text = match header {
+            [b'"', inner @ .., b'"'] => unquote(inner)?,
+            [b'"', ..] => return Err(KeyFault::Spelling),
+            word => bare(word)?,
+        };
+        Self::new(&text).ok_or(KeyFault::Length)
+    }
+
+    /// Takes a key's own text.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let is_plain = text.bytes().all(|byte| matches!(byte, 0x20..=0x7e));
+        ((1..=Self::MAX_BYTES).contains(&text.len()) && is_plain).then(|| Self(text.into()))
+    }
+
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for IdempotencyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", &*self.0)
+    }
+}
+
+fn unquote(inner: &[u8]) -> Result<String, KeyFault> {
+    let (mut text, mut bytes) = (String::with_capacity(inner.len()), inner.iter());
+    while let Some(byte) = bytes.next() {
+        text.push(match byte {
+            b'\\' => match bytes.next() {
+                Some(escaped @ (b'"' | b'\\')) => char::from(*escaped),
+                Some(_) | None => return Err(KeyFault::Spelling),
+            },
+            b'"' => return Err(KeyFault::Spelling),
+            0x20..=0x7e => char::from(*byte),
+            _ => return Err(KeyFault::Spelling),
+        });
+    }
+    Ok(text)
+}
+
+fn bare(word: &[u8]) -> Result<String, KeyFault> {
+    if word.contains(&b',') {
+        // What a proxy makes of two fields.
+        return Err(KeyFault::Several);
+    }
+    let is_plain = |byte: &u8| matches!(byte, 0x21..=0x7e) && !matches!(byte, b'"' | b';' | b'\\');
+    if !word.iter().all(is_plain) {
+        return Err(KeyFault::Spelling);
+    }
+    Ok(word.iter().copied().map(char::from).collect())
+}
+
+/// Whose key, for which object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Scope {
+    pub object: ObjectId,
+    pub holder: HolderId,
+    pub key: IdempotencyKey,
+}
+
+/// A digest over a write's method, target and body.
+pub type Payload = [u8; 32];
+
+/// What is remembered of a keyed write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// `None` where its body was not known before it was sent, and nobody knows what became of it.
+    pub payload: Option<Payload>,
+    /// The lease that it was made with.
+    pub seq: LeaseSeq,
+    pub lease_id: LeaseId,
+    /// When it was remembered first.
+    pub at: WallMs,
+    /// Names this very attempt.
+    pub attempt: u64,
+    pub answer: Answer,
+}
+
+/// What became of a keyed write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Nobody has said: it is on its way, or it was when the gate went down.
+    None,
+    Whole(Response),
+    /// Its answer was too large to keep.
+    Dropped {
+        status: u16,
+    },
+}
+
+/// A store's answer, as its client got it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    pub status: u16,
+    pub headers: Vec<(String, Vec<u8>)>,
+    pub body: Vec<u8>,
+}
+
+/// What a write is told whose key is known.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Again<'a> {
+    Replay(&'a Response),
+    Refused(Refusal),
+}
+
+/// Why a keyed write gets neither a run nor an answer that was kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The key was used for another write.
+    OtherPayload,
+    /// The key's write is on its way, under another lease of the same holder.
+    InProgress,
+    /// Nobody knows what became of the key's write.
+    Unknown,
+    /// The key's write was made with another lease, which is not the one that is shown.
+    OtherLease,
+    /// It was done, and its answer was too large to keep.
+    Dropped { status: u16 },
+}
+
+impl Refusal {
+    #[must_use]
+    pub const fn code(self) -> Code {
+        match self {
+            Self::OtherPayload => Code::IdempotencyKeyReused,
+            Self::InProgress => Code::IdempotencyInProgress,
+            Self::Unknown => Code::IdempotencyUnknown,
+            Self::OtherLease => Code::IdempotencyOtherLease,
+            Self::Dropped { .. } => Code::IdempotencyResponseDropped,
+        }
+    }
+}
+
+impl Entry {
+    /// What a write with this payload is told.
+    #[must_use]
+    pub fn again(&self, payload: &Payload) -> Again<'_> {
+        let is_other = self.payload.as_ref().is_some_and(|own| own != payload);
+        match &self.answer {
+            _ if is_other => Again::Refused(Refusal::OtherPayload),
+            Answer::None => Again::Refused(Refusal::Unknown),
+            Answer::Whole(response) => Again::Replay(response),
+            Answer::Dropped { status } => Again::Refused(Refusal::Dropped { status: *status }),
+        }
+    }
+
+    /// Whether it has been remembered for longer than `keep_ms`.
+    #[must_use]
+    pub fn is_old(&self, now: WallMs, keep_ms: u64) -> bool {
+        now.0.saturating_sub(self.at.0) >= keep_ms
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(header: &str) -> Result<String, KeyFault> {
+        IdempotencyKey::parse(header.as_bytes()).map(|key| key.as_str().to_owned())
+    }
+
+    #[test]
+    fn quoted_and_bare_are_the_same_key() {
+        let uuid = "8e03978e-40d5-43e8-bc93-6894a57f9324";
+        assert_eq!(read(uuid), Ok(uuid.to_owned()));
+        assert_eq!(read(&format!(" \"{uuid}\" ")), Ok(uuid.to_owned()));
+        assert_eq!(read(r#""a \"b\" \\ c""#), Ok(r#"a "b" \ c"#.to_owned()));
+        assert_eq!(read(&"x".repeat(255)).map(|key| key.len()), Ok(255));
+    }
+
+    #[test]
+    fn what_is_no_key_is_said() {
+        assert_eq!(read(""), Err(KeyFault::Length));
+        assert_eq!(read("\"\""), Err(KeyFault::Length));
+        assert_eq!(read(&"x".repeat(256)), Err(KeyFault::Length));
+        assert_eq!(read("a, b"), Err(KeyFault::Several));
+        for wrong in [
+            "\"",
+            "\"a",
+            "a\"",
+            "\"a\"b\"",
+            "\"a\\n\"",
+            "\"a\\\"",
+            "a b",
+            "\"a\";x=1",
+            "\"a\", \"b\"",
+            "é",
+            "\"é\"",
+            "a\tb",
+        ] {
+            assert_eq!(read(wrong), Err(KeyFault::Spelling), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_same_write_gets_its_answer_and_another_does_not() {
+        let response = Response { status: 201, headers: vec![], body: b"made".to_vec() };
+        let mut entry = Entry {
+            payload: Some([1; 32]),
+            seq: LeaseSeq::new(1).unwrap(),
+            lease_id: LeaseId::new("l").unwrap(),
+            at: WallMs(1_000),
+            attempt: 7,
+            answer: Answer::Whole(response.clone()),
+        };
+        assert_eq!(entry.again(&[1; 32]), Again::Replay(&response));
+        assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::OtherPayload));
+        entry.answer = Answer::Dropped { status: 201 };
+        assert_eq!(entry.again(&[1; 32]), Again::Refused(Refusal::Dropped { status: 201 }));
+        entry.answer = Answer::None;
+        assert_eq!(entry.again(&[1; 32]), Again::Refused(Refusal::Unknown));
+        assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::OtherPayload));
+        entry.payload = None;
+        assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::Unknown), "nobody knows what it was");
+        assert!(entry.is_old(WallMs(2_000), 1_000) && !entry.is_old(WallMs(1_999), 1_000));
+    }
+}

@@ -1,0 +1,63 @@
+//! The rows of keyed writes.
+
+use super::{
+    CodecFault,
+    bytes::{Reader, Writer},
+};
+use crate::fence::{
+    WallMs,
+    idempotency::{Answer, Entry, Response},
+};
+
+const NONE: u8 = 0;
+const WHOLE: u8 = 1;
+const DROPPED: u8 = 2;
+
+/// A keyed write's value.
+#[must_use]
+pub fn encode_entry(entry: &Entry) -> Vec<u8> {
+    let Entry { payload, seq, lease_id, at, attempt, answer } = entry;
+    let row = Writer::row().u64(seq.get()).text(lease_id.as_str()).u64(at.0).u64(*attempt);
+    let row = match payload {
+        None => row.u8(0),
+        Some(payload) => row.u8(1).bytes(payload),
+    };
+    match answer {
+        Answer::None => row.u8(NONE),
+        Answer::Dropped { status } => row.u8(DROPPED).u32((*status).into()),
+        Answer::Whole(Response { status, headers, body }) => {
+            let count = u32::try_from(headers.len()).expect("headers are bounded");
+            let row = row.u8(WHOLE).u32((*status).into()).u32(count);
+            headers.iter().fold(row, |row, (name, value)| row.text(name).blob(value)).blob(body)
+        }
+    }
+    .done()
+}
+
+/// Reads a keyed write.
+///
+/// # Errors
+/// Where the bytes are none.
+pub fn decode_entry(value: &[u8]) -> Result<Entry, CodecFault> {
+    let mut reader = Reader::row(value)?;
+    let (seq, lease_id) = (reader.seq()?, reader.lease_id()?);
+    let (at, attempt) = (WallMs(reader.u64()?), reader.u64()?);
+    let payload = if reader.flag()? { Some(reader.array()?) } else { None };
+    let answer = match reader.u8()? {
+        NONE => Answer::None,
+        DROPPED => Answer::Dropped { status: status(&mut reader)? },
+        WHOLE => {
+            let (status, count) = (status(&mut reader)?, reader.u32()?);
+            let headers = (0..count).map(|_| Ok((reader.text()?.to_owned(), reader.blob()?.to_vec())));
+            let headers = headers.collect::<Result<_, CodecFault>>()?;
+            Answer::Whole(Response { status, headers, body: reader.blob()?.to_vec() })
+        }
+        _ => return Err(CodecFault("an answer of no known kind")),
+    };
+    reader.end()?;
+    Ok(Entry { payload, seq, lease_id, at, attempt, answer })
+}
+
+fn status(reader: &mut Reader<'_>) -> Result<u16, CodecFault> {
+    u16::try_from(reader.u32()?).map_err(|_| CodecFault("a status that is none"))
+}

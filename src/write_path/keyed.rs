@@ -1,0 +1,527 @@
+//! Writes with an `Idempotency-Key`: each runs once, and whoever brings its key again gets its answer.
+//!
+//! A key is claimed before anything of its write is sent: here in memory, so that twins share the one request, and
+//! in the table, durably, so that a crash leaves "unknown" and never a second run. A write that turns out not to be
+//! sent gives its key back. What is told of a key that is known is in `fence::idempotency`.
+
+use std::{
+    cell::Cell,
+    collections::{HashMap, VecDeque, hash_map::Entry as Slot},
+    future::poll_fn,
+    pin::Pin,
+    rc::Rc,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version, request::Parts};
+use http_body::Body;
+use hyper::body::Incoming;
+use sha2::{Digest, Sha256};
+use tokio::sync::watch;
+
+use super::{
+    Worker,
+    classify::Write,
+    commit::Broken,
+    forward::unsent,
+    hold::{Limits, Source},
+    journaled::BodyDigest,
+    reply::{Refused, ReplyBody},
+};
+use crate::{
+    config::IdempotencySettings,
+    fence::{
+        Code, HolderId, LeaseSeq, ObjectId, Permit, external,
+        idempotency::{self, Again, Answer, Entry, IdempotencyKey, Payload, Refusal, Scope},
+        verdict::Presented,
+    },
+    metrics::KeyedResult,
+    store::body::StoreBody,
+    table::{
+        ledger::{self, Attempt, Begun, Ledger, keyed::read},
+        records::Records,
+    },
+};
+
+/// The keyed writes that are on their way.
+pub struct Keys {
+    flights: Mutex<HashMap<Scope, Arc<Flight>>>,
+    /// Names attempts: from a beginning of this run's own.
+    attempts: AtomicU64,
+    settings: IdempotencySettings,
+}
+
+impl Keys {
+    #[must_use]
+    pub fn new(settings: &IdempotencySettings) -> Arc<Self> {
+        let (beginning, _) = uuid::Uuid::new_v4().as_u64_pair();
+        Arc::new(Self { flights: Mutex::default(), attempts: AtomicU64::new(beginning), settings: settings.clone() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Scope, Arc<Flight>>> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whoever is first with a key has it.
+    fn enter(&self, scope: &Scope, payload: Option<Payload>, seq: LeaseSeq) -> Result<Arc<Flight>, Arc<Flight>> {
+        match self.lock().entry(scope.clone()) {
+            Slot::Occupied(first) => Err(Arc::clone(first.get())),
+            Slot::Vacant(place) => {
+                let flight = Arc::new(Flight { seq, payload, end: watch::Sender::new(None) });
+                Ok(Arc::clone(place.insert(flight)))
+            }
+        }
+    }
+
+    fn flight(&self, scope: &Scope) -> Option<Arc<Flight>> {
+        self.lock().get(scope).cloned()
+    }
+
+    fn leave(&self, scope: &Scope, flight: &Flight, end: End) {
+        self.lock().remove(scope);
+        flight.end.send_replace(Some(end));
+    }
+}
+
+/// A keyed write on its way.
+struct Flight {
+    seq: LeaseSeq,
+    /// `None` where its body streams.
+    payload: Option<Payload>,
+    end: watch::Sender<Option<End>>,
+}
+
+/// What became of it, for its twins.
+#[derive(Clone)]
+enum End {
+    Known(Arc<Entry>),
+    /// Nothing was sent.
+    Void,
+    Unknown,
+}
+
+impl Flight {
+    async fn ended(&self) -> End {
+        let mut news = self.end.subscribe();
+        match news.wait_for(Option::is_some).await.map(|end| end.clone()) {
+            Ok(Some(end)) => end,
+            Ok(None) | Err(_) => End::Unknown,
+        }
+    }
+}
+
+/// A key that is this write's. Dropped, it is given back if nothing was sent; else nobody knows.
+pub struct Claim {
+    keys: Arc<Keys>,
+    ledger: Ledger,
+    worker: Rc<Worker>,
+    scope: Scope,
+    flight: Arc<Flight>,
+    attempt: u64,
+    /// As it was remembered.
+    entry: Option<Entry>,
+    /// The ledger has been asked to remember it.
+    is_asked: bool,
+    sent: Cell<bool>,
+    is_over: bool,
+}
+
+impl Claim {
+    /// Something of the write may be on its way, or nothing is after all.
+    pub fn sends(&self, sent: bool) {
+        self.sent.set(sent);
+    }
+
+    /// The store has answered for the write. Durable when this returns, or nobody knows.
+    pub async fn answered(mut self, digest: Option<Payload>, answer: Answer) {
+        let Some(entry) = self.entry.take() else { return };
+        let entry = Entry { payload: entry.payload.or(digest), answer, ..entry };
+        let kept = self.ledger.end_keyed(self.scope.clone(), self.attempt, entry.clone()).await;
+        self.is_over = true;
+        // Its own client has its answer, whatever can be kept of it.
+        let end = if kept.is_ok() { End::Known(Arc::new(entry)) } else { End::Unknown };
+        self.keys.leave(&self.scope, &self.flight, end);
+    }
+
+    /// The same, for whoever does not wait.
+    pub fn answered_later(self, digest: Option<Payload>, answer: Answer) {
+        if !self.worker.stopping.get() {
+            tokio::task::spawn_local(self.answered(digest, answer));
+        }
+    }
+
+    /// An answer as it is kept.
+    #[must_use]
+    pub fn keep(&self, status: StatusCode, headers: &HeaderMap, body: Option<Bytes>) -> Answer {
+        let status = status.as_u16();
+        let Some(body) = body else { return Answer::Dropped { status } };
+        let size = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>() + body.len();
+        if size > self.keys.settings.response_bytes_max {
+            return Answer::Dropped { status };
+        }
+        let passing = |name: &HeaderName| name.as_str() == "fence-expires-in";
+        let headers = headers.iter().filter(|(name, _)| !passing(name));
+        let headers = headers.map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec())).collect();
+        Answer::Whole(idempotency::Response { status, headers, body: body.to_vec() })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let end = if self.sent.get() { End::Unknown } else { End::Void };
+        if self.sent.get() || !self.is_asked {
+            return self.keys.leave(&self.scope, &self.flight, end);
+        }
+        match self.ledger.void_keyed(self.scope.clone(), self.attempt) {
+            Ok(()) => self.keys.leave(&self.scope, &self.flight, end),
+            Err(scope) if self.worker.stopping.get() => self.keys.leave(&scope, &self.flight, end),
+            Err(mut scope) => {
+                // Its twins must not come before the word that it is free.
+                let (keys, ledger, flight) = (Arc::clone(&self.keys), self.ledger.clone(), Arc::clone(&self.flight));
+                let attempt = self.attempt;
+                tokio::task::spawn_local(async move {
+                    while let Err(again) = ledger.void_keyed(scope.clone(), attempt) {
+                        scope = again;
+                        tokio::time::sleep(TRY_AGAIN).await;
+                    }
+                    keys.leave(&scope, &flight, end);
+                });
+            }
+        }
+    }
+}
+
+/// How long to wait for room in the ledger's queue.
+const TRY_AGAIN: Duration = Duration::from_millis(5);
+
+/// What a write's key turns out to be.
+pub enum Claimed {
+    Mine(Claim),
+    /// Known, and not on its way.
+    Known(Entry),
+    /// Another write with the same key is on its way.
+    Twin(Twin),
+    /// Its lease does not stand open any more.
+    Fenced,
+}
+
+/// Another write with the same key.
+pub struct Twin(Arc<Flight>);
+
+impl Twin {
+    /// What its payload says before it has ended, where that is known.
+    ///
+    /// # Errors
+    /// With what this write is told at once.
+    pub fn agrees(&self, payload: &Payload, seq: LeaseSeq) -> Result<(), Refusal> {
+        if self.0.payload.as_ref().is_some_and(|own| own != payload) {
+            return Err(Refusal::OtherPayload);
+        }
+        if self.0.seq == seq { Ok(()) } else { Err(Refusal::InProgress) }
+    }
+
+    /// Waits for its answer. `None`: it was not sent, so the key is free again.
+    pub async fn answer(&self, worker: &Worker, payload: &Payload) -> Option<Result<Response<ReplyBody>, Refused>> {
+        match self.0.ended().await {
+            End::Void => None,
+            End::Unknown => Some(Err(refused(worker, Refusal::Unknown))),
+            End::Known(entry) => Some(again(worker, &entry, payload, KeyedResult::Shared)),
+        }
+    }
+}
+
+/// Claims a key for an admitted write.
+///
+/// # Errors
+/// Where the table is not usable.
+pub async fn claim(
+    worker: &Rc<Worker>,
+    permit: &Permit,
+    key: &IdempotencyKey,
+    payload: Option<Payload>,
+) -> Result<Claimed, Refused> {
+    let (object, holder, seq) = (permit.object().clone(), permit.holder().clone(), permit.seq());
+    let scope = Scope { object, holder, key: key.clone() };
+    let keys = &worker.plane.keys;
+    let flight = match keys.enter(&scope, payload, seq) {
+        Ok(flight) => flight,
+        Err(first) => return Ok(Claimed::Twin(Twin(first))),
+    };
+    let ledger = worker.gate.ledger.clone();
+    let attempt = keys.attempts.fetch_add(1, Ordering::Relaxed);
+    let mut claim = Claim {
+        keys: Arc::clone(keys),
+        ledger: ledger.clone(),
+        worker: Rc::clone(worker),
+        scope: scope.clone(),
+        flight,
+        attempt,
+        entry: None,
+        is_asked: true,
+        sent: Cell::new(false),
+        is_over: false,
+    };
+    match ledger.begin_keyed(Attempt { scope, payload, seq, attempt }).await {
+        Ok(Begun::Fresh(entry)) => {
+            worker.plane.metrics().keyed(KeyedResult::Fresh);
+            claim.entry = Some(entry);
+            Ok(Claimed::Mine(claim))
+        }
+        Ok(Begun::Known(entry)) => {
+            claim.is_asked = false;
+            Ok(Claimed::Known(entry))
+        }
+        Ok(Begun::Fenced) => {
+            claim.is_asked = false;
+            Ok(Claimed::Fenced)
+        }
+        Err(why) => Err(unusable(&why)),
+    }
+}
+
+fn unusable(why: &ledger::Refused) -> Refused {
+    match why {
+        ledger::Refused::Overloaded => {
+            Refused::new(Code::GateOverloaded, "too many changes of the fence table wait; nothing was sent")
+        }
+        ledger::Refused::Stopping => Refused::new(Code::GateStopping, "this gate is stopping; nothing was sent"),
+        _ => Refused::new(Code::TableUnavailable, "the fence table cannot be used now; nothing was sent"),
+    }
+}
+
+/// What a write is told whose key is known.
+///
+/// # Errors
+/// With why it gets no answer.
+pub fn known(worker: &Worker, entry: &Entry, payload: &Payload) -> Result<Response<ReplyBody>, Refused> {
+    again(worker, entry, payload, KeyedResult::Replayed)
+}
+
+fn again(worker: &Worker, entry: &Entry, payload: &Payload, how: KeyedResult) -> Result<Response<ReplyBody>, Refused> {
+    match entry.again(payload) {
+        Again::Refused(why) => Err(refused(worker, why)),
+        Again::Replay(kept) => {
+            worker.plane.metrics().keyed(how);
+            Ok(replay(kept))
+        }
+    }
+}
+
+fn replay(kept: &idempotency::Response) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::own(kept.body.clone()));
+    *response.status_mut() = StatusCode::from_u16(kept.status).unwrap_or(StatusCode::OK);
+    for (name, value) in &kept.headers {
+        // They were a store's once; whoever cannot be read any more is left out.
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_bytes(value)) {
+            response.headers_mut().append(name, value);
+        }
+    }
+    response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
+    response
+}
+
+/// A keyed write that gets neither a run nor an answer.
+pub fn refused(worker: &Worker, why: Refusal) -> Refused {
+    let (result, what): (_, std::borrow::Cow<'static, str>) = match why {
+        Refusal::OtherPayload => (
+            KeyedResult::Mismatch,
+            "this Idempotency-Key was used for another write: the method, the target or the body differs; use a new key".into(),
+        ),
+        Refusal::InProgress => (
+            KeyedResult::InProgress,
+            "a write with this Idempotency-Key is on its way; ask again in a moment".into(),
+        ),
+        Refusal::Unknown => (
+            KeyedResult::Unknown,
+            "a write with this Idempotency-Key was sent, and nobody knows what became of it; it is not run again. Look, then write with a new key".into(),
+        ),
+        Refusal::OtherLease => (
+            KeyedResult::OtherLease,
+            "this Idempotency-Key's write was made with another lease; show that one's token, or your current one".into(),
+        ),
+        Refusal::Dropped { status } => (
+            KeyedResult::Dropped,
+            format!("this Idempotency-Key's write was done (the store answered {status}), and its answer was too large to keep").into(),
+        ),
+    };
+    worker.plane.metrics().keyed(result);
+    Refused::new(why.code(), what)
+}
+
+/// The digest of a write: its method, its target, its body's own digest.
+#[must_use]
+pub fn payload(head: &Parts, body: [u8; 32]) -> Payload {
+    let mut hash = Sha256::new();
+    let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
+    for part in [head.method.as_str(), target] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    hash.update(body);
+    hash.finalize().into()
+}
+
+/// The digest of a body that is there.
+#[must_use]
+pub fn digest_of(body: &StoreBody) -> [u8; 32] {
+    let mut digest = BodyDigest::default();
+    body.held_parts().for_each(|part| digest.update(part));
+    digest.finish()
+}
+
+/// Reads a body on to its end, for its digest only.
+///
+/// # Errors
+/// Where it does not come, or not whole.
+pub async fn digest_on(
+    worker: &Worker,
+    first: VecDeque<Bytes>,
+    mut rest: Incoming,
+    is_h2: bool,
+    limits: Limits,
+) -> Result<[u8; 32], Refused> {
+    let (mut digest, mut size) = (BodyDigest::default(), 0_u64);
+    for part in first {
+        size += part.len() as u64;
+        digest.update(&part);
+    }
+    let mut alarm = worker.alarms.set(limits.patience);
+    loop {
+        let next = poll_fn(|context| match Pin::new(&mut rest).poll_frame(context) {
+            Poll::Ready(frame) => Poll::Ready(Ok(frame)),
+            Poll::Pending => alarm.poll(context).map(|()| Err(Broken::Slow)),
+        });
+        match next.await.map_err(|broken| unsent(&broken))? {
+            None if is_h2 && !rest.is_end_stream() => return Err(unsent(&Broken::Client)),
+            None => return Ok(digest.finish()),
+            Some(Err(_)) => return Err(unsent(&Broken::Client)),
+            Some(Ok(frame)) => {
+                if let Some(data) = frame.data_ref() {
+                    size += data.len() as u64;
+                    digest.update(data);
+                    alarm.reset(limits.patience);
+                }
+            }
+        }
+        if size > limits.most {
+            return Err(unsent(&Broken::TooLong));
+        }
+    }
+}
+
+/// A keyed write, for the case that it is refused: a repeat of one that was applied gets its answer all the same.
+pub struct Lookup {
+    object: ObjectId,
+    route: Arc<str>,
+    presented: Presented,
+    key: IdempotencyKey,
+}
+
+impl Lookup {
+    #[must_use]
+    pub fn of(wanted: &Write<'_>) -> Option<Self> {
+        let key = wanted.key.clone()?;
+        let (object, route) = (wanted.target.id(), Arc::clone(&wanted.route.name));
+        Some(Self { object, route, presented: wanted.target.presented(), key })
+    }
+
+    /// What the write is told that was refused for its lease: the answer that was kept, or that refusal.
+    ///
+    /// # Errors
+    /// With why it is refused.
+    pub async fn answer(
+        self,
+        worker: &Rc<Worker>,
+        head: &Parts,
+        body: Source,
+        limits: Limits,
+        why: Refused,
+    ) -> Result<Response<ReplyBody>, (Refused, Option<Source>)> {
+        let (object, route) = (self.object.clone(), Arc::clone(&self.route));
+        let answered = self.find_answer(worker, head, body, limits, why).await;
+        answered.map_err(|(why, body)| (why.about(&object, &route), body))
+    }
+
+    async fn find_answer(
+        self,
+        worker: &Rc<Worker>,
+        head: &Parts,
+        body: Source,
+        limits: Limits,
+        why: Refused,
+    ) -> Result<Response<ReplyBody>, (Refused, Option<Source>)> {
+        let code = why.problem.code();
+        if !matches!(code, Code::WriteStaleFence | Code::LeaseExpired | Code::FenceDraining) {
+            return Err((why, Some(body)));
+        }
+        let (is_current, now) = (code == Code::FenceDraining, worker.gate.clock.wall());
+        let keep_ms = worker.plane.keys.settings.keep_ms;
+        let Self { object, presented, key, .. } = self;
+        let found = worker.gate.read(move |records| find(records, object, &presented, key)).await;
+        let Ok(Some((scope, shown, entry))) = found else { return Err((why, Some(body))) };
+        if entry.is_old(now, keep_ms) {
+            return Err((why, Some(body)));
+        }
+        if shown != entry.seq && !is_current {
+            return Err((refused(worker, Refusal::OtherLease), Some(body)));
+        }
+        let is_h2 = head.version == Version::HTTP_2;
+        let digest = match body {
+            Source::Here { body, .. } => digest_of(&body),
+            Source::Coming { hold, .. } => {
+                let mut first = hold.parts;
+                first.push_front(hold.first);
+                digest_on(worker, first, hold.body, is_h2, limits).await.map_err(|why| (why, None))?
+            }
+        };
+        let payload = payload(head, digest);
+        if entry.answer == Answer::None
+            && let Some(flight) = worker.plane.keys.flight(&scope)
+        {
+            let twin = Twin(flight);
+            twin.agrees(&payload, shown).map_err(|why| (refused(worker, why), None))?;
+            return match twin.answer(worker, &payload).await {
+                Some(answered) => answered.map_err(|why| (why, None)),
+                None => Err((why, None)),
+            };
+        }
+        // It may have been answered since it was read.
+        let newest = worker.gate.read(move |records| read(&*records.table, &scope)).await;
+        let entry = newest.ok().flatten().unwrap_or(entry);
+        known(worker, &entry, &payload).map_err(|why| (why, None))
+    }
+}
+
+/// Whose write a token's is that may be over, by the lease that made it, and what is remembered under the key.
+fn find(
+    records: &Records,
+    object: ObjectId,
+    presented: &Presented,
+    key: IdempotencyKey,
+) -> Result<Option<(Scope, LeaseSeq, Entry)>, crate::table::TableFault> {
+    let (holder, seq): (HolderId, LeaseSeq) = match presented {
+        Presented::Nothing | Presented::Unreadable(_) => return Ok(None),
+        Presented::Number(number) => (external::holder(), number.seq),
+        Presented::Token(claim) => {
+            let row = records.lease_at(object.clone(), claim.seq)?;
+            let is_its = |row: &crate::fence::LeaseRow| {
+                records.context.key.secret(&row.object, row.seq, &row.lease_id) == claim.secret
+            };
+            match row.filter(is_its) {
+                Some(row) => (row.holder, row.seq),
+                None => return Ok(None),
+            }
+        }
+    };
+    let scope = Scope { object, holder, key };
+    Ok(read(&*records.table, &scope)?.map(|entry| (scope, seq, entry)))
+}

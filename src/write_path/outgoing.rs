@@ -1,0 +1,210 @@
+//! Makes a body ready to be sent: a short one is collected, a long one streams. A keyed write's key is claimed here,
+//! once it is known what it would send.
+
+use std::{collections::VecDeque, future::poll_fn, rc::Rc, task::Poll};
+
+use http::{Response, header};
+use http_body::Body;
+use hyper::body::Incoming;
+
+use super::{
+    classify::FENCE_TOKEN,
+    commit::{Broken, Progress, Stream, Upload},
+    forward::{Job, rerouted, unsent},
+    headers,
+    hold::{Held, Hold, Limits, Share, Source},
+    keyed::{self, Claimed},
+    reply::{Refused, ReplyBody},
+};
+use crate::{
+    fence::{
+        Code,
+        idempotency::{Payload, Refusal},
+    },
+    store::body::StoreBody,
+};
+
+/// A body, ready to be sent.
+pub struct Outgoing {
+    pub body: StoreBody,
+    /// The room that a collected body takes until it is sent.
+    pub share: Option<Share>,
+    /// How far a body is that streams.
+    pub progress: Option<Rc<Progress>>,
+}
+
+/// A body, as far as it is collected.
+#[allow(clippy::large_enum_variant, reason = "it does not live long")]
+enum Collected {
+    Whole(Outgoing),
+    /// Too long for that.
+    Long(Stream),
+}
+
+/// A keyed write that may be sent, or has its answer.
+#[allow(clippy::large_enum_variant, reason = "it does not live long")]
+pub enum Ready {
+    Go(Outgoing),
+    Answered(Response<ReplyBody>),
+}
+
+impl Job {
+    /// Claims the key of a keyed write, and makes its body ready to be sent. Where the key is not its own, the write
+    /// is answered as the one was that had it first.
+    pub(super) async fn claim_key(&mut self, source: Source, length: Option<u64>) -> Result<Ready, Refused> {
+        let mut collected = match source {
+            Source::Here { body, share } => Collected::Whole(Outgoing { body, share, progress: None }),
+            Source::Coming { hold, share } => self.collect(hold, share, length).await?,
+        };
+        let (worker, passage) = (Rc::clone(&self.worker), self.passage().map(Rc::clone));
+        let key = self.write.as_ref().and_then(|write| write.key.clone());
+        let permit = passage.as_ref().and_then(|passage| passage.permit());
+        let (Some(key), Some(passage), Some(permit)) = (key, &passage, permit) else {
+            return Err(Refused::new(Code::TableUnavailable, "a keyed write without a lease; nothing was sent"));
+        };
+        loop {
+            let payload = match &collected {
+                Collected::Whole(outgoing) => Some(keyed::payload(&self.head, keyed::digest_of(&outgoing.body))),
+                Collected::Long(_) => None,
+            };
+            let twin = match keyed::claim(&worker, permit, &key, payload).await? {
+                Claimed::Mine(claim) => {
+                    if let Some(write) = &mut self.write {
+                        write.claim = Some(claim);
+                    }
+                    break;
+                }
+                Claimed::Fenced => {
+                    drop(self.outgoing(collected));
+                    return Err(self.why_denied().await);
+                }
+                Claimed::Known(entry) => {
+                    let payload = self.payload(payload, collected).await?.0;
+                    return keyed::known(&worker, &entry, &payload).map(Ready::Answered);
+                }
+                Claimed::Twin(twin) => twin,
+            };
+            let (payload, left) = self.payload(payload, collected).await?;
+            twin.agrees(&payload, permit.seq()).map_err(|why| keyed::refused(&worker, why))?;
+            let answered = tokio::select! {
+                biased;
+                answered = twin.answer(&worker, &payload) => answered,
+                () = passage.retired() => return Err(rerouted()),
+            };
+            collected = match (answered, left) {
+                (Some(answered), _) => return answered.map(Ready::Answered),
+                // The first was not sent: this one may be the next.
+                (None, Some(left)) => left,
+                (None, None) => return Err(keyed::refused(&worker, Refusal::InProgress)),
+            };
+        }
+        let outgoing = self.outgoing(collected);
+        outgoing.progress.iter().for_each(|progress| progress.make_digest());
+        Ok(Ready::Go(outgoing))
+    }
+
+    /// The payload of a keyed write whose key is not its own; and its body, where that is still there.
+    async fn payload(
+        &self,
+        payload: Option<Payload>,
+        collected: Collected,
+    ) -> Result<(Payload, Option<Collected>), Refused> {
+        match (payload, collected) {
+            (Some(payload), collected) => Ok((payload, Some(collected))),
+            (None, Collected::Whole(outgoing)) => {
+                let payload = keyed::payload(&self.head, keyed::digest_of(&outgoing.body));
+                Ok((payload, Some(Collected::Whole(outgoing))))
+            }
+            (None, Collected::Long(Stream { first, rest, is_h2, .. })) => {
+                let limits = Limits::of(&self.outfit.plan);
+                let digest = keyed::digest_on(&self.worker, first, rest, is_h2, limits).await?;
+                Ok((keyed::payload(&self.head, digest), None))
+            }
+        }
+    }
+
+    fn outgoing(&self, collected: Collected) -> Outgoing {
+        match collected {
+            Collected::Whole(outgoing) => outgoing,
+            Collected::Long(stream) => self.stream_on(stream),
+        }
+    }
+
+    /// Makes a body ready to be sent: a short one is collected, a long one streams.
+    pub(super) async fn body(
+        &self,
+        hold: Hold,
+        share: Option<Share>,
+        length: Option<u64>,
+    ) -> Result<Outgoing, Refused> {
+        Ok(self.outgoing(self.collect(hold, share, length).await?))
+    }
+
+    /// Collects a body that is short.
+    async fn collect(&self, mut hold: Hold, share: Option<Share>, length: Option<u64>) -> Result<Collected, Refused> {
+        if share.is_none() && hold.body.is_end_stream() {
+            return Ok(Collected::Whole(Outgoing { body: StoreBody::Empty, share: None, progress: None }));
+        }
+        let settings = &self.outfit.plan.settings;
+        let Some(passage) = self.passage() else { return Ok(Collected::Long(self.streamed(hold.body, length))) };
+        if length.is_some_and(|length| length > settings.hold_bytes as u64) {
+            return Ok(Collected::Long(self.streamed(hold.body, length)));
+        }
+        let expected = length.and_then(|length| usize::try_from(length).ok()).unwrap_or(settings.hold_bytes);
+        let take = || Share::take(&self.worker.plane, expected, settings.hold_total_bytes);
+        let Some(share) = share.or_else(take) else {
+            drop(self.stream_on(self.streamed(hold.body, length)));
+            return Err(Refused::new(Code::GateOverloaded, "too many bodies are being held; try again in a moment"));
+        };
+        let limits = Limits::of(&self.outfit.plan);
+        if !passage.is_judged() {
+            // A judge has read the clock, and nobody else has.
+            let _ = self.worker.watch();
+        }
+        let mut alarm = self.worker.alarms.set(limits.patience);
+        let collected = poll_fn(|context| match hold.poll(limits, &self.client, &mut alarm, context) {
+            Poll::Ready(collected) => Poll::Ready(collected.map_err(|why| unsent(&why.into()))),
+            // A client may take its time with its body; a reload does not wait for it.
+            Poll::Pending if passage.is_retired() => Poll::Ready(Err(rerouted())),
+            Poll::Pending => Poll::Pending,
+        });
+        match collected.await? {
+            Held::Whole { trailers: Some(trailers) } if trailers.contains_key(FENCE_TOKEN) => {
+                Err(unsent(&Broken::TokenInTrailer))
+            }
+            Held::Whole { mut trailers } => {
+                trailers.as_deref_mut().into_iter().for_each(headers::strip_fence);
+                let body = StoreBody::held(hold.first, hold.parts, trailers);
+                Ok(Collected::Whole(Outgoing { body, share: Some(share), progress: None }))
+            }
+            Held::Long => {
+                let mut first = hold.parts;
+                first.push_front(hold.first);
+                Ok(Collected::Long(Stream { first, share: Some(share), ..self.streamed(hold.body, length) }))
+            }
+        }
+    }
+
+    fn streamed(&self, rest: Incoming, length: Option<u64>) -> Stream {
+        let (headers, limits) = (&self.head.headers, Limits::of(&self.outfit.plan));
+        Stream {
+            first: VecDeque::new(),
+            share: None,
+            rest,
+            is_h2: self.is_h2(),
+            // Before trailers it is not the last byte that completes the request: see `Length`.
+            length: length.filter(|_| !headers.contains_key(header::TRAILER)),
+            asks_first: !self.is_h2() && headers.contains_key(header::EXPECT),
+            limit: limits.most,
+            patience: limits.patience,
+        }
+    }
+
+    fn stream_on(&self, stream: Stream) -> Outgoing {
+        // What has begun to come was asked for.
+        let asks_first = stream.asks_first && stream.first.is_empty();
+        let stream = Stream { asks_first, ..stream };
+        let (upload, progress) = Upload::new(stream, self.passage().cloned(), Rc::clone(&self.worker));
+        Outgoing { body: StoreBody::Stream(Box::pin(upload)), share: None, progress: Some(progress) }
+    }
+}

@@ -1,0 +1,206 @@
+//! The same key again: the answer that was kept, whoever may still write.
+
+use serde_json::json;
+
+use super::{Bench, acquire, is_refused, is_replay, put, text};
+use crate::support::bench::TTL;
+
+#[test]
+fn the_same_key_and_payload_get_the_first_answer_and_the_store_sees_one_write() {
+    let bench = Bench::new();
+    let token = bench.token();
+    let first = put(&bench, token, "k1", b"value", &[]);
+    assert_eq!((first.status, first.header("idempotency-replayed")), (200, None));
+    assert!(first.header("fence-expires-in").is_some());
+    // Quoted or bare, it is the same key.
+    for key in ["k1", "\"k1\""] {
+        let again = put(&bench, token, key, b"value", &[]);
+        is_replay(&again, &first);
+        assert_eq!(again.header("fence-expires-in"), None, "that was then");
+    }
+    assert_eq!(bench.store.applied().len(), 1);
+    put(&bench, token, "k2", b"value", &[]).applied();
+    assert_eq!(bench.store.applied().len(), 2);
+    assert!(bench.gate.shows(r#"fencegate_idempotency_keys_total{result="replayed"} 2"#));
+    assert!(bench.gate.shows(r#"fencegate_idempotency_keys_total{result="fresh"} 2"#));
+}
+
+#[test]
+fn another_body_method_or_target_under_the_same_key_is_refused() {
+    let bench = Bench::new();
+    let token = bench.token();
+    put(&bench, token, "k", b"value", &[]).applied();
+    is_refused(&put(&bench, token, "k", b"other", &[]), 422, "IDEMPOTENCY_KEY_REUSED", "none");
+    let headers = [("fence-token", token), ("idempotency-key", "k")];
+    let call = |method: &str, path: &str| bench.gate.gate().call(method, path, &headers, b"value");
+    is_refused(&call("POST", "/users/1"), 422, "IDEMPOTENCY_KEY_REUSED", "none");
+    is_refused(&call("PUT", "/users/2"), 422, "IDEMPOTENCY_KEY_REUSED", "none");
+    is_refused(&call("PUT", "/users/1?x=1"), 422, "IDEMPOTENCY_KEY_REUSED", "none");
+    assert_eq!(bench.store.applied().len(), 1);
+}
+
+#[test]
+fn a_resend_of_an_applied_write_gets_its_success_when_its_lease_is_over() {
+    let bench = Bench::new();
+    let first = put(&bench, bench.token(), "k", b"value", &[]);
+    first.applied();
+    // Expired.
+    bench.gate.clock.advance(TTL);
+    is_replay(&put(&bench, bench.token(), "k", b"value", &[]), &first);
+    put(&bench, bench.token(), "new", b"value", &[]).refusal(412, "LEASE_EXPIRED");
+    is_refused(&put(&bench, bench.token(), "k", b"other", &[]), 422, "IDEMPOTENCY_KEY_REUSED", "none");
+    // Fenced, by another holder, who has keys of its own.
+    let heir = acquire(&mut bench.gate.api(), "users", "b", TTL);
+    is_replay(&put(&bench, bench.token(), "k", b"value", &[]), &first);
+    put(&bench, bench.token(), "new", b"value", &[]).refusal(412, "WRITE_STALE_FENCE");
+    let theirs = put(&bench, text(&heir, "fence_token"), "k", b"theirs", &[]);
+    assert_eq!((theirs.status, theirs.header("fence-seq")), (200, Some("2")));
+    assert_eq!(bench.store.applied().len(), 2);
+}
+
+#[test]
+fn the_same_holder_with_its_next_lease_gets_it_and_with_another_old_one_does_not() {
+    let bench = Bench::new();
+    let first = put(&bench, bench.token(), "k", b"value", &[]);
+    bench.release(&bench.lease);
+    let second = acquire(&mut bench.gate.api(), "users", "a", TTL);
+    is_replay(&put(&bench, text(&second, "fence_token"), "k", b"value", &[]), &first);
+    let later = put(&bench, text(&second, "fence_token"), "later", b"value", &[]);
+    later.applied();
+    bench.release(&second);
+    acquire(&mut bench.gate.api(), "users", "a", TTL);
+    is_replay(&put(&bench, text(&second, "fence_token"), "later", b"value", &[]), &later);
+    // Lease 1 did not make it, and is not the current one.
+    is_refused(&put(&bench, bench.token(), "later", b"value", &[]), 409, "IDEMPOTENCY_OTHER_LEASE", "none");
+    assert_eq!(bench.store.applied().len(), 2);
+}
+
+#[test]
+fn a_token_that_is_not_the_leases_gets_nothing() {
+    let bench = Bench::new();
+    put(&bench, bench.token(), "k", b"value", &[]).applied();
+    let (head, _) = bench.token().rsplit_once('.').unwrap();
+    let forged = format!("{head}.AAAAAAAAAAAAAAAAAAAAAA");
+    put(&bench, &forged, "k", b"value", &[]).refusal(403, "FENCE_TOKEN_INVALID");
+    acquire_after_release(&bench);
+    put(&bench, &forged, "k", b"value", &[]).refusal(412, "WRITE_STALE_FENCE");
+    bench.gate.gate().call("PUT", "/users/1", &[("idempotency-key", "k")], b"value").refusal(428, "WRITE_UNFENCED");
+}
+
+fn acquire_after_release(bench: &Bench) {
+    bench.release(&bench.lease);
+    acquire(&mut bench.gate.api(), "users", "b", TTL);
+}
+
+#[test]
+fn a_failed_write_is_replayed_as_failed() {
+    let bench = Bench::new();
+    for (key, status) in [("bad", "400"), ("worse", "500")] {
+        let first = put(&bench, bench.token(), key, b"value", &[("x-store", status)]);
+        assert_eq!(first.status.to_string(), status);
+        is_replay(&put(&bench, bench.token(), key, b"value", &[]), &first);
+    }
+    assert_eq!(bench.store.saw("begun"), 2);
+}
+
+#[test]
+fn what_nobody_knows_is_said_and_never_run_again() {
+    let bench = Bench::new();
+    // An answer that settles nothing, none at all, and half of one.
+    for (key, how) in [("k1", "503"), ("k2", "202"), ("k3", "reset"), ("k4", "half-body")] {
+        put(&bench, bench.token(), key, b"value", &[("x-store", how)]);
+        let before = bench.store.saw("begun");
+        is_refused(&put(&bench, bench.token(), key, b"value", &[]), 409, "IDEMPOTENCY_UNKNOWN", "maybe");
+        is_refused(&put(&bench, bench.token(), key, b"other", &[]), 422, "IDEMPOTENCY_KEY_REUSED", "none");
+        assert_eq!(bench.store.saw("begun"), before, "{how}");
+    }
+}
+
+#[test]
+fn a_write_of_which_nothing_was_sent_gives_its_key_back() {
+    let bench = Bench::with(|settings| settings.store.url = crate::support::bench::AWAY.to_owned());
+    for _ in 0..3 {
+        put(&bench, bench.token(), "k", b"value", &[]).refusal(502, "STORE_UNREACHABLE");
+    }
+    assert!(bench.gate.shows(r#"fencegate_idempotency_keys_total{result="fresh"} 3"#));
+}
+
+#[test]
+fn long_bodies_are_keyed_too() {
+    let bench = Bench::with(|settings| settings.gate.hold_bytes = 1_024);
+    let (long, other) = (vec![b'x'; 300_000], vec![b'y'; 300_000]);
+    let first = put(&bench, bench.token(), "long", &long, &[]);
+    first.applied();
+    is_replay(&put(&bench, bench.token(), "long", &long, &[]), &first);
+    is_refused(&put(&bench, bench.token(), "long", &other, &[]), 422, "IDEMPOTENCY_KEY_REUSED", "none");
+    assert_eq!((bench.store.applied().len(), bench.store.saw("begun")), (1, 1));
+    bench.gate.clock.advance(TTL);
+    is_replay(&put(&bench, bench.token(), "long", &long, &[]), &first);
+}
+
+#[test]
+fn an_answer_that_is_too_large_to_keep_is_said_to_be_done() {
+    let bench = Bench::with(|settings| settings.idempotency.response_bytes_max = 1_000);
+    for (key, size) in [("larger", "large:2000"), ("streamed", "large:200000")] {
+        let first = put(&bench, bench.token(), key, b"value", &[("x-store", size)]);
+        assert_eq!(first.status, 200);
+        super::until("it is written down", || {
+            let again = put(&bench, bench.token(), key, b"value", &[]);
+            if again.json()["code"] == "IDEMPOTENCY_UNKNOWN" || again.json()["code"] == "IDEMPOTENCY_IN_PROGRESS" {
+                return false;
+            }
+            is_refused(&again, 409, "IDEMPOTENCY_RESPONSE_DROPPED", "done");
+            assert!(again.json()["detail"].as_str().unwrap().contains("200"));
+            true
+        });
+    }
+    put(&bench, bench.token(), "small", b"value", &[]).applied();
+    assert_eq!(bench.store.applied().len(), 3);
+}
+
+#[test]
+fn it_is_forgotten_after_a_while() {
+    let bench = Bench::with(|settings| settings.idempotency.keep_ms = 10_000);
+    put(&bench, bench.token(), "k", b"value", &[]).applied();
+    bench.gate.clock.advance(9_999);
+    assert!(put(&bench, bench.token(), "k", b"value", &[]).header("idempotency-replayed").is_some());
+    bench.gate.clock.advance(1);
+    put(&bench, bench.token(), "k", b"other", &[]).applied();
+    assert_eq!(bench.store.applied().len(), 2);
+    bench.gate.clock.advance(20_000);
+    super::until("the sweep has been there", || {
+        bench.gate.clock.advance(1_000);
+        bench.gate.running().gate.records.table.scan(b"k", b"l", 10).unwrap().is_empty()
+    });
+}
+
+#[test]
+fn a_restart_remembers() {
+    let bench = Bench::new();
+    let first = put(&bench, bench.token(), "k", b"value", &[]);
+    put(&bench, bench.token(), "lost", b"value", &[("x-store", "reset")]).unknown();
+    let table = std::sync::Arc::new(bench.gate.table.after_a_crash());
+    let mut settings = crate::support::gate::settings();
+    settings.store.url = bench.store.url();
+    let gate = crate::support::gate::TestGate::on(&settings, table, crate::support::gate::START);
+    let put = |key: &str| {
+        let headers = [("fence-token", bench.token()), ("idempotency-key", key)];
+        gate.gate().call("PUT", "/users/1", &headers, b"value")
+    };
+    is_replay(&put("k"), &first);
+    is_refused(&put("lost"), 409, "IDEMPOTENCY_UNKNOWN", "maybe");
+    gate.running().gate.stopping.send_replace(true);
+}
+
+#[test]
+fn outside_tokens_have_keys_too() {
+    let world = crate::external::World::new();
+    let first = world.put_with("5", &[("idempotency-key", "k")]);
+    first.applied();
+    is_replay(&world.put_with("5", &[("idempotency-key", "k")]), &first);
+    world.api().post("/v1/objects/users/advance", &json!({ "token": 6 })).expect(200);
+    is_replay(&world.put_with("5", &[("idempotency-key", "k")]), &first);
+    world.put_with("5", &[("idempotency-key", "new")]).refusal(412, "WRITE_STALE_FENCE");
+    is_replay(&world.put_with("6", &[("idempotency-key", "k")]), &first);
+    assert_eq!(world.applied(), [5]);
+}

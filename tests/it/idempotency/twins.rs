@@ -1,0 +1,132 @@
+//! Writes with one key at the same time: one request to the store, whose answer all get.
+
+use std::sync::{Arc, Barrier};
+
+use fencegate::config::{PartialBody, RouteSettings};
+
+use super::{Bench, acquire, is_refused, is_replay, put, text, until};
+use crate::support::{bench::TTL, http::Conn};
+
+const LET_GO: &str = "let-go";
+
+/// Sends without waiting for the answer.
+fn send(bench: &Bench, token: &str, key: &str, body: &[u8], how: &str) -> Conn {
+    let mut conn = bench.gate.gate();
+    let headers = [("fence-token", token), ("idempotency-key", key), ("x-store", how)];
+    conn.send("PUT", "/users/1", &headers, body).unwrap();
+    conn
+}
+
+#[test]
+fn a_thousand_at_once_and_the_store_sees_one() {
+    let bench = Bench::with(|settings| settings.gate.workers = 2);
+    let (address, token) = (bench.gate.running().listens, bench.token().to_owned());
+    let barrier = Arc::new(Barrier::new(20));
+    let crowd: Vec<_> = (0..20)
+        .map(|_| {
+            let (barrier, token) = (Arc::clone(&barrier), token.clone());
+            std::thread::spawn(move || {
+                let mut conns: Vec<Conn> = (0..50).map(|_| Conn::open(address).unwrap()).collect();
+                barrier.wait();
+                let headers = [("fence-token", token.as_str()), ("idempotency-key", "k"), ("x-store", "slow:300")];
+                for conn in &mut conns {
+                    conn.send("PUT", "/users/1", &headers, b"value").unwrap();
+                }
+                conns.iter_mut().map(|conn| conn.receive().unwrap()).collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    let answers: Vec<_> = crowd.into_iter().flat_map(|each| each.join().unwrap()).collect();
+    assert_eq!(answers.len(), 1_000);
+    assert!(answers.iter().all(|answer| answer.status == 200 && answer.body == answers[0].body));
+    let first = answers.iter().filter(|answer| answer.header("idempotency-replayed").is_none()).count();
+    assert_eq!(first, 1, "one ran, the others have its answer");
+    assert_eq!((bench.store.saw("begun"), bench.store.applied().len()), (1, 1));
+}
+
+#[test]
+fn twins_wait_and_others_are_told() {
+    let bench = Bench::new();
+    let folder = tempfile::tempdir().unwrap();
+    let until_file = format!("until:{}", folder.path().join(LET_GO).display());
+    let mut first = send(&bench, bench.token(), "k", b"value", &until_file);
+    until("the store has it", || bench.store.saw("begun") == 1);
+    let mut twin = send(&bench, bench.token(), "k", b"value", "200");
+    is_refused(&put(&bench, bench.token(), "k", b"other", &[]), 422, "IDEMPOTENCY_KEY_REUSED", "none");
+    std::fs::write(folder.path().join(LET_GO), "").unwrap();
+    let answer = first.receive().unwrap();
+    answer.applied();
+    is_replay(&twin.receive().unwrap(), &answer);
+    assert_eq!(bench.store.saw("begun"), 1);
+    assert!(bench.gate.shows(r#"fencegate_idempotency_keys_total{result="shared"} 1"#));
+}
+
+#[test]
+fn a_twin_under_a_newer_lease_does_not_share() {
+    let bench = Bench::with(|settings| settings.store.response_timeout_ms = 86_400_000);
+    let folder = tempfile::tempdir().unwrap();
+    let until_file = format!("until:{}", folder.path().join(LET_GO).display());
+    let mut first = send(&bench, bench.token(), "k", b"value", &until_file);
+    until("the store has it", || bench.store.saw("begun") == 1);
+    // The same holder takes its own lease over by force: its old write is still on its way.
+    bench.gate.api().post("/v1/objects/users/revoke", &serde_json::json!({ "reason": "x", "force": true })).expect(200);
+    let second = acquire(&mut bench.gate.api(), "users", "a", TTL);
+    let token = text(&second, "fence_token");
+    is_refused(&put(&bench, token, "k", b"value", &[]), 409, "IDEMPOTENCY_IN_PROGRESS", "maybe");
+    // The old token shares, though it is stale: it made the write.
+    let mut resend = send(&bench, bench.token(), "k", b"value", "200");
+    std::fs::write(folder.path().join(LET_GO), "").unwrap();
+    let answer = first.receive().unwrap();
+    is_replay(&resend.receive().unwrap(), &answer);
+    assert_eq!(bench.store.saw("begun"), 1);
+}
+
+#[test]
+fn twins_of_a_write_that_is_lost_are_told_that_nobody_knows() {
+    let bench = Bench::new();
+    let mut first = send(&bench, bench.token(), "k", b"value", "hang");
+    until("the store has it", || bench.store.saw("begun") == 1);
+    let mut twin = send(&bench, bench.token(), "k", b"value", "200");
+    bench.gate.clock.advance(30_000);
+    first.receive().unwrap().unknown();
+    is_refused(&twin.receive().unwrap(), 409, "IDEMPOTENCY_UNKNOWN", "maybe");
+    assert_eq!(bench.store.saw("begun"), 1);
+}
+
+#[test]
+fn a_twin_takes_over_where_the_first_came_to_nothing() {
+    // The first has claimed the key, and its long body does not come; its client hangs up, and the store throws away
+    // what it has of it.
+    let bench = Bench::with(|settings| {
+        settings.route = vec![RouteSettings { partial_body: PartialBody::Discards, ..RouteSettings::default() }];
+    });
+    let mut first = bench.gate.gate();
+    let head = format!(
+        "PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {}\r\nidempotency-key: k\r\ncontent-length: 900000\r\n\r\n",
+        bench.token()
+    );
+    first.send_raw(head.as_bytes()).unwrap();
+    until("it is remembered", || bench.gate.shows(r#"fencegate_idempotency_keys_total{result="fresh"} 1"#));
+    let mut twin = send(&bench, bench.token(), "k", b"value", "200");
+    drop(first);
+    twin.receive().unwrap().applied();
+    assert_eq!(bench.store.applied().len(), 1);
+}
+
+#[test]
+fn reads_are_never_shared() {
+    let bench = Bench::new();
+    let folder = tempfile::tempdir().unwrap();
+    let until_file = format!("until:{}", folder.path().join(LET_GO).display());
+    let headers = [("idempotency-key", "k"), ("x-store", until_file.as_str())];
+    let mut readers: Vec<Conn> = (0..2).map(|_| bench.gate.gate()).collect();
+    for reader in &mut readers {
+        reader.send("GET", "/users/1", &headers, b"").unwrap();
+    }
+    until("the store has both", || bench.store.saw("begun") == 2);
+    std::fs::write(folder.path().join(LET_GO), "").unwrap();
+    for mut reader in readers {
+        let answer = reader.receive().unwrap();
+        assert_eq!((answer.status, answer.header("idempotency-replayed")), (200, None));
+    }
+}
