@@ -9,7 +9,7 @@
 //! - [`app`]: puts the parts together, starts and stops them.
 //! - [`demo`]: a gate before a store in memory, to try and to watch.
 //! - `simulation`: all of it but the sockets, step by step and by seed; for tests only.
-//! - [`cli`]: one file per subcommand. [`client`]: the little HTTP client that they use.
+//! - [`client`]: for writers: takes a lease and keeps it. [`cli`]: one file per subcommand.
 //! - [`config`] reads the environment, [`clock`] reads clocks, [`metrics`] names every metric;
 //!   nothing else does.
 

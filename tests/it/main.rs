@@ -7,7 +7,7 @@
 //! - `recovery`: damaged, lost, foreign and restored tables. `flips`: one bit of a log. `restart`: what a crash leaves.
 //! - `crash`: kill -9 in a loop, also with what was not synced thrown away.
 //! - `process`: starting, stopping, configuration faults, full disks, failing syncs.
-//! - `cli`: the commands.
+//! - `cli`: the commands. `client`: the library for writers, on a wire that goes wrong.
 //! - `write_path`: writes and reads through the gate, against a recording store in its own process.
 //! - `tls`: on both sides. `reload`: SIGHUP. `secrets`: none leaks. `demo`, `readme`: what they print works.
 //! - `conformance`: every refusal and every bad input, and what the store saw of it.
@@ -23,6 +23,7 @@
 mod api;
 mod authority;
 mod cli;
+mod client;
 mod conformance;
 mod contract;
 mod crash;

@@ -9,6 +9,7 @@ pub mod locks;
 pub mod process;
 pub mod signers;
 pub mod store;
+pub mod wire;
 
 /// Waits until something shows, but not for ever.
 #[track_caller]

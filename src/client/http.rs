@@ -1,4 +1,4 @@
-//! A little HTTP client for the command line: one call, one connection.
+//! One call, one connection: the little HTTP client below everything else here.
 
 use std::time::Duration;
 

@@ -1,0 +1,279 @@
+//! Waiting one's turn: long polls under one `request_id`, each tried again with the same care.
+
+use std::{pin::pin, time::Duration};
+
+use thiserror::Error;
+use uuid::Uuid;
+
+use super::{
+    backoff::Backoff,
+    call::{Failed, Granted, LeaseApi, Refusal, lasting},
+    lease::Lease,
+};
+use crate::{
+    api::wire::AcquireRequest,
+    fence::{BootMs, HolderId, ObjectId},
+};
+
+/// One long poll. Longer keeps the place in the queue for longer; shorter notices sooner that the gate's machine is
+/// gone.
+const POLL_MS: u64 = 60_000;
+/// How long an answer may take beyond what was asked for: a grant waits up to 5 s for a drain.
+const MARGIN: Duration = Duration::from_secs(15);
+/// First and longest wait between tries.
+const BACKOFF_MS: (u64, u64) = (100, 5_000);
+/// A call that may have been carried out is asked for again this often, also by whoever does not want to wait.
+const ASK_AGAIN: u32 = 3;
+/// How long giving back may take, call by call.
+const WITHDRAW: Duration = Duration::from_secs(2);
+
+/// What is wanted.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub object: ObjectId,
+    /// Unique per process.
+    pub holder: HolderId,
+    /// `None`: what the gate gives.
+    pub ttl_ms: Option<u64>,
+    /// `None`: for ever. Zero: not at all.
+    pub wait: Option<Duration>,
+}
+
+impl Wanted {
+    /// With the gate's own ttl, waiting for ever.
+    #[must_use]
+    pub fn new(object: ObjectId, holder: HolderId) -> Self {
+        Self { object, holder, ttl_ms: None, wait: None }
+    }
+
+    #[must_use]
+    pub fn with_ttl_ms(self, ttl_ms: u64) -> Self {
+        Self { ttl_ms: Some(ttl_ms), ..self }
+    }
+
+    #[must_use]
+    pub fn with_wait(self, wait: Duration) -> Self {
+        Self { wait: Some(wait), ..self }
+    }
+}
+
+/// A name that no other process has: the machine's, the process id, and eight random digits.
+///
+/// # Panics
+/// Never: what cannot be in a name is left out.
+#[must_use]
+pub fn default_holder() -> HolderId {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host: String = host.chars().filter(|c| !c.is_control()).take(200).collect();
+    let word = Uuid::new_v4().simple().to_string();
+    let name = format!("{host}-{}-{}", std::process::id(), &word[..8]);
+    HolderId::new(&name).expect("it is short and has no control characters")
+}
+
+/// What stands in the way meanwhile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Somebody holds it; `None` where older writes are still being waited for.
+    Held { by: Option<String> },
+    /// The gate cannot be reached, does not answer, or cannot grant now.
+    Unreachable { why: String },
+}
+
+/// Why there is no lease.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum NotHad {
+    #[error("held by {} all the time", by.as_deref().unwrap_or("a lease that is changing hands"))]
+    Held { by: Option<String> },
+    #[error("{why}")]
+    Unreachable { why: String },
+    #[error("{0}")]
+    Refused(Box<Refusal>),
+    /// The caller did not want it any more.
+    #[error("no longer wanted")]
+    GivenUp,
+}
+
+impl From<Progress> for NotHad {
+    fn from(last: Progress) -> Self {
+        match last {
+            Progress::Held { by } => Self::Held { by },
+            Progress::Unreachable { why } => Self::Unreachable { why },
+        }
+    }
+}
+
+/// What to do after a call that did not succeed.
+enum Next {
+    /// It is held: wait for it.
+    Queue(Progress),
+    Backoff(Progress, Option<u64>),
+    /// The name of this call was used up: a lost answer's lease has run out.
+    NewRequest,
+    ShorterPolls,
+    GiveUp(Box<Refusal>),
+}
+
+/// One attempt to get a lease, from the first call to the last.
+struct Attempt<'a> {
+    api: &'a LeaseApi,
+    wanted: &'a Wanted,
+    request_id: String,
+    poll_ms: u64,
+    until: Option<BootMs>,
+    /// A call is on its way, or was never answered: it may have been granted.
+    may_have: bool,
+}
+
+impl LeaseApi {
+    /// Acquires a lease, waiting as long as is wanted, and keeps it from then on. `progress` is told what stands in
+    /// the way, whenever it is heard of.
+    ///
+    /// # Errors
+    /// Where it was not to be had in time, or the gate will not grant it.
+    pub async fn acquire(&self, wanted: &Wanted, progress: impl FnMut(&Progress)) -> Result<Lease, NotHad> {
+        self.acquire_unless(wanted, progress, std::future::pending()).await
+    }
+
+    /// The same, until `given_up`. What may have been granted by then is given back.
+    ///
+    /// # Errors
+    /// As above, and [`NotHad::GivenUp`].
+    pub async fn acquire_unless(
+        &self,
+        wanted: &Wanted,
+        mut progress: impl FnMut(&Progress),
+        given_up: impl Future<Output = ()>,
+    ) -> Result<Lease, NotHad> {
+        let until = wanted.wait.map(|wait| self.now().after(lasting(wait)));
+        let request_id = new_request_id();
+        let mut attempt = Attempt { api: self, wanted, request_id, poll_ms: POLL_MS, until, may_have: false };
+        let mut given_up = pin!(given_up);
+        loop {
+            let granted = tokio::select! {
+                granted = attempt.granted(&mut progress) => granted?,
+                () = &mut given_up => {
+                    attempt.withdraw().await;
+                    return Err(NotHad::GivenUp);
+                }
+            };
+            match Lease::begin(self, wanted, granted).await {
+                Ok(lease) => return Ok(lease),
+                // It was lost before it was had.
+                Err(why) => {
+                    progress(&Progress::Unreachable { why: why.to_string() });
+                    attempt.request_id = new_request_id();
+                }
+            }
+        }
+    }
+}
+
+impl Attempt<'_> {
+    async fn granted(&mut self, progress: &mut impl FnMut(&Progress)) -> Result<Granted, NotHad> {
+        let mut backoff = Backoff::new(BACKOFF_MS.0, BACKOFF_MS.1);
+        // The first call does not wait, so that whoever watches knows soon who holds it.
+        let (mut wait_ms, mut unanswered) = (0, 0);
+        loop {
+            let failed = match self.ask(wait_ms).await {
+                Ok(granted) => return Ok(granted),
+                Err(failed) => failed,
+            };
+            unanswered = if matches!(failed, Failed::Unanswered(_)) { unanswered + 1 } else { 0 };
+            match judge(failed, wait_ms > 0) {
+                Next::GiveUp(refusal) => return Err(NotHad::Refused(refusal)),
+                Next::NewRequest => self.request_id = new_request_id(),
+                Next::ShorterPolls => {
+                    self.poll_ms /= 2;
+                    wait_ms = self.next_poll();
+                }
+                Next::Queue(held) => {
+                    progress(&held);
+                    backoff.reset();
+                    if self.left_ms() == Some(0) {
+                        return Err(held.into());
+                    }
+                    wait_ms = self.next_poll();
+                    if wait_ms == 0 {
+                        // This gate lets nobody wait.
+                        self.pause(backoff.next(None)).await;
+                    }
+                }
+                Next::Backoff(why, asked_ms) => {
+                    progress(&why);
+                    // Whoever does not wait still asks again for what may have been granted.
+                    if self.left_ms() == Some(0) && !(1..ASK_AGAIN).contains(&unanswered) {
+                        return Err(why.into());
+                    }
+                    wait_ms = 0;
+                    self.pause(backoff.next(asked_ms)).await;
+                }
+            }
+        }
+    }
+
+    async fn ask(&mut self, wait_ms: u64) -> Result<Granted, Failed> {
+        let request = self.request(wait_ms);
+        self.may_have = true;
+        let asked = self.api.ask(&request, Duration::from_millis(wait_ms) + MARGIN).await;
+        self.may_have = matches!(asked, Ok(_) | Err(Failed::Unanswered(_)));
+        asked
+    }
+
+    /// Gives back what may have been granted to a call whose answer nobody waits for any more.
+    async fn withdraw(&self) {
+        if !self.may_have {
+            return;
+        }
+        if let Ok(granted) = self.api.ask(&self.request(0), WITHDRAW).await {
+            // What cannot be given back runs out.
+            let _ = self.api.release(&granted.lease_id, &granted.token, WITHDRAW).await;
+        }
+    }
+
+    fn request(&self, wait_ms: u64) -> AcquireRequest {
+        AcquireRequest {
+            object_id: self.wanted.object.to_string(),
+            holder_id: self.wanted.holder.to_string(),
+            ttl_ms: self.wanted.ttl_ms,
+            wait_ms: (wait_ms > 0).then_some(wait_ms),
+            request_id: Some(self.request_id.clone()),
+            takeover: None,
+        }
+    }
+
+    fn left_ms(&self) -> Option<u64> {
+        self.until.map(|until| until.since(self.api.now()))
+    }
+
+    fn next_poll(&self) -> u64 {
+        self.left_ms().map_or(self.poll_ms, |left| left.min(self.poll_ms))
+    }
+
+    async fn pause(&self, wait: Duration) {
+        let most = self.left_ms().map_or(wait, |left| wait.min(Duration::from_millis(left.max(1))));
+        tokio::time::sleep(most).await;
+    }
+}
+
+fn judge(failed: Failed, is_polling: bool) -> Next {
+    let refusal = match failed {
+        Failed::Unreachable(why) | Failed::Unanswered(why) => {
+            return Next::Backoff(Progress::Unreachable { why }, None);
+        }
+        Failed::Refused(refusal) => refusal,
+    };
+    match refusal.code.as_str() {
+        "LEASE_HELD" => Next::Queue(Progress::Held { by: refusal.holder_id }),
+        "REQUEST_ID_USED" => Next::NewRequest,
+        "REQUEST_INVALID" if is_polling && refusal.field.as_deref() == Some("wait_ms") => Next::ShorterPolls,
+        "MIGRATION_IN_PROGRESS" => Next::Backoff(Progress::Held { by: None }, refusal.retry_after_ms),
+        _ if refusal.retryable => {
+            Next::Backoff(Progress::Unreachable { why: refusal.to_string() }, refusal.retry_after_ms)
+        }
+        _ => Next::GiveUp(refusal),
+    }
+}
+
+fn new_request_id() -> String {
+    Uuid::new_v4().to_string()
+}

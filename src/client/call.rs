@@ -1,0 +1,269 @@
+//! The calls of the lease api that a writer makes, and what their answers mean.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::Method;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use thiserror::Error;
+
+use super::http::{Answer, CallFault, Client};
+use crate::{
+    api::wire::{AcquireRequest, GrantBody, ObjectBody, RenewRequest},
+    clock::Clock,
+    fence::{BootMs, Ttl},
+};
+
+/// A gate's lease api.
+#[derive(Clone, Debug)]
+pub struct LeaseApi {
+    client: Client,
+    pub(super) clock: Clock,
+}
+
+/// A fence token. Prints as `***`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(Arc<str>);
+
+impl Token {
+    /// The token itself, for the header `Fence-Token`. Keep it out of logs.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// A definite answer that is not the one hoped for.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Refusal {
+    pub status: u16,
+    pub code: String,
+    pub detail: String,
+    pub field: Option<String>,
+    /// Who holds the lease.
+    pub holder_id: Option<String>,
+    pub retryable: bool,
+    pub retry_after_ms: Option<u64>,
+}
+
+impl Default for Refusal {
+    fn default() -> Self {
+        let code = String::new();
+        Self {
+            status: 0,
+            detail: code.clone(),
+            code,
+            field: None,
+            holder_id: None,
+            retryable: false,
+            retry_after_ms: None,
+        }
+    }
+}
+
+impl Refusal {
+    fn of(answer: &Answer) -> Self {
+        let status = answer.status.as_u16();
+        match serde_json::from_slice::<Self>(&answer.body) {
+            Ok(refusal) if !refusal.code.is_empty() => Self { status, ..refusal },
+            // Not the gate's own words: something stands in between.
+            _ => Self { status, retryable: answer.status.is_server_error(), ..Self::default() },
+        }
+    }
+
+    /// Whether it says that the lease is not, or no longer, the caller's.
+    #[must_use]
+    pub fn ends_lease(&self) -> bool {
+        matches!(
+            self.code.as_str(),
+            "LEASE_FENCED" | "LEASE_EXPIRED" | "LEASE_NOT_HOLDER" | "LEASE_NOT_FOUND" | "LEASE_TOKEN_MISMATCH"
+        )
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.code.as_str() {
+            "" => write!(f, "the gate answered {}", self.status),
+            code => write!(f, "{code}: {}", self.detail),
+        }
+    }
+}
+
+/// Why a call did not succeed.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Failed {
+    /// Nothing was sent.
+    #[error("{0}")]
+    Unreachable(String),
+    /// It may have been carried out all the same.
+    #[error("{0}")]
+    Unanswered(String),
+    #[error("{0}")]
+    Refused(Box<Refusal>),
+}
+
+impl Failed {
+    /// How long the gate asks to wait before the next try.
+    #[must_use]
+    pub fn asked_ms(&self) -> Option<u64> {
+        match self {
+            Self::Refused(refusal) => refusal.retry_after_ms,
+            Self::Unreachable(_) | Self::Unanswered(_) => None,
+        }
+    }
+}
+
+/// A lease that was granted or renewed.
+#[derive(Clone, Debug)]
+pub(super) struct Granted {
+    pub(super) lease_id: String,
+    pub(super) seq: u64,
+    pub(super) token: Token,
+    pub(super) ttl: Ttl,
+    pub(super) sent: BootMs,
+    /// Until when it is ours at least: counted from when the request was sent. What the gate says is left was true
+    /// later than that, also where it has granted the lease some time ago.
+    pub(super) until: BootMs,
+}
+
+impl Granted {
+    fn new(body: GrantBody, sent: BootMs) -> Self {
+        let GrantBody { lease, fence_token, .. } = body;
+        Self {
+            lease_id: lease.lease_id,
+            seq: lease.lease_seq,
+            token: Token(fence_token.into()),
+            ttl: Ttl(lease.ttl_ms),
+            sent,
+            until: sent.after(Ttl(lease.expires_in_ms)),
+        }
+    }
+}
+
+impl LeaseApi {
+    /// Takes the URL of a gate's api.
+    ///
+    /// # Errors
+    /// Where it is not an `http` URL without a path.
+    pub fn new(url: &str) -> Result<Self, CallFault> {
+        Ok(Self { client: Client::new(url)?, clock: Clock::machine() })
+    }
+
+    pub(super) fn now(&self) -> BootMs {
+        self.clock.now().boot
+    }
+
+    /// Asks for a lease once.
+    pub(super) async fn ask(&self, wanted: &AcquireRequest, patience: Duration) -> Result<Granted, Failed> {
+        let sent = self.now();
+        let body: GrantBody = self.call(Method::POST, "/v1/leases", &[], Some(wanted), patience).await?;
+        Ok(Granted::new(body, sent))
+    }
+
+    /// Renews a lease once.
+    pub(super) async fn renew(
+        &self,
+        lease_id: &str,
+        wanted: &RenewRequest,
+        patience: Duration,
+    ) -> Result<Granted, Failed> {
+        let sent = self.now();
+        let path = format!("/v1/leases/{}/renew", encode(lease_id));
+        let body: GrantBody = self.call(Method::POST, &path, &[], Some(wanted), patience).await?;
+        Ok(Granted::new(body, sent))
+    }
+
+    /// Releases a lease once.
+    pub(super) async fn release(&self, lease_id: &str, token: &Token, patience: Duration) -> Result<(), Failed> {
+        let path = format!("/v1/leases/{}", encode(lease_id));
+        let headers = [("Fence-Token", token.expose())];
+        let _: ObjectBody = self.call::<(), _>(Method::DELETE, &path, &headers, None, patience).await?;
+        Ok(())
+    }
+
+    /// Looks at an object: who holds it.
+    ///
+    /// # Errors
+    /// Where there is no answer, or a refusal.
+    pub async fn look(&self, object: &str, patience: Duration) -> Result<ObjectBody, Failed> {
+        self.call::<(), _>(Method::GET, &format!("/v1/objects/{}", encode(object)), &[], None, patience).await
+    }
+
+    async fn call<B: Serialize, T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&B>,
+        patience: Duration,
+    ) -> Result<T, Failed> {
+        let body = body.map(|body| serde_json::to_vec(body).unwrap_or_default());
+        let call = tokio::time::timeout(patience, self.client.call(method, path, headers, body)).await;
+        let answer = match call {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(fault @ (CallFault::Connect { .. } | CallFault::Url(_)))) => {
+                return Err(Failed::Unreachable(fault.to_string()));
+            }
+            Ok(Err(fault @ CallFault::Broken { .. })) => return Err(Failed::Unanswered(fault.to_string())),
+            Err(_) => return Err(Failed::Unanswered(format!("no answer within {} ms", patience.as_millis()))),
+        };
+        if !answer.status.is_success() {
+            return Err(Failed::Refused(Box::new(Refusal::of(&answer))));
+        }
+        read(&answer.body)
+    }
+}
+
+/// Reads an answer. What is wrong with one is said without what is in it: that may be a token.
+fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, Failed> {
+    serde_json::from_slice(body).map_err(|error| {
+        let place = format!("line {}, column {}", error.line(), error.column());
+        Failed::Unanswered(format!("the gate's answer is not what this program knows ({place})"))
+    })
+}
+
+/// A span on the boot clock.
+pub(super) fn lasting(span: Duration) -> Ttl {
+    Ttl(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn encode(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_read_and_what_is_none_counts_by_its_status() {
+        let of = |status, body: &'static str| {
+            Refusal::of(&Answer { status: StatusCode::from_u16(status).unwrap(), body: Bytes::from(body) })
+        };
+        let held = of(
+            409,
+            r#"{"code":"LEASE_HELD","detail":"d","retryable":true,"retry_after_ms":7,"holder_id":"a","status":1,"new":{}}"#,
+        );
+        assert_eq!((held.status, held.holder_id.as_deref(), held.retry_after_ms), (409, Some("a"), Some(7)));
+        assert!(!held.ends_lease() && held.retryable);
+        assert!(of(409, r#"{"code":"LEASE_FENCED","detail":"d"}"#).ends_lease());
+        assert_eq!(of(502, "<html>").to_string(), "the gate answered 502");
+        assert!(of(502, "<html>").retryable && !of(404, "{}").retryable);
+    }
+
+    #[test]
+    fn a_token_prints_as_stars() {
+        assert_eq!(format!("{:?}", Token("fg1.1.dXNlcnM.AQID".into())), "***");
+    }
+}

@@ -1,0 +1,37 @@
+//! A client for writers: takes a lease, keeps it, and says at once when it is gone.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use fencegate::{client::{LeaseApi, Wanted}, fence::{HolderId, ObjectId}};
+//!
+//! let api = LeaseApi::new("http://127.0.0.1:8081")?;
+//! let wanted = Wanted::new(ObjectId::new("users")?, HolderId::new("pod-a")?).with_ttl_ms(15_000);
+//! let lease = api.acquire(&wanted, |_| {}).await?;     // waits its turn
+//! while let Ok(token) = lease.token() {                // looks at the clock every time
+//!     # let _ = token.expose(); break;
+//!     // send a write with the header `Fence-Token: {token.expose()}`
+//! }
+//! lease.release().await?;                              // or: let why = lease.lost().await;
+//! # Ok(()) }
+//! ```
+//!
+//! - [`acquire`]: waits its turn by long polls; a lost answer is asked for again under the same `request_id`, so no
+//!   lease is left behind.
+//! - [`lease`]: a lease in hand. Renewed in the background at a third of its ttl; lost at a definite refusal, or when
+//!   its deadline passes.
+//! - [`call`]: the calls themselves, and what their answers mean. [`backoff`]: when to try again. [`http`]: the wire.
+//!
+//! **A deadline is counted from when a request was sent**, by CLOCK_BOOTTIME, never from when its answer came: the
+//! gate's own count begins later, so this side stops first. Nobody is asked to trust that: a write that comes too late
+//! all the same is the gate's to refuse.
+
+pub mod acquire;
+pub mod backoff;
+pub mod call;
+pub mod http;
+pub mod lease;
+
+pub use acquire::{NotHad, Progress, Wanted, default_holder};
+pub use call::{Failed, LeaseApi, Refusal, Token};
+pub use http::{Answer, CallFault, Client};
+pub use lease::{Lease, Lost};
