@@ -94,7 +94,7 @@ pub(super) enum Command {
         #[command(flatten)]
         common: Common,
     },
-    /// Print lease events as they happen, until interrupted.
+    /// Print who holds what, then lease events as they happen, until interrupted: who leads.
     Watch {
         /// Objects whose id begins so.
         #[arg(long, default_value = "")]
@@ -257,6 +257,8 @@ fn watch(prefix: &str, common: &Common) -> Done {
             let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
             return Err(Failed::Said(explain(&Answer { status, body })));
         }
+        // What changes from here on is in the stream.
+        show_held(&client, prefix, common.json).await?;
         let mut bytes: Vec<u8> = vec![];
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Failed::Said(format!("the stream broke: {error}")))?;
@@ -268,6 +270,28 @@ fn watch(prefix: &str, common: &Common) -> Done {
         }
         Err(Failed::Said("the gate ended the stream; it is stopping".to_owned()))
     })
+}
+
+/// The leases that are held now, as events of their own.
+async fn show_held(client: &Client, prefix: &str, json: bool) -> Done {
+    let mut cursor = String::new();
+    loop {
+        let path = format!("/v1/leases?state=held&prefix={}{cursor}", encode(prefix));
+        let answer = client.call(Method::GET, &path, &[], None).await.map_err(|fault| fault.to_string())?;
+        if !answer.status.is_success() {
+            return Err(Failed::Said(explain(&answer)));
+        }
+        let page: LeaseList = serde_json::from_slice(&answer.body)
+            .map_err(|error| Failed::Said(format!("the gate's answer is not what this program knows: {error}")))?;
+        for lease in &page.leases {
+            let data = serde_json::to_string(lease).unwrap_or_default();
+            show_event(&format!("event: held\ndata: {data}"), json);
+        }
+        match page.next_cursor {
+            Some(next) => cursor = format!("&cursor={}", encode(&next)),
+            None => return Ok(()),
+        }
+    }
 }
 
 fn show_event(event: &str, json: bool) {

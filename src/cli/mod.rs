@@ -1,12 +1,13 @@
 //! The command line: one file per subcommand.
 //!
-//! Exit codes: 0 done; 1 refused, failed or unreachable; 2 a wrong command line or configuration.
+//! Exit codes: 0 done; 1 refused, failed or unreachable; 2 a wrong command line or configuration. `lock` has its own.
 
 mod cert;
 mod check;
 mod demo;
 mod drain;
 mod lease;
+mod lock;
 mod manual;
 mod migrate;
 mod output;
@@ -53,6 +54,14 @@ enum Command {
     /// Acquire, renew, release and look at leases of a running gate.
     #[command(subcommand)]
     Lease(lease::Command),
+    /// Run a command while holding a lease, like flock(1).
+    ///
+    /// Waits its turn, runs the command, renews the lease meanwhile, passes signals on, and releases the lease when
+    /// the command has ended. When the lease is lost, the command is stopped: SIGTERM, then SIGKILL after --grace.
+    Lock(lock::Args),
+    /// Kill what `lock` has started if `lock` itself is killed.
+    #[command(hide = true)]
+    LockGuard(lock::GuardArgs),
     /// Make, look at, check, back up and restore the fence table.
     #[command(subcommand)]
     Table(table::Command),
@@ -124,6 +133,11 @@ pub fn run() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Lease(command) => lease::run(command),
+        Command::Lock(args) => match lock::run(&args) {
+            Ok(code) => return code,
+            Err(failed) => Err(failed),
+        },
+        Command::LockGuard(args) => lock::run_guard(&args),
         Command::Table(command) => table::run(command),
         Command::Cert(command) => cert::run(command),
         Command::Migrate(args) => migrate::run(args),

@@ -7,7 +7,7 @@
 //! - `recovery`: damaged, lost, foreign and restored tables. `flips`: one bit of a log. `restart`: what a crash leaves.
 //! - `crash`: kill -9 in a loop, also with what was not synced thrown away.
 //! - `process`: starting, stopping, configuration faults, full disks, failing syncs.
-//! - `cli`: the commands. `client`: the library for writers, on a wire that goes wrong.
+//! - `cli`: the commands. `client`: the library for writers, on a wire that goes wrong. `lock`: a command under a lease.
 //! - `write_path`: writes and reads through the gate, against a recording store in its own process.
 //! - `tls`: on both sides. `reload`: SIGHUP. `secrets`: none leaks. `demo`, `readme`: what they print works.
 //! - `conformance`: every refusal and every bad input, and what the store saw of it.
@@ -34,6 +34,7 @@ mod external;
 mod flips;
 mod idempotency;
 mod leases;
+mod lock;
 mod process;
 mod readme;
 mod recovery;

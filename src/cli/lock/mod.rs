@@ -1,0 +1,220 @@
+//! `fencegate lock`: runs a command under a lease, like flock(1).
+//!
+//! The command gets a process group of its own, with a guard in it ([`guard`]) that outlives this program: if this
+//! one is killed, the guard kills the group. On a terminal the command stays in the terminal's group instead, so that
+//! it can read what is typed and Ctrl-C reaches it; then its own process is what is stopped.
+
+mod guard;
+mod running;
+
+use std::{
+    ffi::OsString,
+    process::{ExitCode, ExitStatus},
+    time::Duration,
+};
+
+use tokio::signal::unix::{Signal as Heard, SignalKind, signal};
+
+pub(super) use self::guard::{Args as GuardArgs, run as run_guard};
+use self::running::{Ended, Running};
+use super::{Failed, output};
+use crate::{
+    client::{Lease, LeaseApi, NotHad, Progress, Wanted, default_holder},
+    config::{Fault, Faults},
+    fence::{HolderId, ObjectId},
+};
+
+/// What this program ends with where it is not the command's own code.
+mod code {
+    /// The gate refused, or something failed that should not.
+    pub(super) const FAILED: u8 = 1;
+    /// EX_UNAVAILABLE
+    pub(super) const UNREACHABLE: u8 = 69;
+    /// EX_TEMPFAIL
+    pub(super) const NOT_HAD: u8 = 75;
+    pub(super) const LOST: u8 = 76;
+    pub(super) const NOT_EXECUTABLE: u8 = 126;
+    pub(super) const NOT_FOUND: u8 = 127;
+    /// Plus the signal's number.
+    pub(super) const SIGNAL: u8 = 128;
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Exit codes:
+  the command's own; 128 + N where signal N ended it
+  1    the gate refused, or something failed
+  2    a wrong command line
+  69   the gate could not be reached within --wait
+  75   the lease was not to be had within --wait
+  76   the lease was lost, and the command was stopped
+  126  the command cannot be run
+  127  there is no such command
+A line on standard error says so whenever the code is not the command's.")]
+pub(super) struct Args {
+    /// What to lock, such as `users` or `/data/users/`.
+    #[arg(long)]
+    object: String,
+    /// How long the lease lasts, in milliseconds, unless it is renewed; it is, at a third of that.
+    #[arg(long, value_name = "MS", default_value_t = 15_000)]
+    ttl: u64,
+    /// How long to wait for it, in milliseconds; 0 does not wait. Left out: for ever.
+    #[arg(long, value_name = "MS")]
+    wait: Option<u64>,
+    /// Who you are; unique per process. Left out: made of the host's name, the process id and a random word.
+    #[arg(long, value_name = "NAME")]
+    holder: Option<String>,
+    /// How long the command may take to end after SIGTERM, in milliseconds, before it is killed.
+    #[arg(long, value_name = "MS", default_value_t = 5_000)]
+    grace: u64,
+    /// When the lease is lost and the command has been stopped: exit, or wait for the next turn and run it again.
+    #[arg(long, value_enum, default_value_t = OnLoss::Exit)]
+    on_loss: OnLoss,
+    /// The gate's api.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
+    api: String,
+    /// The command. It gets FENCE_TOKEN, FENCE_SEQ and FENCE_OBJECT in its environment.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum OnLoss {
+    Exit,
+    Rejoin,
+}
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, Failed> {
+    let bad = |name: &str, what: &dyn std::fmt::Display| {
+        Failed::Config(Faults(vec![Fault::new(format!("--{name}"), what.to_string())]))
+    };
+    let object = ObjectId::new(&args.object).map_err(|fault| bad("object", &fault))?;
+    let holder = args.holder.as_deref().map_or_else(|| Ok(default_holder()), HolderId::new);
+    let holder = holder.map_err(|fault| bad("holder", &fault))?;
+    let api = LeaseApi::new(&args.api).map_err(|fault| bad("api", &fault))?;
+    let wanted = Wanted { object, holder, ttl_ms: Some(args.ttl), wait: args.wait.map(Duration::from_millis) };
+    let runtime = super::runtime()?;
+    let code = runtime.block_on(async {
+        let mut signals = Signals::hear().map_err(|error| format!("cannot listen for signals: {error}"))?;
+        Ok::<_, Failed>(lock(args, &api, &wanted, &mut signals).await)
+    })?;
+    runtime.shutdown_background();
+    Ok(ExitCode::from(code))
+}
+
+/// Signals that are passed on to the command.
+struct Signals(Vec<(rustix::process::Signal, Heard)>);
+
+impl Signals {
+    fn hear() -> std::io::Result<Self> {
+        use rustix::process::Signal;
+        let each = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
+        let heard = each.map(|each| Ok((each, signal(SignalKind::from_raw(each.as_raw()))?)));
+        heard.into_iter().collect::<std::io::Result<_>>().map(Self)
+    }
+
+    /// The next one.
+    async fn next(&mut self) -> rustix::process::Signal {
+        std::future::poll_fn(|context| {
+            for (which, heard) in &mut self.0 {
+                if heard.poll_recv(context).is_ready() {
+                    return std::task::Poll::Ready(*which);
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await
+    }
+
+    /// The next one that asks a program to end.
+    async fn end(&mut self) -> rustix::process::Signal {
+        use rustix::process::Signal;
+        loop {
+            let heard = self.next().await;
+            if heard != Signal::USR1 && heard != Signal::USR2 {
+                return heard;
+            }
+        }
+    }
+}
+
+async fn lock(args: &Args, api: &LeaseApi, wanted: &Wanted, signals: &mut Signals) -> u8 {
+    loop {
+        let lease = match turn(api, wanted, signals).await {
+            Ok(lease) => lease,
+            Err(code) => return code,
+        };
+        let mut running = match Running::start(&args.command, &lease).await {
+            Ok(running) => running,
+            Err(error) => {
+                output::complain(&format!("{}: {error}", args.command[0].display()));
+                release(&lease).await;
+                return if error.kind() == std::io::ErrorKind::NotFound {
+                    code::NOT_FOUND
+                } else {
+                    code::NOT_EXECUTABLE
+                };
+            }
+        };
+        let ended = running.watch(&lease, signals, Duration::from_millis(args.grace)).await;
+        // Nothing of the command is left from here on: somebody else may have its turn.
+        release(&lease).await;
+        match ended {
+            Ended::ByItself(status) => return of_command(status),
+            Ended::Lost { why, was_asked_to_end } => {
+                let object = &wanted.object;
+                output::complain(&format!("the lease on {object} was lost, and the command was stopped: {why}"));
+                if args.on_loss == OnLoss::Exit || was_asked_to_end {
+                    return code::LOST;
+                }
+            }
+            Ended::Failed(what) => {
+                output::complain(&what);
+                return code::FAILED;
+            }
+        }
+    }
+}
+
+/// Waits for the lease; or the code to end with.
+async fn turn(api: &LeaseApi, wanted: &Wanted, signals: &mut Signals) -> Result<Lease, u8> {
+    let mut last = None;
+    let say = |progress: &Progress| {
+        if last.as_ref() == Some(progress) || wanted.wait == Some(Duration::ZERO) {
+            return;
+        }
+        let why = match progress {
+            Progress::Held { by: Some(by) } => format!(", held by {by}"),
+            Progress::Held { by: None } => String::new(),
+            Progress::Unreachable { why } => format!(": {why}"),
+        };
+        output::complain(&format!("waiting for {}{why}", wanted.object));
+        last = Some(progress.clone());
+    };
+    let mut stopped_by = None;
+    let given_up = async { stopped_by = Some(signals.end().await) };
+    let acquired = api.acquire_unless(wanted, say, given_up).await;
+    acquired.map_err(|not_had| match not_had {
+        NotHad::Held { .. } => complain(code::NOT_HAD, &format!("{} was not to be had: {not_had}", wanted.object)),
+        NotHad::Unreachable { .. } => complain(code::UNREACHABLE, &not_had.to_string()),
+        NotHad::Refused(why) => complain(code::FAILED, &why.to_string()),
+        NotHad::GivenUp => code::SIGNAL + stopped_by.map_or(0, |signal| u8::try_from(signal.as_raw()).unwrap_or(0)),
+    })
+}
+
+fn complain(code: u8, what: &str) -> u8 {
+    output::complain(what);
+    code
+}
+
+async fn release(lease: &Lease) {
+    if let Err(failed) = lease.release().await {
+        output::complain(&format!("the lease on {} was not released, and runs out: {failed}", lease.object()));
+    }
+}
+
+fn of_command(status: ExitStatus) -> u8 {
+    use std::os::unix::process::ExitStatusExt;
+    let number = status.code().unwrap_or_else(|| i32::from(code::SIGNAL) + status.signal().unwrap_or(0));
+    u8::try_from(number & 0xff).unwrap_or(code::FAILED)
+}
