@@ -9,10 +9,12 @@
 //! - [`app`]: puts the parts together, starts and stops them.
 //! - [`demo`]: a gate before a store in memory, to try and to watch.
 //! - `simulation`: all of it but the sockets, step by step and by seed; for tests only.
-//! - [`client`]: for writers: takes a lease and keeps it. [`cli`]: one file per subcommand.
+//! - [`client`]: for writers: takes a lease and keeps it. [`agent`]: does so beside a writer that cannot.
+//! - [`cli`]: one file per subcommand.
 //! - [`config`] reads the environment, [`clock`] reads clocks, [`metrics`] names every metric;
 //!   nothing else does.
 
+pub mod agent;
 pub mod api;
 pub mod app;
 pub mod authority;

@@ -20,7 +20,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Done {
     let mut settings = Settings::default();
     settings.log.level = Level::Error;
-    log(&settings, None);
+    log(&settings.log, None);
     let runtime = runtime()?;
     let done = runtime.block_on(async {
         let demo = demo::start().await.map_err(Failed::Config)?;

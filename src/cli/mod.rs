@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 done; 1 refused, failed or unreachable; 2 a wrong command line or configuration. `lock` has its own.
 
+mod agent;
 mod cert;
 mod check;
 mod demo;
@@ -62,6 +63,11 @@ enum Command {
     /// Kill what `lock` has started if `lock` itself is killed.
     #[command(hide = true)]
     LockGuard(lock::GuardArgs),
+    /// Run beside a writer that cannot hold a lease itself: take it, renew it, add its token to every write.
+    ///
+    /// Prints one line on standard output once it is up: `ready agent=ADDR status=ADDR`. SIGTERM and SIGINT stop it:
+    /// writes on their way are finished, then the leases are released.
+    Agent(agent::Args),
     /// Make, look at, check, back up and restore the fence table.
     #[command(subcommand)]
     Table(table::Command),
@@ -137,6 +143,7 @@ pub fn run() -> ExitCode {
             Ok(code) => return code,
             Err(failed) => Err(failed),
         },
+        Command::Agent(args) => agent::run(&args),
         Command::LockGuard(args) => lock::run_guard(&args),
         Command::Table(command) => table::run(command),
         Command::Cert(command) => cert::run(command),
@@ -171,9 +178,9 @@ fn load(args: &ConfigArgs) -> Result<Settings, Failed> {
 }
 
 /// Sets logging up: on standard error, for people or for machines.
-fn log(settings: &Settings, format: Option<LogFormat>) {
+fn log(settings: &config::Log, format: Option<LogFormat>) {
     use std::io::IsTerminal;
-    let level = match settings.log.level {
+    let level = match settings.level {
         config::Level::Error => tracing::Level::ERROR,
         config::Level::Warn => tracing::Level::WARN,
         config::Level::Info => tracing::Level::INFO,
@@ -181,7 +188,7 @@ fn log(settings: &Settings, format: Option<LogFormat>) {
         config::Level::Trace => tracing::Level::TRACE,
     };
     let on_terminal = std::io::stderr().is_terminal();
-    let json = match format.unwrap_or(settings.log.format) {
+    let json = match format.unwrap_or(settings.format) {
         LogFormat::Auto => !on_terminal,
         LogFormat::Text => false,
         LogFormat::Json => true,

@@ -22,7 +22,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Done {
     let (settings, faults) = config::examine(&args.config.config).map_err(Failed::Config)?;
-    log(&settings, args.log_format);
+    log(&settings.log, args.log_format);
     let runtime = runtime()?;
     let done = runtime.block_on(serve(&args.config.config, &settings, faults));
     // Past the deadline nothing is waited for.

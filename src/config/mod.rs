@@ -1,26 +1,30 @@
 //! Settings: a TOML file, then the environment. The only file that reads the environment.
 //!
 //! A key `[section] key` can also be given as `FENCEGATE__SECTION__KEY`. Unknown keys and unusable
-//! values stop the start, and all of them are listed at once. `config/fencegate.toml` holds every
-//! key with its default and advice; a test keeps the two the same.
+//! values stop the start, and all of them are listed at once ([`load`]). `config/fencegate.toml` holds every
+//! key with its default and advice; a test keeps the two the same. The agent has settings of its own, read in the
+//! same way: [`agent`], `config/agent.toml`.
 
+mod agent;
 mod authority;
+mod load;
 mod plane;
 
 use std::{fmt, net::SocketAddr, path::Path, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
-use toml::{Table, Value};
+use toml::Table;
 
+use self::load::{Loadable, read};
 use crate::authority::Authority;
 
+pub use agent::{AgentLease, AgentPort, AgentRoute, AgentSettings, GateWay, Status, Take};
 pub use authority::{AuthoritySettings, JournalSettings, PartySettings};
 pub use plane::{
     Forwarded, GateSettings, IdempotencySettings, LeaseSource, Mode, PartialBody, Profile, Receipts, RouteSettings,
     StoreOverride, StoreSettings,
 };
 
-const PREFIX: &str = "FENCEGATE__";
 const TEST_FAULT: &str = "FENCEGATE_TEST_FAULT";
 const TEST_POINT: &str = "FENCEGATE_TEST_POINT";
 
@@ -242,7 +246,19 @@ fn environment() -> Vec<(String, String)> {
 /// # Errors
 /// With everything that is wrong.
 pub fn load(path: &Path) -> Result<Settings, Faults> {
-    let (settings, faults) = examine(path)?;
+    load_as(path)
+}
+
+/// The same, for the agent's settings.
+///
+/// # Errors
+/// With everything that is wrong.
+pub fn load_agent(path: &Path) -> Result<AgentSettings, Faults> {
+    load_as(path)
+}
+
+fn load_as<S: Loadable>(path: &Path) -> Result<S, Faults> {
+    let (settings, faults) = examine_as(path)?;
     if faults.is_empty() { Ok(settings) } else { Err(Faults(faults)) }
 }
 
@@ -252,6 +268,10 @@ pub fn load(path: &Path) -> Result<Settings, Faults> {
 /// # Errors
 /// Where the file cannot be read at all.
 pub fn examine(path: &Path) -> Result<(Settings, Vec<Fault>), Faults> {
+    examine_as(path)
+}
+
+fn examine_as<S: Loadable>(path: &Path) -> Result<(S, Vec<Fault>), Faults> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Faults(vec![Fault::new(path.display().to_string(), format!("cannot be read: {error}"))]))?;
     let tree = text.parse::<Table>().map_err(|error| {
@@ -260,130 +280,17 @@ pub fn examine(path: &Path) -> Result<(Settings, Vec<Fault>), Faults> {
     Ok(read(tree, environment()))
 }
 
-fn read(mut tree: Table, environment: Vec<(String, String)>) -> (Settings, Vec<Fault>) {
-    let mut faults = vec![];
-    overlay(&mut tree, environment, &mut faults);
-    let settings = deserialize(tree, &mut faults);
-    faults.extend(settings.faults());
-    (settings, faults)
-}
+impl Loadable for Settings {
+    const PREFIX: &'static str = "FENCEGATE__";
 
-/// Puts `FENCEGATE__SECTION__KEY` over what the file says.
-fn overlay(tree: &mut Table, environment: Vec<(String, String)>, faults: &mut Vec<Fault>) {
-    let known = Table::try_from(Settings::default()).expect("the defaults are TOML");
-    let mut given: Vec<_> = environment.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
-    given.sort();
-    let route = Table::try_from(RouteSettings::all_keys()).expect("the defaults are TOML");
-    let party = Table::try_from(PartySettings::default()).expect("the defaults are TOML");
-    for (name, value) in given {
-        let path = name[PREFIX.len()..].to_lowercase();
-        let words: Vec<&str> = path.split("__").collect();
-        let placed = match words.as_slice() {
-            [section @ ("route" | "issuer" | "requester"), index, key @ ..] if !key.is_empty() => {
-                match like(if *section == "route" { &route } else { &party }, key) {
-                    Some(default) => put_item(tree, section, index, key, typed(&value, default)),
-                    None => Err("there is no such setting"),
-                }
-            }
-            [section, key] => match like(&known, &[section, key]) {
-                Some(default) => put(tree, &[section, key], typed(&value, default)),
-                None => Err("there is no such setting"),
-            },
-            _ => Err("expected FENCEGATE__SECTION__KEY, or FENCEGATE__ROUTE__0__KEY"),
-        };
-        if let Err(what) = placed {
-            faults.push(Fault::new(name, what));
-        }
+    fn lists() -> Vec<(&'static str, Table)> {
+        let route = Table::try_from(RouteSettings::all_keys()).expect("the defaults are TOML");
+        let party = Table::try_from(PartySettings::default()).expect("the defaults are TOML");
+        vec![("route", route), ("issuer", party.clone()), ("requester", party)]
     }
-}
 
-/// The default at a path: what is settable there, and its type.
-fn like<'a>(known: &'a Table, path: &[&str]) -> Option<&'a Value> {
-    match path {
-        [] => None,
-        [key] => known.get(*key).filter(|value| !value.is_table()),
-        [section, rest @ ..] => known.get(*section).and_then(Value::as_table).and_then(|section| like(section, rest)),
-    }
-}
-
-fn put(tree: &mut Table, path: &[&str], value: Value) -> Result<(), &'static str> {
-    match path {
-        [] => Ok(()),
-        [key] => {
-            tree.insert((*key).to_owned(), value);
-            Ok(())
-        }
-        [section, rest @ ..] => match tree.entry((*section).to_owned()).or_insert_with(|| Value::Table(Table::new())) {
-            Value::Table(section) => put(section, rest, value),
-            _ => Err("the file has something else there"),
-        },
-    }
-}
-
-fn put_item(tree: &mut Table, section: &str, index: &str, key: &[&str], value: Value) -> Result<(), &'static str> {
-    let index: usize = index.parse().map_err(|_| "expected a number behind the section: FENCEGATE__ROUTE__0__KEY")?;
-    let Value::Array(items) = tree.entry(section).or_insert_with(|| Value::Array(vec![])) else {
-        return Err("the file has something else there");
-    };
-    if index > items.len() {
-        return Err("routes, issuers and requesters are numbered from 0, without a gap");
-    }
-    if index == items.len() {
-        items.push(Value::Table(Table::new()));
-    }
-    match &mut items[index] {
-        Value::Table(item) => put(item, key, value),
-        _ => Err("the file has something else there"),
-    }
-}
-
-/// A variable's text as the type that its setting has; text that is not of it stays text, and is
-/// then found wrong like any other value.
-fn typed(text: &str, like: &Value) -> Value {
-    let parsed = match like {
-        Value::Integer(_) => text.parse().ok().map(Value::Integer),
-        Value::Boolean(_) => text.parse().ok().map(Value::Boolean),
-        Value::Float(_) => text.parse().ok().map(Value::Float),
-        Value::Array(_) => {
-            let items = text.split(',').map(|item| item.parse().map_or_else(|_| item.into(), Value::Integer));
-            Some(Value::Array(items.collect()))
-        }
-        Value::String(_) | Value::Datetime(_) | Value::Table(_) => None,
-    };
-    parsed.unwrap_or_else(|| Value::String(text.to_owned()))
-}
-
-/// Reads the tree; whatever does not fit is noted, taken out, and the rest read again, so that one
-/// mistake does not hide the next.
-fn deserialize(mut tree: Table, faults: &mut Vec<Fault>) -> Settings {
-    loop {
-        let attempt: Result<Settings, _> = serde_path_to_error::deserialize(Value::Table(tree.clone()));
-        let error = match attempt {
-            Ok(settings) => return settings,
-            Err(error) => error,
-        };
-        let path = error.path().to_string();
-        faults.push(Fault::new(path.clone(), error.inner().to_string().trim_end().replace('\n', " ")));
-        if !remove(&mut tree, &path) {
-            return Settings::default();
-        }
-    }
-}
-
-/// Takes out what a path such as `route[1].store.url` leads to, or as much of it as there is.
-fn remove(tree: &mut Table, path: &str) -> bool {
-    let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
-    let (key, index) = match first.split_once('[') {
-        None => (first, None),
-        Some((key, index)) => (key, index.trim_end_matches(']').parse::<usize>().ok()),
-    };
-    let inner = match (tree.get_mut(key), index) {
-        (Some(Value::Array(items)), Some(index)) => items.get_mut(index),
-        (found, _) => found,
-    };
-    match (inner, rest) {
-        (Some(Value::Table(section)), Some(rest)) => remove(section, rest),
-        _ => tree.remove(key).is_some(),
+    fn faults(&self) -> Vec<Fault> {
+        self.all_faults()
     }
 }
 
@@ -412,7 +319,7 @@ impl Settings {
 
     /// What no single value shows: bounds, and values that contradict each other.
     #[must_use]
-    pub fn faults(&self) -> Vec<Fault> {
+    pub fn all_faults(&self) -> Vec<Fault> {
         let mut faults = vec![];
         let mut check = |ok: bool, key: &str, what: &str| {
             if !ok {

@@ -73,6 +73,9 @@ pub enum Code {
     // The store's
     StoreUnreachable,
     OutcomeUnknown,
+    // An agent's
+    NotLeader,
+    GateUnreachable,
 }
 
 /// What was larger than it may be.
@@ -92,7 +95,7 @@ pub enum Plane {
 
 impl Code {
     /// All of them, in the order of their declaration.
-    pub const ALL: [Self; 60] = [
+    pub const ALL: [Self; 62] = [
         Self::WriteUnfenced,
         Self::WriteStaleFence,
         Self::WriteFenceAhead,
@@ -153,6 +156,8 @@ impl Code {
         Self::GateOverloaded,
         Self::StoreUnreachable,
         Self::OutcomeUnknown,
+        Self::NotLeader,
+        Self::GateUnreachable,
     ];
 
     /// The code's name on the wire.
@@ -217,6 +222,8 @@ impl Code {
             Self::GateOverloaded => "GATE_OVERLOADED",
             Self::StoreUnreachable => "STORE_UNREACHABLE",
             Self::OutcomeUnknown => "OUTCOME_UNKNOWN",
+            Self::NotLeader => "NOT_LEADER",
+            Self::GateUnreachable => "GATE_UNREACHABLE",
         }
     }
 
@@ -277,7 +284,9 @@ impl Code {
             | Self::LeaseNotYetValid
             | Self::ObjectLocked
             | Self::GateStopping
-            | Self::GateOverloaded => 503,
+            | Self::GateOverloaded
+            | Self::NotLeader
+            | Self::GateUnreachable => 503,
         }
     }
 
@@ -304,7 +313,9 @@ impl Code {
             | Self::ObjectLocked
             | Self::GateStopping
             | Self::GateOverloaded
-            | Self::StoreUnreachable => true,
+            | Self::StoreUnreachable
+            | Self::NotLeader
+            | Self::GateUnreachable => true,
             Self::WriteUnfenced
             | Self::WriteStaleFence
             | Self::WriteFenceAhead

@@ -2,10 +2,12 @@
 //!
 //! Labels are of bounded number: codes, kinds, reasons. Never an object id, a holder or a token.
 
+mod agent;
 mod plane;
 mod registry;
 mod tally;
 
+pub use agent::AgentMetrics;
 pub use plane::{KeyedResult, PlaneMetrics, RouteMetrics};
 pub use tally::{OperationTally, RouteTally, Standing, Tally, add};
 

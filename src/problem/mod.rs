@@ -65,6 +65,9 @@ pub struct Problem {
     migration_id: Option<String>,
     /// Under which `GET /v1/receipts` has it.
     receipt_id: Option<String>,
+    /// Who holds the object, where an agent does not.
+    #[schema(value_type = Option<String>)]
+    leader: Option<HolderId>,
     #[schema(ignore)]
     which: Code,
 }
@@ -109,6 +112,7 @@ impl Problem {
             fence_time: None,
             migration_id: None,
             receipt_id: None,
+            leader: None,
             which: code,
         }
     }
@@ -185,6 +189,11 @@ impl Problem {
         self.receipt_id = Some(receipt_id);
     }
 
+    /// Also tells who holds the object.
+    pub fn tell_leader(&mut self, leader: HolderId) {
+        self.leader = Some(leader);
+    }
+
     /// Also tells the lease's end.
     pub fn tell_end(&mut self, ended: &Ended) {
         match ended.how {
@@ -231,6 +240,7 @@ impl Problem {
         self.fence_time.iter().for_each(|time| body.text(field!("fence_time"), time));
         self.migration_id.iter().for_each(|id| body.text(field!("migration_id"), id));
         self.receipt_id.iter().for_each(|receipt| body.text(field!("receipt_id"), receipt));
+        self.leader.iter().for_each(|leader| body.text(field!("leader"), leader.as_str()));
         body.done()
     }
 
@@ -395,6 +405,9 @@ impl IntoResponse for Problem {
         if let Some(seconds) = self.retry_after() {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        if let Some(leader) = self.leader.and_then(|leader| HeaderValue::from_str(leader.as_str()).ok()) {
+            headers.insert("fence-leader", leader);
+        }
         response.extensions_mut().insert(self.which);
         response
     }
@@ -416,6 +429,7 @@ mod tests {
         let (holder, lease_id) = (HolderId::new("b").unwrap(), LeaseId::new("l-2").unwrap());
         problem.tell_successor(Some(Successor { holder: holder.clone(), lease_id: lease_id.clone() }));
         problem.tell_receipt("1-1".to_owned());
+        problem.tell_leader(holder.clone());
         (problem.fenced_by, problem.fence_time) = (Some(IssuerId::new("i").unwrap()), Some("1:0".to_owned()));
         problem.migration_id = Some("m".to_owned());
         problem.tell_end(&Ended { how: How::Expired, at: WallMs(0), stamp: crate::fence::Hlc::default() });

@@ -8,6 +8,7 @@
 //! - `crash`: kill -9 in a loop, also with what was not synced thrown away.
 //! - `process`: starting, stopping, configuration faults, full disks, failing syncs.
 //! - `cli`: the commands. `client`: the library for writers, on a wire that goes wrong. `lock`: a command under a lease.
+//! - `agent`: the writer-side sidecar, in front of applications that know nothing of it.
 //! - `write_path`: writes and reads through the gate, against a recording store in its own process.
 //! - `tls`: on both sides. `reload`: SIGHUP. `secrets`: none leaks. `demo`, `readme`: what they print works.
 //! - `conformance`: every refusal and every bad input, and what the store saw of it.
@@ -20,6 +21,7 @@
 #![allow(unreachable_pub, reason = "a test program exports nothing; pub says what support offers")]
 #![allow(clippy::pedantic, reason = "tests are read, not called")]
 
+mod agent;
 mod api;
 mod authority;
 mod cli;

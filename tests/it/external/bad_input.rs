@@ -101,7 +101,7 @@ fn faults(change: impl FnOnce(&mut Settings)) -> Vec<(String, String)> {
     let mut settings = settings();
     settings.route = vec![route()];
     change(&mut settings);
-    settings.faults().into_iter().map(|fault| (fault.key, fault.what)).collect()
+    settings.all_faults().into_iter().map(|fault| (fault.key, fault.what)).collect()
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What the tests stand on.
 
+pub mod agent;
 pub mod authority;
 pub mod bench;
 pub mod gate;

@@ -1,0 +1,276 @@
+//! Sends a request on to the gate, once, and its answer back. Bodies stream both ways.
+//!
+//! Only a write of which nothing has left may go another way, when the idle connection it was given to has died. From
+//! the first byte on, what became of it is the answer's to say; without one, nobody knows.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::{body::Body, response::Response};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Version, header, request::Parts};
+use http_body::{Body as _, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::{sync::Notify, time::Sleep};
+
+use super::{
+    holdings::Use,
+    lanes::{Lane, Lanes},
+};
+use crate::{
+    clock::Clock,
+    config::GateWay,
+    fence::{Code, code::Plane},
+    problem::Problem,
+    store::Way,
+    write_path::classify::FENCE_TOKEN,
+};
+
+/// How long a body waits for a `100 Continue` that does not come, as curl does.
+const CONTINUE: Duration = Duration::from_secs(1);
+
+/// What a request is sent with.
+pub enum Pass {
+    Read,
+    /// The leases of its objects, in their order.
+    Write(Vec<Use>),
+}
+
+/// The way to the gate.
+pub struct Forwarder {
+    lanes: Arc<Lanes>,
+    silence: Duration,
+}
+
+impl Forwarder {
+    #[must_use]
+    pub fn new(way: Way, settings: GateWay, clock: Clock) -> Self {
+        let silence = Duration::from_millis(settings.response_timeout_ms);
+        Self { lanes: Lanes::new(way, settings, clock), silence }
+    }
+
+    /// Sends a request. `guard` lives as long as the request is on its way, its answer's body included.
+    ///
+    /// # Errors
+    /// With what is known where there is no answer.
+    pub async fn send<G: Send + Unpin + 'static>(
+        &self,
+        head: Parts,
+        body: Incoming,
+        pass: Pass,
+        guard: G,
+    ) -> Result<Response, Problem> {
+        let is_write = matches!(pass, Pass::Write(_));
+        let moved = Arc::<AtomicU64>::default();
+        let mut request = outgoing(head, body, Arc::clone(&moved));
+        let (mut lane, answer) = loop {
+            let mut lane = self.lanes.take().await.map_err(|error| unreachable(&error.to_string()))?;
+            // Nothing is between this look at the clock and the sending.
+            add_tokens(&mut request, &pass)?;
+            let (sent, before) = (lane.sent(), lane.sent().load(Ordering::Acquire));
+            let sending = lane.sender.try_send_request(request);
+            match self.answered(sending, &moved).await {
+                Some(Ok(answer)) => break (lane, answer),
+                Some(Err(mut failed)) => match failed.take_message() {
+                    Some(unsent) if !lane.is_new => request = unsent,
+                    _ => return Err(unanswered(&sent, before, is_write, &failed.error().to_string())),
+                },
+                None => {
+                    let why = format!("the gate was silent for {} ms", self.silence.as_millis());
+                    return Err(unanswered(&sent, before, is_write, &why));
+                }
+            }
+        };
+        lane.is_new = false;
+        let (mut head, body) = answer.into_parts();
+        strip_hop(&mut head.headers);
+        if let Pass::Write(uses) = &pass {
+            note_refusal(&head.headers, head.status, uses);
+        }
+        self.give_back(lane);
+        Ok(Response::from_parts(head, Body::new(Guarded { body, _guards: (pass, guard) })))
+    }
+
+    fn give_back(&self, lane: Lane) {
+        self.lanes.give_back(lane);
+    }
+
+    /// The answer; or `None` when the gate neither takes more of the request nor answers.
+    async fn answered<T>(&self, sending: impl Future<Output = T>, moved: &AtomicU64) -> Option<T> {
+        let mut sending = std::pin::pin!(sending);
+        loop {
+            let before = moved.load(Ordering::Acquire);
+            match tokio::time::timeout(self.silence, &mut sending).await {
+                Ok(answered) => return Some(answered),
+                Err(_) if moved.load(Ordering::Acquire) > before => {}
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+/// A write that the gate has refused because its lease is over is this agent's loss.
+fn note_refusal(headers: &HeaderMap, status: StatusCode, uses: &[Use]) {
+    let code = headers.get("fence-error").and_then(|code| code.to_str().ok());
+    let ends = ["WRITE_STALE_FENCE", "LEASE_EXPIRED", "WRITE_FENCE_AHEAD", "FENCE_TOKEN_INVALID"];
+    if let Some(code) = code.filter(|code| status.is_client_error() && ends.contains(code)) {
+        for each in uses {
+            each.refused(code);
+        }
+    }
+}
+
+fn unreachable(why: &str) -> Problem {
+    let what = format!("the gate cannot be reached, and nothing was sent: {why}");
+    Problem::on(Plane::Data, Code::GateUnreachable, what)
+}
+
+/// What is known of a request that was handed to a connection and has no answer.
+fn unanswered(sent: &AtomicU64, before: u64, is_write: bool, why: &str) -> Problem {
+    if !is_write {
+        let what = format!("the gate has not answered this read: {why}");
+        return Problem::on(Plane::Data, Code::GateUnreachable, what);
+    }
+    if sent.load(Ordering::Acquire) == before {
+        return unreachable(why);
+    }
+    let what =
+        format!("the write was sent to the gate, or part of it, and not answered: {why}. Look before you write again");
+    Problem::on(Plane::Data, Code::OutcomeUnknown, what)
+}
+
+/// Puts the tokens in: one field line, one token for each object.
+fn add_tokens(request: &mut Request<Upload>, pass: &Pass) -> Result<(), Problem> {
+    let Pass::Write(uses) = pass else { return Ok(()) };
+    let tokens = uses.iter().map(Use::token).collect::<Result<Vec<_>, _>>()?;
+    let line: Vec<&str> = tokens.iter().map(crate::client::Token::expose).collect();
+    let mut value = HeaderValue::from_str(&line.join(", ")).map_err(|_| unreachable("its tokens are not a header"))?;
+    value.set_sensitive(true);
+    request.headers_mut().insert(FENCE_TOKEN, value);
+    Ok(())
+}
+
+/// The request as the gate gets it: the same path, query, headers and body, but for what is of one hop only.
+fn outgoing(mut head: Parts, body: Incoming, moved: Arc<AtomicU64>) -> Request<Upload> {
+    strip_hop(&mut head.headers);
+    let path = head.uri.path_and_query().cloned().unwrap_or_else(|| http::uri::PathAndQuery::from_static("/"));
+    if let Some(host) = head.uri.authority()
+        && let Ok(host) = HeaderValue::from_str(host.as_str())
+    {
+        head.headers.entry(header::HOST).or_insert(host);
+    }
+    let asks_first = head.headers.contains_key(header::EXPECT) && !body.is_end_stream();
+    let go = asks_first.then(|| Arc::new(Notify::new()));
+    let mut request = Request::new(Upload::new(body, moved, go.clone()));
+    *request.method_mut() = head.method;
+    *request.uri_mut() = path.into();
+    *request.version_mut() = Version::HTTP_11;
+    *request.headers_mut() = head.headers;
+    if let Some(go) = go {
+        hyper::ext::on_informational(&mut request, move |interim| {
+            if interim.status() == StatusCode::CONTINUE {
+                go.notify_one();
+            }
+        });
+    }
+    request
+}
+
+const HOP: [HeaderName; 6] = [
+    header::CONNECTION,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    HeaderName::from_static("keep-alive"),
+];
+
+/// Takes out what is between two neighbours only.
+fn strip_hop(headers: &mut HeaderMap) {
+    let named =
+        headers.get_all(header::CONNECTION).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    let named: Vec<HeaderName> = named.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok()).collect();
+    for name in named.iter().chain(&HOP).filter(|name| **name != header::HOST && **name != header::CONTENT_LENGTH) {
+        headers.remove(name);
+    }
+}
+
+/// A request's body on its way to the gate.
+pub struct Upload {
+    body: Incoming,
+    /// Frames so far.
+    moved: Arc<AtomicU64>,
+    waits: Option<Waiting>,
+}
+
+/// For the gate's `100 Continue`: nothing of the body is asked of the application before.
+struct Waiting {
+    go: Pin<Box<dyn Future<Output = ()> + Send>>,
+    patience: Pin<Box<Sleep>>,
+}
+
+impl Upload {
+    fn new(body: Incoming, moved: Arc<AtomicU64>, go: Option<Arc<Notify>>) -> Self {
+        let waits = go.map(|go| Waiting {
+            go: Box::pin(async move { go.notified().await }),
+            patience: Box::pin(tokio::time::sleep(CONTINUE)),
+        });
+        Self { body, moved, waits }
+    }
+}
+
+impl http_body::Body for Upload {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        if let Some(waiting) = &mut self.waits {
+            if waiting.go.as_mut().poll(context).is_pending() {
+                ready!(waiting.patience.as_mut().poll(context));
+            }
+            self.waits = None;
+        }
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        self.moved.fetch_add(1, Ordering::AcqRel);
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// An answer's body, and what lives until it is over.
+struct Guarded<G> {
+    body: Incoming,
+    _guards: (Pass, G),
+}
+
+impl<G: Unpin> http_body::Body for Guarded<G> {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

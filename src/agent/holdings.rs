@@ -1,0 +1,414 @@
+//! The leases of an agent. Each object in use has a keeper of its own, which asks for the lease, keeps it, and asks
+//! again when it is lost; it gives the lease back when nobody has written for long, or when the agent stops.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use serde::Serialize;
+use tokio::{sync::watch, task::JoinSet};
+
+use crate::{
+    api::wire::LeaseState,
+    client::{Lease, LeaseApi, Lost, NotHad, Progress, Token, Wanted, lease::NotRenewed},
+    clock::Clock,
+    config::AgentLease,
+    fence::{Code, HolderId, ObjectId, code::Plane},
+    metrics::AgentMetrics,
+    problem::Problem,
+};
+
+/// After a refusal that asking again will hardly change.
+const REFUSED_PAUSE: Duration = Duration::from_secs(5);
+/// How long a look at who leads may take.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Where an agent stands with an object.
+#[derive(Clone, Debug)]
+enum Standing {
+    /// The gate was asked, and has not answered yet.
+    Asking,
+    Leading(Arc<Lease>),
+    /// Somebody else does, if it is known who.
+    Following(Option<HolderId>),
+    /// The gate cannot be reached, or cannot grant now.
+    Cut(String),
+    /// The gate will not grant it.
+    Refused(String),
+}
+
+/// How far a stop is.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+enum Phase {
+    Running,
+    /// No new writes, and no new leases; those that are held are kept.
+    Draining,
+    Releasing,
+}
+
+/// An object in use.
+struct Slot {
+    object: ObjectId,
+    up_front: bool,
+    standing: watch::Sender<Standing>,
+    /// When it was last written to, on the boot clock.
+    used_at: AtomicU64,
+    writes: AtomicUsize,
+}
+
+/// All of them.
+pub struct Holdings {
+    api: LeaseApi,
+    holder: HolderId,
+    settings: AgentLease,
+    clock: Clock,
+    metrics: Arc<AgentMetrics>,
+    slots: Mutex<HashMap<ObjectId, Arc<Slot>>>,
+    keepers: Mutex<JoinSet<()>>,
+    phase: watch::Sender<Phase>,
+}
+
+/// A write's use of a lease that is held: what it takes to send it.
+pub struct Use {
+    writing: Writing,
+    lease: Arc<Lease>,
+}
+
+/// A write is on its way to an object: its lease is not given back for want of use.
+struct Writing(Arc<Slot>);
+
+impl Writing {
+    fn on(slot: Arc<Slot>) -> Self {
+        slot.writes.fetch_add(1, Ordering::AcqRel);
+        Self(slot)
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.0.writes.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// One object, as `GET /leader` shows it.
+#[derive(Debug, Serialize)]
+pub struct Shown {
+    /// Whether this agent holds it.
+    pub leader: bool,
+    /// Who does, as far as is known.
+    pub holder_id: Option<String>,
+    pub lease_seq: Option<u64>,
+    pub expires_in_ms: Option<u64>,
+    /// Why this agent does not, where it is not that somebody else does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Holdings {
+    #[must_use]
+    pub fn new(
+        api: LeaseApi,
+        holder: HolderId,
+        settings: AgentLease,
+        clock: Clock,
+        metrics: Arc<AgentMetrics>,
+    ) -> Arc<Self> {
+        let phase = watch::Sender::new(Phase::Running);
+        let (slots, keepers) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { api, holder, settings, clock, metrics, slots, keepers, phase })
+    }
+
+    /// Takes a lease and never gives it back for want of use.
+    pub fn take_up_front(self: &Arc<Self>, object: &ObjectId) {
+        // A second route to the same object finds it there.
+        let _ = self.writing(object, true);
+    }
+
+    /// The lease of an object, for a write.
+    ///
+    /// # Errors
+    /// With what the writer is told: `NOT_LEADER`, `GATE_UNREACHABLE`, `GATE_OVERLOADED`, `GATE_STOPPING`.
+    pub async fn hold(self: &Arc<Self>, object: &ObjectId) -> Result<Use, Problem> {
+        let writing = self.writing(object, false)?;
+        match writing.0.settled(Duration::from_millis(self.settings.wait_ms)).await {
+            Standing::Leading(lease) => Ok(Use { writing, lease }),
+            Standing::Following(leader) => Err(not_leader(object, leader, "another holder has the lease")),
+            Standing::Asking => Err(unreachable(object, "the gate has not answered yet")),
+            Standing::Cut(why) => Err(unreachable(object, &why)),
+            Standing::Refused(why) => Err(not_leader(object, None, &why)),
+        }
+    }
+
+    fn writing(self: &Arc<Self>, object: &ObjectId, up_front: bool) -> Result<Writing, Problem> {
+        if *self.phase.borrow() != Phase::Running {
+            return Err(Problem::on(
+                Plane::Data,
+                Code::GateStopping,
+                "this agent is stopping, and takes no more writes",
+            )
+            .with_object(object));
+        }
+        let mut slots = lock(&self.slots);
+        if let Some(slot) = slots.get(object) {
+            slot.used_at.store(self.clock.now().boot.0, Ordering::Release);
+            return Ok(Writing::on(Arc::clone(slot)));
+        }
+        if slots.len() >= self.settings.objects_max {
+            let what = "this agent holds, or waits for, as many objects as lease.objects_max allows";
+            return Err(Problem::on(Plane::Data, Code::GateOverloaded, what).with_object(object));
+        }
+        let slot = Arc::new(Slot {
+            object: object.clone(),
+            up_front,
+            standing: watch::Sender::new(Standing::Asking),
+            used_at: AtomicU64::new(self.clock.now().boot.0),
+            writes: AtomicUsize::new(0),
+        });
+        slots.insert(object.clone(), Arc::clone(&slot));
+        let writing = Writing::on(Arc::clone(&slot));
+        drop(slots);
+        let mut keepers = lock(&self.keepers);
+        // Those that have ended are forgotten.
+        while keepers.try_join_next().is_some() {}
+        keepers.spawn(keep(Arc::clone(self), slot));
+        Ok(writing)
+    }
+
+    /// Whether writes are taken no more.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        *self.phase.borrow() != Phase::Running
+    }
+
+    /// Takes no more writes, and asks for no more leases.
+    pub fn drain(&self) {
+        self.phase.send_replace(Phase::Draining);
+    }
+
+    /// Releases every lease, and returns when that is done.
+    pub async fn release(&self) {
+        self.phase.send_replace(Phase::Releasing);
+        let mut keepers = std::mem::take(&mut *lock(&self.keepers));
+        while keepers.join_next().await.is_some() {}
+    }
+
+    /// How many objects this agent leads, and how many it waits for.
+    #[must_use]
+    pub fn count(&self) -> (usize, usize) {
+        let slots = lock(&self.slots);
+        let is_leading = |slot: &&Arc<Slot>| matches!(&*slot.standing.borrow(), Standing::Leading(_));
+        let leading = slots.values().filter(is_leading).count();
+        (leading, slots.len() - leading)
+    }
+
+    /// Every object in use, or one.
+    #[must_use]
+    pub fn show(&self, only: Option<&str>) -> Vec<(String, Shown)> {
+        let slots = lock(&self.slots);
+        let wanted = slots.iter().filter(|(object, _)| only.is_none_or(|only| only == object.as_str()));
+        let mut shown: Vec<_> = wanted.map(|(object, slot)| (object.to_string(), slot.shown())).collect();
+        shown.sort_by(|one, other| one.0.cmp(&other.0));
+        shown
+    }
+
+    /// Returns when the phase is this far.
+    async fn reached(&self, phase: Phase) {
+        // A sender that is gone means the same.
+        let _ = self.phase.subscribe().wait_for(|now| *now >= phase).await;
+    }
+
+    /// Returns when an object has not been written to for long enough to be given back.
+    async fn idle(&self, slot: &Slot) {
+        let after = self.settings.idle_release_ms;
+        if after == 0 || slot.up_front {
+            return std::future::pending().await;
+        }
+        loop {
+            let idle = self.clock.now().boot.0.saturating_sub(slot.used_at.load(Ordering::Acquire));
+            if idle >= after && slot.writes.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(after.saturating_sub(idle).max(after / 4).max(1))).await;
+        }
+    }
+
+    /// Forgets an object, unless somebody has come to write to it meanwhile.
+    fn forget(&self, slot: &Slot) -> bool {
+        let mut slots = lock(&self.slots);
+        let is_wanted = slot.writes.load(Ordering::Acquire) > 0 && *self.phase.borrow() == Phase::Running;
+        if !is_wanted {
+            slots.remove(&slot.object);
+        }
+        !is_wanted
+    }
+}
+
+impl Slot {
+    /// Where it stands, once the gate has answered; or that it has not.
+    async fn settled(&self, patience: Duration) -> Standing {
+        let mut standing = self.standing.subscribe();
+        let settled = standing.wait_for(|standing| !matches!(standing, Standing::Asking));
+        match tokio::time::timeout(patience, settled).await {
+            Ok(Ok(standing)) => standing.clone(),
+            Ok(Err(_)) | Err(_) => Standing::Asking,
+        }
+    }
+
+    fn heard(&self, progress: &Progress) {
+        self.standing.send_replace(match progress {
+            Progress::Held { by } => Standing::Following(by.as_deref().and_then(|by| HolderId::new(by).ok())),
+            Progress::Unreachable { why } => Standing::Cut(why.clone()),
+        });
+    }
+
+    fn shown(&self) -> Shown {
+        let mut shown = Shown { leader: false, holder_id: None, lease_seq: None, expires_in_ms: None, why: None };
+        match &*self.standing.borrow() {
+            Standing::Leading(lease) => match lease.token() {
+                Ok(_) => {
+                    shown.leader = true;
+                    shown.holder_id = Some(lease.holder().to_string());
+                    shown.lease_seq = Some(lease.seq());
+                    shown.expires_in_ms = Some(lease.left_ms());
+                }
+                Err(lost) => shown.why = Some(lost.to_string()),
+            },
+            Standing::Following(leader) => shown.holder_id = leader.as_ref().map(ToString::to_string),
+            Standing::Asking => shown.why = Some("the gate has not answered yet".to_owned()),
+            Standing::Cut(why) | Standing::Refused(why) => shown.why = Some(why.clone()),
+        }
+        shown
+    }
+}
+
+impl Use {
+    /// The token, if the lease is held now.
+    ///
+    /// # Errors
+    /// `NOT_LEADER` where it was lost meanwhile.
+    pub fn token(&self) -> Result<Token, Problem> {
+        self.lease.token().map_err(|lost| self.lost(&lost))
+    }
+
+    /// Renews first, and goes on only with the gate's word.
+    ///
+    /// # Errors
+    /// `NOT_LEADER` where the lease is lost, `GATE_UNREACHABLE` where the gate does not say.
+    pub async fn renew(&self) -> Result<(), Problem> {
+        let patience = Duration::from_millis(self.lease.ttl_ms() / 3);
+        self.lease.renew(patience).await.map_err(|not| match not {
+            NotRenewed::Lost(lost) => self.lost(&lost),
+            NotRenewed::Unconfirmed(failed) => unreachable(&self.writing.0.object, &failed.to_string()),
+        })
+    }
+
+    /// The gate has refused a write for the lease's sake.
+    pub fn refused(&self, code: &str) {
+        self.lease.refused_write(code);
+    }
+
+    fn lost(&self, lost: &Lost) -> Problem {
+        not_leader(&self.writing.0.object, None, &format!("the lease was lost: {lost}"))
+    }
+}
+
+fn not_leader(object: &ObjectId, leader: Option<HolderId>, why: &str) -> Problem {
+    let what = format!("this agent does not hold the object, and nothing was sent: {why}. Reads pass");
+    let mut problem = Problem::on(Plane::Data, Code::NotLeader, what).with_object(object);
+    if let Some(leader) = leader {
+        problem.tell_leader(leader);
+    }
+    problem
+}
+
+fn unreachable(object: &ObjectId, why: &str) -> Problem {
+    let what = format!("the gate does not say whether this agent holds the object, and nothing was sent: {why}");
+    Problem::on(Plane::Data, Code::GateUnreachable, what).with_object(object)
+}
+
+/// Keeps one object's lease, until it is given back.
+async fn keep(holdings: Arc<Holdings>, slot: Arc<Slot>) {
+    loop {
+        slot.standing.send_replace(Standing::Asking);
+        let goes_on = match ask(&holdings, &slot).await {
+            Ok(lease) => lead(&holdings, &slot, Arc::new(lease)).await,
+            Err(NotHad::Refused(why)) => {
+                tracing::error!(object = %slot.object, %why, "the gate grants no lease");
+                slot.standing.send_replace(Standing::Refused(why.to_string()));
+                tokio::select! {
+                    () = tokio::time::sleep(REFUSED_PAUSE) => true,
+                    () = holdings.reached(Phase::Draining) => false,
+                    () = holdings.idle(&slot) => false,
+                }
+            }
+            Err(NotHad::GivenUp | NotHad::Held { .. } | NotHad::Unreachable { .. }) => false,
+        };
+        if !goes_on && holdings.forget(&slot) {
+            return;
+        }
+    }
+}
+
+/// Waits for the lease, and finds out meanwhile who has it.
+async fn ask(holdings: &Holdings, slot: &Slot) -> Result<Lease, NotHad> {
+    let wanted = Wanted::new(slot.object.clone(), holdings.holder.clone()).with_ttl_ms(holdings.settings.ttl_ms);
+    let given_up = async {
+        tokio::select! {
+            () = holdings.reached(Phase::Draining) => {}
+            () = holdings.idle(slot) => {}
+        }
+    };
+    tokio::select! {
+        acquired = holdings.api.acquire_unless(&wanted, |progress| slot.heard(progress), given_up) => acquired,
+        never = look(holdings, slot) => match never {},
+    }
+}
+
+/// The holder may change while this agent waits in the queue.
+async fn look(holdings: &Holdings, slot: &Slot) -> std::convert::Infallible {
+    loop {
+        tokio::time::sleep(Duration::from_millis((holdings.settings.ttl_ms / 3).max(100))).await;
+        let Ok(object) = holdings.api.look(slot.object.as_str(), LOOK).await else { continue };
+        let held = object.lease.filter(|lease| lease.state == LeaseState::Held);
+        let leader = held.and_then(|lease| HolderId::new(&lease.holder_id).ok());
+        slot.standing.send_if_modified(|standing| match standing {
+            Standing::Following(known) if *known != leader && leader.is_some() => {
+                *standing = Standing::Following(leader);
+                true
+            }
+            _ => false,
+        });
+    }
+}
+
+/// Holds the lease; says whether to ask for it again when that is over.
+async fn lead(holdings: &Holdings, slot: &Slot, lease: Arc<Lease>) -> bool {
+    tracing::info!(object = %slot.object, lease_seq = lease.seq(), "leading");
+    slot.standing.send_replace(Standing::Leading(Arc::clone(&lease)));
+    let (lost, goes_on) = tokio::select! {
+        why = lease.lost() => (Some(why), true),
+        () = holdings.reached(Phase::Releasing) => (None, false),
+        () = holdings.idle(slot) => (None, false),
+    };
+    if let Some(why) = &lost {
+        tracing::warn!(object = %slot.object, lease_seq = lease.seq(), %why, "the lease was lost");
+        holdings.metrics.lost(why);
+    }
+    slot.standing.send_replace(Standing::Asking);
+    // Where only this side has given it up, the gate may count it as held still.
+    if matches!(lost, None | Some(Lost::Deadline { .. }))
+        && let Err(failed) = lease.release().await
+    {
+        tracing::warn!(object = %slot.object, why = %failed, "a lease was not released, and runs out");
+    }
+    goes_on
+}

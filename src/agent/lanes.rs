@@ -1,0 +1,167 @@
+//! Connections to the gate: one request at a time on each, and what has left on it is counted.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+use super::forward::Upload;
+use crate::{
+    clock::Clock,
+    config::GateWay,
+    fence::BootMs,
+    store::{Address, Way},
+};
+
+/// The connections of an agent.
+pub struct Lanes {
+    way: Way,
+    settings: GateWay,
+    clock: Clock,
+    idle: Mutex<Vec<(Lane, BootMs)>>,
+}
+
+/// One connection.
+pub struct Lane {
+    pub sender: SendRequest<Upload>,
+    /// Bytes that have left on it, ever; of TLS, too.
+    sent: Arc<AtomicU64>,
+    /// It has not carried a request yet.
+    pub is_new: bool,
+}
+
+impl Lane {
+    pub fn sent(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.sent)
+    }
+}
+
+impl Lanes {
+    #[must_use]
+    pub fn new(way: Way, settings: GateWay, clock: Clock) -> Arc<Self> {
+        Arc::new(Self { way, settings, clock, idle: Mutex::default() })
+    }
+
+    /// A connection: an idle one, or a new one.
+    ///
+    /// # Errors
+    /// Where the gate cannot be reached.
+    pub async fn take(&self) -> io::Result<Lane> {
+        if let Some(lane) = self.take_idle() {
+            return Ok(lane);
+        }
+        let patience = Duration::from_millis(self.settings.connect_timeout_ms);
+        let connected = tokio::time::timeout(patience, self.connect()).await;
+        connected.unwrap_or_else(|_| {
+            let what = format!("no connection within {} ms", self.settings.connect_timeout_ms);
+            Err(io::Error::new(io::ErrorKind::TimedOut, what))
+        })
+    }
+
+    fn take_idle(&self) -> Option<Lane> {
+        let now = self.clock.now().boot;
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|(lane, since)| now.since(*since) < self.settings.idle_timeout_ms && lane.sender.is_ready());
+        idle.pop().map(|(lane, _)| lane)
+    }
+
+    /// Takes a connection back once its answer has been read to the end, if it can be used again.
+    pub fn give_back(self: &Arc<Self>, mut lane: Lane) {
+        let lanes = Arc::clone(self);
+        tokio::spawn(async move {
+            if lane.sender.ready().await.is_err() {
+                return;
+            }
+            lane.is_new = false;
+            let since = lanes.clock.now().boot;
+            let mut idle = lanes.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < lanes.settings.idle_max {
+                idle.push((lane, since));
+            }
+        });
+    }
+
+    async fn connect(&self) -> io::Result<Lane> {
+        let sent = Arc::<AtomicU64>::default();
+        let (Address::Tcp { host, port } | Address::Tls { host, port }) = &self.way.address else {
+            return Err(io::Error::other("a gate listens on a port"));
+        };
+        let stream = TcpStream::connect((host.as_str(), *port)).await?;
+        stream.set_nodelay(true)?;
+        let stream = Counted { stream, sent: Arc::clone(&sent) };
+        let sender = match &self.way.tls {
+            Some(tls) => begin(tls.connect(stream).await?).await,
+            None => begin(stream).await,
+        };
+        Ok(Lane { sender: sender.map_err(io::Error::other)?, sent, is_new: true })
+    }
+}
+
+async fn begin<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S) -> hyper::Result<SendRequest<Upload>> {
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // Whoever waits for its answer is told what went wrong.
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+/// A stream that counts what it sends.
+struct Counted {
+    stream: TcpStream,
+    sent: Arc<AtomicU64>,
+}
+
+impl Counted {
+    fn count(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(bytes)) = &written {
+            self.sent.fetch_add(*bytes as u64, Ordering::AcqRel);
+        }
+        written
+    }
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, room: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, room)
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.count(written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
+        self.count(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,113 @@
+//! The writer-side agent: stands beside an application that cannot hold a lease, and writes in its name.
+//!
+//! - [`port`]: the application's side: what is a read, what is a write, and what is refused.
+//! - [`holdings`]: the leases, one keeper each: asked for, kept, lost, given back.
+//! - [`forward`]: sends a request on to the gate, once. [`lanes`]: the connections that it goes by.
+//! - [`status`]: who leads, for the application and for probes.
+//!
+//! A write leaves this process only with the token of a lease that is held at that moment by this machine's clock:
+//! [`forward`] takes the [`holdings::Use`]s of it, and only [`holdings`] makes them. Nothing is ever sent twice. What
+//! comes too late all the same is the gate's to refuse.
+
+pub mod forward;
+pub mod holdings;
+pub mod lanes;
+pub mod port;
+pub mod status;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+
+use self::{forward::Forwarder, holdings::Holdings, port::Port};
+use crate::{
+    api::listen,
+    client::{LeaseApi, default_holder},
+    clock::Clock,
+    config::{AgentSettings, Fault, Faults},
+    fence::{HolderId, ObjectId},
+    metrics::AgentMetrics,
+};
+
+/// Connections to the status port.
+const STATUS_ROOM: usize = 128;
+/// How long a stop waits for releases, and for the last answers.
+const LAST_CALLS: Duration = Duration::from_secs(8);
+
+/// An agent that runs.
+pub struct Running {
+    pub agent: SocketAddr,
+    pub status: SocketAddr,
+    pub holder: HolderId,
+    holdings: Arc<Holdings>,
+    port: Arc<Port>,
+    stopping: watch::Sender<bool>,
+    servers: Vec<JoinHandle<()>>,
+}
+
+/// Starts an agent.
+///
+/// # Errors
+/// With everything that stands in the way.
+pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
+    let fault = |key: &str, what: String| Faults(vec![Fault::new(key, what)]);
+    let routes = settings.routes().map_err(Faults)?;
+    let way = settings.gate.way().map_err(|(key, what)| fault(&format!("gate.{key}"), what))?;
+    let api = LeaseApi::new(&settings.gate.api).map_err(|what| fault("gate.api", what.to_string()))?;
+    let holder = match settings.lease.holder_id.as_str() {
+        "" => default_holder(),
+        name => HolderId::new(name).map_err(|what| fault("lease.holder_id", what.to_string()))?,
+    };
+    let (app, status) = bind_both(settings).await?;
+    let address = |key: &str, listener: &TcpListener| {
+        listener.local_addr().map_err(|error| fault(key, format!("cannot listen: {error}")))
+    };
+    let (agent_address, status_address) = (address("agent.listen", &app)?, address("status.listen", &status)?);
+    let metrics = Arc::new(AgentMetrics::new());
+    let clock = Clock::machine();
+    let holdings = Holdings::new(api, holder.clone(), settings.lease.clone(), clock.clone(), Arc::clone(&metrics));
+    for object in settings.up_front() {
+        let object = ObjectId::new(object).map_err(|what| fault("route.object", what.to_string()))?;
+        holdings.take_up_front(&object);
+    }
+    let forwarder = Forwarder::new(way, settings.gate.clone(), clock);
+    let stopping = watch::Sender::new(false);
+    let port = Arc::new(Port::new(routes, Arc::clone(&holdings), forwarder, Arc::clone(&metrics), &settings.lease));
+    let servers = vec![
+        port::serve(&port, app, &settings.agent, stopping.subscribe()),
+        listen::serve(status, STATUS_ROOM, status::router(Arc::clone(&holdings), metrics), stopping.subscribe()),
+    ];
+    Ok(Running { agent: agent_address, status: status_address, holder, holdings, port, stopping, servers })
+}
+
+async fn bind_both(settings: &AgentSettings) -> Result<(TcpListener, TcpListener), Faults> {
+    async fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, Fault> {
+        let bound = TcpListener::bind(address).await;
+        bound.map_err(|error| Fault::new(key, format!("cannot listen on {address}: {error}")))
+    }
+    let app = bind("agent.listen", settings.agent.listen).await;
+    match (app, bind("status.listen", settings.status.listen).await) {
+        (Ok(app), Ok(status)) => Ok((app, status)),
+        (app, status) => Err(Faults([app.err(), status.err()].into_iter().flatten().collect())),
+    }
+}
+
+impl Running {
+    /// Takes no more writes, finishes those on their way within the deadline, and releases the leases.
+    ///
+    /// # Errors
+    /// With what was not in good order.
+    pub async fn stop(self, deadline: Duration) -> Result<(), &'static str> {
+        self.holdings.drain();
+        let finished = tokio::time::timeout(deadline, self.port.idle()).await;
+        // A write that is still on its way is the gate's to settle before it hands the object on.
+        let released = tokio::time::timeout(LAST_CALLS, self.holdings.release()).await;
+        self.stopping.send_replace(true);
+        for server in self.servers {
+            // A server that panicked has stopped too.
+            let _ = tokio::time::timeout(LAST_CALLS, server).await;
+        }
+        finished.map_err(|_| "writes were still on their way at the deadline")?;
+        released.map_err(|_| "some leases were not released, and run out")
+    }
+}

@@ -1,0 +1,203 @@
+//! The application's side: reads pass, writes get the token of their object, and what may not go on is told why.
+//!
+//! What a request is, and which object it is about, is decided by the gate's own `classify`: the two must not differ.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, Request, request::Parts};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    task::JoinHandle,
+};
+
+use super::{
+    forward::{Forwarder, Pass},
+    holdings::{Holdings, Use},
+};
+use crate::{
+    config::{AgentLease, AgentPort, AgentSettings, GateSettings},
+    fence::{Code, ObjectId, code::Plane},
+    metrics::AgentMetrics,
+    problem::Problem,
+    route::Routes,
+    write_path::classify::{self, Class, FENCE_TOKEN},
+};
+
+/// How long a stop waits for answers that are being given.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+/// After a failed accept: file descriptors may have run out.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What the application talks to.
+pub struct Port {
+    routes: Routes,
+    limits: GateSettings,
+    holdings: Arc<Holdings>,
+    forwarder: Forwarder,
+    metrics: Arc<AgentMetrics>,
+    renews_first: bool,
+    /// How many writes are on their way.
+    writes: Arc<watch::Sender<usize>>,
+}
+
+/// One of them.
+struct OnItsWay(Arc<watch::Sender<usize>>);
+
+impl OnItsWay {
+    fn new(writes: &Arc<watch::Sender<usize>>) -> Self {
+        writes.send_modify(|count| *count += 1);
+        Self(Arc::clone(writes))
+    }
+}
+
+impl Drop for OnItsWay {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+impl Port {
+    #[must_use]
+    pub fn new(
+        routes: Routes,
+        holdings: Arc<Holdings>,
+        forwarder: Forwarder,
+        metrics: Arc<AgentMetrics>,
+        lease: &AgentLease,
+    ) -> Self {
+        let writes = Arc::new(watch::Sender::new(0));
+        let (limits, renews_first) = (AgentSettings::limits(), lease.renew_before_write);
+        Self { routes, limits, holdings, forwarder, metrics, renews_first, writes }
+    }
+
+    /// Returns when no write is on its way.
+    pub async fn idle(&self) {
+        // The sender is this port's own.
+        let _ = self.writes.subscribe().wait_for(|count| *count == 0).await;
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response {
+        let (head, body) = request.into_parts();
+        let answered = match self.objects(&head) {
+            Err(problem) => Err(problem),
+            Ok(None) => {
+                self.metrics.forwarded(false);
+                self.forwarder.send(head, body, Pass::Read, ()).await
+            }
+            Ok(Some(objects)) => self.write(head, body, objects).await,
+        };
+        answered.unwrap_or_else(|problem| {
+            self.metrics.refused(problem.code());
+            let is_unknown = problem.code() == Code::OutcomeUnknown;
+            let mut response = problem.into_response();
+            if is_unknown {
+                response.headers_mut().insert("fence-outcome", HeaderValue::from_static("unknown"));
+            }
+            response
+        })
+    }
+
+    /// The objects that a write goes to; `None` for a read.
+    fn objects(&self, head: &Parts) -> Result<Option<Vec<ObjectId>>, Problem> {
+        if head.headers.contains_key(FENCE_TOKEN) {
+            let mut problem = Problem::on(
+                Plane::Data,
+                Code::RequestInvalid,
+                "the agent adds the token itself; send this request to the gate, or without a Fence-Token",
+            );
+            problem.tell_field("Fence-Token");
+            return Err(problem);
+        }
+        let class = classify::classify(head, &self.routes, &self.limits).map_err(|unfit| {
+            let mut problem = Problem::on(Plane::Data, unfit.code, unfit.detail);
+            unfit.field.iter().for_each(|field| problem.tell_field(field));
+            problem
+        })?;
+        let Class::Write(write) = class else { return Ok(None) };
+        // A browser says so by itself, and a page cannot make it say otherwise.
+        if head.headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site") {
+            return Err(Problem::on(Plane::Data, Code::NotLoopback, "no web page may write through this agent"));
+        }
+        Ok(Some(std::iter::once(&write.target).chain(&write.others).map(classify::Target::id).collect()))
+    }
+
+    async fn write(&self, head: Parts, body: Incoming, objects: Vec<ObjectId>) -> Result<Response, Problem> {
+        let on_its_way = OnItsWay::new(&self.writes);
+        let mut uses: Vec<Use> = vec![];
+        for object in &objects {
+            uses.push(self.holdings.hold(object).await?);
+        }
+        if self.renews_first {
+            for each in &uses {
+                each.renew().await?;
+            }
+        }
+        self.metrics.forwarded(true);
+        self.forwarder.send(head, body, Pass::Write(uses), on_its_way).await
+    }
+}
+
+/// Serves the application until `stopping` turns true, and then until the last answer is given.
+pub fn serve(
+    port: &Arc<Port>,
+    listener: TcpListener,
+    settings: &AgentPort,
+    mut stopping: watch::Receiver<bool>,
+) -> JoinHandle<()> {
+    let (port, room) = (Arc::clone(port), Arc::new(Semaphore::new(settings.connections_max)));
+    let head_timeout = Duration::from_millis(settings.head_timeout_ms);
+    tokio::spawn(async move {
+        let graceful = GracefulShutdown::new();
+        loop {
+            let accepted = tokio::select! {
+                accepted = accept(&listener, &room) => accepted,
+                _ = stopping.wait_for(|stopping| *stopping) => break,
+            };
+            match accepted {
+                Ok((stream, permit)) => serve_one(&port, stream, permit, head_timeout, &graceful),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+        drop(listener);
+        let _ = tokio::time::timeout(LAST_ANSWERS, graceful.shutdown()).await;
+    })
+}
+
+async fn accept(listener: &TcpListener, room: &Arc<Semaphore>) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let permit = Arc::clone(room).acquire_owned().await.map_err(std::io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok((stream, permit))
+}
+
+fn serve_one(
+    port: &Arc<Port>,
+    stream: TcpStream,
+    permit: OwnedSemaphorePermit,
+    head_timeout: Duration,
+    graceful: &GracefulShutdown,
+) {
+    let port = Arc::clone(port);
+    let service = service_fn(move |request| {
+        let port = Arc::clone(&port);
+        async move { Ok::<_, Infallible>(port.answer(request).await) }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(head_timeout);
+    let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
+    tokio::spawn(async move {
+        // A connection that broke is the application's affair.
+        let _ = connection.await;
+        drop(permit);
+    });
+}

@@ -1,0 +1,61 @@
+//! `fencegate agent`
+
+use std::{io::Write, path::PathBuf, time::Duration};
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{Done, Failed, log, output, runtime};
+use crate::{
+    agent,
+    config::{self, AgentSettings, LogFormat},
+};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The configuration file; config/agent.toml explains every key.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// How to log on standard error; over what the configuration says.
+    #[arg(long, value_enum)]
+    log_format: Option<LogFormat>,
+    /// Look the configuration over, list everything that is wrong with it, and stop.
+    #[arg(long)]
+    check: bool,
+}
+
+pub(super) fn run(args: &Args) -> Done {
+    let settings = config::load_agent(&args.config).map_err(Failed::Config)?;
+    if args.check {
+        output::line("the configuration is sound");
+        return Ok(());
+    }
+    log(&settings.log, args.log_format);
+    let runtime = runtime()?;
+    let done = runtime.block_on(run_until_stopped(&settings));
+    // Past the deadline nothing is waited for.
+    runtime.shutdown_background();
+    done
+}
+
+async fn run_until_stopped(settings: &AgentSettings) -> Done {
+    let hear = |kind| signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")));
+    let (mut terminate, mut interrupt) = (hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?);
+    let running = agent::start(settings).await.map_err(Failed::Config)?;
+    tracing::info!(holder = %running.holder, "the agent is up");
+    // Nobody may be listening to this line; the agent serves all the same.
+    let _ = writeln!(std::io::stdout(), "ready agent={} status={}", running.agent, running.status);
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),
+        _ = interrupt.recv() => tracing::info!("stopping: SIGINT"),
+    }
+    let stopped = tokio::select! {
+        stopped = running.stop(Duration::from_millis(settings.shutdown.deadline_ms)) => stopped,
+        _ = terminate.recv() => Err("a second signal"),
+        _ = interrupt.recv() => Err("a second signal"),
+    };
+    match stopped {
+        Ok(()) => tracing::info!("stopped in good order"),
+        Err(why) => tracing::warn!(why, "stopped, but not in good order"),
+    }
+    Ok(())
+}

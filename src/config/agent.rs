@@ -1,0 +1,296 @@
+//! Settings of `fencegate agent`; `config/agent.toml` holds every key with its default and advice.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+use toml::Table;
+
+use super::{Fault, GateSettings, Log, RouteSettings, Settings, Shutdown, StoreSettings, load::Loadable, loopback};
+use crate::{
+    client::Client,
+    fence::HolderId,
+    route::Routes,
+    store::{Address, Way},
+};
+
+/// Everything that can be set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentSettings {
+    pub agent: AgentPort,
+    pub gate: GateWay,
+    pub lease: AgentLease,
+    pub status: Status,
+    pub shutdown: Shutdown,
+    pub log: Log,
+    /// None given: one that takes a path's first segment for the object.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub route: Vec<AgentRoute>,
+}
+
+/// The port for the application.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentPort {
+    pub listen: SocketAddr,
+    pub allow_remote: bool,
+    pub connections_max: usize,
+    pub head_timeout_ms: u64,
+}
+
+/// The way to the gate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GateWay {
+    pub url: String,
+    pub api: String,
+    pub connect_timeout_ms: u64,
+    pub response_timeout_ms: u64,
+    pub idle_timeout_ms: u64,
+    pub idle_max: usize,
+    pub tls_ca_file: PathBuf,
+    pub tls_server_name: String,
+}
+
+/// The leases that are taken.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentLease {
+    /// Empty: made of the host's name, the process id and a random word.
+    pub holder_id: String,
+    pub ttl_ms: u64,
+    pub wait_ms: u64,
+    pub renew_before_write: bool,
+    pub idle_release_ms: u64,
+    pub objects_max: usize,
+}
+
+/// The port that says who leads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Status {
+    pub listen: SocketAddr,
+}
+
+/// Which object a path is about, and when its lease is taken.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentRoute {
+    pub name: String,
+    #[serde(rename = "match")]
+    pub path: String,
+    pub object: String,
+    pub take: Take,
+}
+
+/// When a lease is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Take {
+    /// With the first write to the object.
+    FirstUse,
+    /// When the agent starts.
+    UpFront,
+}
+
+impl Default for AgentPort {
+    fn default() -> Self {
+        Self { listen: loopback(8082), allow_remote: false, connections_max: 1_024, head_timeout_ms: 60_000 }
+    }
+}
+
+impl Default for GateWay {
+    fn default() -> Self {
+        Self {
+            url: "http://127.0.0.1:8080".to_owned(),
+            api: "http://127.0.0.1:8081".to_owned(),
+            connect_timeout_ms: 1_000,
+            response_timeout_ms: 60_000,
+            idle_timeout_ms: 20_000,
+            idle_max: 64,
+            tls_ca_file: PathBuf::new(),
+            tls_server_name: String::new(),
+        }
+    }
+}
+
+impl Default for AgentLease {
+    fn default() -> Self {
+        Self {
+            holder_id: String::new(),
+            ttl_ms: 15_000,
+            wait_ms: 1_000,
+            renew_before_write: false,
+            idle_release_ms: 0,
+            objects_max: 1_024,
+        }
+    }
+}
+
+impl Default for Status {
+    fn default() -> Self {
+        Self { listen: loopback(9465) }
+    }
+}
+
+impl Default for AgentRoute {
+    fn default() -> Self {
+        let RouteSettings { name, path, object, .. } = RouteSettings::default();
+        Self { name, path, object, take: Take::FirstUse }
+    }
+}
+
+impl GateWay {
+    /// Where the gate's own port is, and how to get there.
+    ///
+    /// # Errors
+    /// With the key that is wrong, and what is.
+    pub fn way(&self) -> Result<Way, (&'static str, String)> {
+        let store = StoreSettings {
+            url: self.url.clone(),
+            tls_ca_file: self.tls_ca_file.clone(),
+            tls_server_name: self.tls_server_name.clone(),
+            ..StoreSettings::default()
+        };
+        match store.way()? {
+            Way { address: Address::Unix(_), .. } => Err(("url", "a gate listens on a port".to_owned())),
+            way => Ok(way),
+        }
+    }
+}
+
+impl AgentSettings {
+    /// The routes, by the gate's own rules.
+    ///
+    /// # Errors
+    /// With everything that is wrong with them.
+    pub fn routes(&self) -> Result<Routes, Vec<Fault>> {
+        let route = self.route.iter().map(|given| RouteSettings {
+            name: given.name.clone(),
+            path: given.path.clone(),
+            object: given.object.clone(),
+            ..RouteSettings::default()
+        });
+        Routes::new(&Settings { route: route.collect(), ..Settings::default() })
+    }
+
+    /// Limits on requests: as wide as they can be, since the gate has its own.
+    #[must_use]
+    pub fn limits() -> GateSettings {
+        GateSettings { header_bytes_max: 1 << 20, uri_bytes_max: 65_534, ..GateSettings::default() }
+    }
+
+    /// The objects whose leases are taken at the start.
+    pub fn up_front(&self) -> impl Iterator<Item = &str> {
+        self.route.iter().filter(|route| route.take == Take::UpFront).map(|route| route.object.as_str())
+    }
+}
+
+impl Loadable for AgentSettings {
+    const PREFIX: &'static str = "FENCEGATE_AGENT__";
+
+    fn lists() -> Vec<(&'static str, Table)> {
+        vec![("route", Table::try_from(AgentRoute::default()).expect("the defaults are TOML"))]
+    }
+
+    fn faults(&self) -> Vec<Fault> {
+        let mut faults = vec![];
+        let mut check = |ok: bool, key: &str, what: &str| {
+            if !ok {
+                faults.push(Fault::new(key, what));
+            }
+        };
+        let (agent, gate, lease) = (&self.agent, &self.gate, &self.lease);
+        check(
+            agent.listen.ip().is_loopback() || agent.allow_remote,
+            "agent.listen",
+            "must be a loopback address: whoever reaches this port writes as the holder; agent.allow_remote = true takes that on",
+        );
+        check(
+            agent.listen != self.status.listen || agent.listen.port() == 0,
+            "status.listen",
+            "must differ from agent.listen",
+        );
+        check(agent.connections_max >= 1, "agent.connections_max", "must be at least 1");
+        check(agent.head_timeout_ms >= 1, "agent.head_timeout_ms", "must be at least 1");
+        check(gate.connect_timeout_ms >= 1, "gate.connect_timeout_ms", "must be at least 1");
+        check(gate.response_timeout_ms >= 1, "gate.response_timeout_ms", "must be at least 1");
+        check(lease.ttl_ms >= 1, "lease.ttl_ms", "must be at least 1");
+        check(lease.objects_max >= 1, "lease.objects_max", "must be at least 1");
+        check(
+            lease.holder_id.is_empty() || HolderId::is_valid(&lease.holder_id),
+            "lease.holder_id",
+            "must be at most 1024 bytes without control characters; empty makes one up",
+        );
+        for (place, route) in self.route.iter().enumerate() {
+            check(
+                route.take == Take::FirstUse || !route.object.contains('{'),
+                &format!("route[{place}].take"),
+                "up-front needs an object without captures: nobody knows yet which ones there will be",
+            );
+        }
+        let up_front = self.up_front().count();
+        check(
+            up_front <= lease.objects_max,
+            "lease.objects_max",
+            "must not be below the number of objects taken up front",
+        );
+        if let Err(fault) = Client::new(&gate.api) {
+            faults.push(Fault::new("gate.api", fault.to_string()));
+        }
+        if let Err((key, what)) = gate.way() {
+            faults.push(Fault::new(format!("gate.{key}"), what));
+        }
+        faults.extend(self.routes().err().unwrap_or_default());
+        faults
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::load::read;
+
+    #[test]
+    fn the_shipped_file_holds_every_key_with_its_default() {
+        let shipped: Table = include_str!("../../config/agent.toml").parse().unwrap();
+        assert_eq!(shipped, Table::try_from(AgentSettings::default()).unwrap());
+        assert_eq!(read(shipped, vec![]), (AgentSettings::default(), vec![]));
+    }
+
+    #[test]
+    fn the_environment_goes_over_the_file_and_the_gates_is_another() {
+        let environment = [
+            ("FENCEGATE_AGENT__LEASE__TTL_MS", "5000"),
+            ("FENCEGATE_AGENT__ROUTE__0__OBJECT", "one"),
+            ("FENCEGATE_AGENT__ROUTE__0__TAKE", "up-front"),
+            ("FENCEGATE__LEASE__TTL_MS_MIN", "7"),
+        ];
+        let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        let (settings, faults): (AgentSettings, _) = read(Table::new(), environment);
+        assert_eq!(faults, vec![]);
+        assert_eq!((settings.lease.ttl_ms, settings.up_front().collect::<Vec<_>>()), (5_000, vec!["one"]));
+    }
+
+    #[test]
+    fn every_mistake_is_listed_at_once_under_its_key() {
+        let text = "
+            [agent]
+            listen = '0.0.0.0:8082'
+            [gate]
+            url = 'unix:/run/gate'
+            api = 'https://x'
+            [lease]
+            ttl = 1
+            [[route]]
+            match = 'x'
+            take = 'up-front'";
+        let (_, faults): (AgentSettings, _) = read(text.parse().unwrap(), vec![]);
+        let keys: Vec<_> = faults.iter().map(|fault| fault.key.as_str()).collect();
+        for key in ["agent.listen", "gate.url", "gate.api", "lease.ttl", "route[0].match", "route[0].take"] {
+            assert!(keys.contains(&key), "{key} is not in {faults:#?}");
+        }
+        let remote = "[agent]\nlisten = '0.0.0.0:8082'\nallow_remote = true".parse().unwrap();
+        assert_eq!(read::<AgentSettings>(remote, vec![]).1, vec![]);
+    }
+}

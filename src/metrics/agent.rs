@@ -1,0 +1,69 @@
+//! What an agent counts. A registry of its own: an agent is not a gate.
+
+use super::registry::{Counter, Counters, Gauges, Registry};
+use crate::{client::Lost, fence::Code};
+
+/// The metrics of one agent.
+pub struct AgentMetrics {
+    registry: Registry,
+    writes: Counter,
+    reads: Counter,
+    refusals: Counters,
+    losses: Counters,
+    objects: Gauges,
+}
+
+impl Default for AgentMetrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl AgentMetrics {
+    #[must_use]
+    pub fn new() -> Self {
+        let registry = Registry::default();
+        let forwarded = registry.counters(
+            "fencegate_agent_forwarded_total",
+            &["kind"],
+            "Requests that were sent to the gate: writes with a token, and reads.",
+        );
+        Self {
+            writes: forwarded.with_label_values(&["write"]),
+            reads: forwarded.with_label_values(&["read"]),
+            refusals: registry.counters(
+                "fencegate_agent_refusals_total",
+                &["code"],
+                "Requests that the agent itself has refused, by code.",
+            ),
+            losses: registry.counters("fencegate_agent_losses_total", &["reason"], "Leases that were lost, by reason."),
+            objects: registry.gauges(
+                "fencegate_agent_objects",
+                &["standing"],
+                "Objects that this agent leads, and those it waits for.",
+            ),
+            registry,
+        }
+    }
+
+    pub fn forwarded(&self, is_write: bool) {
+        if is_write { &self.writes } else { &self.reads }.inc();
+    }
+
+    pub fn refused(&self, code: Code) {
+        self.refusals.with_label_values(&[code.as_str()]).inc();
+    }
+
+    pub fn lost(&self, why: &Lost) {
+        self.losses.with_label_values(&[why.reason()]).inc();
+    }
+
+    /// Everything, in Prometheus' text format.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "a count of objects")]
+    pub fn render(&self, leading: usize, waiting: usize) -> String {
+        self.objects.with_label_values(&["leading"]).set(leading as f64);
+        self.objects.with_label_values(&["waiting"]).set(waiting as f64);
+        self.registry.render()
+    }
+}

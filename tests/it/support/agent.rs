@@ -1,0 +1,100 @@
+//! An agent in its own process.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::{
+    http::{Answer, Conn},
+    process::binary,
+};
+
+/// An agent that runs. Killed when dropped.
+pub struct Agent {
+    pub child: Child,
+    pub agent: SocketAddr,
+    pub status: SocketAddr,
+    folder: tempfile::TempDir,
+}
+
+/// What an agent's file begins with: free ports, and a name.
+pub fn settings(name: &str, gate: &str, api: &str, lease: &str, more: &str) -> String {
+    format!(
+        "[agent]\nlisten = '127.0.0.1:0'\n[status]\nlisten = '127.0.0.1:0'\n[log]\nformat = 'json'\nlevel = 'trace'\n[gate]\nurl = '{gate}'\napi = '{api}'\nconnect_timeout_ms = 1000\n{more}\n[lease]\nholder_id = '{name}'\nttl_ms = 1000\n{lease}\n"
+    )
+}
+
+impl Agent {
+    pub fn start(text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (config, log) = (folder.path().join("agent.toml"), folder.path().join("log"));
+        fs::write(&config, text).unwrap();
+        let file = fs::File::create(&log).unwrap();
+        let mut command = Command::new(binary());
+        command.args(["agent", "--config"]).arg(config).stdout(Stdio::piped()).stderr(file).stdin(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let address = |name: &str| -> SocketAddr {
+            let part = ready.split_whitespace().find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+            part.unwrap_or_else(|| panic!("no agent: {}", fs::read_to_string(&log).unwrap())).parse().unwrap()
+        };
+        let (agent, status) = (address("agent"), address("status"));
+        Self { child, agent, status, folder }
+    }
+
+    /// Starts one that must refuse to.
+    pub fn refused(text: &str) -> Output {
+        let folder = tempfile::tempdir().unwrap();
+        let config: PathBuf = folder.path().join("agent.toml");
+        fs::write(&config, text).unwrap();
+        Command::new(binary()).args(["agent", "--config"]).arg(config).output().unwrap()
+    }
+
+    pub fn conn(&self) -> Conn {
+        Conn::open(self.agent).unwrap()
+    }
+
+    #[track_caller]
+    pub fn call(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+        self.conn().call(method, path, headers, b"value")
+    }
+
+    #[track_caller]
+    pub fn put(&self, path: &str) -> Answer {
+        self.call("PUT", path, &[])
+    }
+
+    /// What the status port says of one object.
+    #[track_caller]
+    pub fn leader(&self, object: &str) -> Value {
+        Conn::open(self.status).unwrap().get(&format!("/leader?object={object}")).json()
+    }
+
+    pub fn shows(&self, line: &str) -> bool {
+        let metrics = Conn::open(self.status).unwrap().get("/metrics").body;
+        String::from_utf8(metrics).unwrap().contains(line)
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
