@@ -10,7 +10,7 @@
 //! - `cli`: the commands. `client`: the library for writers, on a wire that goes wrong. `lock`: a command under a lease.
 //! - `agent`: the writer-side sidecar, in front of applications that know nothing of it.
 //! - `write_path`: writes and reads through the gate, against a recording store in its own process.
-//! - `tls`: on both sides. `reload`: SIGHUP. `secrets`: none leaks. `demo`, `readme`: what they print works.
+//! - `tls`: on both sides. `reload`: SIGHUP. `secrets`: none leaks. `demo`, `readme`, `examples`: what they print works.
 //! - `conformance`: every refusal and every bad input, and what the store saw of it.
 //! - `drain`: leases that change hands while writes are on their way. `several`: writes to two objects.
 //! - `external`: tokens of lock services that others run.
@@ -31,6 +31,7 @@ mod contract;
 mod crash;
 mod demo;
 mod drain;
+mod examples;
 mod expiry;
 mod external;
 mod flips;

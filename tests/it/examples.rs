@@ -1,0 +1,82 @@
+//! The examples in shell and Python, as they stand there, against a real gate.
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+use serde_json::json;
+
+use super::support::{
+    gate::text,
+    process::{Gate, Site, stderr, stdout},
+    store::Store,
+    until,
+};
+
+struct Bench {
+    store: Store,
+    gate: Gate,
+    _site: Site,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let store = Store::start();
+        let site = Site::with_table();
+        site.configure(&format!("[store]\nurl = '{}'\n", store.url()));
+        Self { store, gate: site.serve(), _site: site }
+    }
+
+    fn command(&self, example: &str, values: &[&str]) -> Command {
+        let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(example));
+        command.args(["users", "/users/1"]).args(values);
+        command.env("API", format!("http://{}", self.gate.api)).env("GATE", format!("http://{}", self.gate.gate));
+        command.env("HOLDER", "example").env("TTL", "1000").env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
+    fn run(&self, example: &str, values: &[&str]) -> Output {
+        self.command(example, values).output().unwrap()
+    }
+}
+
+const EXAMPLES: [&str; 2] = ["shell/fenced-write.sh", "python/fenced_write.py"];
+
+#[test]
+fn each_example_writes_under_a_lease_and_gives_it_back() {
+    for example in EXAMPLES {
+        let bench = Bench::new();
+        let ran = bench.run(example, &["one", "two"]);
+        assert!(ran.status.success(), "{example}: {} {}", stdout(&ran), stderr(&ran));
+        assert!(stdout(&ran).contains("acquired users"), "{}", stdout(&ran));
+        let applied = bench.store.applied();
+        let seqs: Vec<_> = applied.iter().map(|each| text(&each["headers"], "fence-seq")).collect();
+        assert_eq!(seqs, ["1", "1"], "{example}");
+        let lease = bench.gate.api().get("/v1/objects/users").expect(200)["lease"].clone();
+        assert_eq!((text(&lease, "state"), text(&lease, "holder_id")), ("released", "example"), "{example}");
+    }
+}
+
+#[test]
+fn each_example_keeps_its_lease_while_it_works_and_ends_when_it_is_lost() {
+    for example in EXAMPLES {
+        let bench = Bench::new();
+        // It writes for ever, or until it is told that it may not.
+        let values: Vec<String> = (0..20_000).map(|n| format!("value-{n}")).collect();
+        let values: Vec<&str> = values.iter().map(String::as_str).collect();
+        let mut stream = bench.gate.api();
+        stream.send("GET", "/v1/watch", &[], b"").unwrap();
+        let child = bench.command(example, &values).stdout(std::process::Stdio::null()).spawn().unwrap();
+        let mut renewed = 0;
+        while renewed < 4 {
+            renewed += usize::from(stream.read_line().unwrap() == "event: renewed");
+        }
+        bench.gate.api().post("/v1/objects/users/revoke", &json!({ "reason": "a test" })).expect(200);
+        let ended = child.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{example}");
+        let written = bench.store.applied().len();
+        assert!(written > 0 && written < values.len(), "{example}: {written}");
+        until("nothing more is written", || bench.store.applied().len() == written);
+    }
+}
