@@ -115,6 +115,7 @@ else
 	taskset -c 0 cargo bench $(LOCKED) --bench bls
 	bench/gated
 	bench/authority
+	bench/failover
 	QUICK= bench/run
 endif
 
