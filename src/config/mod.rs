@@ -1,9 +1,9 @@
 //! Settings: a TOML file, then the environment. The only file that reads the environment.
 //!
 //! A key `[section] key` can also be given as `FENCEGATE__SECTION__KEY`. Unknown keys and unusable
-//! values stop the start, and all of them are listed at once ([`load`]). `config/fencegate.toml` holds every
+//! values stop the start, and all of them are listed at once (`load.rs`). `config/fencegate.toml` holds every
 //! key with its default and advice; a test keeps the two the same. The agent has settings of its own, read in the
-//! same way: [`agent`], `config/agent.toml`.
+//! same way: `agent.rs`, `config/agent.toml`.
 
 mod agent;
 mod authority;

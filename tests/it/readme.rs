@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
+    net::TcpListener,
     os::unix::process::CommandExt,
     path::Path,
     process::{Child, ChildStdout, Command, Stdio},
@@ -47,12 +48,14 @@ fn address<'a>(ready: &'a str, name: &str) -> &'a str {
 fn the_readmes_commands_work_when_copied() {
     let (_demo, ready) = demo();
     let blocks = blocks();
-    assert_eq!(blocks.len(), 5, "{blocks:#?}");
+    assert_eq!(blocks.len(), 7, "{blocks:#?}");
+    let agent = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     // The demo may be on other ports than a reader's, and the gate that the last block starts must be.
     let script = blocks
         .concat()
         .replace("127.0.0.1:8080", address(&ready, "gate"))
-        .replace("127.0.0.1:8081", address(&ready, "api"));
+        .replace("127.0.0.1:8081", address(&ready, "api"))
+        .replace("127.0.0.1:8082", &agent);
     // The gate runs on in the background; its ready line is the last thing to be said.
     let script = format!("{script}\nwait\n");
     let folder = tempfile::tempdir().unwrap();
@@ -62,6 +65,7 @@ fn the_readmes_commands_work_when_copied() {
     for port in ["GATE", "API", "OPS"] {
         command.env(format!("FENCEGATE__{port}__LISTEN"), "127.0.0.1:0");
     }
+    command.env("FENCEGATE_AGENT__AGENT__LISTEN", &agent).env("FENCEGATE_AGENT__STATUS__LISTEN", "127.0.0.1:0");
     let mut shell = command.spawn().unwrap();
     let mut lines = BufReader::new(shell.stdout.take().unwrap());
     let mut said = String::new();
@@ -78,6 +82,8 @@ fn the_readmes_commands_work_when_copied() {
         "\"error\":\"WRITE_STALE_FENCE\"",
         "orders",
         "pod-a",
+        "done under lease_seq 3",
+        "fence-seq: 4",
         "ready gate=",
     ] {
         assert!(said.contains(part), "{part} is not in:\n{said}");
