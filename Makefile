@@ -116,6 +116,7 @@ else
 	bench/gated
 	bench/authority
 	bench/failover
+	bench/keyed
 	QUICK= bench/run
 endif
 

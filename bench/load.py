@@ -26,9 +26,9 @@ def build(core):
         run_to_end(core, ["gcc", "-O2", "-Wall", "-Wextra", "-o", PACE, source], 60)
 
 
-def write_targets(path, pairs):
-    """A file of (path, token) for pace.c."""
-    path.write_text("".join(f"{where} {token}\n" for where, token in pairs))
+def write_targets(path, targets):
+    """A file of (path, token) or (path, token, idempotency key) for pace.c."""
+    path.write_text("".join(" ".join(target) + "\n" for target in targets))
     return path
 
 
@@ -42,8 +42,8 @@ def flat_out(core, port, seconds, targets, answer=FORWARDED, connections=CONNECT
     return pace(core, port, targets, connections, answer, ["flat", seconds], seconds)
 
 
-def each_once(core, port, targets):
-    return pace(core, port, targets, CONNECTIONS, FORWARDED, ["once"], ONCE_S)
+def each_once(core, port, targets, connections=CONNECTIONS):
+    return pace(core, port, targets, connections, FORWARDED, ["once"], ONCE_S)
 
 
 def pace(core, port, targets, connections, answer, how, seconds):

@@ -4,7 +4,7 @@
  *        pace PORT TARGETS CONNECTIONS STATUS NEEDLE flat SECONDS       as many as go
  *        pace PORT TARGETS CONNECTIONS STATUS NEEDLE once               each target once
  *
- * TARGETS is a file of lines "PATH TOKEN", taken in order, over and over. An answer must have STATUS and hold
+ * TARGETS is a file of lines "PATH TOKEN" or "PATH TOKEN IDEMPOTENCY-KEY", taken in order, over and over. An answer must have STATUS and hold
  * NEEDLE. At a rate, a request's latency counts from the moment at which it was due, however late it was sent, so
  * a peer that stalls cannot hide the requests that had to wait meanwhile. They are due one by one, evenly spaced:
  * h2load --rps sends a whole tick's at once, so its latencies hold the queue that it makes itself. In C, since half
@@ -84,6 +84,7 @@ static int connect_to(int port) {
 /* The next target's request. */
 static size_t format_request(char *into) {
     static const char middle[] = " HTTP/1.1\r\nHost: 127.0.0.1\r\nFence-Token: ";
+    static const char before_key[] = "\r\nIdempotency-Key: ";
     static const char end[] = "\r\nContent-Length: 256\r\n\r\n";
     const char *line = next_target, *newline = memchr(line, '\n', targets_end - line);
     const char *space = memchr(line, ' ', newline - line);
@@ -91,7 +92,12 @@ static size_t format_request(char *into) {
     char *at = mempcpy(into, "PUT ", 4);
     at = mempcpy(at, line, space - line);
     at = mempcpy(at, middle, sizeof middle - 1);
-    at = mempcpy(at, space + 1, newline - space - 1);
+    const char *key = memchr(space + 1, ' ', newline - space - 1), *token_end = key ? key : newline;
+    at = mempcpy(at, space + 1, token_end - space - 1);
+    if (key) {
+        at = mempcpy(at, before_key, sizeof before_key - 1);
+        at = mempcpy(at, key + 1, newline - key - 1);
+    }
     at = mempcpy(at, end, sizeof end - 1);
     at = (char *)memset(at, 'x', BODY) + BODY;
     next_target = newline + 1 == targets_end ? targets : newline + 1;

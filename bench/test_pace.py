@@ -24,7 +24,7 @@ class Server:
     """Answers each request by `answer(path, token)`; None hangs up."""
 
     def __init__(self, answer):
-        self.answer, self.seen = answer, []
+        self.answer, self.seen, self.keys = answer, [], []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self.accept, daemon=True).start()
@@ -48,6 +48,7 @@ class Server:
                     lines = head.decode().split("\r\n")
                     path, token = lines[0].split()[1], lines[2].removeprefix("Fence-Token: ")
                     self.seen.append((path, token))
+                    self.keys += [line.partition(": ")[2] for line in lines if line.startswith("Idempotency-Key: ")]
                     said = self.answer(path, token)
                     if said is None:
                         return
@@ -61,6 +62,10 @@ class Pace(unittest.TestCase):
         cls.program = Path(cls.folder.name) / "pace"
         subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", cls.program, HERE / "pace.c"], check=True)
         cls.targets = Path(cls.folder.name) / "targets"
+        cls.write_targets()
+
+    @classmethod
+    def write_targets(cls):
         cls.targets.write_text("".join(f"/object/{n} token-{n}\n" for n in range(10)))
 
     @classmethod
@@ -78,6 +83,13 @@ class Pace(unittest.TestCase):
         done = self.pace(lambda *_: GOOD, "once")
         self.assertEqual(json.loads(done.stdout)["requests"], 10)
         self.assertEqual(sorted(self.server.seen), sorted((f"/object/{n}", f"token-{n}") for n in range(10)))
+
+    def test_a_third_word_is_an_idempotency_key(self):
+        self.targets.write_text("/object/1 token-1 key-1\n/object/2 token-2\n")
+        self.addCleanup(type(self).write_targets)
+        self.assertEqual(json.loads(self.pace(lambda *_: GOOD, "once").stdout)["requests"], 2)
+        self.assertEqual(sorted(self.server.seen), [("/object/1", "token-1"), ("/object/2", "token-2")])
+        self.assertEqual(self.server.keys, ["key-1"])
 
     def test_flat_out_counts_what_the_server_saw(self):
         said = json.loads(self.pace(lambda *_: GOOD, "flat", 0.2).stdout)
