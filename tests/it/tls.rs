@@ -81,6 +81,33 @@ fn a_reload_exchanges_the_certificate() {
 }
 
 #[test]
+fn clients_must_show_a_certificate_where_they_are_asked_to() {
+    let (store, authority, clients) = (Store::start(), Authority::new(), Authority::new());
+    let site = with_port_tls(&authority, &format!("url = '{}'\n", store.url()));
+    let config = fs::read_to_string(site.config()).unwrap();
+    let asks = format!("[gate]\ntls_client_ca_file = '{}'", clients.ca().display());
+    // Beyond loopback a number would be no secret: this is what makes it one's own.
+    let route =
+        "[[route]]\nname = 'locked'\nmatch = '/{object}/{rest...}'\nobject = '{object}'\nlease_source = 'external'\n";
+    let everywhere = config.replacen("[gate]", &asks, 1).replacen("127.0.0.1:0", "0.0.0.0:0", 1) + route;
+    fs::write(site.config(), everywhere).unwrap();
+    let gate = site.serve();
+    let call = |shown: Option<&Authority>| {
+        let write = ["-X", "PUT", "-d", "value", "-H", "fence-token: 7"];
+        let Some(signer) = shown else { return curl(&gate, &authority.ca(), &write) };
+        let (cert, key) = signer.sign("client.test");
+        let (cert, key) = (cert.to_str().unwrap().to_owned(), key.to_str().unwrap().to_owned());
+        curl(&gate, &authority.ca(), &[&write[..], &["--cert", &cert, "--key", &key]].concat())
+    };
+    assert_eq!(call(Some(&clients)), "PUT /users/1 5\n 2 200");
+    for stranger in [None, Some(&authority)] {
+        assert!(call(stranger).ends_with(" 000"), "nobody is answered without one");
+    }
+    assert_eq!(store.story().len(), 1);
+    gate.stop();
+}
+
+#[test]
 fn an_https_store_must_prove_who_it_is() {
     let authority = Authority::new();
     let (cert, key) = authority.sign("store.test");
