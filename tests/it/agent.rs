@@ -473,6 +473,23 @@ fn only_the_leaders_writes_land_and_none_of_a_leader_that_was_stopped() {
     assert!(seqs.windows(2).all(|pair| pair[0] <= pair[1]), "{seqs:?}");
 }
 
+#[test]
+fn a_leader_that_was_stopped_finds_out_before_it_sends_anything() {
+    let bench = Bench::new();
+    let agent = bench.agent("a");
+    agent.put("/users/1").expect_ok();
+    agent.signal(Signal::STOP);
+    let next = json!({ "object_id": "users", "holder_id": "b", "ttl_ms": 60_000, "wait_ms": 60_000 });
+    bench.gate.api().post("/v1/leases", &next).expect(201);
+    // The kernel takes it in; the agent sees it first when it goes on.
+    let mut delayed = agent.conn();
+    delayed.send("PUT", "/users/1", &[], b"value").unwrap();
+    agent.signal(Signal::CONT);
+    delayed.receive().unwrap().refusal(503, "NOT_LEADER");
+    assert_eq!(bench.gate.api().get("/v1/receipts").expect(200)["receipts"], json!([]), "the gate saw no such write");
+    assert_eq!(bench.seqs(), [1]);
+}
+
 /// The control: the same late write lands where the gate only looks on, and the store's log shows it.
 #[test]
 fn a_late_write_does_land_where_the_gate_only_looks_on() {

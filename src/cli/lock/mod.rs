@@ -16,10 +16,10 @@ use std::{
 use tokio::signal::unix::{Signal as Heard, SignalKind, signal};
 
 pub(super) use self::guard::{Args as GuardArgs, run as run_guard};
-use self::running::{Ended, Running};
+use self::running::{Ended, NotStarted, Running};
 use super::{Failed, output};
 use crate::{
-    client::{Lease, LeaseApi, NotHad, Progress, Wanted, default_holder},
+    client::{Lease, LeaseApi, Lost, NotHad, Progress, Wanted, default_holder},
     config::{Fault, Faults},
     fence::{HolderId, ObjectId},
 };
@@ -146,14 +146,12 @@ async fn lock(args: &Args, api: &LeaseApi, wanted: &Wanted, signals: &mut Signal
         };
         let mut running = match Running::start(&args.command, &lease).await {
             Ok(running) => running,
-            Err(error) => {
-                output::complain(&format!("{}: {error}", args.command[0].display()));
+            Err(not_started) => {
                 release(&lease).await;
-                return if error.kind() == std::io::ErrorKind::NotFound {
-                    code::NOT_FOUND
-                } else {
-                    code::NOT_EXECUTABLE
-                };
+                match explain(args, wanted, not_started) {
+                    Some(code) => return code,
+                    None => continue,
+                }
             }
         };
         let ended = running.watch(&lease, signals, Duration::from_millis(args.grace)).await;
@@ -162,8 +160,7 @@ async fn lock(args: &Args, api: &LeaseApi, wanted: &Wanted, signals: &mut Signal
         match ended {
             Ended::ByItself(status) => return of_command(status),
             Ended::Lost { why, was_asked_to_end } => {
-                let object = &wanted.object;
-                output::complain(&format!("the lease on {object} was lost, and the command was stopped: {why}"));
+                say_lost(wanted, &why);
                 if args.on_loss == OnLoss::Exit || was_asked_to_end {
                     return code::LOST;
                 }
@@ -172,6 +169,26 @@ async fn lock(args: &Args, api: &LeaseApi, wanted: &Wanted, signals: &mut Signal
                 output::complain(&what);
                 return code::FAILED;
             }
+        }
+    }
+}
+
+fn say_lost(wanted: &Wanted, why: &Lost) {
+    output::complain(&format!("the lease on {} was lost, and the command was stopped: {why}", wanted.object));
+}
+
+/// Says why a command does not run; `None` where there is another turn.
+fn explain(args: &Args, wanted: &Wanted, not_started: NotStarted) -> Option<u8> {
+    match not_started {
+        NotStarted::Lost(why) => {
+            say_lost(wanted, &why);
+            (args.on_loss == OnLoss::Exit).then_some(code::LOST)
+        }
+        NotStarted::Guard(error) => Some(complain(code::FAILED, &format!("the guard does not run: {error}"))),
+        NotStarted::Command(error) => {
+            let is_missing = error.kind() == std::io::ErrorKind::NotFound;
+            let code = if is_missing { code::NOT_FOUND } else { code::NOT_EXECUTABLE };
+            Some(complain(code, &format!("{}: {error}", args.command[0].display())))
         }
     }
 }

@@ -31,6 +31,14 @@ pub(super) enum Ended {
     Failed(String),
 }
 
+/// Why a command does not run.
+pub(super) enum NotStarted {
+    Lost(Lost),
+    /// The guard does not run.
+    Guard(io::Error),
+    Command(io::Error),
+}
+
 /// A command, and the guard beside it.
 pub(super) struct Running {
     command: Child,
@@ -49,10 +57,10 @@ enum Reach {
 
 impl Running {
     /// Starts a command with the lease's token in its environment.
-    pub(super) async fn start(command: &[OsString], lease: &Lease) -> io::Result<Self> {
-        let token = lease.token().map_err(io::Error::other)?;
+    pub(super) async fn start(command: &[OsString], lease: &Lease) -> Result<Self, NotStarted> {
         let on_terminal = io::stdin().is_terminal();
-        let (mut guard, guard_pid) = start_guard(on_terminal).await?;
+        let (mut guard, guard_pid) = start_guard(on_terminal).await.map_err(NotStarted::Guard)?;
+        let token = lease.token().map_err(NotStarted::Lost)?;
         let mut run = Command::new(&command[0]);
         run.args(&command[1..])
             .env("FENCE_TOKEN", token.expose())
@@ -67,10 +75,10 @@ impl Running {
                 // It dies of its closed pipe, and so does its group, which is empty.
                 drop(guard.stdin.take());
                 let _ = guard.wait().await;
-                return Err(error);
+                return Err(NotStarted::Command(error));
             }
         };
-        let pid = pid_of(&command)?;
+        let pid = pid_of(&command).map_err(NotStarted::Command)?;
         if let (true, Some(pipe)) = (on_terminal, guard.stdin.as_mut()) {
             // Without a guard, the command merely lives on should this program be killed.
             let _ = pipe.write_all(format!("{}\n", pid.as_raw_nonzero()).as_bytes()).await;
