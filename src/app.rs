@@ -209,7 +209,7 @@ fn report(begun: &Begun, metrics: &Metrics) {
         tracing::error!(
             why,
             incarnation = begun.meta.incarnation.get(),
-            "THE END OF THE FENCE TABLE'S LOG WAS LOST. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void. Check the disk"
+            "THE END OF THE FENCE TABLE'S LOG WAS LOST. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's word (POST /v1/objects/ID/confirm). Check the disk"
         );
     }
     if frame.behind_mark {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     fence::{
-        Code, Fence, ObjectId, State as ObjectState,
+        Code, Fence, ObjectId, Record, State as ObjectState,
         external::{Number, Terms},
     },
     problem::Problem,
@@ -28,7 +28,7 @@ const REASON_MAX: usize = 1_024;
 pub async fn get(State(gate): State<Shared>, InPath(object): InPath) -> Result<Json<ObjectBody>, Problem> {
     let object = extract::object("object_id", &object)?;
     let record = gate.settled_record(&object).await?;
-    Ok(Json(ObjectBody::new(&record, gate.now())))
+    Ok(Json(body(&gate, &record)))
 }
 
 /// Move an object's fence past whoever holds it. Nobody holds it then.
@@ -51,7 +51,8 @@ pub async fn revoke(
     }
     let force = request.force.unwrap_or(false);
     tracing::info!(%object, reason, force, "audit: an operator revokes");
-    let revoked = gate.ledger.revoke(object, reason, force).await;
+    let is_external = gate.routes.load().follows(&object).is_some();
+    let revoked = gate.ledger.revoke(object, reason, force, is_external).await;
     Ok(moved_body(&gate, revoked.map_err(|refused| Problem::refused(&refused, gate.now()))?))
 }
 
@@ -124,5 +125,11 @@ fn number(request: &AdvanceRequest, terms: Terms) -> Result<Number, Problem> {
 }
 
 fn moved_body(gate: &Gate, Moved { record, drain, .. }: Moved) -> Json<MovedBody> {
-    Json(MovedBody { object: ObjectBody::new(&record, gate.now()), drain: drain.into() })
+    Json(MovedBody { object: body(gate, &record), drain: drain.into() })
+}
+
+/// An object, and whether it is locked: where its numbers come from outside, that may be so without a row.
+fn body(gate: &Gate, record: &Record) -> ObjectBody {
+    let locked = gate.routes.load().follows(&record.object).is_some() && record.is_locked();
+    ObjectBody { locked, ..ObjectBody::new(record, gate.now()) }
 }

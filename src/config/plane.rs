@@ -373,7 +373,11 @@ impl Settings {
         check(store.connections_max >= 1, "store.connections_max", "must be at least 1");
         check(store.response_timeout_ms >= 1, "store.response_timeout_ms", "must be at least 1");
         check(store.connect_timeout_ms >= 1, "store.connect_timeout_ms", "must be at least 1");
-        check(self.idempotency.keep_ms >= 1_000, "idempotency.keep_ms", "must be at least 1000");
+        check(
+            self.idempotency.keep_ms > store.response_timeout_ms.saturating_add(store.bound_ms()),
+            "idempotency.keep_ms",
+            "must be longer than a write may take: store.response_timeout_ms and its bounds",
+        );
         check(
             self.idempotency.response_bytes_max <= AHEAD_BYTES,
             "idempotency.response_bytes_max",

@@ -173,7 +173,7 @@ fn a_number_is_granted_once() {
         Outcome::Refused(LeaseRefusal::Fenced { fence: Fence::new(5) })
     );
     // Nor is a number free that an operator has moved the fence to; who was there before is not known then.
-    run(&mut record, Event::Revoke { reason: "x".to_owned() }, 960);
+    run(&mut record, Event::Revoke { reason: "x".to_owned(), is_external: false }, 960);
     let revoked = signed("rome", 6, "rome", (0, 2_000), None);
     let told = run(&mut record, Event::Grant(revoked), 970);
     assert_eq!(told, Outcome::Refused(LeaseRefusal::Fenced { fence: Fence::new(6) }));

@@ -136,6 +136,16 @@ impl Record {
         }
     }
 
+    /// An operator moves the fence past whoever has the lock.
+    pub(super) fn revoke_external(&self, reason: String, at: &At<'_>) -> Step {
+        if self.is_locked() && !self.is_known() {
+            // Its floor is the table's own, which no outside number may ever come up to.
+            return refused(LeaseRefusal::Locked { fence: self.fence });
+        }
+        let record = Self { numbers: Numbers::External, ..self.clone() };
+        record.advance(How::Fenced { reason }, None, at)
+    }
+
     /// An operator says which outside number is the lowest that may still write.
     pub(super) fn confirm(&self, lowest: LeaseSeq, at: &At<'_>) -> Step {
         if !self.is_locked() {

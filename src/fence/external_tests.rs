@@ -164,7 +164,7 @@ fn whoever_is_silent_too_long_is_gone_and_a_write_is_heard() {
 fn a_revoked_number_is_over_and_the_next_one_is_whoevers_the_lock_service_says() {
     let mut record = fresh();
     follow(&mut record, 5, Ttl::FOR_EVER, 0);
-    let (_, effects) = record.step(Event::Revoke { reason: "stuck".to_owned() }, &at(1));
+    let (_, effects) = record.step(Event::Revoke { reason: "stuck".to_owned(), is_external: true }, &at(1));
     take(&mut record, effects, 1);
     assert_eq!((record.fence.get(), record.numbers), (6, Numbers::External));
     assert_eq!((verdict(&record, 5, 1), verdict(&record, 6, 1)), ("WRITE_STALE_FENCE", "behind"));
@@ -181,11 +181,9 @@ fn a_number_that_the_gate_itself_has_granted_is_nobody_elses() {
     assert_eq!((record.fence.get(), verdict(&record, 1, 0)), (1, "FENCE_TOKEN_INVALID"));
     assert!(matches!(follow(&mut record, 1, Ttl::FOR_EVER, 0), Outcome::Refused(LeaseRefusal::TokenMismatch)));
     assert!(matches!(follow(&mut record, 2, Ttl::FOR_EVER, 0), Outcome::Granted(_)), "a higher one ends it");
-    // And back again: the gate's own numbers go on above it.
+    // And back again: whoever has the lock elsewhere is passed by, and the gate's own numbers go on above it.
     let own = Grant { is_external: false, ..grant(3, Ttl(100)) };
-    let lease = record.open_lease().unwrap().lease_id.clone();
-    let (_, effects) = record.step(Event::Withdraw { lease_id: lease }, &at(1));
-    take(&mut record, effects, 1);
+    assert!(record.open_lease().is_some_and(|lease| lease.is_live(now(1))));
     let (_, effects) = record.step(Event::Acquire { grant: own, takeover_after_ms: None }, &at(1));
     take(&mut record, effects, 1);
     assert_eq!((record.fence.get(), record.numbers), (3, Numbers::Gate));
@@ -221,6 +219,23 @@ fn an_object_without_a_row_is_locked_too_where_a_past_was_lost() {
     record = confirmed.clone();
     assert_eq!((record.fence.get(), record.incarnation), (57, Incarnation::new(1)));
     assert_eq!((verdict(&record, 56, 1), verdict(&record, 57, 1)), ("WRITE_STALE_FENCE", "behind"));
+}
+
+#[test]
+fn a_revocation_before_the_first_number_does_not_lock_it_out_when_a_past_is_lost() {
+    let revoke = || Event::Revoke { reason: "x".to_owned(), is_external: true };
+    let mut record = fresh();
+    let (_, effects) = record.step(revoke(), &at(0));
+    take(&mut record, effects, 0);
+    assert_eq!((record.fence.get(), record.numbers), (1, Numbers::External));
+    let mut record = record.rebased(Incarnation::new(1));
+    assert_eq!((record.fence.get(), verdict(&record, 57, 0)), (1, "OBJECT_LOCKED"));
+    let (_, effects) = record.step(Event::Confirm { lowest: seq(57) }, &at(1));
+    take(&mut record, effects, 1);
+    assert_eq!(verdict(&record, 57, 1), "behind");
+    // Without a row, there is nothing to move: it would go where no outside number comes.
+    let unknown = Record::unknown(ObjectId::new("users").unwrap(), Incarnation::new(1));
+    assert!(matches!(unknown.step(revoke(), &at(0)).0, Outcome::Refused(LeaseRefusal::Locked { .. })));
 }
 
 #[test]

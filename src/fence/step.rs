@@ -82,9 +82,10 @@ pub enum Event {
     End {
         lease_id: LeaseId,
     },
-    /// An operator moves the fence past whoever holds it.
+    /// An operator moves the fence past whoever holds it. `is_external`: its lock is kept elsewhere.
     Revoke {
         reason: String,
+        is_external: bool,
     },
     /// A certificate moves the fence past the lease that it names. It may come at any time, in any order,
     /// and any number of times.
@@ -240,7 +241,8 @@ impl Record {
                 Some(_) | None => (Outcome::Unchanged, vec![]),
             },
             Event::End { lease_id } => self.end(&lease_id, at),
-            Event::Revoke { reason } => self.advance(How::Fenced { reason }, None, at),
+            Event::Revoke { reason, is_external: false } => self.advance(How::Fenced { reason }, None, at),
+            Event::Revoke { reason, is_external: true } => self.revoke_external(reason, at),
             Event::Fence { by, max_jump } => self.certify(by, max_jump, at),
             Event::Grant(signed) => self.grant(signed, at),
             Event::Follow { number, grant } => self.follow(number, grant, at),
@@ -253,6 +255,11 @@ impl Record {
         let lease = match &self.state {
             State::Draining { .. } => return held(None, DRAIN_RETRY_MS),
             State::Free { .. } => return self.advance(How::Expired, Some(grant), at),
+            // Its lock was kept elsewhere; from here on it is the gate's.
+            State::Open { .. } if self.numbers == Numbers::External => {
+                let how = How::Fenced { reason: "leases are the gate's own now".to_owned() };
+                return self.advance(how, Some(grant), at);
+            }
             State::Open { lease } => lease,
         };
         if !lease.is_live(at.now) {
@@ -340,7 +347,7 @@ impl Record {
     }
 
     /// Moves the fence up by one. An open lease ends, as `how` says (or expired, where it was).
-    fn advance(&self, how: How, then: Option<Grant>, at: &At<'_>) -> Step {
+    pub(super) fn advance(&self, how: How, then: Option<Grant>, at: &At<'_>) -> Step {
         let next = match self.numbers {
             // Nobody is given the number: it is the outside lock service's to give.
             Numbers::External if then.is_none() => self.fence.get().checked_add(1).and_then(LeaseSeq::new),

@@ -132,6 +132,10 @@ pub enum Refusal {
         holder: HolderId,
         ended: Ended,
     },
+    /// The gate has no time for it now, or is about to stop.
+    Busy {
+        stops: bool,
+    },
     /// A signed grant says from when on it counts.
     NotYet {
         seq: LeaseSeq,
@@ -159,6 +163,8 @@ impl Refusal {
             Self::Stale { .. } => Code::WriteStaleFence,
             Self::Ahead { .. } | Self::Jump { .. } => Code::WriteFenceAhead,
             Self::Locked { .. } => Code::ObjectLocked,
+            Self::Busy { stops: true } => Code::GateStopping,
+            Self::Busy { stops: false } => Code::GateOverloaded,
             Self::WrongSecret { .. } => Code::FenceTokenInvalid,
             Self::Draining { .. } => Code::FenceDraining,
             Self::Ended { .. } => Code::LeaseExpired,
@@ -191,7 +197,7 @@ impl Denial {
             Self::Refused(Refusal::Stale { .. }) => 4,
             Self::Refused(Refusal::Ahead { .. } | Refusal::Jump { .. } | Refusal::Locked { .. }) | Self::Behind(_) => 5,
             Self::Refused(Refusal::WrongSecret { .. }) => 6,
-            Self::Refused(Refusal::Draining { .. }) => 7,
+            Self::Refused(Refusal::Draining { .. } | Refusal::Busy { .. }) => 7,
             Self::Refused(Refusal::Ended { .. }) | Self::Overdue(_) => 8,
             Self::Refused(Refusal::NotYet { .. }) => 9,
         }
@@ -220,7 +226,9 @@ pub fn judge(view: View<'_>, presented: &Presented, now: Now) -> Result<Permit, 
         }
         Presented::Number(number) => {
             let (record, sealed) = known(view, now)?;
-            record.judge_number(sealed, *number, now).map(|lease| permit((record, lease), now))
+            let found = record.judge_number(sealed, *number, now);
+            // It is heard of by this write, so its silence begins anew.
+            found.map(|lease| Permit { remaining_ms: lease.ttl.0, ..permit((record, lease), now) })
         }
     }
 }

@@ -8,6 +8,15 @@ use super::{
 };
 use crate::fence::Code;
 
+/// A write that waits for its twin.
+pub struct Waiting(Gauge);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 /// What came of a write with an idempotency key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyedResult {
@@ -54,6 +63,7 @@ impl KeyedResult {
 /// What all routes count together.
 pub struct PlaneMetrics {
     keyed: [Counter; KeyedResult::ALL.len()],
+    keyed_waiting: Gauge,
     refusals: [Counter; Code::ALL.len()],
     unknown: Counter,
     loads: Counter,
@@ -91,6 +101,10 @@ impl PlaneMetrics {
             "Writes with an Idempotency-Key, by what came of them.",
         );
         Self {
+            keyed_waiting: registry.gauge(
+                "fencegate_idempotency_waiting",
+                "Writes that wait for the answer of one with the same Idempotency-Key.",
+            ),
             keyed: KeyedResult::ALL.map(|result| keyed.with_label_values(&[result.name()])),
             refusals: Code::ALL.map(|code| refusals.with_label_values(&[code.as_str()])),
             unknown: registry.counter(
@@ -130,6 +144,13 @@ impl PlaneMetrics {
 
     pub fn keyed(&self, result: KeyedResult) {
         self.keyed[result as usize].inc();
+    }
+
+    /// A write waits for its twin, until this is dropped.
+    #[must_use]
+    pub fn waits_for_twin(&self) -> Waiting {
+        self.keyed_waiting.inc();
+        Waiting(self.keyed_waiting.clone())
     }
 
     pub fn unknown(&self) {

@@ -142,8 +142,13 @@ impl OperationTally {
         match refusal {
             // Nothing is wrong with the token.
             None
-            | Some(Refusal::Unusable(_) | Refusal::Draining { .. } | Refusal::NotYet { .. } | Refusal::Locked { .. }) =>
-                {}
+            | Some(
+                Refusal::Unusable(_)
+                | Refusal::Draining { .. }
+                | Refusal::Busy { .. }
+                | Refusal::NotYet { .. }
+                | Refusal::Locked { .. },
+            ) => {}
             Some(Refusal::Stale { .. }) => {
                 self.shared.stale.inc();
                 self.shared.conflicts.inc();

@@ -202,6 +202,12 @@ impl Problem {
         }
     }
 
+    /// What happened, and what to do.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
     /// The fence that it tells, or none.
     #[must_use]
     pub fn fence(&self) -> Fence {

@@ -291,7 +291,7 @@ impl World {
         self.asked.insert(object.clone(), self.step);
         let (reply, answer) = oneshot::channel();
         self.clients[place].call = Some(Call::Revoke(answer));
-        self.calls.push(Command::Revoke { object, reason: "simulated".to_owned(), force, reply });
+        self.calls.push(Command::Revoke { object, reason: "simulated".to_owned(), force, is_external: false, reply });
     }
 
     /// Takes in what the ledger has answered. The oracle hears it at once, the client when it comes round.

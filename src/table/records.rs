@@ -255,7 +255,7 @@ fn stand(mut row: LeaseRow, record: &Record, now: Now) -> LeaseView {
     }
     let is_current = record.open_lease().is_some_and(|lease| lease.lease_id == row.lease_id);
     let remaining_ms = record.open_lease().filter(|_| is_current).map_or(0, |lease| lease.remaining_ms(now));
-    let below_by_one = row.seq.get() + 1 == record.fence.get();
+    let below_by_one = row.seq.get().checked_add(1) == Some(record.fence.get());
     let standing = match &row.ended {
         _ if below_by_one && matches!(record.state, State::Draining { .. }) => Standing::Draining,
         Some(ended) => match ended.how {

@@ -139,7 +139,18 @@ impl Checks {
             Key::Parked(object, seq) => are_certificates(value, &object, seq).map_err(|fault| bad(&fault)),
             Key::Migration(_) => MigrationRow::decode(value).map(drop).map_err(|fault| bad(&fault)),
             Key::Journal(_) => JournalHead::decode(value).map(drop).map_err(|fault| bad(&fault)),
-            Key::Keyed(_) => decode_entry(value).map(drop).map_err(|fault| bad(&fault)),
+            Key::Keyed(scope) => {
+                let entry = decode_entry(value).map_err(|fault| bad(&fault))?;
+                let index = get(table, &Key::KeyedAt(entry.at.0, scope)).map_err(|fault| bad(&fault))?;
+                index.map(drop).ok_or_else(|| bad(&"would never be forgotten"))
+            }
+            Key::KeyedAt(at, scope) => {
+                let row = get(table, &Key::Keyed(scope)).map_err(|fault| bad(&fault))?;
+                match row.map(|row| decode_entry(&row)) {
+                    Some(Ok(entry)) if entry.at.0 == at => Ok(()),
+                    Some(_) | None => Err(bad(&"leads to no keyed write of that time")),
+                }
+            }
             Key::JournalEntry(object, number) => {
                 let entry = JournalEntry::decode(value).map_err(|fault| bad(&fault))?;
                 let before = get(table, &Key::JournalEntry(object.clone(), number.saturating_sub(1)))

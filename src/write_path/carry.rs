@@ -42,10 +42,11 @@ use crate::{
 pub const AHEAD_BYTES: usize = 65_536;
 
 /// Counts what is carried on: a worker does not stop before it is done.
-struct Carrying(Rc<Worker>);
+pub struct Carrying(Rc<Worker>);
 
 impl Carrying {
-    fn new(worker: &Rc<Worker>) -> Self {
+    #[must_use]
+    pub fn new(worker: &Rc<Worker>) -> Self {
         worker.carried.set(worker.carried.get() + 1);
         Self(Rc::clone(worker))
     }
@@ -167,7 +168,7 @@ pub struct Carried {
     /// a journal.
     pub line: Option<(Line, [u8; 32], u16)>,
     /// The key that is the write's, its payload and its answer's status.
-    pub claim: Option<Box<(Claim, Option<Payload>, u16)>>,
+    pub claim: Option<(Box<Claim>, Option<Payload>, u16)>,
 }
 
 impl Carried {
@@ -230,8 +231,8 @@ impl Carried {
 }
 
 /// An answer that is too long to be kept has come to its end.
-fn keep(claim: Option<Box<(Claim, Option<Payload>, u16)>>) {
-    if let Some((claim, payload, status)) = claim.map(|claim| *claim) {
+fn keep(claim: Option<(Box<Claim>, Option<Payload>, u16)>) {
+    if let Some((claim, payload, status)) = claim {
         claim.answered_later(payload, Answer::Dropped { status });
     }
 }

@@ -136,7 +136,7 @@ async fn decide(worker: &Worker, target: Target<'_>, others: Vec<Target<'_>>, bo
 /// Moves the fence to an outside lock service's number, and waits a while for the last writes below it. The write
 /// is judged again then, whatever has become of it.
 async fn follow(worker: &Worker, object: ObjectId, number: Number) -> Result<(), Refused> {
-    let (seq, fence) = (number.seq, number.seq.into());
+    let seq = number.seq;
     let moved = match Waiting::take(&worker.plane) {
         Some(_place) => worker.plane.gate.ledger.follow(object.clone(), number).await,
         None => Err(ledger::Refused::Overloaded),
@@ -149,10 +149,11 @@ async fn follow(worker: &Worker, object: ObjectId, number: Number) -> Result<(),
             LeaseRefusal::ClockUntrusted => Refusal::Unusable(Unusable::Clock),
             LeaseRefusal::Expired { ended } => Refusal::Ended { seq, holder: external::holder(), ended },
             LeaseRefusal::Fenced { fence } => Refusal::Stale { seq, fence, successor: None, certified: None },
-            _ => Refusal::Draining { fence },
+            LeaseRefusal::TokenMismatch => Refusal::WrongSecret { seq },
+            _ => Refusal::Busy { stops: false },
         },
-        // The fence may have moved or not: the same write may come again.
-        Err(ledger::Refused::Overloaded | ledger::Refused::Stopping) => Refusal::Draining { fence },
+        Err(ledger::Refused::Overloaded) => Refusal::Busy { stops: false },
+        Err(ledger::Refused::Stopping) => Refusal::Busy { stops: true },
         Err(_) => Refusal::Unusable(Unusable::Table),
     };
     Err(Refused { object, why })

@@ -70,7 +70,7 @@ pub struct WriteOf {
     /// The client's own name for it.
     pub key: Option<IdempotencyKey>,
     /// That name is this write's.
-    pub claim: Option<Claim>,
+    pub claim: Option<Box<Claim>>,
 }
 
 /// A write on its way, until this is dropped.
@@ -124,7 +124,10 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
             Some(lane) => (lane, true, !job.is_retired()),
             None => match job.pool().idle_lane() {
                 Some(lane) => (lane, true, false),
-                None => (Box::pin(job.pool().lane()).await.map_err(no_lane)?, false, false),
+                None => {
+                    let lane = Box::pin(job.pool().lane()).await;
+                    (lane.map_err(|why| job.came_to_nothing(no_lane(why)))?, false, false)
+                }
             },
         };
         // One whose end was let go once, on a connection that took nothing, goes whole.
@@ -252,6 +255,12 @@ impl Job {
             write.passage.back_out();
             write.claim.iter().for_each(|claim| claim.sends(false));
         }
+    }
+
+    /// Nothing was sent, and the same would come of its twins.
+    fn came_to_nothing(&self, why: Refused) -> Refused {
+        self.write.iter().flat_map(|write| &write.claim).for_each(|claim| claim.came_to_nothing(&why));
+        why
     }
 
     /// A newer version of its route has taken over.
@@ -390,7 +399,7 @@ impl Job {
             return match broken {
                 Some(Broken::Denied) => self.why_denied().await,
                 Some(broken) => unsent(&broken),
-                None => no_answer(why),
+                None => self.came_to_nothing(no_answer(why)),
             };
         }
         let Some(write) = &self.write else { return no_answer(why) };
@@ -496,7 +505,7 @@ impl Job {
                 let digest = made(digest);
                 let line = self.line(write).map(|line| (line, digest.unwrap_or_default(), status.as_u16()));
                 let payload = digest.map(|digest| keyed::payload(&self.head, digest));
-                let claim = claim.map(|claim| Box::new((claim, payload, status.as_u16())));
+                let claim = claim.map(|claim| (claim, payload, status.as_u16()));
                 let carried = Carried { worker, lane, settles: settles && !is_early, passage, line, claim };
                 let outcome = if settles { Outcome::Pending } else { Outcome::Unknown };
                 (ReplyBody::store(StoreReply::coming(frames, carried, left())), outcome)

@@ -5,21 +5,22 @@
 //! sent gives its key back. What is told of a key that is known is in `fence::idempotency`.
 
 use std::{
-    cell::Cell,
+    borrow::Cow,
+    cell::{Cell, RefCell},
     collections::{HashMap, VecDeque, hash_map::Entry as Slot},
     future::poll_fn,
     pin::Pin,
     rc::Rc,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Poll,
     time::Duration,
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version, header, request::Parts};
 use http_body::Body;
 use hyper::body::Incoming;
 use sha2::{Digest, Sha256};
@@ -27,6 +28,7 @@ use tokio::sync::watch;
 
 use super::{
     Worker,
+    carry::Carrying,
     classify::Write,
     commit::Broken,
     forward::unsent,
@@ -73,7 +75,8 @@ impl Keys {
         match self.lock().entry(scope.clone()) {
             Slot::Occupied(first) => Err(Arc::clone(first.get())),
             Slot::Vacant(place) => {
-                let flight = Arc::new(Flight { seq, payload, end: watch::Sender::new(None) });
+                let (is_fresh, end) = (AtomicBool::new(false), watch::Sender::new(None));
+                let flight = Arc::new(Flight { seq, payload, is_fresh, end });
                 Ok(Arc::clone(place.insert(flight)))
             }
         }
@@ -89,11 +92,13 @@ impl Keys {
     }
 }
 
-/// A keyed write on its way.
+/// A keyed write on its way, or one whose key is being looked up.
 struct Flight {
     seq: LeaseSeq,
     /// `None` where its body streams.
     payload: Option<Payload>,
+    /// Its key was new, so it is the one that counts.
+    is_fresh: AtomicBool,
     end: watch::Sender<Option<End>>,
 }
 
@@ -101,8 +106,8 @@ struct Flight {
 #[derive(Clone)]
 enum End {
     Known(Arc<Entry>),
-    /// Nothing was sent.
-    Void,
+    /// Nothing was sent; why, where that is so for its twins too.
+    Void(Option<(Code, Cow<'static, str>)>),
     Unknown,
 }
 
@@ -129,6 +134,8 @@ pub struct Claim {
     /// The ledger has been asked to remember it.
     is_asked: bool,
     sent: Cell<bool>,
+    /// Why nothing was sent, where that is so for its twins too.
+    why: RefCell<Option<(Code, Cow<'static, str>)>>,
     is_over: bool,
 }
 
@@ -138,11 +145,37 @@ impl Claim {
         self.sent.set(sent);
     }
 
-    /// The store has answered for the write. Durable when this returns, or nobody knows.
-    pub async fn answered(mut self, digest: Option<Payload>, answer: Answer) {
+    /// The store cannot be had: its twins need not try one after the other.
+    pub fn came_to_nothing(&self, why: &Refused) {
+        let code = why.problem.code();
+        if matches!(code, Code::StoreUnreachable | Code::GateOverloaded) {
+            *self.why.borrow_mut() = Some((code, why.problem.detail().to_owned().into()));
+        }
+    }
+
+    /// The store has answered for the write. Durable when this returns, or nobody knows; goes on where nobody waits
+    /// for it.
+    pub async fn answered(self, digest: Option<Payload>, answer: Answer) {
+        if !self.worker.stopping.get() {
+            let carrying = Carrying::new(&self.worker);
+            let kept = tokio::task::spawn_local(async move {
+                self.write_down(digest, answer).await;
+                drop(carrying);
+            });
+            // It ends where the worker does.
+            let _ = kept.await;
+        }
+    }
+
+    async fn write_down(mut self, digest: Option<Payload>, answer: Answer) {
         let Some(entry) = self.entry.take() else { return };
         let entry = Entry { payload: entry.payload.or(digest), answer, ..entry };
-        let kept = self.ledger.end_keyed(self.scope.clone(), self.attempt, entry.clone()).await;
+        let kept = loop {
+            match self.ledger.end_keyed(self.scope.clone(), self.attempt, entry.clone()).await {
+                Err(ledger::Refused::Overloaded) => tokio::time::sleep(TRY_AGAIN).await,
+                other => break other,
+            }
+        };
         self.is_over = true;
         // Its own client has its answer, whatever can be kept of it.
         let end = if kept.is_ok() { End::Known(Arc::new(entry)) } else { End::Unknown };
@@ -152,7 +185,11 @@ impl Claim {
     /// The same, for whoever does not wait.
     pub fn answered_later(self, digest: Option<Payload>, answer: Answer) {
         if !self.worker.stopping.get() {
-            tokio::task::spawn_local(self.answered(digest, answer));
+            let carrying = Carrying::new(&self.worker);
+            tokio::task::spawn_local(async move {
+                self.write_down(digest, answer).await;
+                drop(carrying);
+            });
         }
     }
 
@@ -177,7 +214,7 @@ impl Drop for Claim {
         if self.is_over {
             return;
         }
-        let end = if self.sent.get() { End::Unknown } else { End::Void };
+        let end = if self.sent.get() { End::Unknown } else { End::Void(self.why.take()) };
         if self.sent.get() || !self.is_asked {
             return self.keys.leave(&self.scope, &self.flight, end);
         }
@@ -205,9 +242,9 @@ const TRY_AGAIN: Duration = Duration::from_millis(5);
 
 /// What a write's key turns out to be.
 pub enum Claimed {
-    Mine(Claim),
+    Mine(Box<Claim>),
     /// Known, and not on its way.
-    Known(Entry),
+    Known(Arc<Entry>),
     /// Another write with the same key is on its way.
     Twin(Twin),
     /// Its lease does not stand open any more.
@@ -218,11 +255,14 @@ pub enum Claimed {
 pub struct Twin(Arc<Flight>);
 
 impl Twin {
-    /// What its payload says before it has ended, where that is known.
+    /// Whether this write may wait for its answer. One that is not known to be the first cannot say no.
     ///
     /// # Errors
     /// With what this write is told at once.
     pub fn agrees(&self, payload: &Payload, seq: LeaseSeq) -> Result<(), Refusal> {
+        if !self.0.is_fresh.load(Ordering::Acquire) {
+            return Ok(());
+        }
         if self.0.payload.as_ref().is_some_and(|own| own != payload) {
             return Err(Refusal::OtherPayload);
         }
@@ -231,8 +271,12 @@ impl Twin {
 
     /// Waits for its answer. `None`: it was not sent, so the key is free again.
     pub async fn answer(&self, worker: &Worker, payload: &Payload) -> Option<Result<Response<ReplyBody>, Refused>> {
-        match self.0.ended().await {
-            End::Void => None,
+        let waiting = worker.plane.metrics().waits_for_twin();
+        let ended = self.0.ended().await;
+        drop(waiting);
+        match ended {
+            End::Void(None) => None,
+            End::Void(Some((code, detail))) => Some(Err(Refused::new(code, detail))),
             End::Unknown => Some(Err(refused(worker, Refusal::Unknown))),
             End::Known(entry) => Some(again(worker, &entry, payload, KeyedResult::Shared)),
         }
@@ -268,16 +312,20 @@ pub async fn claim(
         entry: None,
         is_asked: true,
         sent: Cell::new(false),
+        why: RefCell::default(),
         is_over: false,
     };
     match ledger.begin_keyed(Attempt { scope, payload, seq, attempt }).await {
         Ok(Begun::Fresh(entry)) => {
             worker.plane.metrics().keyed(KeyedResult::Fresh);
+            claim.flight.is_fresh.store(true, Ordering::Release);
             claim.entry = Some(entry);
-            Ok(Claimed::Mine(claim))
+            Ok(Claimed::Mine(Box::new(claim)))
         }
         Ok(Begun::Known(entry)) => {
-            claim.is_asked = false;
+            claim.is_over = true;
+            let entry = Arc::new(entry);
+            keys.leave(&claim.scope, &claim.flight, End::Known(Arc::clone(&entry)));
             Ok(Claimed::Known(entry))
         }
         Ok(Begun::Fenced) => {
@@ -331,7 +379,7 @@ fn replay(kept: &idempotency::Response) -> Response<ReplyBody> {
 
 /// A keyed write that gets neither a run nor an answer.
 pub fn refused(worker: &Worker, why: Refusal) -> Refused {
-    let (result, what): (_, std::borrow::Cow<'static, str>) = match why {
+    let (result, what): (_, Cow<'static, str>) = match why {
         Refusal::OtherPayload => (
             KeyedResult::Mismatch,
             "this Idempotency-Key was used for another write: the method, the target or the body differs; use a new key".into(),
@@ -357,12 +405,24 @@ pub fn refused(worker: &Worker, why: Refusal) -> Refused {
     Refused::new(why.code(), what)
 }
 
-/// The digest of a write: its method, its target, its body's own digest.
+/// Headers by which a write may become another one.
+const COUNTED: [HeaderName; 4] =
+    [header::CONTENT_ENCODING, header::CONTENT_RANGE, header::CONTENT_TYPE, HeaderName::from_static("destination")];
+
+/// The digest of a write: its method, its target, what says how its body is to be read and where it goes, and its
+/// body's own digest.
 #[must_use]
 pub fn payload(head: &Parts, body: [u8; 32]) -> Payload {
     let mut hash = Sha256::new();
     let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
-    for part in [head.method.as_str(), target] {
+    let names = COUNTED;
+    let counted = names
+        .iter()
+        .enumerate()
+        .flat_map(|(place, name)| head.headers.get_all(name).iter().map(move |value| (place + 1, value.as_bytes())));
+    let said = [(0, head.method.as_str().as_bytes()), (0, target.as_bytes())].into_iter().chain(counted);
+    for (place, part) in said {
+        hash.update((place as u64).to_be_bytes());
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);
     }
@@ -429,7 +489,8 @@ pub struct Lookup {
 impl Lookup {
     #[must_use]
     pub fn of(wanted: &Write<'_>) -> Option<Self> {
-        let key = wanted.key.clone()?;
+        // A write to two objects has two leases; only the one that is admitted counts there.
+        let key = wanted.key.clone().filter(|_| wanted.others.is_empty())?;
         let (object, route) = (wanted.target.id(), Arc::clone(&wanted.route.name));
         Some(Self { object, route, presented: wanted.target.presented(), key })
     }
@@ -463,7 +524,9 @@ impl Lookup {
         if !matches!(code, Code::WriteStaleFence | Code::LeaseExpired | Code::FenceDraining) {
             return Err((why, Some(body)));
         }
-        let (is_current, now) = (code == Code::FenceDraining, worker.gate.clock.wall());
+        // One that was judged, and not turned away by a reload.
+        let is_current = code == Code::FenceDraining && why.fence.is_some();
+        let now = worker.gate.clock.wall();
         let keep_ms = worker.plane.keys.settings.keep_ms;
         let Self { object, presented, key, .. } = self;
         let found = worker.gate.read(move |records| find(records, object, &presented, key)).await;
@@ -494,10 +557,12 @@ impl Lookup {
                 None => Err((why, None)),
             };
         }
-        // It may have been answered since it was read.
+        // It may have been answered since it was read, or given back.
         let newest = worker.gate.read(move |records| read(&*records.table, &scope)).await;
-        let entry = newest.ok().flatten().unwrap_or(entry);
-        known(worker, &entry, &payload).map_err(|why| (why, None))
+        match newest.ok().flatten().filter(|newest| newest.attempt == entry.attempt) {
+            Some(entry) => known(worker, &entry, &payload).map_err(|why| (why, None)),
+            None => Err((why, None)),
+        }
     }
 }
 

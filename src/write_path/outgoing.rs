@@ -62,12 +62,19 @@ impl Job {
         let (Some(key), Some(passage), Some(permit)) = (key, &passage, permit) else {
             return Err(Refused::new(Code::TableUnavailable, "a keyed write without a lease; nothing was sent"));
         };
+        let mut payload = match &collected {
+            Collected::Whole(outgoing) => Some(keyed::payload(&self.head, keyed::digest_of(&outgoing.body))),
+            Collected::Long(_) => None,
+        };
         loop {
-            let payload = match &collected {
-                Collected::Whole(outgoing) => Some(keyed::payload(&self.head, keyed::digest_of(&outgoing.body))),
-                Collected::Long(_) => None,
+            let claimed = match keyed::claim(&worker, permit, &key, payload).await {
+                Ok(claimed) => claimed,
+                Err(refused) => {
+                    drop(self.outgoing(collected));
+                    return Err(refused);
+                }
             };
-            let twin = match keyed::claim(&worker, permit, &key, payload).await? {
+            let twin = match claimed {
                 Claimed::Mine(claim) => {
                     if let Some(write) = &mut self.write {
                         write.claim = Some(claim);
@@ -84,11 +91,12 @@ impl Job {
                 }
                 Claimed::Twin(twin) => twin,
             };
-            let (payload, left) = self.payload(payload, collected).await?;
-            twin.agrees(&payload, permit.seq()).map_err(|why| keyed::refused(&worker, why))?;
+            let (own, left) = self.payload(payload, collected).await?;
+            payload = Some(own);
+            twin.agrees(&own, permit.seq()).map_err(|why| keyed::refused(&worker, why))?;
             let answered = tokio::select! {
                 biased;
-                answered = twin.answer(&worker, &payload) => answered,
+                answered = twin.answer(&worker, &own) => answered,
                 () = passage.retired() => return Err(rerouted()),
             };
             collected = match (answered, left) {
@@ -117,7 +125,14 @@ impl Job {
             }
             (None, Collected::Long(Stream { first, rest, is_h2, .. })) => {
                 let limits = Limits::of(&self.outfit.plan);
-                let digest = keyed::digest_on(&self.worker, first, rest, is_h2, limits).await?;
+                let digest = keyed::digest_on(&self.worker, first, rest, is_h2, limits);
+                let Some(passage) = self.passage() else { return Err(rerouted()) };
+                // A client may take its time with its body; a reload does not wait for it.
+                let digest = tokio::select! {
+                    biased;
+                    digest = digest => digest?,
+                    () = passage.retired() => return Err(rerouted()),
+                };
                 Ok((keyed::payload(&self.head, digest), None))
             }
         }

@@ -195,6 +195,8 @@ impl From<Refusal> for Refused {
                 Self::new(code, format!("this gate has granted nothing above {fence}; is the token another gate's?"))
                     .numbered(Some(seq), Some(fence))
             }
+            Refusal::Busy { stops: true } => Self::new(code, "this gate is stopping; nothing was sent. Try again once it is back"),
+            Refusal::Busy { stops: false } => Self::new(code, "too many lease changes are waiting; nothing was sent. Try again in a moment"),
             Refusal::Jump { seq, fence, max_jump } => Self::new(
                 code,
                 format!("this would move the fence from {fence} further than max_jump ({max_jump}) at once or within a minute; is it this object's token?"),

@@ -103,7 +103,7 @@ impl GateModel {
             Action::Release => self.decide(world, self.product.release(self.held(world)?)),
             Action::Revoke => {
                 world.revokes += 1;
-                self.decide(world, Event::Revoke { reason: "an operator".to_owned() })
+                self.decide(world, Event::Revoke { reason: "an operator".to_owned(), is_external: false })
             }
             Action::End => self.end(world),
             Action::AskAgain => self.ask_again(world),

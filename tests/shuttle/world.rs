@@ -194,7 +194,7 @@ impl World {
 
     /// An operator moves the fence. `force`: whatever is on its way.
     pub fn revoke(&self, object: &ObjectId, force: bool) {
-        let revoked = block_on(self.gate.ledger.revoke(object.clone(), "a test".to_owned(), force)).unwrap();
+        let revoked = block_on(self.gate.ledger.revoke(object.clone(), "a test".to_owned(), force, false)).unwrap();
         if let State::Free { .. } = revoked.record.state
             && !force
         {

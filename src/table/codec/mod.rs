@@ -14,6 +14,7 @@
 //! | `j` | object_id | [`JournalHead`]: how many writes have settled, and the hash over them. Never deleted | ledger |
 //! | `e` | object_id, 0, number (8 bytes, big endian) | [`JournalEntry`]: one settled write | ledger; the oldest are deleted |
 //! | `k` | object_id, 0, holder_id, 0, idempotency key | [`Entry`]: a keyed write, and its answer | ledger; deleted after `idempotency.keep_ms` |
+//! | `t` | time (8 bytes, big endian), and the rest of a `k` key | nothing: that one was remembered then | with its `k` row |
 //!
 //! Ids hold no control characters, so byte 0 separates. Numbers are big endian and sort as numbers.
 //! Every value begins with [`FORMAT`]; a value has exactly one encoding, and whatever is not it
@@ -32,7 +33,7 @@ pub use rows::{Context, Meta, RequestRow, Terms};
 
 use self::bytes::{Reader, Writer};
 use crate::fence::{
-    Hlc, HolderId, LeaseId, LeaseRow, LeaseSeq, MigrationId, ObjectId, Record, RequestId,
+    Hlc, HolderId, LeaseId, LeaseRow, LeaseSeq, MigrationId, ObjectId, Record, RequestId, WallMs,
     idempotency::{IdempotencyKey, Scope},
 };
 
@@ -59,6 +60,7 @@ pub enum Key {
     Journal(ObjectId),
     JournalEntry(ObjectId, u64),
     Keyed(Scope),
+    KeyedAt(u64, Scope),
 }
 
 /// A key family's first byte.
@@ -76,10 +78,11 @@ pub enum Family {
     Journal,
     JournalEntry,
     Keyed,
+    KeyedAt,
 }
 
 impl Family {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Meta,
         Self::Mark,
         Self::Record,
@@ -92,6 +95,7 @@ impl Family {
         Self::Journal,
         Self::JournalEntry,
         Self::Keyed,
+        Self::KeyedAt,
     ];
 
     #[must_use]
@@ -109,6 +113,7 @@ impl Family {
             Self::Journal => b'j',
             Self::JournalEntry => b'e',
             Self::Keyed => b'k',
+            Self::KeyedAt => b't',
         }
     }
 
@@ -127,7 +132,16 @@ impl Family {
             Self::Journal => "journals",
             Self::JournalEntry => "journal entries",
             Self::Keyed => "idempotency keys",
+            Self::KeyedAt => "idempotency keys by time",
         }
+    }
+
+    /// Where the keys of keyed writes that were remembered up to a time begin and end.
+    #[must_use]
+    pub fn keyed_until(at: WallMs) -> (Vec<u8>, Vec<u8>) {
+        let from = vec![Self::KeyedAt.byte()];
+        let until = [&from[..], &at.0.saturating_add(1).to_be_bytes()].concat();
+        (from, until)
     }
 
     /// Where this family's keys whose next bytes are `prefix` begin and end.
@@ -175,12 +189,10 @@ impl Key {
             }
             Self::Migration(id) => bytes.extend_from_slice(id.as_str().as_bytes()),
             Self::JournalEntry(object, number) => encode_numbered(bytes, object, *number),
-            Self::Keyed(Scope { object, holder, key }) => {
-                bytes.extend_from_slice(object.as_str().as_bytes());
-                bytes.push(0);
-                bytes.extend_from_slice(holder.as_str().as_bytes());
-                bytes.push(0);
-                bytes.extend_from_slice(key.as_str().as_bytes());
+            Self::Keyed(scope) => encode_scope(bytes, scope),
+            Self::KeyedAt(at, scope) => {
+                bytes.extend_from_slice(&at.to_be_bytes());
+                encode_scope(bytes, scope);
             }
             Self::LeaseIndex(lease) => bytes.extend_from_slice(lease.as_str().as_bytes()),
             Self::Request(holder, request) => {
@@ -208,6 +220,10 @@ impl Key {
             b'j' => Ok(Self::Journal(object(rest)?)),
             b'e' => numbered(rest).map(|(object, number)| Self::JournalEntry(object, number)),
             b'k' => scope(rest).map(Self::Keyed),
+            b't' => {
+                let (at, rest) = rest.split_first_chunk().ok_or(CodecFault("a key without a time"))?;
+                scope(rest).map(|scope| Self::KeyedAt(u64::from_be_bytes(*at), scope))
+            }
             b'i' => Ok(Self::LeaseIndex(LeaseId::new(text(rest)?).map_err(|_| CodecFault("a bad lease id"))?)),
             b'q' => {
                 let (holder, request) =
@@ -235,6 +251,7 @@ impl Key {
             Self::Journal(_) => Family::Journal,
             Self::JournalEntry(..) => Family::JournalEntry,
             Self::Keyed(_) => Family::Keyed,
+            Self::KeyedAt(..) => Family::KeyedAt,
         }
     }
 }
@@ -254,6 +271,14 @@ fn numbered(rest: &[u8]) -> Result<(ObjectId, u64), CodecFault> {
 fn numbered_seq(rest: &[u8]) -> Result<(ObjectId, LeaseSeq), CodecFault> {
     let (object, number) = numbered(rest)?;
     Ok((object, LeaseSeq::new(number).ok_or(CodecFault("a key with number 0"))?))
+}
+
+fn encode_scope(bytes: &mut Vec<u8>, Scope { object, holder, key }: &Scope) {
+    bytes.extend_from_slice(object.as_str().as_bytes());
+    bytes.push(0);
+    bytes.extend_from_slice(holder.as_str().as_bytes());
+    bytes.push(0);
+    bytes.extend_from_slice(key.as_str().as_bytes());
 }
 
 fn scope(rest: &[u8]) -> Result<Scope, CodecFault> {

@@ -183,6 +183,9 @@ fn key() -> impl Strategy<Value = Key> {
         (object_id(), holder_id(), "[ -~]{1,40}").prop_map(|(object, holder, key)| {
             Key::Keyed(Scope { object, holder, key: IdempotencyKey::new(&key).unwrap() })
         }),
+        (any::<u64>(), object_id(), holder_id(), "[ -~]{1,40}").prop_map(|(at, object, holder, key)| {
+            Key::KeyedAt(at, Scope { object, holder, key: IdempotencyKey::new(&key).unwrap() })
+        }),
     ]
 }
 

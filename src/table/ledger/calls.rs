@@ -77,11 +77,11 @@ impl Core {
         &mut self,
         round: &mut Round,
         object: &ObjectId,
-        reason: String,
+        revocation: Event,
         force: bool,
         reply: Reply<Moved>,
     ) {
-        let revoked = match self.change_by_force(round, object, Event::Revoke { reason }, force) {
+        let revoked = match self.change_by_force(round, object, revocation, force) {
             Ok(Changed::Opened(opened)) => self.newest(round, object).map(|record| {
                 let drain = opened.into_iter().next().map_or_else(DrainReport::default, |(_, _, report)| report);
                 Moved { record, drain, is_superseded: false }

@@ -66,8 +66,6 @@ pub struct Core {
     pub(super) terms: InUse,
     pub(super) migrating: Migrating,
     pub(super) jumps: Jumps,
-    /// Where the sweep of keyed writes goes on.
-    pub(super) swept_keys: Option<Vec<u8>>,
     lease_ids: LeaseIds,
     step_meter: StepMeter,
     /// Grants whose clients were gone when the answer came: to be taken back in the next round.
@@ -110,7 +108,6 @@ impl Core {
             terms: InUse::new(setup.terms),
             migrating: Migrating::default(),
             jumps: Jumps::default(),
-            swept_keys: None,
             lease_ids: LeaseIds::default(),
             step_meter: StepMeter::new(now),
             orphans: vec![],
@@ -257,7 +254,9 @@ impl Core {
                 });
                 answer(round, reply, withdrawn);
             }
-            Command::Revoke { object, reason, force, reply } => self.revoke(round, &object, reason, force, reply),
+            Command::Revoke { object, reason, force, is_external, reply } => {
+                self.revoke(round, &object, Event::Revoke { reason, is_external }, force, reply);
+            }
             Command::Certify { certificate, max_jump, migration, reply } => {
                 self.certify(round, &certificate, max_jump, migration.map(|each| *each), reply);
             }

@@ -1,7 +1,7 @@
 //! Keyed writes: remembered before they may land, and their answers behind it.
 //!
 //! A write is remembered only under the lease that stands open at its object's fence, so a fenced holder never
-//! leaves one behind. What is over for longer than `idempotency.keep_ms` is forgotten, a few rows each second.
+//! leaves one behind. What was remembered longer ago than `idempotency.keep_ms` is forgotten, by an index of times.
 
 use super::{
     Refused,
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     fence::{
-        LeaseSeq,
+        LeaseSeq, WallMs,
         idempotency::{Answer, Entry, Payload, Scope},
     },
     table::{
@@ -41,15 +41,16 @@ pub enum Begun {
     Fenced,
 }
 
-const ROWS_EACH_SECOND: usize = 1_024;
+/// More than can be remembered in a second.
+const ROWS_EACH_SECOND: usize = 65_536;
 
 impl Core {
     pub(super) fn begin_keyed(&mut self, round: &mut Round, attempt: Attempt) -> Result<Begun, Refused> {
         let Attempt { scope, payload, seq, attempt } = attempt;
         let now = self.setup.clock.now();
-        if let Some(known) = self.keyed(round, &scope)?.filter(|known| !known.is_old(now.wall, self.setup.keys_keep_ms))
-        {
-            return Ok(Begun::Known(known));
+        let before = self.keyed(round, &scope)?;
+        if let Some(known) = before.as_ref().filter(|known| !known.is_old(now.wall, self.setup.keys_keep_ms)) {
+            return Ok(Begun::Known(known.clone()));
         }
         let record = self.newest(round, &scope.object)?;
         let Some(lease) = record.open_lease().filter(|lease| lease.seq == seq && lease.is_live(now)) else {
@@ -57,7 +58,7 @@ impl Core {
         };
         let lease_id = lease.lease_id.clone();
         let entry = Entry { payload, seq, lease_id, at: now.wall, attempt, answer: Answer::None };
-        put(round, scope, Some(entry.clone()));
+        put(round, scope, before.map(|before| before.at), Some(entry.clone()));
         Ok(Begun::Fresh(entry))
     }
 
@@ -70,8 +71,8 @@ impl Core {
         attempt: u64,
         entry: Option<Entry>,
     ) -> Result<(), Refused> {
-        if self.keyed(round, &scope)?.is_some_and(|known| known.attempt == attempt) {
-            put(round, scope, entry);
+        if let Some(known) = self.keyed(round, &scope)?.filter(|known| known.attempt == attempt) {
+            put(round, scope, Some(known.at), entry);
         }
         Ok(())
     }
@@ -83,12 +84,10 @@ impl Core {
         }
     }
 
-    /// Forgets what has been remembered for long enough.
+    /// Forgets what has been remembered for long enough; only what is due is read.
     pub(super) fn sweep_keys(&mut self, round: &mut Round) {
-        let (mut from, until) = Family::Keyed.range("");
-        if let Some(after) = self.swept_keys.take() {
-            from = [after.as_slice(), &[0]].concat();
-        }
+        let Some(due) = self.setup.clock.wall().0.checked_sub(self.setup.keys_keep_ms) else { return };
+        let (from, until) = Family::keyed_until(WallMs(due));
         let rows = match self.setup.records.table.scan(&from, &until, ROWS_EACH_SECOND) {
             Ok(rows) => rows,
             Err(fault) => {
@@ -96,28 +95,31 @@ impl Core {
                 return;
             }
         };
-        if rows.len() == ROWS_EACH_SECOND {
-            self.swept_keys = rows.last().map(|(key, _)| key.clone());
-        }
-        let now = self.setup.clock.wall();
-        for (key, value) in rows {
-            match (Key::decode(&key), decode_entry(&value)) {
-                (Ok(Key::Keyed(scope)), Ok(entry)) => {
-                    // This round may have something newer to say about it.
-                    if entry.is_old(now, self.setup.keys_keep_ms) && !round.keyed.contains_key(&scope) {
-                        put(round, scope, None);
-                    }
+        for (key, _) in rows {
+            match Key::decode(&key) {
+                // This round may have something newer to say about it.
+                Ok(Key::KeyedAt(at, scope)) if !round.keyed.contains_key(&scope) => {
+                    put(round, scope, Some(WallMs(at)), None);
                 }
-                _ => tracing::error!("an idempotency key's row cannot be read"),
+                Ok(_) => {}
+                Err(fault) => tracing::error!(%fault, "an idempotency key's row cannot be read"),
             }
         }
     }
 }
 
-fn put(round: &mut Round, scope: Scope, entry: Option<Entry>) {
+/// Puts an entry, or none, in the place of one that was remembered at `before`.
+fn put(round: &mut Round, scope: Scope, before: Option<WallMs>, entry: Option<Entry>) {
+    let at = entry.as_ref().map(|entry| entry.at);
+    if let Some(before) = before.filter(|before| Some(*before) != at) {
+        round.writes.delete(&Key::KeyedAt(before.0, scope.clone()));
+    }
     let key = Key::Keyed(scope.clone());
     match &entry {
-        Some(entry) => round.writes.put(&key, encode_entry(entry)),
+        Some(entry) => {
+            round.writes.put(&Key::KeyedAt(entry.at.0, scope.clone()), []);
+            round.writes.put(&key, encode_entry(entry));
+        }
         None => round.writes.delete(&key),
     }
     round.keyed.insert(scope, entry);

@@ -197,6 +197,7 @@ pub enum Command {
         object: ObjectId,
         reason: String,
         force: bool,
+        is_external: bool,
         reply: Reply<Moved>,
     },
     /// A certificate moves a fence. With a migration, both or neither.
@@ -392,12 +393,19 @@ impl Ledger {
     }
 
     /// Moves an object's fence past whoever holds it. The record is as the revocation left it. `force`:
-    /// do not wait for writes that are on their way; the next lease is tainted.
+    /// do not wait for writes that are on their way; the next lease is tainted. `is_external`: its lock is kept
+    /// elsewhere.
     ///
     /// # Errors
     /// With why not.
-    pub async fn revoke(&self, object: ObjectId, reason: String, force: bool) -> Result<Moved, Refused> {
-        self.call(|reply| Command::Revoke { object, reason, force, reply }).await
+    pub async fn revoke(
+        &self,
+        object: ObjectId,
+        reason: String,
+        force: bool,
+        is_external: bool,
+    ) -> Result<Moved, Refused> {
+        self.call(|reply| Command::Revoke { object, reason, force, is_external, reply }).await
     }
 
     /// Moves an object's fence past the lease that a certificate names, and waits a while for its last writes:

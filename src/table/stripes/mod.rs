@@ -147,7 +147,7 @@ impl Stripes {
 
     /// Time has passed.
     pub fn tick(&self, now: BootMs) {
-        self.now.store(now.0, Ordering::Relaxed);
+        self.now.fetch_max(now.0, Ordering::Relaxed);
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]

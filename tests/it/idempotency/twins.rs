@@ -52,6 +52,7 @@ fn twins_wait_and_others_are_told() {
     let mut first = send(&bench, bench.token(), "k", b"value", &until_file);
     until("the store has it", || bench.store.saw("begun") == 1);
     let mut twin = send(&bench, bench.token(), "k", b"value", "200");
+    until("it waits", || bench.gate.shows("fencegate_idempotency_waiting 1"));
     is_refused(&put(&bench, bench.token(), "k", b"other", &[]), 422, "IDEMPOTENCY_KEY_REUSED", "none");
     std::fs::write(folder.path().join(LET_GO), "").unwrap();
     let answer = first.receive().unwrap();
@@ -75,6 +76,7 @@ fn a_twin_under_a_newer_lease_does_not_share() {
     is_refused(&put(&bench, token, "k", b"value", &[]), 409, "IDEMPOTENCY_IN_PROGRESS", "maybe");
     // The old token shares, though it is stale: it made the write.
     let mut resend = send(&bench, bench.token(), "k", b"value", "200");
+    until("it waits", || bench.gate.shows("fencegate_idempotency_waiting 1"));
     std::fs::write(folder.path().join(LET_GO), "").unwrap();
     let answer = first.receive().unwrap();
     is_replay(&resend.receive().unwrap(), &answer);
@@ -87,6 +89,7 @@ fn twins_of_a_write_that_is_lost_are_told_that_nobody_knows() {
     let mut first = send(&bench, bench.token(), "k", b"value", "hang");
     until("the store has it", || bench.store.saw("begun") == 1);
     let mut twin = send(&bench, bench.token(), "k", b"value", "200");
+    until("it waits", || bench.gate.shows("fencegate_idempotency_waiting 1"));
     bench.gate.clock.advance(30_000);
     first.receive().unwrap().unknown();
     is_refused(&twin.receive().unwrap(), 409, "IDEMPOTENCY_UNKNOWN", "maybe");
@@ -108,9 +111,71 @@ fn a_twin_takes_over_where_the_first_came_to_nothing() {
     first.send_raw(head.as_bytes()).unwrap();
     until("it is remembered", || bench.gate.shows(r#"fencegate_idempotency_keys_total{result="fresh"} 1"#));
     let mut twin = send(&bench, bench.token(), "k", b"value", "200");
+    until("it waits", || bench.gate.shows("fencegate_idempotency_waiting 1"));
     drop(first);
     twin.receive().unwrap().applied();
     assert_eq!(bench.store.applied().len(), 1);
+}
+
+#[test]
+fn twins_of_a_write_that_finds_no_store_share_that() {
+    // Nobody answers there: each try takes its time.
+    let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let fill: Vec<_> = (0..600)
+        .map_while(|_| {
+            let address = silent.local_addr().unwrap();
+            std::net::TcpStream::connect_timeout(&address, std::time::Duration::from_millis(50)).ok()
+        })
+        .collect();
+    let bench = Bench::with(|settings| {
+        settings.store.url = format!("http://{}", silent.local_addr().unwrap());
+        settings.store.connect_timeout_ms = 500;
+    });
+    let mut conns: Vec<Conn> = (0..50).map(|_| send(&bench, bench.token(), "k", b"value", "200")).collect();
+    for conn in &mut conns {
+        conn.receive().unwrap().refusal(502, "STORE_UNREACHABLE");
+    }
+    let fresh = |n: usize| bench.gate.shows(&format!("fencegate_idempotency_keys_total{{result=\"fresh\"}} {n}\n"));
+    assert!((1..=3).any(fresh), "they did not try one after the other");
+    drop(fill);
+}
+
+#[test]
+fn a_probe_with_another_body_does_not_spoil_a_resend() {
+    let bench = Bench::new();
+    let first = put(&bench, bench.token(), "k", b"value", &[]);
+    let mut conns: Vec<(bool, Conn)> = (0..40)
+        .map(|n| (n % 2 == 0, send(&bench, bench.token(), "k", if n % 2 == 0 { b"value" } else { b"other" }, "200")))
+        .collect();
+    for (is_same, conn) in &mut conns {
+        let answer = conn.receive().unwrap();
+        if *is_same {
+            is_replay(&answer, &first);
+        } else {
+            is_refused(&answer, 422, "IDEMPOTENCY_KEY_REUSED", "none");
+        }
+    }
+    assert_eq!(bench.store.saw("begun"), 1);
+}
+
+#[test]
+fn a_reload_does_not_wait_for_a_slow_repeat() {
+    let bench = Bench::with(|settings| settings.gate.hold_bytes = 1_024);
+    let long = vec![b'x'; 100_000];
+    put(&bench, bench.token(), "k", &long, &[]).applied();
+    let mut slow = bench.gate.gate();
+    let head = format!(
+        "PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {}\r\nidempotency-key: k\r\ncontent-length: 100000\r\n\r\n",
+        bench.token()
+    );
+    slow.send_raw(&[head.as_bytes(), &long[..50_000]].concat()).unwrap();
+    until("it is being read", || !bench.gate.running().gate.records.stripes.is_idle());
+    let mut settings = crate::support::gate::settings();
+    settings.store.url = bench.store.url();
+    settings.route = vec![RouteSettings { mode: fencegate::config::Mode::Audit, ..RouteSettings::default() }];
+    bench.gate.reload(&settings);
+    slow.receive().unwrap().refusal(503, "FENCE_DRAINING");
+    until("the new route is open", || put(&bench, bench.token(), "new", b"value", &[]).status == 200);
 }
 
 #[test]
