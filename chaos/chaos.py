@@ -14,10 +14,12 @@ from gate import wait_until
 from history import linearize
 from lab import Broken, Lab
 from logs import now
-from objects import MIGRATED, OBJECTS
+from objects import EXTERNAL, MIGRATED, OBJECTS
 from processes import Failed, Helper
 
 WRITERS = 14
+# Those whose locks are kept elsewhere, each a process.
+LOCKERS = 6
 HOLDERS = [f"w{n}" for n in range(WRITERS)] + ["driver"]
 LEASES_LOOKED_AT = 30
 FRESH_LOOKED_AT = 40
@@ -46,19 +48,37 @@ DECK = [
     (functools.partial(faults.flip, pattern="MANIFEST-*"), "bit flip in the manifest", 10),
     (functools.partial(faults.flip, pattern="*.sst"), "bit flip in a table file", 10),
     *((functools.partial(faults.kill_at_point, point=point), "kill at a point", 1) for point in faults.POINTS),
+    *((functools.partial(faults.kill_in_drain, point=point), "kill in an external drain", number)
+      for point, number in ((None, 3), ("persisted", 2), ("published", 2), ("drained", 1))),
+]
+
+# What matters where locks are kept elsewhere.
+EXTERNAL_DECK = [
+    (faults.kill, "", 4),
+    (faults.stop_under_load, "", 2),
+    (faults.cut_power, "power cut", 2),
+    (faults.hold_sync_under_load, "", 2),
+    (faults.tear_tail, "new incarnations after a lost first grant", 2),
+    *((functools.partial(faults.kill_in_drain, point=point), "kill in an external drain", 2)
+      for point in (None, "persisted", "published", "drained")),
 ]
 
 
 class Run:
-    """One run: its parts, its random numbers, its counts."""
+    """One run: its parts, its random numbers, its counts. `external`: of what has to do with outside locks only."""
 
-    def __init__(self, lab, seed):
+    def __init__(self, lab, seed, external=False):
         self.lab, self.gate = lab, lab.gate
         self.random = random.Random(f"{seed}/driver")
         self.counts = Counts(lab.oracle)
         self.client = lab.client("driver")
+        self.locks = lab.locks()
+        # Objects that are locked until somebody confirms their fence.
+        self.doubtful = set()
         self.made = []
-        self.writers = None
+        self.deck = EXTERNAL_DECK if external else DECK
+        self.is_external = external
+        self.writers = []
         self.seed = seed
         # Played to their end.
         self.decks = 0
@@ -67,11 +87,27 @@ class Run:
 
     def start(self, **extra):
         self.lab.start(**extra)
-        self.client.hang_up()
+        self.confirm()
 
     def started(self):
-        self.lab.driver.note(self.gate.ready_at, "started")
+        self.lab.started()
+        self.confirm()
+
+    def confirm(self):
+        """What an operator does when part of the table's past was lost: a number above all that were given is the
+        lowest that may write from here on."""
         self.client.hang_up()
+        if self.gate.has_lost():
+            self.doubtful |= set(EXTERNAL)
+        for object_id in sorted(self.doubtful):
+            try:
+                is_done = self.client.confirm(object_id, self.locks.next(object_id))
+            except Down:
+                # It has gone already; the next one is asked again.
+                is_done = False
+            if is_done:
+                self.doubtful.discard(object_id)
+                self.counts.tell("external objects confirmed")
 
     def kill(self):
         self.gate.kill()
@@ -83,7 +119,7 @@ class Run:
         return self.made[-1]
 
     def known(self):
-        return OBJECTS + MIGRATED + ["ra-1", "ra-2", "rb-1", "rb-2"] + self.made[-FRESH_LOOKED_AT:]
+        return OBJECTS + MIGRATED + EXTERNAL + ["ra-1", "ra-2", "rb-1", "rb-2"] + self.made[-FRESH_LOOKED_AT:]
 
     @contextlib.contextmanager
     def at_rest(self):
@@ -118,13 +154,15 @@ class Run:
         """Plays decks until the time is up, and at least one."""
         begun = self.shown = now()
         self.start()
-        self.writers = Helper("writers.py", self.lab.folder, self.lab.grants.port, self.seed, WRITERS,
-                              errors=self.lab.folder / "errors")
+        for program, number in ("lockers.py", LOCKERS), ("writers.py", 0 if self.is_external else WRITERS):
+            self.writers.append(Helper(program, self.lab.folder, self.lab.grants.port, self.seed, number,
+                                       errors=self.lab.folder / "errors"))
         until = begun + duration
         self.play_deck(float("inf"))
         while now() < until:
             self.play_deck(until)
-        self.writers.stop()
+        for writers in self.writers:
+            writers.stop()
         self.check()
         # What was acknowledged last is held against the store's log the next time.
         self.lab.judge()
@@ -134,7 +172,7 @@ class Run:
 
     def play_deck(self, until):
         """Plays a deck to its end, or until the time is up."""
-        deck = [(fault, name) for fault, name, number in DECK for _ in range(number)]
+        deck = [(fault, name) for fault, name, number in self.deck for _ in range(number)]
         self.random.shuffle(deck)
         size = len(deck)
         tries = 3 * size
@@ -163,12 +201,12 @@ class Run:
             print(f"{done}/{size} faults, {len(self.lab.oracle.writes)} writes, no violation", file=sys.stderr)
 
 
-def chaos(binary, seed, duration):
-    """Plays a run; returns the exit code."""
+def chaos(binary, seed, duration, external=False):
+    """Plays a run; returns the exit code. `external`: of what has to do with outside locks only."""
     print(f"seed {seed}", flush=True)
     begun = now()
     with Lab(binary, HOLDERS) as lab:
-        run = Run(lab, seed)
+        run = Run(lab, seed, external)
         wrong, code = played(run, duration)
         if code in (0, 3):
             report(run, now() - begun)
@@ -189,12 +227,12 @@ def played(run, duration):
             # Whatever else went wrong, a broken promise comes first.
             run.lab.judge()
             raise
-        linearize(run.lab, OBJECTS)
+        linearize(run.lab, OBJECTS + EXTERNAL)
     except Broken as broken:
         return str(broken), 1
     except Failed as failed:
         return f"the run has failed: {failed}", 2
-    missing = run.counts.missing(max(1, run.decks))
+    missing = run.counts.missing_external() if run.is_external else run.counts.missing(max(1, run.decks))
     return (f"too little was seen: {'; '.join(missing)}", 3) if missing else (None, 0)
 
 

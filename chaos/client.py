@@ -12,7 +12,7 @@ from pathlib import Path
 
 from http1 import Conn
 from logs import now
-from objects import is_journaled, path_of
+from objects import is_external, is_journaled, path_of
 
 OVER = ("LEASE_EXPIRED", "LEASE_FENCED", "WRITE_STALE_FENCE")
 
@@ -95,16 +95,16 @@ class Client:
             self.drop("api")
             return None
 
-    def told(self, object_id, seq, answer):
-        """Reports what a refusal says of an object and of a lease."""
+    def told(self, object_id, seq, answer, quiet=None):
+        """Reports what a refusal says of an object and of a lease. `quiet`: see `granted`."""
         body, code = answer.json(), answer.code
         fence = body.get("fence")
-        about = {"quiet": answer.quiet, "code": code}
+        about = {"quiet": quiet or answer.quiet, "code": code}
         if isinstance(fence, int):
             # A route that has moved may have made another object of it.
             self.reporter.report(answer.ret, "fence", object=body.get("object_id") or object_id, fence=fence, **about)
         if code in OVER and seq is not None:
-            self.reporter.report(answer.ret, "over", object=object_id, seq=seq, **about)
+            self.reporter.report(answer.ret, "over", object=object_id, seq=seq, fence=fence, **about)
 
     def granted(self, calls, answer, how, quiet=None):
         """What has come of an acquire or a rotation: the leases, or none. `calls`: number and time by object. `quiet`:
@@ -193,6 +193,35 @@ class Client:
         self.end(number, "ok", answer, seq=body["fence"])
         return body["fence"]
 
+    def take(self, locks, object_id, ttl_ms):
+        """A lock that is kept elsewhere, or None. Whose number it is, is known before it is used."""
+        lock = locks.take(object_id, ttl_ms)
+        if lock:
+            self.reporter.report(now(), "issued", object=object_id, seq=lock.seq, holder=self.name)
+        return lock
+
+    def advance(self, lock):
+        """Says whether nothing of an older lock lands any more."""
+        return self._move("advance", "advanced", lock.object, lock.seq)
+
+    def confirm(self, object_id, seq):
+        """An operator's word, after part of the table's past was lost: no lower number may write."""
+        return self._move("confirm", "confirmed", object_id, seq)
+
+    def _move(self, call, event, object_id, seq):
+        number, begun = self.begin(call, object_id, seq=seq)
+        answer = self.ask("POST", f"/v1/objects/{object_id}/{call}", {"token": seq})
+        is_done = answer is not None and answer.status == 200
+        if is_done:
+            # It is the ledger that says so, and others may have been told more before this is heard.
+            about = {"object": object_id, "seq": seq, "call": begun, "quiet": begun}
+            self.reporter.report(answer.ret, event, fence=answer.json()["fence"], **about)
+        elif answer is not None:
+            self.told(object_id, seq, answer, quiet=begun)
+        unsure = answer is None or b'"maybe"' in answer.body
+        self.end(number, "ok" if is_done else "maybe" if unsure else "refused", answer, code=answer and answer.code)
+        return is_done
+
     def read(self, object_id):
         number, _ = self.begin("read", object_id, "gate")
         try:
@@ -240,15 +269,17 @@ class Upload:
     """
 
     def __init__(self, client, lease, wish, body, first=None, hangs_up=False, asks=False, token=None):
-        self.client, self.lease, self.hangs_up = client, lease, hangs_up
+        self.client, self.hangs_up = client, hangs_up
         self.object = lease.object
+        # What a forged token gets says nothing of the lease.
+        self.seq = lease.seq if token is None else None
         about = {"seq": lease.seq, "hangs_up": hangs_up, "wish": wish, "token": token}
         if is_journaled(lease.object):
             # By its digest it is found in the journal.
             body = f"{client.process}:{next(Client.numbers)} ".encode() + body
             about["digest"] = hashlib.sha256(body).hexdigest()
         first = len(body) if first is None else first
-        self.number, _ = client.begin("write", lease.object, "gate", **about)
+        self.number, self.begun = client.begin("write", lease.object, "gate", **about)
         headers = [("x-write", self.number), ("x-chaos", wish)]
         if token != "":
             headers.append(("fence-token", token or lease.token))
@@ -297,13 +328,15 @@ class Upload:
         if answer.code:
             is_known = answer.json()["side_effect"] == "none"
             if is_known:
-                self.client.told(self.object, self.lease.seq, answer)
+                # Where a number is above the fence it is the ledger that says so, as in `_move`.
+                quiet = self.begun if is_external(self.object) else None
+                self.client.told(self.object, self.seq, answer, quiet)
             outcome = "refused" if is_known else "maybe"
         elif answer.headers.get("fence-outcome") != "settled":
             outcome = "maybe"
         else:
             outcome = "ok" if answer.status < 300 else "store"
-        self.client.end(self.number, outcome, answer, code=answer.code)
+        self.client.end(self.number, outcome, answer, code=answer.code, fence_seq=answer.headers.get("fence-seq"))
         return outcome
 
 

@@ -66,6 +66,28 @@ class Play:
     def go(self):
         self.file.touch()
 
+    # How a holder comes by its lease, or by a lock that is kept elsewhere.
+
+    def acquire(self):
+        return self.a.acquire("x", TTL_MS)
+
+    def take(self):
+        lock = self.lock(self.a)
+        if not self.a.advance(lock):
+            raise Failed("in vain: the fence was to follow")
+        return lock
+
+    @functools.cached_property
+    def locks(self):
+        return self.lab.locks()
+
+    def lock(self, client):
+        lock = client.take(self.locks, "x-x", TTL_MS)
+        self.locks.release(lock)
+        return lock
+
+    # How a lease moves on.
+
     def rotate(self, lease):
         return in_background(lambda: self.a2.rotate(lease, TTL_MS))
 
@@ -74,6 +96,15 @@ class Play:
 
     def migrate(self, lease):
         return in_background(lambda: self.authority.migrate(lease.object, TTL_MS, patience_s=20))
+
+    def advance(self, _):
+        lock = self.lock(self.b)
+        return in_background(lambda: self.b.advance(lock))
+
+    def outrun(self, _):
+        """The next holder writes with its number at once."""
+        lock = self.lock(self.b)
+        return in_background(lambda: self.b.write(lock) == "ok")
 
     def land_late(self, moved_on, *events):
         """The lease moves on; then what is on its way to the store lands."""
@@ -84,40 +115,40 @@ class Play:
             raise Failed("in vain: the lease was to move on")
 
 
-def write_on_its_way(play, by=Play.rotate):
+def write_on_its_way(play, by=Play.rotate, have=Play.acquire):
     """A write is at the store, which has not applied it yet, when the lease moves on."""
     play.start()
-    lease = play.a.acquire("x", TTL_MS)
+    lease = have(play)
     upload = play.a.upload(lease, f"until:{play.file}")
     play.wait_for("received")
     play.land_late(by(play, lease), "applied")
     upload.finish()
 
 
-def write_while_sealed(play):
+def write_while_sealed(play, by=Play.rotate, have=Play.acquire):
     """A write comes while the sync of the grant that ends its lease is under way."""
     play.start()
-    lease, control = play.a.acquire("x", TTL_MS), play.gate.control
+    lease, control = have(play), play.gate.control
     before = control.held_syncs
     control.hold_sync = 1
-    rotated = play.rotate(lease)
+    moved_on = by(play, lease)
     wait_until("a held sync", lambda: control.held_syncs > before)
     upload = play.a.upload(lease, f"until:{play.file}")
     wait_until("the write's fate", lambda: play.saw("received") or upload.is_answered())
     control.hold_sync = 0
-    rotated()
+    moved_on()
     play.go()
     upload.finish()
 
 
-def power_cut(play):
+def power_cut(play, have=Play.acquire):
     """A grant is answered, and the power goes away."""
     play.start()
-    play.a.acquire("x", TTL_MS)
+    lease = have(play)
     play.gate.kill()
     play.gate.synced.cut()
     play.start()
-    play.a.fence("x")
+    play.a.fence(lease.object)
 
 
 def power_cut_after_a_certificate(play):
@@ -134,10 +165,10 @@ def power_cut_after_a_certificate(play):
     play.a.fence("x")
 
 
-def body_after_the_advance(play, by=Play.rotate):
+def body_after_the_advance(play, by=Play.rotate, have=Play.acquire):
     """A write is admitted, and its body comes when the lease has moved on."""
     play.start()
-    lease = play.a.acquire("x", TTL_MS)
+    lease = have(play)
     upload = play.a.upload(lease, "", b"x" * 100, first=0, asks=True)
     if not by(play, lease)():
         raise Failed("in vain: the lease was to move on")
@@ -200,26 +231,26 @@ def head_first(play):
     upload.finish()
 
 
-def unknown_write(play, by=Play.rotate):
+def unknown_write(play, by=Play.rotate, have=Play.acquire):
     """The store resets the connection, and applies the write later."""
     play.start()
-    lease = play.a.acquire("x", TTL_MS)
+    lease = have(play)
     play.a.write(lease, f"reset until:{play.file}")
     play.land_late(by(play, lease), "applied", "expired")
 
 
-def half_a_write(play):
+def half_a_write(play, by=Play.rotate, have=Play.acquire):
     """Part of a body is at the store when the lease moves on; the store applies what it has."""
     play.start()
-    lease = play.a.acquire("x", TTL_MS)
+    lease = have(play)
     upload = play.a.upload(lease, f"part:0 until:{play.file}", bytes(30_000), first=12_000)
     play.wait_for("body")
-    rotated = play.rotate(lease)
+    moved_on = by(play, lease)
     play.wait_for("cut")
-    play.let_come(rotated)
+    play.let_come(moved_on)
     play.go()
     play.wait_for("partial", "expired")
-    rotated()
+    moved_on()
     upload.finish()
 
 
@@ -251,17 +282,39 @@ def write_after_release(play):
     play.a.write(lease)
 
 
-def write_after_rotation(play):
+def write_after_the_advance(play, by=Play.rotate, have=Play.acquire):
     """A holder writes with the token that it had before."""
     play.start()
-    lease = play.a.acquire("x", TTL_MS)
-    play.a.rotate(lease, TTL_MS)
+    lease = have(play)
+    by(play, lease)()
     play.a.write(lease)
+
+
+def crash_in_a_drain(play):
+    """A higher number of an outside lock waits for a write of a lower one when the gate is killed; the next gate finds
+    the advance half done, and that write lands. Only that one has the fault."""
+    play.lab.start()
+    lock = play.take()
+    upload = play.a.upload(lock, f"until:{play.file}")
+    play.wait_for("received")
+    second = play.lock(play.b)
+    moved_on = in_background(lambda: play.b.advance(second))
+    wait_until("the drain", play.is_draining)
+    play.gate.kill()
+    moved_on()
+    upload.finish()
+    play.start()
+    play.land_late(in_background(lambda: play.b.advance(second)), "applied", "expired")
 
 
 def ended(play, how):
     """The same play, with a lease that moves on in another way."""
     return functools.partial(play, by=how)
+
+
+def outside(play, how):
+    """The same play, with a lock that is kept elsewhere."""
+    return functools.partial(play, by=how, have=Play.take)
 
 
 # By test fault, and by how the lease moves on where there are several ways: the play, and the promise that it breaks.
@@ -284,7 +337,17 @@ CONTROLS = {
     "partial-is-none": (half_a_write, "DRAIN"),
     "reload-no-wait": (route_moves, "DRAIN"),
     "revive": (write_after_release, "NO REVIVAL"),
-    "forward-stale": (write_after_rotation, "UNFENCED"),
+    "forward-stale": (write_after_the_advance, "UNFENCED"),
+    # Where the lock is kept elsewhere.
+    "no-drain:external": (outside(write_on_its_way, Play.advance), "DRAIN"),
+    "no-drain:external-crash": (crash_in_a_drain, "DRAIN"),
+    "no-draining-state:external": (outside(write_on_its_way, Play.outrun), "DRAIN"),
+    "no-seal:external": (outside(write_while_sealed, Play.outrun), "DRAIN"),
+    "no-commit-check:external": (outside(body_after_the_advance, Play.outrun), "DRAIN"),
+    "no-unknown-wait:external": (outside(unknown_write, Play.advance), "DRAIN"),
+    "partial-is-none:external": (outside(half_a_write, Play.advance), "DRAIN"),
+    "no-sync:external": (functools.partial(power_cut, have=Play.take), "MONOTONIC"),
+    "forward-stale:external": (outside(write_after_the_advance, Play.advance), "UNFENCED"),
 }
 
 

@@ -4,6 +4,7 @@ import bisect
 from collections import Counter
 
 from http1 import PATIENCE_S
+from objects import is_external
 
 # At least so often in a short run; in a longer one, in proportion.
 LEAST = {
@@ -19,6 +20,13 @@ LEAST = {
     "migrations": 100, "overtaken by a migration": 10, "migration across a kill": 10,
     "migrations with another state": 10, "journals held against a migration": 20,
 }
+# The same where locks are kept elsewhere.
+LEAST_EXTERNAL = {
+    "external writes applied": 100, "external writes refused as stale": 50, "external handovers": 50,
+    "external drains met": 20, "external writes refused in a drain": 10, "external advances": 20,
+    "external writers stopped past their lock": 10, "external objects confirmed": 20, "kill in an external drain": 8,
+}
+LEAST |= LEAST_EXTERNAL
 
 
 class Counts:
@@ -32,7 +40,7 @@ class Counts:
         self.told[what] += number
 
     def all(self):
-        return self.told + self._by_store() + self._by_advances() + self._by_authority()
+        return self.told + self._by_store() + self._by_advances() + self._by_authority() + self._by_external()
 
     def _by_store(self):
         """What the store or a client did to a write, where its effect was seen."""
@@ -84,6 +92,34 @@ class Counts:
             found["journals held against a migration"] += story.journals_read
         return found
 
+    def _by_external(self):
+        """What happened to objects whose lock is kept elsewhere."""
+        found = Counter()
+        stories = {object_id: story for object_id, story in self.oracle.stories.items() if is_external(object_id)}
+        answered = {}
+        for object_id, story in stories.items():
+            ok = [op for op in story.token_calls + story.write_calls if op["outcome"] == "ok"]
+            answered[object_id] = Advances(ok)
+            found["external advances"] += sum(op["op"] == "advance" for op in ok)
+            found["external handovers"] += max(0, len({write.seq for write in story.applied_writes}) - 1)
+            for what, code in ("as stale", "WRITE_STALE_FENCE"), ("in a drain", "FENCE_DRAINING"):
+                found[f"external writes refused {what}"] += sum(op.get("code") == code for op in story.write_calls)
+        for write in self.oracle.writes.values():
+            if is_external(write.object) and write.applied:
+                found["external writes applied"] += 1
+                # A higher number came while it was on its way, and was answered well only behind it.
+                found["external drains met"] += bool(
+                    write.received and answered[write.object].begun(write.received, write.applied, write.seq))
+        found["external writers stopped past their lock"] = sum(map(self._is_late, self.oracle.pauses))
+        return found
+
+    def _is_late(self, pause):
+        """Whether a writer that was stopped has found its number stale with the first write after that."""
+        ops = (op for story in self.oracle.stories.values() for op in story.write_calls
+               if op["holder"] == pause["holder"] and op.get("ret", 0) > pause["t"])
+        first = min(ops, key=lambda op: op["ret"], default=None)
+        return first is not None and first.get("code") == "WRITE_STALE_FENCE"
+
     def _held(self, begun, done):
         """Objects that had a grant asked for before a sync was held and answered behind it, and a write that was
         judged meanwhile, and found its object closed."""
@@ -95,8 +131,14 @@ class Counts:
         )
 
     def missing(self, scale):
+        return self._missing({what: number * scale for what, number in LEAST.items()})
+
+    def missing_external(self):
+        """Of a run of nothing else, however short."""
+        return self._missing(dict.fromkeys(LEAST_EXTERNAL, 1))
+
+    def _missing(self, least):
         found = self.all()
-        least = {what: number * scale for what, number in LEAST.items()}
         return [f"{what}: {found[what]} of {number}" for what, number in least.items() if found[what] < number]
 
 

@@ -11,7 +11,7 @@ from client import in_background
 from disk import Flip
 from gate import wait_until
 from logs import Tail, now
-from objects import MIGRATED, OBJECTS
+from objects import DRAINED, MIGRATED, OBJECTS
 from processes import Failed
 from signers import gate_ms
 
@@ -213,6 +213,83 @@ def migrate_across_kill(run):
     taken = migrated()
     goes_on = is_under_way and taken and authority.begun_ms <= killed_ms
     return bool(goes_on and client.write(taken) == "ok" and old.write(lease) == "refused")
+
+
+def kill_in_drain(run, point):
+    """The gate is killed while a higher number of an outside lock waits for a write of a lower one: somewhere in the
+    drain, or at a point of the advance. That write may land while the next gate starts."""
+    if point is None:
+        return Drain(run).kill()
+    run.kill()
+    drain = Drain(run, point)
+    run.start(FENCEGATE_TEST_POINT=f"{point}=hold:{drain.hold}")
+    # So that it is this advance that comes there.
+    with run.at_rest():
+        return drain.kill()
+
+
+class Drain:
+    """A write of a lower number that the store has, and takes its time over, and a higher number that comes."""
+
+    def __init__(self, run, point=None):
+        self.run, self.point, self.old, self.new = run, point, run.client.twin(), run.client.twin()
+        self.object = run.random.choice(DRAINED)
+        # The store waits for the one, the gate at the point while there is the other.
+        self.go, self.hold = run.lab.folder / "go", run.lab.folder / "hold"
+        self.reached = self.hold.with_name("hold.reached")
+
+    def lock(self, client):
+        lock = client.take(self.run.locks, self.object, 10_000)
+        self.run.locks.release(lock)
+        return lock
+
+    def kill(self):
+        first, log = self.lock(self.old), Tail(self.run.lab.folder / "store.jsonl")
+        if not self.old.advance(first):
+            return False
+        log.at = log.path.stat().st_size
+        upload = self.old.upload(first, f"until:{self.go}")
+        wait_until("a write at the store", lambda: upload.is_answered() or any(
+            each["event"] == "received" and each["object"] == self.object for each in log.new()))
+        try:
+            # It may have met a connection that the store has just closed.
+            return not upload.is_answered() and self._kill(first)
+        finally:
+            for file in self.go, self.hold, self.reached:
+                file.unlink(missing_ok=True)
+            upload.finish()
+
+    def _kill(self, first):
+        run, second = self.run, self.lock(self.new)
+        by = run.random.choice([self.new.advance, self.new.write])
+        if self.point:
+            self.hold.touch()
+        moved = in_background(lambda: by(second))
+        self._come_there(moved)
+        is_under_way = not moved.is_done()
+        run.kill()
+        time.sleep(run.random.uniform(0, 0.2))
+        self.go.touch()
+        run.start()
+        moved()
+        # The fence is durable, and will open for that number. (Else it was another's round that came to the point.)
+        if not is_under_way or run.client.fence(self.object) != second.seq:
+            return False
+        opens = run.random.choice([lambda: self.new.advance(second), lambda: self.new.write(second) == "ok"])
+        wait_until("the end of the drain", opens, pause_s=0.03)
+        return self.new.write(second) == "ok" and self.old.write(first) == "refused"
+
+    def _come_there(self, moved):
+        if self.point == "drained":
+            self.go.touch()
+        if self.point:
+            return wait_until(f"the advance at {self.point}", lambda: self.reached.exists() or moved.is_done())
+        wait_until("the drain", lambda: self._is_draining() or moved.is_done())
+        return time.sleep(self.run.random.uniform(0, 0.3))
+
+    def _is_draining(self):
+        answer = self.run.client.ask("GET", f"/v1/objects/{self.object}")
+        return answer is not None and answer.status == 200 and answer.json()["state"] == "draining"
 
 
 def hold_syncs(run):

@@ -13,6 +13,7 @@ from logs import now
 from processes import Failed, die_with_parent, environment, first_line
 
 READY_S = 20
+LOST = "THE END OF THE FENCE TABLE'S LOG WAS LOST"
 
 CONFIG = """\
 [gate]
@@ -53,6 +54,11 @@ name = "journaled"
 match = "/j/{{object}}/{{rest...}}"
 object = "j-{{object}}"
 journal = true
+[[route]]
+name = "locked"
+match = "/x/{{object}}/{{rest...}}"
+object = "x-{{object}}"
+lease_source = "external"
 """
 
 
@@ -134,6 +140,10 @@ class Gate:
         with open(self.log, "rb") as file:
             file.seek(self.log_from)
             return file.read().decode(errors="replace")
+
+    def has_lost(self):
+        """Whether this start has found part of the table's past lost: it then began a new incarnation."""
+        return LOST in self.said()
 
     def signal(self, number):
         self.process.send_signal(number)

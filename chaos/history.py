@@ -20,7 +20,8 @@ def operations(oracle, objects):
             found[op["object"]].append(operation(op))
         elif op["op"] == "fence" and op.get("acknowledged") and op["object"] in found:
             fences[op["object"]].append(fence(op))
-    return {object_id: ops + binding(fences[object_id], ops) for object_id, ops in found.items()}
+    return {object_id: ops + binding(fences[object_id], ops) + outside(oracle.story(object_id))
+            for object_id, ops in found.items()}
 
 
 def operation(op):
@@ -39,6 +40,18 @@ def fence(op):
     """An acknowledged certificate."""
     return {"process": op["process"], "op": "acquire", "seq": 10 * op["fences"] + 5, "value": None, "call": op["t"],
             "ret": op["ret"], "ok": True}
+
+
+def outside(story):
+    """Numbers of an outside lock service: an acquire each, which may take place from when it was given on, at the
+    latest when a call with it was answered well. What an operator confirms is none: older writes may land behind it, up
+    to the next number that is answered."""
+    done = {}
+    for op in story.token_calls + story.write_calls:
+        if op["outcome"] == "ok":
+            done[op["seq"]] = min(op["ret"], done.get(op["seq"], op["ret"]))
+    return [{"process": f"number {seq}", "op": "acquire", "seq": 10 * seq, "value": None, "call": event["t"],
+             "ret": done.get(seq), "ok": True} for seq, event in story.issued.items()]
 
 
 def binding(fences, ops):

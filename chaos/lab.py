@@ -9,6 +9,7 @@ from pathlib import Path
 from client import Client
 from gate import Gate
 from grants import Reporter
+from locks import Locks, Redis
 from logs import Log, Tail, now
 from oracle import Oracle
 from processes import HERE, Failed, Helper
@@ -18,7 +19,7 @@ LOGS = ["store", "calls", "grants", "driver"]
 # So many lines of the history before and after the moment that shows a violation.
 AROUND = 14
 # Events that move a fence.
-MOVES = ("granted", "revoked", "certified", "acknowledged")
+MOVES = ("granted", "revoked", "certified", "acknowledged", "issued", "advanced", "confirmed")
 
 # Small, so that everything is fast; the store keeps to its own bound however slow it is.
 BOUNDS = {"response_timeout_ms": 700, "delivery_bound_ms": 100, "apply_bound_ms": 250, "workers": 2}
@@ -54,6 +55,7 @@ class Lab:
         self.reporter = Reporter(self.grants.port)
         self.tails = {name: Tail(path) for name, path in log.items()}
         self.oracle = Oracle()
+        self.redis = None
         self.driver.note(now(), "moved", begun=0, moving="ra")
 
     def __enter__(self):
@@ -65,17 +67,31 @@ class Lab:
             self.gate.process.wait()
         for helper in (self.store, self.grants):
             helper.stop()
+        if self.redis is not None:
+            self.redis.stop()
         Signer.stop_all(self.folder)
 
     def client(self, name):
         return Client(name, self.folder, self.calls, self.reporter)
+
+    def locks(self):
+        """A connection to the lock service, which is started where it was not needed before."""
+        if self.redis is None:
+            self.redis = Redis(self.folder)
+        return Locks(self.folder)
 
     def start(self, **extra):
         """Starts a gate that must start."""
         refused = self.gate.start(**extra)
         if refused is not None:
             raise Failed(f"the gate does not start: {refused[-3000:]}")
+        self.started()
+
+    def started(self):
+        """A gate is ready."""
         self.driver.note(self.gate.ready_at, "started")
+        if self.gate.has_lost():
+            self.driver.note(self.gate.ready_at, "incarnation")
 
     def judge(self):
         """Reads what is new in the logs. Raises where a promise was broken."""

@@ -8,6 +8,7 @@ What a client has heard at `ret` was said before; what was not there yet at `qui
 """
 from collections import namedtuple
 
+from objects import is_external
 from stories import Story, Write
 
 # `also`: another object that has to do with it.
@@ -25,8 +26,10 @@ class Oracle:
         self.leases = {}
         self.starts = []
         self.tails_lost = []
+        self.incarnations = []
         self.moves = []
         self.holds = []
+        self.pauses = []
         self.violations = []
         self.acknowledged = []
 
@@ -59,6 +62,10 @@ class Oracle:
         """Bytes that were synced are gone: acknowledged leases may be forgotten, fences may not."""
         self.tails_lost.append(event["t"])
 
+    def driver_incarnation(self, event):
+        """A gate was ready that has found part of its table's past lost."""
+        self.incarnations.append(event["t"])
+
     def driver_moved(self, event):
         """Paths under /s/ belong to other objects: from `begun` on perhaps, from `t` on for certain."""
         self.moves.append((event["begun"], event["t"], event["moving"]))
@@ -77,6 +84,14 @@ class Oracle:
             self.story(event["object"]).write_calls.append(op)
         elif event["op"] in ("acquire", "fence"):
             self.story(event["object"]).advance_calls.append(op)
+        elif event["op"] == "advance":
+            self.story(event["object"]).token_calls.append(op)
+        elif event["op"] == "confirm":
+            self.story(event["object"]).confirm_calls.append(op)
+
+    def call_paused(self, event):
+        """A writer was stopped from `begun` to `t`."""
+        self.pauses.append(event)
 
     def call_done(self, event):
         op = self.ops[event["id"]]
@@ -94,6 +109,12 @@ class Oracle:
                 self.story(op["object"]).to_journal.append(op)
         if op["op"] == "write" and op["outcome"] == "refused" and self.writes[event["id"]].seen:
             self._refused(op)
+        if op["op"] == "write" and event.get("fence_seq") not in (None, str(op["seq"])):
+            self.broken("LINKED", op["object"], op["ret"],
+                        f"write {op['id']} of {op['seq']} was answered as one of {event['fence_seq']}")
+        if op["op"] == "write" and op["outcome"] == "ok" and is_external(op["object"]):
+            # The fence was there when it was let go on.
+            self._tell(op["object"], op["ret"], op["seq"])
 
     def _refused(self, op):
         self.broken("REFUSED", op["object"], op["ret"],
@@ -173,8 +194,32 @@ class Oracle:
                             f"write {op['id']} was answered with success, and the journal does not have it")
         story.journals_read += 1
 
+    def grant_issued(self, event):
+        """The lock service has given somebody a number."""
+        self.story(event["object"]).issued[event["seq"]] = event
+
+    def grant_advanced(self, event):
+        """The gate's word that nothing below `seq` lands any more."""
+        object_id, seq = event["object"], event["seq"]
+        self._tell_fence(event)
+        if event["fence"] != seq:
+            self.broken("MONOTONIC", object_id, event["t"],
+                        f"its fence is {event['fence']}, though it was advanced to {seq}")
+        if self._is_locked(object_id, event["call"], event["t"]):
+            self.broken("UNKNOWN IS DENIED", object_id, event["t"],
+                        f"it was advanced to {seq}, though part of its past was lost and nobody has confirmed")
+        self._floor(object_id, event["t"], seq, f"it was advanced to {seq}")
+
+    def grant_confirmed(self, event):
+        """An operator has said that nothing below `seq` may write. What was on its way may still land."""
+        self.story(event["object"]).confirmed.append(event["t"])
+        self._tell_fence(event)
+
     def grant_over(self, event):
         self.story(event["object"]).end(event["seq"], event["t"])
+        if event.get("code") == "WRITE_STALE_FENCE" and event["fence"] <= event["seq"]:
+            self.broken("STALE", event["object"], event["t"],
+                        f"a write of {event['seq']} was called stale, though its fence is {event['fence']}")
 
     def grant_fence(self, event):
         self._tell_fence(event)
@@ -193,10 +238,25 @@ class Oracle:
 
     def _tell_fence(self, event):
         higher = self.story(event["object"]).fences.highest_before(event["quiet"])
-        if higher > event["fence"]:
+        if higher > event["fence"] and not self._is_in_doubt(event):
             self.broken("MONOTONIC", event["object"], event["t"],
                         f"its fence is {event['fence']}, after it was told to be {higher}")
         self._tell(event["object"], event["t"], event["fence"])
+
+    def _is_in_doubt(self, event):
+        """Whether the gate could not know a fence: part of the past of numbers that are given elsewhere was lost, and
+        it was not confirmed before the gate may have looked."""
+        if not is_external(event["object"]):
+            return False
+        confirmed = self.story(event["object"]).confirmed
+        return any(lost < event["t"] and not any(lost < t < event["quiet"] for t in confirmed)
+                   for lost in self.incarnations)
+
+    def _is_locked(self, object_id, sent, done):
+        """Whether nothing of what was sent at `sent` could be done at `done`: nobody had asked to confirm its past."""
+        lost = max((t for t in self.incarnations if t < sent), default=None)
+        calls = self.story(object_id).confirm_calls
+        return lost is not None and not any(lost < op["t"] < done for op in calls)
 
     def _tell(self, object_id, t, fence):
         """Somebody has been told an object's fence."""
@@ -301,7 +361,9 @@ class Oracle:
             self.broken("NO REVIVAL", write.object, write.begun,
                         f"{what} that lease was told to be over before it was sent")
         elif higher > write.seq:
-            self.broken("STALE", write.object, write.begun, f"{what} {higher} was granted before it was sent")
+            self.broken("STALE", write.object, write.begun, f"{what} the fence was at {higher} before it was sent")
+        elif is_external(write.object):
+            self._judge_token(write, what)
         elif until is not None and op["t"] > until:
             self.broken("EXPIRY", write.object, write.begun, f"{what} that lease had run out before it was sent")
         elif until is None:
@@ -310,12 +372,27 @@ class Oracle:
             self.broken("LINKED", write.object, write.begun,
                         f"{what} {op['holder']} is not who was granted {write.seq}")
 
+    def _judge_token(self, write, what):
+        """A write came to the store with a number of the lock service's."""
+        issued, op = self.story(write.object).issued.get(write.seq), write.op
+        if issued is None:
+            self.broken("UNFENCED", write.object, write.begun, f"{what} nobody was given {write.seq}")
+        elif issued["holder"] != op["holder"]:
+            self.broken("LINKED", write.object, write.begun,
+                        f"{what} {op['holder']} is not who was given {write.seq}")
+        elif self._is_locked(write.object, op["t"], write.begun):
+            self.broken("UNKNOWN IS DENIED", write.object, write.begun,
+                        f"{what} part of its past was lost and nobody had confirmed")
+        # It was let go on only when nothing older could land any more.
+        if self.story(write.object).floors.highest_before(write.begun) < write.seq:
+            self._floor(write.object, write.begun, write.seq, f"a write of {write.seq} was let go on")
+
     def _judge_applied(self, write, t, why=None):
         story = self.story(write.object)
         higher = story.floors.highest_before(t)
         if higher > write.seq and not write.is_told_of:
             write.is_told_of = True
-            why = why or f"after {higher} was granted"
+            why = why or f"after {higher} was {'let go on' if is_external(write.object) else 'granted'}"
             self.broken("DRAIN", write.object, t, f"write {write.name} of {write.seq} was applied {why}")
 
     def _judge_path(self, write, t):

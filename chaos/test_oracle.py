@@ -32,6 +32,9 @@ class Logs:
     def tail_lost(self, t):
         self.driver.append({"t": t, "event": "tail_lost"})
 
+    def incarnation(self, t):
+        self.driver.append({"t": t, "event": "incarnation"})
+
     def held(self, begun, t):
         self.driver.append({"t": t, "event": "held", "begun": begun})
 
@@ -47,8 +50,8 @@ class Logs:
                             "lease": lease, "call": call, "ttl_ms": ttl_ms,
                             "quiet": call if quiet is None else quiet, "how": "acquire", "tainted": tainted})
 
-    def fence(self, t, fence):
-        self.grants.append({"t": t, "event": "fence", "object": "x", "fence": fence, "quiet": t - 0.5})
+    def fence(self, t, fence, object="x"):
+        self.grants.append({"t": t, "event": "fence", "object": object, "fence": fence, "quiet": t - 0.5})
 
     def revoked(self, t, fence, drained=True):
         self.grants.append({"t": t, "event": "revoked", "object": "x", "fence": fence, "call": t - 1, "quiet": t - 1,
@@ -74,8 +77,8 @@ class Logs:
         self.grants.append({"t": t, "event": "mismatch", "object": "x", "lies": lies, "writes": 1, "hash": "a",
                             "told": "b"})
 
-    def over(self, t, seq):
-        self.grants.append({"t": t, "event": "over", "object": "x", "seq": seq, "quiet": t})
+    def over(self, t, seq, **more):
+        self.grants.append({"t": t, "event": "over", "object": "x", "seq": seq, "quiet": t} | more)
 
     def renewed(self, t, seq, quiet):
         self.grants.append({"t": t, "event": "renewed", "object": "x", "seq": seq, "ttl_ms": 1_000, "sure": True,
@@ -85,14 +88,36 @@ class Logs:
         self.grants.append({"t": t, "event": "lease", "object": "x", "seq": seq, "lease": f"x-{seq}",
                             "state": state, "quiet": t})
 
+    # Locks that are kept elsewhere, of the object `x-1`.
+
+    def issued(self, t, seq, holder="a"):
+        self.grants.append({"t": t, "event": "issued", "object": "x-1", "seq": seq, "holder": holder})
+
+    def _moved(self, op, event, t, seq, call, fence):
+        call = t - 0.5 if call is None else call
+        self.calls.append({"t": call, "event": "call", "id": f"{op}{t}", "op": op, "process": "a", "holder": "a",
+                           "object": "x-1", "seq": seq})
+        self.calls.append({"t": t, "event": "done", "id": f"{op}{t}", "outcome": "ok"})
+        self.grants.append({"t": t, "event": event, "object": "x-1", "seq": seq, "call": call, "quiet": call,
+                            "fence": seq if fence is None else fence})
+
+    def advanced(self, t, seq, call=None, fence=None):
+        self._moved("advance", "advanced", t, seq, call, fence)
+
+    def confirmed(self, t, seq, call=None):
+        self._moved("confirm", "confirmed", t, seq, call, None)
+
+    def paused(self, t, holder, begun):
+        self.calls.append({"t": t, "event": "paused", "holder": holder, "begun": begun})
+
     # Writes.
 
     def sent(self, t, write, seq, holder="a", object="x", token=None, wish="", hangs_up=False, **more):
         self.calls.append({"t": t, "event": "call", "id": write, "op": "write", "process": holder, "holder": holder,
                            "object": object, "seq": seq, "token": token, "wish": wish, "hangs_up": hangs_up, **more})
 
-    def done(self, t, write, outcome="ok", code=None):
-        self.calls.append({"t": t, "event": "done", "id": write, "outcome": outcome, "code": code})
+    def done(self, t, write, outcome="ok", code=None, **more):
+        self.calls.append({"t": t, "event": "done", "id": write, "outcome": outcome, "code": code} | more)
 
     def at_store(self, t, event, write, seq, object="x", path="/o/x/v"):
         self.store.append({"t": t, "event": event, "write": write, "object": object, "seq": seq, "path": path,
@@ -391,6 +416,196 @@ class Writes(Case):
         self.logs.at_store(3.1, "begun", "w2", 1)
         self.logs.done(4, "w2", "refused", "FENCE_DRAINING")
         self.broken("REFUSED")
+
+
+class Outside(Case):
+    """Numbers of a lock that is kept elsewhere."""
+
+    def setUp(self):
+        self.logs = Logs()
+        self.logs.issued(1, 5)
+        self.write(2, "w1", 5)
+        self.logs.issued(4, 7, holder="b")
+
+    def write(self, t, name, seq, **who):
+        self.logs.write(t, name, seq, object="x-1", path="/x/1/v", **who)
+
+    def sent(self, t, name, seq, **more):
+        self.logs.sent(t, name, seq, object="x-1", **more)
+
+    def at_store(self, t, event, name, seq):
+        self.logs.at_store(t, event, name, seq, object="x-1", path="/x/1/v")
+
+    def on_its_way(self):
+        self.sent(3, "w2", 5)
+        self.at_store(3.1, "begun", "w2", 5)
+        self.at_store(3.2, "received", "w2", 5)
+
+    def test_pass_where_they_rise(self):
+        logs = self.logs
+        self.on_its_way()
+        self.at_store(5.5, "applied", "w2", 5)
+        logs.advanced(6, 7, call=5)
+        self.write(7, "w3", 7, holder="b")
+        self.sent(8, "w4", 5)
+        logs.done(8.1, "w4", "refused", "WRITE_STALE_FENCE")
+        logs.over(8.1, 5, object="x-1", code="WRITE_STALE_FENCE", fence=7)
+        logs.fence(9, 7, object="x-1")
+        self.broken()
+
+    def test_a_write_that_lands_after_an_advance(self):
+        self.on_its_way()
+        self.logs.advanced(5, 7)
+        self.at_store(5.1, "applied", "w2", 5)
+        self.broken("DRAIN")
+
+    def test_a_write_that_lands_after_a_higher_one_has_come_to_the_store(self):
+        self.on_its_way()
+        self.sent(5, "w3", 7, holder="b")
+        self.at_store(5.1, "begun", "w3", 7)
+        self.at_store(5.2, "applied", "w2", 5)
+        self.broken("DRAIN")
+
+    def test_a_lower_number_after_a_higher_one_was_let_go_on(self):
+        self.write(5, "w2", 7, holder="b")
+        self.sent(6, "w3", 5)
+        self.at_store(6.1, "begun", "w3", 5)
+        self.broken("STALE")
+
+    def test_a_number_after_it_was_called_stale(self):
+        self.logs.over(5, 5, object="x-1", code="WRITE_STALE_FENCE", fence=7)
+        self.sent(6, "w3", 5)
+        self.at_store(6.1, "begun", "w3", 5)
+        self.broken("NO REVIVAL")
+
+    def test_a_number_that_is_called_stale_and_is_not(self):
+        self.logs.over(5, 5, object="x-1", code="WRITE_STALE_FENCE", fence=5)
+        self.broken("STALE")
+
+    def test_a_number_that_nobody_was_given(self):
+        self.sent(6, "w2", 6)
+        self.at_store(6.1, "begun", "w2", 6)
+        self.broken("UNFENCED")
+
+    def test_a_number_that_another_was_given(self):
+        self.write(6, "w2", 7, holder="c")
+        self.broken("LINKED")
+
+    def test_an_answer_with_another_number(self):
+        self.sent(6, "w2", 7, holder="b")
+        self.at_store(6.1, "begun", "w2", 7)
+        self.at_store(6.2, "applied", "w2", 7)
+        self.logs.done(6.5, "w2", fence_seq="5")
+        self.broken("LINKED")
+
+    def test_a_refusal_that_was_sent(self):
+        self.on_its_way()
+        self.logs.done(4, "w2", "refused", "FENCE_DRAINING")
+        self.broken("REFUSED")
+
+    def test_a_fence_that_goes_down_behind_a_write_or_an_advance(self):
+        self.logs.fence(4, 4, object="x-1")
+        self.broken("MONOTONIC")
+        self.setUp()
+        self.logs.advanced(5, 7)
+        self.logs.fence(6, 5, object="x-1")
+        self.broken("MONOTONIC")
+
+    def test_an_advance_that_has_not_moved_the_fence(self):
+        self.logs.advanced(5, 7, fence=5)
+        self.broken("MONOTONIC")
+
+    def test_pass_where_an_operator_has_confirmed_what_was_lost(self):
+        self.logs.incarnation(5)
+        # Nobody can know it better yet.
+        self.logs.fence(6, 3, object="x-1")
+        self.logs.confirmed(7, 8)
+        self.logs.fence(8, 8, object="x-1")
+        self.logs.issued(9, 9)
+        self.write(10, "w2", 9)
+        self.broken()
+
+    def test_pass_where_a_write_lands_behind_a_confirmation_and_before_the_next_number(self):
+        self.on_its_way()
+        self.logs.incarnation(5)
+        self.logs.confirmed(7, 8)
+        self.at_store(7.5, "applied", "w2", 5)
+        self.logs.calls.append({"t": 8, "event": "call", "id": "r", "op": "read", "process": "c", "holder": "c",
+                                "object": "x-1"})
+        self.logs.calls.append({"t": 8.1, "event": "done", "id": "r", "outcome": "ok", "value": "w2"})
+        self.broken()
+        self.assertIsNone(linear.check(self.history()))
+
+    def test_a_fence_that_goes_down_behind_a_confirmation(self):
+        self.logs.incarnation(5)
+        self.logs.confirmed(7, 8)
+        self.logs.fence(8, 3, object="x-1")
+        self.broken("MONOTONIC")
+
+    def test_a_fence_of_the_gates_own_that_goes_down_when_something_was_lost(self):
+        self.logs.granted(3, 4)
+        self.logs.incarnation(5)
+        self.logs.fence(6, 3)
+        self.broken("MONOTONIC")
+
+    def test_a_write_before_anyone_has_confirmed(self):
+        self.logs.incarnation(5)
+        self.write(6, "w2", 7, holder="b")
+        self.logs.confirmed(8, 9)
+        self.broken("UNKNOWN IS DENIED")
+
+    def test_an_advance_before_anyone_has_confirmed(self):
+        self.logs.incarnation(5)
+        self.logs.advanced(6, 7, call=5.5)
+        self.broken("UNKNOWN IS DENIED")
+
+    def test_pass_where_a_write_comes_before_the_confirmation_is_heard(self):
+        self.logs.incarnation(5)
+        self.write(6, "w2", 7, holder="b")
+        self.logs.confirmed(8, 7, call=5.5)
+        self.broken()
+
+    def history(self):
+        return history.operations(self.logs.oracle(), ["x-1"])["x-1"]
+
+    def test_are_acquires_in_the_history(self):
+        self.logs.advanced(5, 7)
+        self.logs.issued(6, 9)
+        self.logs.confirmed(8, 10)
+        found = [(op["seq"], op["call"], op["ret"]) for op in self.history() if op["op"] == "acquire"]
+        self.assertEqual(found, [(50, 1, 2.5), (70, 4, 5), (90, 6, None)])
+        self.assertIsNone(linear.check(self.history()))
+
+    def test_are_no_register_where_a_lower_one_is_read_behind_an_advance(self):
+        self.sent(3, "w2", 5)
+        self.logs.advanced(5, 7)
+        for t, value in (6, "w1"), (8, "w2"):
+            self.logs.calls.append({"t": t, "event": "call", "id": f"r{t}", "op": "read", "process": "c", "holder": "c",
+                                    "object": "x-1"})
+            self.logs.calls.append({"t": t + 1, "event": "done", "id": f"r{t}", "outcome": "ok", "value": value})
+        self.assertIn("not linearizable", linear.check(self.history()))
+
+    def test_are_counted(self):
+        self.on_its_way()
+        self.at_store(5.5, "applied", "w2", 5)
+        self.sent(5.2, "w3", 7, holder="b")
+        for step, event in enumerate(("begun", "received", "applied")):
+            self.at_store(6 + step / 10, event, "w3", 7)
+        self.logs.done(7, "w3")
+        self.sent(7.1, "w4", 7, holder="b")
+        self.logs.done(7.2, "w4", "refused", "FENCE_DRAINING")
+        self.sent(8, "w5", 5)
+        self.logs.done(9, "w5", "refused", "WRITE_STALE_FENCE")
+        self.logs.paused(8.5, "a", begun=5)
+        self.logs.paused(6.8, "b", begun=6)
+        self.logs.advanced(10, 7)
+        found = Counts(self.logs.oracle()).all()
+        self.assertEqual({what: number for what, number in found.items() if "external" in what}, {
+            "external writes applied": 3, "external writes refused as stale": 1, "external handovers": 1,
+            "external drains met": 1, "external writes refused in a drain": 1, "external advances": 1,
+            "external writers stopped past their lock": 1})
+        missing = Counts(self.logs.oracle()).missing_external()
+        self.assertEqual(missing, ["external objects confirmed: 0 of 1", "kill in an external drain: 0 of 1"])
 
 
 class Journals(Case):
