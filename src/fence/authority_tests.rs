@@ -156,7 +156,7 @@ fn a_number_is_granted_once() {
     let perth = signed("perth", 5, "perth", (0, 100), after(&by));
     let Outcome::Granted(lease) = run(&mut record, Event::Grant(perth.clone()), 0) else { panic!("not granted") };
     assert_eq!(run(&mut record, Event::Grant(perth.clone()), 0), Outcome::Granted(lease.clone()), "the same again");
-    record.mark_used(BootMs(0));
+    record.mark_used(|| BootMs(0));
     assert_eq!(run(&mut record, Event::Grant(perth), 0), Outcome::Refused(LeaseRefusal::GrantUsed));
     let other = signed("perth", 5, "rome", (0, 100), after(&by));
     assert_eq!(run(&mut record, Event::Grant(other), 0), Outcome::Refused(LeaseRefusal::GrantUsed), "another holder");

@@ -149,7 +149,7 @@ fn whoever_is_silent_too_long_is_gone_and_a_write_is_heard() {
     follow(&mut record, 5, Ttl(500), 0);
     assert!(record.is_listened_for(now(499).boot) && !record.is_listened_for(now(500).boot));
     assert_eq!((verdict(&record, 5, 499), verdict(&record, 5, 500)), ("forwarded", "overdue"));
-    record.mark_used(now(400).boot);
+    record.mark_used(|| now(400).boot);
     assert_eq!((verdict(&record, 5, 899), verdict(&record, 5, 900)), ("forwarded", "overdue"));
     let lease = record.open_lease().unwrap();
     assert_eq!(lease.expires_at, WallMs(T0 + 900));

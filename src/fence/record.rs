@@ -112,12 +112,12 @@ impl Record {
     /// Its lease has been written with, so the answer that granted it did arrive. Not worth a synced
     /// write of its own: a crash that forgets it only lets the same holder ask for the same lease again. `now` may
     /// be a little late.
-    pub fn mark_used(&mut self, now: BootMs) {
+    pub fn mark_used(&mut self, now: impl FnOnce() -> BootMs) {
         if let State::Open { lease } = &mut self.state {
             lease.used = true;
             if self.numbers == Numbers::External {
                 // Its holder was heard of.
-                lease.hear(now);
+                lease.hear(now());
             }
         }
     }

@@ -5,7 +5,7 @@
 //!
 //! - `world`: a gate without sockets, and the steps of a write on it.
 //! - `oracle`: what anyone was told and what has landed; the promises.
-//! - `handover`, `streams`, `loads`, `reload`, `several`: who meets whom.
+//! - `handover`, `streams`, `loads`, `reload`, `several`, `external`: who meets whom.
 //!
 //! A promise that is not kept ends in `VIOLATION` and its name; somebody who waits for ever, in shuttle's
 //! `deadlock!`. The controls below start this program anew with a test fault, and it has to fail.
@@ -13,6 +13,7 @@
 #![allow(unreachable_pub, reason = "a test program exports nothing; pub says what world and oracle offer")]
 #![allow(clippy::pedantic, reason = "tests are read, not called")]
 
+mod external;
 mod handover;
 mod loads;
 mod oracle;
@@ -80,6 +81,11 @@ fn a_forced_handover_taints_what_follows() {
 }
 
 #[test]
+fn a_higher_number_from_outside_waits_for_lower_ones() {
+    play(external::numbers);
+}
+
+#[test]
 fn what_streams_is_told_to_stop() {
     play(streams::stopped);
 }
@@ -118,6 +124,7 @@ fn the_same_draw_plays_the_same_way() {
         loads::by_writers,
         reload::one_route,
         several::crossing,
+        external::numbers,
     ];
     for scenario in all {
         let scheduler = UncontrolledNondeterminismCheckScheduler::new(RandomScheduler::new_from_seed(SEED, 50));
@@ -140,6 +147,7 @@ fn finds(fault: &str, test: &str, violation: &str) {
 fn without_a_seal_an_old_write_lands() {
     finds("no-seal", "a_handover_waits_for_what_may_land", "VIOLATION DRAIN");
     finds("no-seal", "a_handover_waits_for_what_was_judged_once", "VIOLATION DRAIN");
+    finds("no-seal", "a_higher_number_from_outside_waits_for_lower_ones", "VIOLATION DRAIN");
 }
 
 #[test]

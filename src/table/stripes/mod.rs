@@ -207,7 +207,7 @@ impl Stripes {
         found.touched = true;
         Some(judge(&found.record, found.sealed).map(|permit| {
             let stage = count(&mut found.flight);
-            found.record.mark_used(self.clock().after(TICK));
+            found.record.mark_used(|| self.clock().after(TICK));
             (permit, place, stage)
         }))
     }
@@ -245,7 +245,7 @@ impl Stripes {
                 *to = found.flight.committed_now();
             }
             found.flight.go_on(from, to);
-            found.record.mark_used(self.clock().after(TICK));
+            found.record.mark_used(|| self.clock().after(TICK));
         }
         judged
     }

@@ -42,7 +42,7 @@ impl Stripes {
         for (_, place) in &admitted {
             let found = locked.at(*place);
             found.flight.admit();
-            found.record.mark_used(self.clock().after(TICK));
+            found.record.mark_used(|| self.clock().after(TICK));
         }
         Some(Ok(admitted))
     }

@@ -1,0 +1,81 @@
+//! Writers whose numbers an outside lock service has given, a higher one while lower ones are on their way.
+
+use std::{rc::Rc, sync::Arc};
+
+use fencegate::{
+    fence::{
+        Denial, LeaseSeq, ObjectId, State, Ttl,
+        external::{Number, Terms},
+        verdict::{self, Presented, View},
+    },
+    write_path::inflight::{InFlight, Leg},
+};
+use shuttle::{future::block_on, thread::JoinHandle};
+
+use crate::world::{BOUND, World, join, object};
+
+fn number(seq: u64) -> Number {
+    let terms = Terms { max_jump: 1_000, silence: Ttl::FOR_EVER };
+    Number { seq: LeaseSeq::new(seq).unwrap(), terms }
+}
+
+/// Moves the fence there, and waits for what is on its way below.
+fn follow(world: &World, object: &ObjectId, seq: u64) {
+    // A lower one is refused, and one that is overtaken is told so.
+    if let Ok(moved) = block_on(world.gate.ledger.follow(object.clone(), number(seq)))
+        && moved.record.fence.get() == seq
+        && matches!(moved.record.state, State::Open { .. })
+    {
+        world.oracle.freed(object, seq);
+    }
+}
+
+/// As `decide` has it: judged, the fence moved if it has to be, and judged from the start. Whether it was sent.
+fn write(world: &World, object: &ObjectId, seq: u64) -> bool {
+    let presented = Presented::Number(number(seq));
+    let judge = |record: &_, sealed| verdict::judge(View::Known { record, sealed }, &presented, world.gate.now());
+    loop {
+        match world.gate.records.stripes.admit(object.as_str(), judge) {
+            None => drop(world.gate.records.read(object).unwrap()),
+            Some(Err(Denial::Behind(_))) => follow(world, object, seq),
+            Some(Err(_)) => return false,
+            Some(Ok(admitted)) => {
+                let write = InFlight::new(Rc::new(Arc::clone(&world.gate)), Leg::new(admitted), vec![], BOUND);
+                let is_sent = write.commit().is_ok();
+                if is_sent {
+                    world.oracle.apply(object, seq, || true);
+                    write.settle();
+                }
+                return is_sent;
+            }
+        }
+    }
+}
+
+fn writer(world: &Arc<World>, object: &ObjectId, seq: u64) -> JoinHandle<()> {
+    let object = object.clone();
+    world.spawn(move |world| {
+        // Whether it was sent is the oracle's affair.
+        for _ in 0..2 {
+            write(world, &object, seq);
+        }
+    })
+}
+
+/// Three numbers, one of them twice, and somebody who looks.
+pub fn numbers() {
+    let (world, users) = (World::new(64), object("users"));
+    assert!(write(&world, &users, 5), "the first may be any");
+    let (watched, called) = (users.clone(), users.clone());
+    join([
+        writer(&world, &users, 5),
+        writer(&world, &users, 6),
+        writer(&world, &users, 6),
+        writer(&world, &users, 9),
+        world.spawn(move |world| (0..3).for_each(|_| world.look(&watched))),
+        world.spawn(move |world| follow(world, &called, 7)),
+    ]);
+    assert!(write(&world, &users, 9), "the highest is open");
+    assert!(!write(&world, &users, 7) && !write(&world, &users, 5), "the others are not");
+    world.end();
+}
