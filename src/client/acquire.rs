@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{
     backoff::Backoff,
     call::{Failed, Granted, LeaseApi, Refusal, lasting},
-    lease::Lease,
+    lease::{Lease, Lost},
 };
 use crate::{
     api::wire::AcquireRequest,
@@ -18,14 +18,16 @@ use crate::{
 /// One long poll. Longer keeps the place in the queue for longer; shorter notices sooner that the gate's machine is
 /// gone.
 const POLL_MS: u64 = 60_000;
-/// How long an answer may take beyond what was asked for: a grant waits up to 5 s for a drain.
+/// How long an answer may take beyond what was asked for.
 const MARGIN: Duration = Duration::from_secs(15);
+/// The least of that, however little time is left: the gate itself waits up to 5 s for a drain before it answers.
+const GATE_PATIENCE: Duration = Duration::from_secs(6);
 /// First and longest wait between tries.
 const BACKOFF_MS: (u64, u64) = (100, 5_000);
 /// A call that may have been carried out is asked for again this often, also by whoever does not want to wait.
 const ASK_AGAIN: u32 = 3;
-/// How long giving back may take, call by call.
-const WITHDRAW: Duration = Duration::from_secs(2);
+/// How long a short call may take: asking again for an answer that was lost, and giving back.
+const SHORT: Duration = Duration::from_secs(2);
 
 /// What is wanted.
 #[derive(Clone, Debug)]
@@ -120,8 +122,10 @@ struct Attempt<'a> {
     request_id: String,
     poll_ms: u64,
     until: Option<BootMs>,
-    /// A call is on its way, or was never answered: it may have been granted.
+    /// A call is on its way, or was never answered, or waits for older writes at the gate: it may be granted yet.
     may_have: bool,
+    /// What was granted, until it is in care.
+    granted: Option<Granted>,
 }
 
 impl LeaseApi {
@@ -146,35 +150,67 @@ impl LeaseApi {
     ) -> Result<Lease, NotHad> {
         let until = wanted.wait.map(|wait| self.now().after(lasting(wait)));
         let request_id = new_request_id();
-        let mut attempt = Attempt { api: self, wanted, request_id, poll_ms: POLL_MS, until, may_have: false };
-        let mut given_up = pin!(given_up);
-        loop {
-            let granted = tokio::select! {
-                granted = attempt.granted(&mut progress) => granted?,
-                () = &mut given_up => {
-                    attempt.withdraw().await;
-                    return Err(NotHad::GivenUp);
-                }
-            };
-            match Lease::begin(self, wanted, granted).await {
-                Ok(lease) => return Ok(lease),
-                // It was lost before it was had.
-                Err(why) => {
-                    progress(&Progress::Unreachable { why: why.to_string() });
-                    attempt.request_id = new_request_id();
-                }
+        let mut attempt =
+            Attempt { api: self, wanted, request_id, poll_ms: POLL_MS, until, may_have: false, granted: None };
+        let given_up = pin!(given_up);
+        tokio::select! {
+            biased;
+            () = given_up => {
+                attempt.withdraw().await;
+                Err(NotHad::GivenUp)
             }
+            had = attempt.run(&mut progress) => had,
         }
     }
 }
 
 impl Attempt<'_> {
+    async fn run(&mut self, progress: &mut impl FnMut(&Progress)) -> Result<Lease, NotHad> {
+        loop {
+            let granted = match self.granted(progress).await {
+                Ok(granted) => granted,
+                Err(not_had) => {
+                    if matches!(not_had, NotHad::Held { .. }) {
+                        self.withdraw().await;
+                    }
+                    return Err(not_had);
+                }
+            };
+            self.granted = Some(granted.clone());
+            let why = match self.begin(granted).await {
+                Ok(lease) => return Ok(lease),
+                Err(why) => why,
+            };
+            // It was lost before it was had.
+            let why = match why {
+                Lost::Refused(_) => Progress::Held { by: None },
+                Lost::Deadline { .. } | Lost::Write { .. } | Lost::Released => {
+                    self.withdraw().await;
+                    Progress::Unreachable { why: why.to_string() }
+                }
+            };
+            progress(&why);
+            if self.left_ms() == Some(0) {
+                return Err(why.into());
+            }
+            (self.request_id, self.may_have, self.granted) = (new_request_id(), false, None);
+        }
+    }
+
+    /// Takes a grant into care, in what is left of the time, or as long as a call may take.
+    async fn begin(&self, granted: Granted) -> Result<Lease, Lost> {
+        let begin = Lease::begin(self.api, self.wanted, granted);
+        let Some(left) = self.left_ms() else { return begin.await };
+        let begun = tokio::time::timeout(Duration::from_millis(left).max(GATE_PATIENCE), begin).await;
+        begun.unwrap_or_else(|_| Err(Lost::Deadline { last: Some("the gate did not confirm it".to_owned()) }))
+    }
+
     async fn granted(&mut self, progress: &mut impl FnMut(&Progress)) -> Result<Granted, NotHad> {
         let mut backoff = Backoff::new(BACKOFF_MS.0, BACKOFF_MS.1);
         // The first call does not wait, so that whoever watches knows soon who holds it.
         let (mut wait_ms, mut unanswered) = (0, 0);
         loop {
-            let failed = match self.ask(wait_ms).await {
+            let failed = match self.ask(wait_ms, unanswered).await {
                 Ok(granted) => return Ok(granted),
                 Err(failed) => failed,
             };
@@ -188,7 +224,6 @@ impl Attempt<'_> {
                 }
                 Next::Queue(held) => {
                     progress(&held);
-                    backoff.reset();
                     if self.left_ms() == Some(0) {
                         return Err(held.into());
                     }
@@ -196,6 +231,8 @@ impl Attempt<'_> {
                     if wait_ms == 0 {
                         // This gate lets nobody wait.
                         self.pause(backoff.next(None)).await;
+                    } else {
+                        backoff.reset();
                     }
                 }
                 Next::Backoff(why, asked_ms) => {
@@ -211,23 +248,45 @@ impl Attempt<'_> {
         }
     }
 
-    async fn ask(&mut self, wait_ms: u64) -> Result<Granted, Failed> {
+    async fn ask(&mut self, wait_ms: u64, unanswered: u32) -> Result<Granted, Failed> {
         let request = self.request(wait_ms);
+        let might_before = self.may_have;
         self.may_have = true;
-        let asked = self.api.ask(&request, Duration::from_millis(wait_ms) + MARGIN).await;
-        self.may_have = matches!(asked, Ok(_) | Err(Failed::Unanswered(_)));
+        let asked = self.api.ask(&request, Duration::from_millis(wait_ms) + self.margin(unanswered)).await;
+        self.may_have = match &asked {
+            Ok(_) | Err(Failed::Unanswered(_)) => true,
+            // These say nothing of the calls before.
+            Err(Failed::Unreachable(_)) => might_before,
+            Err(Failed::Refused(refusal)) => match refusal.code.as_str() {
+                "FENCE_DRAINING" => true,
+                "LEASE_HELD" | "REQUEST_ID_USED" => false,
+                _ => might_before,
+            },
+        };
         asked
     }
 
-    /// Gives back what may have been granted to a call whose answer nobody waits for any more.
-    async fn withdraw(&self) {
-        if !self.may_have {
-            return;
+    /// How much longer than it was asked to wait a gate may take to answer.
+    fn margin(&self, unanswered: u32) -> Duration {
+        match self.left_ms() {
+            // What was granted to the call before is answered at once.
+            Some(0) if unanswered > 0 => SHORT,
+            Some(left) => Duration::from_millis(left).clamp(GATE_PATIENCE, MARGIN),
+            None => MARGIN,
         }
-        if let Ok(granted) = self.api.ask(&self.request(0), WITHDRAW).await {
-            // What cannot be given back runs out.
-            let _ = self.api.release(&granted.lease_id, &granted.token, WITHDRAW).await;
+    }
+
+    /// Gives back what was granted, or may have been, to a call that nobody waits for any more. What cannot be given
+    /// back runs out.
+    async fn withdraw(&mut self) {
+        if self.granted.is_none() && self.may_have {
+            // A grant that waits for older writes is answered when they are settled, or refused after the gate's 5 s.
+            self.granted = self.api.ask(&self.request(0), GATE_PATIENCE).await.ok();
         }
+        if let Some(granted) = self.granted.take() {
+            let _ = self.api.release(&granted.lease_id, &granted.token, SHORT).await;
+        }
+        self.may_have = false;
     }
 
     fn request(&self, wait_ms: u64) -> AcquireRequest {
@@ -266,7 +325,10 @@ fn judge(failed: Failed, is_polling: bool) -> Next {
         "LEASE_HELD" => Next::Queue(Progress::Held { by: refusal.holder_id }),
         "REQUEST_ID_USED" => Next::NewRequest,
         "REQUEST_INVALID" if is_polling && refusal.field.as_deref() == Some("wait_ms") => Next::ShorterPolls,
-        "MIGRATION_IN_PROGRESS" => Next::Backoff(Progress::Held { by: None }, refusal.retry_after_ms),
+        // It is ours when the older writes are settled, as long as the same `request_id` is asked for.
+        "MIGRATION_IN_PROGRESS" | "FENCE_DRAINING" => {
+            Next::Backoff(Progress::Held { by: None }, refusal.retry_after_ms)
+        }
         _ if refusal.retryable => {
             Next::Backoff(Progress::Unreachable { why: refusal.to_string() }, refusal.retry_after_ms)
         }

@@ -210,7 +210,7 @@ impl LeaseApi {
         let call = tokio::time::timeout(patience, self.client.call(method, path, headers, body)).await;
         let answer = match call {
             Ok(Ok(answer)) => answer,
-            Ok(Err(fault @ (CallFault::Connect { .. } | CallFault::Url(_)))) => {
+            Ok(Err(fault @ (CallFault::Connect { .. } | CallFault::Url(_) | CallFault::UserInfo))) => {
                 return Err(Failed::Unreachable(fault.to_string()));
             }
             Ok(Err(fault @ CallFault::Broken { .. })) => return Err(Failed::Unanswered(fault.to_string())),

@@ -4,19 +4,24 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use thiserror::Error;
 use tokio::net::TcpStream;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// No answer of a gate's is longer; what is on that port is something else.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// Why there is no answer.
 #[derive(Debug, Error)]
 pub enum CallFault {
     #[error("{0:?} is not a URL such as http://127.0.0.1:8081")]
     Url(String),
+    /// Without it in the words: it may be a password.
+    #[error("the URL has a user name or a password in it, which no gate asks for: leave it out")]
+    UserInfo,
     #[error("{url} cannot be reached: {error}. Is the gate running, and is the URL right?")]
     Connect { url: String, error: String },
     #[error("the connection to {url} broke: {error}")]
@@ -46,6 +51,9 @@ impl Client {
         let bad = || CallFault::Url(url.to_owned());
         let uri: Uri = url.parse().map_err(|_| bad())?;
         let authority = uri.authority().ok_or_else(bad)?;
+        if authority.as_str().contains('@') {
+            return Err(CallFault::UserInfo);
+        }
         if uri.scheme_str() != Some("http") || !matches!(uri.path(), "" | "/") {
             return Err(bad());
         }
@@ -65,7 +73,8 @@ impl Client {
         body: Option<Vec<u8>>,
     ) -> Result<Answer, CallFault> {
         let (status, body) = self.open(method, path, headers, body).await?;
-        let body = body.collect().await.map_err(|error| self.broken(&error))?.to_bytes();
+        let body =
+            Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(|error| self.broken(&error))?.to_bytes();
         Ok(Answer { status, body })
     }
 
@@ -103,5 +112,17 @@ impl Client {
 
     fn broken(&self, error: &dyn std::fmt::Display) -> CallFault {
         CallFault::Broken { url: self.url.clone(), error: error.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_neither_taken_nor_repeated() {
+        let fault = Client::new("http://me:hush@127.0.0.1:8081").unwrap_err();
+        assert!(matches!(fault, CallFault::UserInfo) && !fault.to_string().contains("hush"), "{fault}");
+        assert!(Client::new("http://127.0.0.1:8081/").is_ok());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -84,6 +84,8 @@ struct Held {
     ttl: Ttl,
     /// On the boot clock.
     until: AtomicU64,
+    /// What became of the last renewal, where it was not confirmed.
+    last: Mutex<Option<String>>,
     lost: watch::Sender<Option<Lost>>,
 }
 
@@ -101,6 +103,7 @@ impl Lease {
             token,
             ttl,
             until: AtomicU64::new(until.0),
+            last: Mutex::default(),
             lost: watch::Sender::new(None),
         });
         let mut renewed = sent;
@@ -151,11 +154,7 @@ impl Lease {
 
     /// Returns when it is lost, with the reason.
     pub async fn lost(&self) -> Lost {
-        let mut lost = self.held.lost.subscribe();
-        match lost.wait_for(Option::is_some).await {
-            Ok(why) => why.clone().unwrap_or(Lost::Released),
-            Err(_) => Lost::Released,
-        }
+        self.held.is_lost().await
     }
 
     /// Renews now, and says whether the gate has: for whoever wants its word before each write.
@@ -223,9 +222,25 @@ impl Held {
             return Err(why.clone());
         }
         if self.left_ms() == 0 {
-            return Err(self.lose(Lost::Deadline { last: None }));
+            return Err(self.lose(Lost::Deadline { last: self.last() }));
         }
         Ok(())
+    }
+
+    fn last(&self) -> Option<String> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_last(&self, last: Option<String>) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = last;
+    }
+
+    async fn is_lost(&self) -> Lost {
+        let mut lost = self.lost.subscribe();
+        match lost.wait_for(Option::is_some).await {
+            Ok(why) => why.clone().unwrap_or(Lost::Released),
+            Err(_) => Lost::Released,
+        }
     }
 
     /// The first reason stays.
@@ -293,18 +308,26 @@ async fn keep(held: Arc<Held>, renewed: BootMs) {
     let third = Ttl(held.ttl.0 / 3);
     let mut next = renewed.after(third);
     let mut backoff = Backoff::new(BACKOFF_MS.0.min(third.0.max(1)), BACKOFF_MS.1.min(third.0.max(1)));
-    let mut last = None;
     loop {
         held.sleep_until(next).await;
-        let left = held.left_ms();
-        if left == 0 {
-            held.lose(Lost::Deadline { last });
+        // Also says so where its time is up.
+        if held.check().is_err() {
             return;
         }
-        match held.renew(held.patience(left)).await {
+        let renewed = tokio::select! {
+            renewed = held.renew(held.patience(held.left_ms())) => renewed,
+            // The renewal's own timer does not count while the machine sleeps.
+            () = held.sleep_until(BootMs(u64::MAX)) => {
+                held.set_last(Some("the last renewal was not answered in time".to_owned()));
+                continue;
+            }
+            // Somebody else has found out.
+            _ = held.is_lost() => return,
+        };
+        match renewed {
             Ok(sent) => {
                 next = sent.after(third);
-                last = None;
+                held.set_last(None);
                 backoff.reset();
             }
             Err(Failed::Refused(refusal)) if refusal.ends_lease() => {
@@ -314,7 +337,7 @@ async fn keep(held: Arc<Held>, renewed: BootMs) {
             Err(failed) => {
                 let wait = backoff.next(failed.asked_ms());
                 next = held.api.now().after(lasting(wait));
-                last = Some(failed.to_string());
+                held.set_last(Some(failed.to_string()));
             }
         }
     }

@@ -1,6 +1,12 @@
 //! The library for writers: a lease is kept, lost and given back, on a wire that goes wrong.
 
-use std::time::Duration;
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
 
 use fencegate::{
     client::{LeaseApi, Lost, NotHad, Progress, Wanted, lease::NotRenewed},
@@ -237,4 +243,130 @@ fn a_renewal_that_was_asked_for_is_the_gates_own_word() {
     assert!(matches!(renew(), Err(NotRenewed::Lost(why)) if why.reason() == "LEASE_FENCED"));
     assert!(lease.token().is_err());
     assert!(!bench.site.log().contains("panicked"));
+}
+
+/// A gate that answers as it is told to, or not at all, and says what it was asked.
+fn fake_gate(
+    answer: impl Fn(usize, &str) -> Option<(u16, Value)> + Send + 'static,
+) -> (String, mpsc::Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (says, said) = mpsc::sync_channel(100);
+    thread::spawn(move || {
+        let mut kept = vec![];
+        for (n, stream) in listener.incoming().map_while(Result::ok).enumerate() {
+            let (mut stream, asked) = read_request(stream);
+            if let Some((status, body)) = answer(n, &asked) {
+                let body = body.to_string();
+                let _ = write!(stream, "HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            }
+            kept.push(stream);
+            says.send(asked).unwrap();
+        }
+    });
+    (url, said)
+}
+
+fn grant(ttl_ms: u64, left_ms: u64) -> Value {
+    json!({
+        "lease_id": "l", "lease_seq": 1, "object_id": "users", "holder_id": "a", "acquired_at": "", "expires_at": "",
+        "ttl_ms": ttl_ms, "state": "held", "expires_in_ms": left_ms, "tainted": false, "fence_token": "fg1.1.x.y",
+        "drain": { "settled": 0, "cancelled": 0, "unknown": 0, "waited_ms": 0 },
+    })
+}
+
+/// Reads a request to its end: its first line.
+fn read_request(stream: TcpStream) -> (TcpStream, String) {
+    let mut reader = BufReader::new(stream);
+    let (mut first, mut length) = (String::new(), 0);
+    reader.read_line(&mut first).unwrap();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        if line.trim_end().is_empty() {
+            break;
+        }
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+    }
+    reader.read_exact(&mut vec![0; length]).unwrap();
+    (reader.into_inner(), first.trim_end().to_owned())
+}
+
+#[test]
+fn a_grant_that_is_not_confirmed_yet_can_be_given_up_and_is_given_back() {
+    // It comes with a minute of its hour left, and no renewal is answered.
+    let (url, said) = fake_gate(|_, asked| (!asked.contains("/renew")).then(|| (201, grant(3_600_000, 60_000))));
+    let runtime = Runtime::new().unwrap();
+    let (give_up, given_up) = tokio::sync::oneshot::channel();
+    let asked = thread::spawn(move || {
+        let mut asked = vec![];
+        while !asked.last().is_some_and(|last: &String| last.contains("/renew")) {
+            asked.push(said.recv().unwrap());
+        }
+        give_up.send(()).unwrap();
+        asked.push(said.recv().unwrap());
+        asked
+    });
+    let api = LeaseApi::new(&url).unwrap();
+    let long = wanted("a").with_ttl_ms(3_600_000);
+    let gone = runtime.block_on(api.acquire_unless(&long, |_| {}, async { given_up.await.unwrap() }));
+    assert_eq!(gone.unwrap_err(), NotHad::GivenUp);
+    assert_eq!(asked.join().unwrap().last().unwrap(), "DELETE /v1/leases/l HTTP/1.1");
+}
+
+/// The gate keeps such a grant for its `request_id`, and makes it when the older writes are settled.
+#[test]
+fn a_grant_that_waits_for_older_writes_is_given_back_by_whoever_does_not_wait_for_it() {
+    let draining = json!({ "code": "FENCE_DRAINING", "detail": "d", "retryable": true, "retry_after_ms": 5_000 });
+    for waits in [true, false] {
+        let draining = draining.clone();
+        let (url, said) =
+            fake_gate(move |n, _| if n == 0 { Some((503, draining.clone())) } else { Some((201, grant(TTL, TTL))) });
+        let api = LeaseApi::new(&url).unwrap();
+        let heard = tokio::sync::Notify::new();
+        let wanted = if waits { wanted("a") } else { wanted("a").with_wait(Duration::ZERO) };
+        let given_up = async {
+            if !waits {
+                std::future::pending::<()>().await;
+            }
+            heard.notified().await;
+        };
+        let gone = Runtime::new().unwrap().block_on(api.acquire_unless(
+            &wanted,
+            |progress| {
+                assert_eq!(*progress, Progress::Held { by: None });
+                heard.notify_one();
+            },
+            given_up,
+        ));
+        assert_eq!(gone.unwrap_err(), if waits { NotHad::GivenUp } else { NotHad::Held { by: None } });
+        let asked: Vec<_> = (0..3).map(|_| said.recv().unwrap()).collect();
+        assert_eq!(asked[2], "DELETE /v1/leases/l HTTP/1.1", "{asked:?}");
+    }
+}
+
+#[test]
+fn a_gate_that_is_dark_is_not_waited_for_much_longer_than_was_wanted() {
+    let bench = Bench::new();
+    bench.wire.set(Mode::Dark);
+    let not_waiting = wanted("a").with_wait(Duration::ZERO);
+    let asked = async {
+        let api = bench.api();
+        tokio::time::timeout(Duration::from_secs(13), api.acquire(&not_waiting, |_| {})).await
+    };
+    let asked = bench.runtime.block_on(asked).expect("the gate's own 5 s, and a few short calls");
+    assert!(matches!(asked.unwrap_err(), NotHad::Unreachable { .. }));
+    assert_eq!(bench.wire.calls(), 3);
+}
+
+#[test]
+fn a_gate_that_lets_nobody_wait_is_not_asked_all_the_time() {
+    let bench = Bench::with("[lease]\nwait_ms_max = 0\n");
+    acquire(&mut bench.gate.api(), "users", "first", 4 * TTL);
+    let lease = bench.runtime.block_on(bench.api().acquire(&wanted("a"), |_| {})).unwrap();
+    assert_eq!(lease.seq(), 2);
+    // Some find out that it lets nobody wait; then each wait is longer than the last.
+    assert!(bench.wire.calls() < 34, "{} calls", bench.wire.calls());
 }
