@@ -2,9 +2,10 @@
 
 use std::{io::Write, path::PathBuf, time::Duration};
 
+use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Done, Failed, log, output, runtime};
+use super::{Done, Failed, inherited::Ignored, log, output, runtime};
 use crate::{
     agent,
     config::{self, AgentSettings, LogFormat},
@@ -39,7 +40,15 @@ pub(super) fn run(args: &Args) -> Done {
 
 async fn run_until_stopped(settings: &AgentSettings) -> Done {
     let hear = |kind| signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")));
+    // Under nohup(1) it goes on when the terminal is gone.
+    let hang_up = (!Ignored::now().has(Signal::HUP)).then(|| hear(SignalKind::hangup())).transpose()?;
     let (mut terminate, mut interrupt) = (hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?);
+    let hung_up = async {
+        match hang_up {
+            Some(mut hang_up) => hang_up.recv().await,
+            None => std::future::pending().await,
+        }
+    };
     let running = agent::start(settings).await.map_err(Failed::Config)?;
     tracing::info!(holder = %running.holder, "the agent is up");
     // Nobody may be listening to this line; the agent serves all the same.
@@ -47,6 +56,7 @@ async fn run_until_stopped(settings: &AgentSettings) -> Done {
     tokio::select! {
         _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),
         _ = interrupt.recv() => tracing::info!("stopping: SIGINT"),
+        _ = hung_up => tracing::info!("stopping: SIGHUP"),
     }
     let stopped = tokio::select! {
         stopped = running.stop(Duration::from_millis(settings.shutdown.deadline_ms)) => stopped,

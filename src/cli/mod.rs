@@ -7,6 +7,7 @@ mod cert;
 mod check;
 mod demo;
 mod drain;
+mod inherited;
 mod lease;
 mod lock;
 mod manual;

@@ -41,7 +41,9 @@ impl Bench {
 
     /// `fencegate lock` on `users`, with a shell script for a command.
     fn command(&self, options: &[&str], script: &str) -> Command {
-        let mut command = Command::new(binary());
+        // Whatever runs the tests may ignore some.
+        let mut command = Command::new("/usr/bin/env");
+        command.arg("--default-signal=HUP,INT,QUIT,TERM").arg(binary());
         command.args(["lock", "--object", "users", "--ttl", "1000", "--api", &format!("http://{}", self.gate.api)]);
         command.args(options).args(["--", "sh", "-c", script]).current_dir(self.site.folder.path());
         command.stdin(Stdio::null());
@@ -314,6 +316,75 @@ fn a_candidate_rejoins_after_a_loss() {
     let (code, said) = lock.end();
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("was lost"), "{said}");
+}
+
+#[test]
+fn whoever_is_told_to_end_while_a_lost_command_is_being_stopped_does_not_rejoin() {
+    let bench = Bench::new();
+    let script = "trap 'echo stopping; while [ ! -e go ]; do sleep 0.01; done; exit 0' TERM; echo up; while :; do sleep 0.02; done";
+    let mut lock = bench.start(&["--on-loss", "rejoin", "--grace", "20000"], script);
+    assert_eq!(lock.line(), "up");
+    bench.revoke();
+    assert_eq!(lock.line(), "stopping");
+    lock.signal(Signal::TERM);
+    // It is passed on, so it was heard.
+    assert_eq!(lock.line(), "stopping");
+    fs::write(bench.path("go"), "").unwrap();
+    assert_eq!(lock.end().0, Some(76));
+}
+
+#[test]
+fn a_hang_up_long_ago_does_not_take_a_candidate_out_of_the_race() {
+    let bench = Bench::new();
+    let script = "trap 'echo read again' HUP; trap 'exit 0' TERM; echo up $FENCE_SEQ; while :; do sleep 0.02; done";
+    let mut lock = bench.start(&["--on-loss", "rejoin"], script);
+    assert_eq!(lock.line(), "up 1");
+    lock.signal(Signal::HUP);
+    assert_eq!(lock.line(), "read again");
+    bench.revoke();
+    assert_eq!(lock.line(), "up 3");
+    lock.signal(Signal::TERM);
+    assert_eq!(lock.end().0, Some(0));
+}
+
+#[test]
+fn a_signal_that_is_ignored_from_the_start_stays_so() {
+    let bench = Bench::new();
+    let usual = bench.command(&[], "trap 'exit 4' USR1; echo up; while :; do sleep 0.02; done");
+    let mut command = Command::new("/usr/bin/env");
+    // As nohup(1) does.
+    command
+        .args(["--default-signal=INT,QUIT,TERM", "--ignore-signal=HUP"])
+        .args(usual.get_args().skip(1))
+        .current_dir(bench.site.folder.path());
+    let mut lock = Lock::start(command);
+    assert_eq!(lock.line(), "up");
+    let status = fs::read_to_string(format!("/proc/{}/status", lock.child.id())).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
+    assert_eq!(u64::from_str_radix(mask, 16).unwrap() & 1, 1, "{status}");
+    lock.signal(Signal::HUP);
+    lock.signal(Signal::USR1);
+    assert_eq!(lock.end().0, Some(4));
+}
+
+#[test]
+fn a_standby_whose_program_was_replaced_runs_its_command_all_the_same() {
+    let bench = Bench::new();
+    let mut api = bench.gate.api();
+    let first = acquire(&mut api, "users", "first", 60_000);
+    let own = bench.path("fencegate");
+    assert!(Command::new("cp").arg(binary()).arg(&own).status().unwrap().success());
+    let mut command = Command::new(&own);
+    command.args(["lock", "--object", "users", "--ttl", "1000", "--api", &format!("http://{}", bench.gate.api)]);
+    command.args(["--", "echo", "ran"]).stdin(Stdio::null());
+    let mut lock = Lock::start(command);
+    until("a waiter", || {
+        String::from_utf8(bench.gate.ops().get("/metrics").body).unwrap().contains("fencegate_lease_waiters 1\n")
+    });
+    fs::remove_file(&own).unwrap();
+    api.delete(&format!("/v1/leases/{}", text(&first, "lease_id")), text(&first, "fence_token")).expect(200);
+    assert_eq!(lock.line(), "ran");
+    assert_eq!(lock.end().0, Some(0));
 }
 
 /// A terminal, made by Python: types a line, then Ctrl-C, and says what was shown and how it ended.

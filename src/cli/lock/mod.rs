@@ -17,7 +17,7 @@ use tokio::signal::unix::{Signal as Heard, SignalKind, signal};
 
 pub(super) use self::guard::{Args as GuardArgs, run as run_guard};
 use self::running::{Ended, NotStarted, Running};
-use super::{Failed, output};
+use super::{Failed, inherited::Ignored, output};
 use crate::{
     client::{Lease, LeaseApi, Lost, NotHad, Progress, Wanted, default_holder},
     config::{Fault, Faults},
@@ -102,15 +102,17 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failed> {
     Ok(ExitCode::from(code))
 }
 
-/// Signals that are passed on to the command.
+/// Signals that are passed on to the command; those that are ignored already stay so, for both.
 struct Signals(Vec<(rustix::process::Signal, Heard)>);
 
 impl Signals {
     fn hear() -> std::io::Result<Self> {
         use rustix::process::Signal;
         let each = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
-        let heard = each.map(|each| Ok((each, signal(SignalKind::from_raw(each.as_raw()))?)));
-        heard.into_iter().collect::<std::io::Result<_>>().map(Self)
+        let ignored = Ignored::now();
+        let heard = each.into_iter().filter(|each| !ignored.has(*each));
+        let heard = heard.map(|each| Ok((each, signal(SignalKind::from_raw(each.as_raw()))?)));
+        heard.collect::<std::io::Result<_>>().map(Self)
     }
 
     /// The next one.
@@ -160,7 +162,7 @@ async fn lock(args: &Args, api: &LeaseApi, wanted: &Wanted, signals: &mut Signal
         match ended {
             Ended::ByItself(status) => return of_command(status),
             Ended::Lost { why, was_asked_to_end } => {
-                say_lost(wanted, &why);
+                say_lost(wanted, "stopped", &why);
                 if args.on_loss == OnLoss::Exit || was_asked_to_end {
                     return code::LOST;
                 }
@@ -173,15 +175,15 @@ async fn lock(args: &Args, api: &LeaseApi, wanted: &Wanted, signals: &mut Signal
     }
 }
 
-fn say_lost(wanted: &Wanted, why: &Lost) {
-    output::complain(&format!("the lease on {} was lost, and the command was stopped: {why}", wanted.object));
+fn say_lost(wanted: &Wanted, what_then: &str, why: &Lost) {
+    output::complain(&format!("the lease on {} was lost, and the command was {what_then}: {why}", wanted.object));
 }
 
 /// Says why a command does not run; `None` where there is another turn.
 fn explain(args: &Args, wanted: &Wanted, not_started: NotStarted) -> Option<u8> {
     match not_started {
         NotStarted::Lost(why) => {
-            say_lost(wanted, &why);
+            say_lost(wanted, "not started", &why);
             (args.on_loss == OnLoss::Exit).then_some(code::LOST)
         }
         NotStarted::Guard(error) => Some(complain(code::FAILED, &format!("the guard does not run: {error}"))),

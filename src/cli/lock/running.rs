@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, test_kill_process_group, waitpgid};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     process::{Child, Command},
@@ -44,6 +44,8 @@ pub(super) struct Running {
     command: Child,
     guard: Child,
     reach: Reach,
+    /// Somebody has asked this program to end.
+    was_asked_to_end: bool,
 }
 
 /// What a signal is sent to.
@@ -84,13 +86,12 @@ impl Running {
             let _ = pipe.write_all(format!("{}\n", pid.as_raw_nonzero()).as_bytes()).await;
         }
         let reach = if on_terminal { Reach::One(pid) } else { Reach::Group(guard_pid) };
-        Ok(Self { command, guard, reach })
+        Ok(Self { command, guard, reach, was_asked_to_end: false })
     }
 
     /// Waits for the command's end, passing signals on; stops it when the lease is lost. Returns when nothing of it
     /// is left.
     pub(super) async fn watch(&mut self, lease: &Lease, signals: &mut Signals, grace: Duration) -> Ended {
-        let mut was_asked_to_end = false;
         let ended = loop {
             tokio::select! {
                 status = self.command.wait() => break status.map(|status| (status, lease.token().err())),
@@ -98,15 +99,12 @@ impl Running {
                     let stopped = self.stop(signals, grace).await;
                     break stopped.map(|status| (status, Some(why)));
                 }
-                heard = signals.next() => {
-                    was_asked_to_end |= heard != Signal::USR1 && heard != Signal::USR2;
-                    self.pass_on(heard);
-                }
+                heard = signals.next() => self.pass_on(heard),
             }
         };
         self.clear().await;
         match ended {
-            Ok((_, Some(why))) => Ended::Lost { why, was_asked_to_end },
+            Ok((_, Some(why))) => Ended::Lost { why, was_asked_to_end: self.was_asked_to_end },
             Ok((status, None)) => Ended::ByItself(status),
             Err(error) => Ended::Failed(format!("the command cannot be waited for: {error}")),
         }
@@ -119,7 +117,7 @@ impl Running {
             loop {
                 tokio::select! {
                     status = self.command.wait() => return status,
-                    heard = signals.next() => send(self.reach, heard),
+                    heard = signals.next() => self.pass_on(heard),
                 }
             }
         });
@@ -130,7 +128,9 @@ impl Running {
         self.command.wait().await
     }
 
-    fn pass_on(&self, heard: Signal) {
+    fn pass_on(&mut self, heard: Signal) {
+        // HUP means "read your settings again" to many a program, and the others whatever it likes.
+        self.was_asked_to_end |= [Signal::TERM, Signal::INT, Signal::QUIT].contains(&heard);
         // The terminal has sent these to its whole group already.
         let is_terminals = heard == Signal::INT || heard == Signal::QUIT;
         if !(is_terminals && matches!(self.reach, Reach::One(_))) {
@@ -157,6 +157,8 @@ impl Running {
                 let _ = kill_process_group(group, Signal::KILL);
                 let _ = self.guard.wait().await;
                 for _ in 0..LOOKS {
+                    // As the first process of a container, this one inherits what the command has left behind.
+                    while let Ok(Some(_)) = waitpgid(group, WaitOptions::NOHANG) {}
                     if test_kill_process_group(group).is_err() {
                         return;
                     }
@@ -181,8 +183,15 @@ fn pid_of(child: &Child) -> io::Result<Pid> {
 }
 
 async fn start_guard(on_terminal: bool) -> io::Result<(Child, Pid)> {
-    let mut guard = Command::new(std::env::current_exe()?);
-    guard.arg("lock-guard").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+    // The program that runs, also where its file was replaced by a newer one meanwhile.
+    let mut guard = Command::new("/proc/self/exe");
+    guard
+        .arg0("fencegate")
+        .arg("lock-guard")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .process_group(0);
     if on_terminal {
         guard.arg("--one");
     }
