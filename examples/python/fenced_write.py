@@ -78,7 +78,11 @@ class Lease:
         # Counted from when it was asked for. One that was long in coming has little left, so it is renewed first.
         self.until = sent + lease["expires_in_ms"] / 1000
         if self.until - now() < TTL_S * 2 / 3:
-            self.renew()
+            try:
+                self.renew()
+            except BaseException:
+                self.__exit__()  # `with` does not, for what was never entered
+                raise
         threading.Thread(target=self.keep, daemon=True).start()
         return self
 

@@ -77,6 +77,48 @@ fn each_example_keeps_its_lease_while_it_works_and_ends_when_it_is_lost() {
         assert_eq!(ended.status.code(), Some(1), "{example}");
         let written = bench.store.applied().len();
         assert!(written > 0 && written < values.len(), "{example}: {written}");
-        until("nothing more is written", || bench.store.applied().len() == written);
+        // It has given up for good: the next one has its turn, and is the last that writes.
+        let next = bench.run(example, &["next"]);
+        assert!(next.status.success(), "{example}: {}", stderr(&next));
+        let applied = bench.store.applied();
+        assert_eq!(applied.len(), written + 1, "{example}");
+        assert_eq!(text(&applied[written]["headers"], "fence-seq"), "3", "{example}");
+    }
+}
+
+/// Killed with -9, it cannot give its lease back; nothing of it may keep it either.
+#[test]
+fn a_killed_example_lets_its_lease_run_out_and_shows_its_token_to_nobody() {
+    for example in EXAMPLES {
+        let bench = Bench::new();
+        let values: Vec<String> = (0..20_000).map(|n| format!("value-{n}")).collect();
+        let values: Vec<&str> = values.iter().map(String::as_str).collect();
+        let mut stream = bench.gate.api();
+        stream.send("GET", "/v1/watch", &[], b"").unwrap();
+        let mut command = bench.command(example, &values);
+        let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+        let mut shown = false;
+        let addresses = [bench.gate.api.to_string(), bench.gate.gate.to_string()];
+        let mut look = || {
+            for process in std::fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
+                let arguments = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+                let arguments = String::from_utf8_lossy(&arguments);
+                let is_its_own = addresses.iter().any(|address| arguments.contains(address));
+                shown |= is_its_own && arguments.contains("fg1.");
+            }
+        };
+        let mut renewed = 0;
+        while renewed < 2 {
+            look();
+            renewed += usize::from(stream.read_line().unwrap() == "event: renewed");
+        }
+        until("some writes", || {
+            look();
+            bench.store.applied().len() >= 20
+        });
+        child.kill().unwrap();
+        child.wait().unwrap();
+        while stream.read_line().unwrap() != "event: expired" {}
+        assert!(!shown, "{example}: its token is in the arguments of a process");
     }
 }
