@@ -43,7 +43,7 @@ async fn run_until_stopped(settings: &AgentSettings) -> Done {
     // Under nohup(1) it goes on when the terminal is gone.
     let hang_up = (!Ignored::now().has(Signal::HUP)).then(|| hear(SignalKind::hangup())).transpose()?;
     let (mut terminate, mut interrupt) = (hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?);
-    let hung_up = async {
+    let no_terminal = async {
         match hang_up {
             Some(mut hang_up) => hang_up.recv().await,
             None => std::future::pending().await,
@@ -56,7 +56,7 @@ async fn run_until_stopped(settings: &AgentSettings) -> Done {
     tokio::select! {
         _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),
         _ = interrupt.recv() => tracing::info!("stopping: SIGINT"),
-        _ = hung_up => tracing::info!("stopping: SIGHUP"),
+        _ = no_terminal => tracing::info!("stopping: SIGHUP"),
     }
     let stopped = tokio::select! {
         stopped = running.stop(Duration::from_millis(settings.shutdown.deadline_ms)) => stopped,

@@ -199,9 +199,9 @@ impl Attempt<'_> {
 
     /// Takes a grant into care, in what is left of the time, or as long as a call may take.
     async fn begin(&self, granted: Granted) -> Result<Lease, Lost> {
-        let begin = Lease::begin(self.api, self.wanted, granted);
-        let Some(left) = self.left_ms() else { return begin.await };
-        let begun = tokio::time::timeout(Duration::from_millis(left).max(GATE_PATIENCE), begin).await;
+        let taken = Lease::begin(self.api, self.wanted, granted);
+        let Some(left) = self.left_ms() else { return taken.await };
+        let begun = tokio::time::timeout(Duration::from_millis(left).max(GATE_PATIENCE), taken).await;
         begun.unwrap_or_else(|_| Err(Lost::Deadline { last: Some("the gate did not confirm it".to_owned()) }))
     }
 
