@@ -48,13 +48,18 @@ pub enum Pass {
 pub struct Forwarder {
     lanes: Arc<Lanes>,
     silence: Duration,
+    /// What a request is sent to that does not say, as HTTP/1.0 need not.
+    host: HeaderValue,
 }
 
 impl Forwarder {
     #[must_use]
     pub fn new(way: Way, settings: GateWay, clock: Clock) -> Self {
         let silence = Duration::from_millis(settings.response_timeout_ms);
-        Self { lanes: Lanes::new(way, settings, clock), silence }
+        let authority = settings.url.parse::<http::Uri>().ok().and_then(|url| url.authority().cloned());
+        let host = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
+        let host = host.unwrap_or_else(|| HeaderValue::from_static("localhost"));
+        Self { lanes: Lanes::new(way, settings, clock), silence, host }
     }
 
     /// Sends a request. `guard` lives as long as the request is on its way, its answer's body included.
@@ -70,7 +75,7 @@ impl Forwarder {
     ) -> Result<Response, Problem> {
         let is_write = matches!(pass, Pass::Write(_));
         let moved = Arc::<AtomicU64>::default();
-        let mut request = outgoing(head, body, Arc::clone(&moved));
+        let mut request = outgoing(head, body, &self.host, Arc::clone(&moved));
         let (mut lane, answer) = loop {
             let mut lane = self.lanes.take().await.map_err(|error| unreachable(&error.to_string()))?;
             // Nothing is between this look at the clock and the sending.
@@ -159,13 +164,18 @@ fn add_tokens(request: &mut Request<Upload>, pass: &Pass) -> Result<(), Problem>
 }
 
 /// The request as the gate gets it: the same path, query, headers and body, but for what is of one hop only.
-fn outgoing(mut head: Parts, body: Incoming, moved: Arc<AtomicU64>) -> Request<Upload> {
+fn outgoing(mut head: Parts, body: Incoming, host: &HeaderValue, moved: Arc<AtomicU64>) -> Request<Upload> {
     strip_hop(&mut head.headers);
     let path = head.uri.path_and_query().cloned().unwrap_or_else(|| http::uri::PathAndQuery::from_static("/"));
     if let Some(host) = head.uri.authority()
         && let Ok(host) = HeaderValue::from_str(host.as_str())
     {
         head.headers.entry(header::HOST).or_insert(host);
+    }
+    head.headers.entry(header::HOST).or_insert_with(|| host.clone());
+    if !body.is_end_stream() && !head.headers.contains_key(header::CONTENT_LENGTH) {
+        // Without it, the body of a read would not be sent.
+        head.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     let asks_first = head.headers.contains_key(header::EXPECT) && !body.is_end_stream();
     let go = asks_first.then(|| Arc::new(Notify::new()));

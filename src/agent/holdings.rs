@@ -25,6 +25,8 @@ use crate::{
 
 /// After a refusal that asking again will hardly change.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
+/// An object that this agent does not lead is forgotten after so long without a write, where leases are kept for ever.
+const FORGET_MS: u64 = 600_000;
 /// How long a look at who leads may take.
 const LOOK: Duration = Duration::from_secs(5);
 
@@ -139,12 +141,17 @@ impl Holdings {
     /// With what the writer is told: `NOT_LEADER`, `GATE_UNREACHABLE`, `GATE_OVERLOADED`, `GATE_STOPPING`.
     pub async fn hold(self: &Arc<Self>, object: &ObjectId) -> Result<Use, Problem> {
         let writing = self.writing(object, false)?;
-        match writing.0.settled(Duration::from_millis(self.settings.wait_ms)).await {
+        let settled = writing.0.settled(Duration::from_millis(self.settings.wait_ms)).await;
+        if matches!(settled, Standing::Asking) {
+            // Whoever comes next is told at once.
+            writing.0.give_up_asking();
+        }
+        match settled {
             Standing::Leading(lease) => Ok(Use { writing, lease }),
             Standing::Following(leader) => Err(not_leader(object, leader, "another holder has the lease")),
             Standing::Asking => Err(unreachable(object, "the gate has not answered yet")),
             Standing::Cut(why) => Err(unreachable(object, &why)),
-            Standing::Refused(why) => Err(not_leader(object, None, &why)),
+            Standing::Refused(why) => Err(not_leader(object, None, &why).for_good()),
         }
     }
 
@@ -215,7 +222,15 @@ impl Holdings {
     pub fn show(&self, only: Option<&str>) -> Vec<(String, Shown)> {
         let slots = lock(&self.slots);
         let wanted = slots.iter().filter(|(object, _)| only.is_none_or(|only| only == object.as_str()));
-        let mut shown: Vec<_> = wanted.map(|(object, slot)| (object.to_string(), slot.shown())).collect();
+        let mut shown: Vec<_> = wanted
+            .map(|(object, slot)| {
+                // Whoever asks for one by name wants to write to it in its turn.
+                if only.is_some() {
+                    slot.used_at.store(self.clock.now().boot.0, Ordering::Release);
+                }
+                (object.to_string(), slot.shown())
+            })
+            .collect();
         shown.sort_by(|one, other| one.0.cmp(&other.0));
         shown
     }
@@ -227,8 +242,11 @@ impl Holdings {
     }
 
     /// Returns when an object has not been written to for long enough to be given back.
-    async fn idle(&self, slot: &Slot) {
-        let after = self.settings.idle_release_ms;
+    async fn idle(&self, slot: &Slot, leads: bool) {
+        let after = match self.settings.idle_release_ms {
+            0 if !leads => FORGET_MS,
+            after => after,
+        };
         if after == 0 || slot.up_front {
             return std::future::pending().await;
         }
@@ -239,6 +257,17 @@ impl Holdings {
             }
             tokio::time::sleep(Duration::from_millis(after.saturating_sub(idle).max(after / 4).max(1))).await;
         }
+    }
+
+    /// Leads an object no more, unless somebody has come to write to it meanwhile.
+    fn retire(&self, slot: &Slot) -> bool {
+        // Whoever comes to write holds this lock.
+        let _slots = lock(&self.slots);
+        let is_idle = slot.writes.load(Ordering::Acquire) == 0;
+        if is_idle {
+            slot.standing.send_replace(Standing::Asking);
+        }
+        is_idle
     }
 
     /// Forgets an object, unless somebody has come to write to it meanwhile.
@@ -253,14 +282,29 @@ impl Holdings {
 }
 
 impl Slot {
-    /// Where it stands, once the gate has answered; or that it has not.
+    /// Where it stands, once the gate has answered; or that it has not. A lease that was just lost is about to be
+    /// asked for again.
     async fn settled(&self, patience: Duration) -> Standing {
         let mut standing = self.standing.subscribe();
-        let settled = standing.wait_for(|standing| !matches!(standing, Standing::Asking));
+        let settled = standing.wait_for(|standing| match standing {
+            Standing::Asking => false,
+            Standing::Leading(lease) => lease.token().is_ok(),
+            Standing::Following(_) | Standing::Cut(_) | Standing::Refused(_) => true,
+        });
         match tokio::time::timeout(patience, settled).await {
             Ok(Ok(standing)) => standing.clone(),
             Ok(Err(_)) | Err(_) => Standing::Asking,
         }
+    }
+
+    fn give_up_asking(&self) {
+        self.standing.send_if_modified(|standing| {
+            let is_asking = matches!(standing, Standing::Asking);
+            if is_asking {
+                *standing = Standing::Cut("the gate has not answered yet".to_owned());
+            }
+            is_asking
+        });
     }
 
     fn heard(&self, progress: &Progress) {
@@ -338,22 +382,24 @@ fn unreachable(object: &ObjectId, why: &str) -> Problem {
 /// Keeps one object's lease, until it is given back.
 async fn keep(holdings: Arc<Holdings>, slot: Arc<Slot>) {
     loop {
-        slot.standing.send_replace(Standing::Asking);
         let goes_on = match ask(&holdings, &slot).await {
             Ok(lease) => lead(&holdings, &slot, Arc::new(lease)).await,
             Err(NotHad::Refused(why)) => {
                 tracing::error!(object = %slot.object, %why, "the gate grants no lease");
                 slot.standing.send_replace(Standing::Refused(why.to_string()));
+                // Asked again only for those who still want to write.
                 tokio::select! {
-                    () = tokio::time::sleep(REFUSED_PAUSE) => true,
+                    () = tokio::time::sleep(REFUSED_PAUSE) => slot.up_front,
                     () = holdings.reached(Phase::Draining) => false,
-                    () = holdings.idle(&slot) => false,
                 }
             }
             Err(NotHad::GivenUp | NotHad::Held { .. } | NotHad::Unreachable { .. }) => false,
         };
-        if !goes_on && holdings.forget(&slot) {
-            return;
+        if !goes_on {
+            if holdings.forget(&slot) {
+                return;
+            }
+            slot.standing.send_replace(Standing::Asking);
         }
     }
 }
@@ -364,7 +410,7 @@ async fn ask(holdings: &Holdings, slot: &Slot) -> Result<Lease, NotHad> {
     let given_up = async {
         tokio::select! {
             () = holdings.reached(Phase::Draining) => {}
-            () = holdings.idle(slot) => {}
+            () = holdings.idle(slot, false) => {}
         }
     };
     tokio::select! {
@@ -394,18 +440,25 @@ async fn look(holdings: &Holdings, slot: &Slot) -> std::convert::Infallible {
 async fn lead(holdings: &Holdings, slot: &Slot, lease: Arc<Lease>) -> bool {
     tracing::info!(object = %slot.object, lease_seq = lease.seq(), "leading");
     slot.standing.send_replace(Standing::Leading(Arc::clone(&lease)));
-    let (lost, goes_on) = tokio::select! {
-        why = lease.lost() => (Some(why), true),
-        () = holdings.reached(Phase::Releasing) => (None, false),
-        () = holdings.idle(slot) => (None, false),
+    let (lost, goes_on) = loop {
+        tokio::select! {
+            why = lease.lost() => break (Some(why), true),
+            () = holdings.reached(Phase::Releasing) => break (None, false),
+            () = holdings.idle(slot, true) => if holdings.retire(slot) { break (None, false) },
+        }
     };
     if let Some(why) = &lost {
         tracing::warn!(object = %slot.object, lease_seq = lease.seq(), %why, "the lease was lost");
         holdings.metrics.lost(why);
     }
-    slot.standing.send_replace(Standing::Asking);
-    // Where only this side has given it up, the gate may count it as held still.
-    if matches!(lost, None | Some(Lost::Deadline { .. }))
+    slot.standing.send_replace(match &lost {
+        // The gate is silent: nobody waits for it.
+        Some(why @ Lost::Deadline { last: Some(_) }) => Standing::Cut(why.to_string()),
+        _ => Standing::Asking,
+    });
+    // Where only this side has given it up, the gate may count it as held still. So it may be with a write to two
+    // objects, refused for one of them.
+    if matches!(lost, None | Some(Lost::Deadline { .. } | Lost::Write { .. }))
         && let Err(failed) = lease.release().await
     {
         tracing::warn!(object = %slot.object, why = %failed, "a lease was not released, and runs out");

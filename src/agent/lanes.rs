@@ -13,6 +13,7 @@ use std::{
 
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -25,6 +26,9 @@ use crate::{
     fence::BootMs,
     store::{Address, Way},
 };
+
+/// After how much silence the other side is asked whether it is there, and how often then.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
 
 /// The connections of an agent.
 pub struct Lanes {
@@ -101,6 +105,9 @@ impl Lanes {
         };
         let stream = TcpStream::connect((host.as_str(), *port)).await?;
         stream.set_nodelay(true)?;
+        // A gate whose machine is gone is found out also while an answer is awaited.
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE.0).with_interval(KEEPALIVE.1);
+        SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
         let stream = Counted { stream, sent: Arc::clone(&sent) };
         let sender = match &self.way.tls {
             Some(tls) => begin(tls.connect(stream).await?).await,

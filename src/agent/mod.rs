@@ -72,7 +72,15 @@ pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
     }
     let forwarder = Forwarder::new(way, settings.gate.clone(), clock);
     let stopping = watch::Sender::new(false);
-    let port = Arc::new(Port::new(routes, Arc::clone(&holdings), forwarder, Arc::clone(&metrics), &settings.lease));
+    let port = Port::new(
+        routes,
+        Arc::clone(&holdings),
+        forwarder,
+        Arc::clone(&metrics),
+        &settings.lease,
+        settings.agent.allow_remote,
+    );
+    let port = Arc::new(port);
     let servers = vec![
         port::serve(&port, app, &settings.agent, stopping.subscribe()),
         listen::serve(status, STATUS_ROOM, status::router(Arc::clone(&holdings), metrics), stopping.subscribe()),

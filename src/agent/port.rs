@@ -43,6 +43,7 @@ pub struct Port {
     forwarder: Forwarder,
     metrics: Arc<AgentMetrics>,
     renews_first: bool,
+    allow_remote: bool,
     /// How many writes are on their way.
     writes: Arc<watch::Sender<usize>>,
 }
@@ -71,10 +72,11 @@ impl Port {
         forwarder: Forwarder,
         metrics: Arc<AgentMetrics>,
         lease: &AgentLease,
+        allow_remote: bool,
     ) -> Self {
         let writes = Arc::new(watch::Sender::new(0));
         let (limits, renews_first) = (AgentSettings::limits(), lease.renew_before_write);
-        Self { routes, limits, holdings, forwarder, metrics, renews_first, writes }
+        Self { routes, limits, holdings, forwarder, metrics, renews_first, allow_remote, writes }
     }
 
     /// Returns when no write is on its way.
@@ -121,9 +123,14 @@ impl Port {
             problem
         })?;
         let Class::Write(write) = class else { return Ok(None) };
-        // A browser says so by itself, and a page cannot make it say otherwise.
-        if head.headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site") {
+        // A browser says so by itself, and a page cannot make it say otherwise. Another port of this machine is
+        // another page's, too.
+        if head.headers.get("sec-fetch-site").is_some_and(|site| site != "none" && site != "same-origin") {
             return Err(Problem::on(Plane::Data, Code::NotLoopback, "no web page may write through this agent"));
+        }
+        if !self.allow_remote && !is_local(head) {
+            let what = "the Host must be localhost or a loopback address, so that no web page can write by a name of its own; agent.allow_remote takes others";
+            return Err(Problem::on(Plane::Data, Code::NotLoopback, what));
         }
         Ok(Some(std::iter::once(&write.target).chain(&write.others).map(classify::Target::id).collect()))
     }
@@ -142,6 +149,15 @@ impl Port {
         self.metrics.forwarded(true);
         self.forwarder.send(head, body, Pass::Write(uses), on_its_way).await
     }
+}
+
+/// Whether a request is to this machine by its own words. HTTP/1.0 need not say.
+fn is_local(head: &Parts) -> bool {
+    let named = head.headers.get(http::header::HOST).map(|host| host.to_str().unwrap_or("?").to_owned());
+    let Some(host) = head.uri.authority().map(ToString::to_string).or(named) else { return true };
+    let Ok(host) = host.parse::<http::uri::Authority>() else { return false };
+    let name = host.host().trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Serves the application until `stopping` turns true, and then until the last answer is given.

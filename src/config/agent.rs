@@ -121,7 +121,7 @@ impl Default for AgentLease {
             ttl_ms: 15_000,
             wait_ms: 1_000,
             renew_before_write: false,
-            idle_release_ms: 0,
+            idle_release_ms: 600_000,
             objects_max: 1_024,
         }
     }
@@ -157,6 +157,16 @@ impl GateWay {
             way => Ok(way),
         }
     }
+
+    /// Whether its own port is this one, as far as the URL says.
+    fn is_at(&self, address: SocketAddr) -> bool {
+        let Ok(url) = self.url.parse::<http::Uri>() else { return false };
+        let name = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        let is_there = name
+            .parse::<std::net::IpAddr>()
+            .map_or(name == "localhost" && address.ip().is_loopback(), |ip| address.ip() == ip);
+        url.port_u16() == Some(address.port()) && is_there
+    }
 }
 
 impl AgentSettings {
@@ -169,6 +179,8 @@ impl AgentSettings {
             name: given.name.clone(),
             path: given.path.clone(),
             object: given.object.clone(),
+            // Whether a key is taken, and which, is the gate's to say.
+            idempotency: false,
             ..RouteSettings::default()
         });
         Routes::new(&Settings { route: route.collect(), ..Settings::default() })
@@ -210,6 +222,11 @@ impl Loadable for AgentSettings {
             agent.listen != self.status.listen || agent.listen.port() == 0,
             "status.listen",
             "must differ from agent.listen",
+        );
+        check(
+            agent.listen.port() == 0 || !gate.is_at(agent.listen),
+            "gate.url",
+            "must not be the agent's own port: it would send everything to itself",
         );
         check(agent.connections_max >= 1, "agent.connections_max", "must be at least 1");
         check(agent.head_timeout_ms >= 1, "agent.head_timeout_ms", "must be at least 1");
@@ -290,6 +307,8 @@ mod tests {
         for key in ["agent.listen", "gate.url", "gate.api", "lease.ttl", "route[0].match", "route[0].take"] {
             assert!(keys.contains(&key), "{key} is not in {faults:#?}");
         }
+        let own = "[gate]\nurl = 'http://localhost:8082'".parse().unwrap();
+        assert_eq!(read::<AgentSettings>(own, vec![]).1[0].key, "gate.url");
         let remote = "[agent]\nlisten = '0.0.0.0:8082'\nallow_remote = true".parse().unwrap();
         assert_eq!(read::<AgentSettings>(remote, vec![]).1, vec![]);
     }

@@ -140,6 +140,13 @@ impl Problem {
         self
     }
 
+    /// Trying again will not help.
+    #[must_use]
+    pub fn for_good(mut self) -> Self {
+        (self.retryable, self.retry_after_ms) = (false, None);
+        self
+    }
+
     /// Also tells which object it is about.
     pub fn tell_object(&mut self, object: &ObjectId) {
         self.object_id = Some(object.clone());

@@ -7,6 +7,9 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -174,7 +177,12 @@ fn what_the_gate_would_refuse_anyway_and_a_second_token_go_nowhere() {
     agent.put("/").refusal(422, "OBJECT_UNMAPPED");
     agent.call("TRACE", "/users/1", &[]).refusal(403, "TUNNEL_REFUSED");
     agent.call("PUT", "/users/1", &[("x-http-method-override", "GET")]).refusal(400, "METHOD_OVERRIDE_REFUSED");
-    agent.call("POST", "/users/1", &[("sec-fetch-site", "cross-site")]).refusal(403, "NOT_LOOPBACK");
+    for site in ["cross-site", "same-site"] {
+        agent.call("POST", "/users/1", &[("sec-fetch-site", site)]).refusal(403, "NOT_LOOPBACK");
+    }
+    let mut named = agent.conn();
+    named.send_raw(b"PUT /users/1 HTTP/1.1\r\nhost: page.example\r\ncontent-length: 0\r\n\r\n").unwrap();
+    named.receive().unwrap().refusal(403, "NOT_LOOPBACK");
     assert_eq!(bench.store.saw("begun"), 0);
     assert_eq!(bench.gate.api().get("/v1/receipts").expect(200)["receipts"], json!([]), "the gate saw nothing of it");
 }
@@ -197,9 +205,16 @@ fn without_a_gate_a_write_is_refused_at_once_and_never_forwarded_unfenced() {
     // A gate that is silent: as long as the setting says, and no longer.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let api = format!("http://{}", silent.local_addr().unwrap());
-    let agent = Agent::start(&settings("a", &fake_gate.url(), &api, "wait_ms = 100", ""));
+    let agent = Agent::start(&settings("a", &fake_gate.url(), &api, "wait_ms = 3000", ""));
     agent.put("/users/1").refusal(503, "GATE_UNREACHABLE");
     assert_eq!(fake_gate.saw("begun"), 1);
+    // Only the first one waits.
+    let (says, said) = mpsc::sync_channel(1);
+    thread::spawn(move || {
+        (0..20).for_each(|_| _ = agent.put("/users/1").refusal(503, "GATE_UNREACHABLE"));
+        let _ = says.send(());
+    });
+    said.recv_timeout(Duration::from_secs(20)).expect("the others were refused at once");
 }
 
 #[test]
@@ -210,10 +225,15 @@ fn a_gate_that_comes_back_is_found_again() {
     agent.put("/users/1").expect_ok();
     wire.set(Mode::Cut);
     until("the lease runs out", || agent.put("/users/1").status == 503);
-    let tries = wire.calls();
+    let before = wire.calls();
+    // Three seconds, by the gate's own clock.
+    acquire(&mut bench.gate.api(), "other", "first", 3_000);
+    let next = json!({ "object_id": "other", "holder_id": "next", "ttl_ms": 60_000, "wait_ms": 60_000 });
+    bench.gate.api().post("/v1/leases", &next).expect(201);
+    let tries = wire.calls() - before;
+    assert!((1..60).contains(&tries), "{tries} calls: that is no backoff");
     wire.set(Mode::Pass);
     until("it leads again", || agent.put("/users/1").status == 200);
-    assert!(wire.calls() - tries < 100, "{} calls: that is no backoff", wire.calls() - tries);
     assert!(agent.shows("fencegate_agent_losses_total{reason=\"DEADLINE\"} 1\n"));
     let seqs = bench.seqs();
     assert_eq!(seqs.last(), Some(&2), "{seqs:?}");
@@ -230,7 +250,7 @@ fn a_write_that_the_gate_refuses_is_the_agents_loss() {
     let refused = agent.put("/users/1");
     let body = refused.refusal(412, "WRITE_STALE_FENCE");
     assert!(body["receipt_id"].is_string(), "the gate's own answer is passed on");
-    assert!(agent.shows("fencegate_agent_losses_total{reason=\"WRITE_STALE_FENCE\"} 1\n"));
+    until("the loss is counted", || agent.shows("fencegate_agent_losses_total{reason=\"WRITE_STALE_FENCE\"} 1\n"));
     agent.put("/users/1").expect_ok();
     assert_eq!(bench.seqs(), [1, 3]);
 }
@@ -262,8 +282,15 @@ fn a_write_is_sent_once_whatever_becomes_of_its_answer() {
     let bench = Bench::new();
     let wire = Wire::to(bench.gate.gate);
     let agent = Agent::start(&settings("a", &wire.url(), &bench.urls().1, "", "response_timeout_ms = 300"));
+    until("a connection is used again", || {
+        let before = wire.calls();
+        agent.put("/users/first").expect_ok();
+        wire.calls() == before
+    });
+    let before = wire.calls();
     wire.set(Mode::LosesAnswers);
     agent.put("/users/lost").unknown();
+    assert_eq!(wire.calls(), before, "it went by a connection that had been used, and by no other");
     // A gate that is silent.
     wire.set(Mode::Pass);
     agent.call("PUT", "/users/silent", &[("x-store", "hang")]).unknown();
@@ -272,7 +299,8 @@ fn a_write_is_sent_once_whatever_becomes_of_its_answer() {
     let cut = agent.put("/users/cut");
     assert!([503, 504].contains(&cut.status), "{cut:?}");
     wire.set(Mode::Pass);
-    assert_eq!(bench.store.story(), ["PUT /users/lost", "PUT /users/silent"]);
+    let story: Vec<_> = bench.store.story().into_iter().filter(|each| each != "PUT /users/first").collect();
+    assert_eq!(story, ["PUT /users/lost", "PUT /users/silent"]);
 }
 
 #[test]
@@ -297,7 +325,7 @@ fn bodies_stream_and_a_refusal_comes_before_the_body() {
     let bench = Bench::new();
     let agent = bench.agent("a");
     // The body is asked for only when the gate asks for it.
-    let head = "PUT /users/1 HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
+    let head = "PUT /users/1 HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
     let mut conn = agent.conn();
     conn.send_raw(head.as_bytes()).unwrap();
     assert_eq!(conn.read_head().unwrap().0, 100);
@@ -311,7 +339,7 @@ fn bodies_stream_and_a_refusal_comes_before_the_body() {
     // Ten megabytes in chunks, while the store has the first of it already.
     let before = bench.store.saw("body");
     let mut conn = agent.conn();
-    conn.send_raw(b"PUT /users/2 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
+    conn.send_raw(b"PUT /users/2 HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
     let chunk = [format!("{:x}\r\n", 1 << 20).into_bytes(), vec![b'x'; 1 << 20], b"\r\n".to_vec()].concat();
     (0..2).for_each(|_| conn.send_raw(&chunk).unwrap());
     until("the first of it is at the store", || bench.store.saw("body") > before);
@@ -346,7 +374,7 @@ fn a_stop_finishes_what_is_on_its_way_and_releases() {
 fn leases_are_taken_by_route_up_front_or_on_first_use_and_given_back_when_idle() {
     let routes = "[[route]]\nname = 'data'\nmatch = '/data/{domain}/{rest...}'\nobject = '/data/{domain}/'\n[[route]]\nname = 'one'\nmatch = '/one/{rest...}'\nobject = 'one'\n";
     let bench = Bench::with(routes);
-    let lease = format!("idle_release_ms = 300\nobjects_max = 3\n{routes}take = 'up-front'\n");
+    let lease = format!("idle_release_ms = 3000\nobjects_max = 3\n{routes}take = 'up-front'\n");
     let agent = bench.agent_with("a", &lease);
     until("the lease up front", || agent.leader("one")["leader"] == true);
     for path in ["/data/users/1", "/data/users/2", "/data/orders/1", "/one/x"] {
@@ -443,7 +471,11 @@ impl Drop for Loop {
 #[test]
 fn only_the_leaders_writes_land_and_none_of_a_leader_that_was_stopped() {
     let bench = Bench::new();
-    let (one, two) = (bench.agent("one"), bench.agent("two"));
+    let (gate, api) = bench.urls();
+    // Long enough for a busy machine.
+    let agent =
+        |name: &str| Agent::start(&settings(name, &gate, &api, "", "").replace("ttl_ms = 1000", "ttl_ms = 3000"));
+    let (one, two) = (agent("one"), agent("two"));
     one.put("/users/1").expect_ok();
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = (Loop::start(&one, folder.path(), "one"), Loop::start(&two, folder.path(), "two"));
@@ -461,7 +493,8 @@ fn only_the_leaders_writes_land_and_none_of_a_leader_that_was_stopped() {
     one.signal(Signal::CONT);
     until("the first one's application goes on", || first.answers().len() >= delayed + 10);
     let (late, seqs) = (first.answers()[delayed..].to_vec(), bench.seqs());
-    assert!(late.iter().all(|answer| answer != "200"), "{late:?}");
+    // The first may be the answer to a write that had landed before the stop; what landed when is in the seqs.
+    assert!(late.iter().skip(1).all(|answer| answer != "200"), "{late:?}");
     assert!(seqs.windows(2).all(|pair| pair[0] <= pair[1]), "the seqs of what was applied went down: {seqs:?}");
     assert_eq!(seqs.last(), Some(&2));
     assert_eq!(text(&bench.lease("users"), "holder_id"), "two");
@@ -490,6 +523,82 @@ fn a_leader_that_was_stopped_finds_out_before_it_sends_anything() {
     assert_eq!(bench.seqs(), [1]);
 }
 
+/// The gate's own fence: the agent has sent the head, with a good token, before it was stopped.
+#[test]
+fn a_write_that_a_stopped_leader_had_begun_is_not_applied() {
+    let bench = Bench::with("[[route]]\npartial_body = 'discards'\n");
+    let agent = bench.agent("a");
+    agent.put("/users/1").expect_ok();
+    let before = bench.store.saw("body");
+    let mut half = agent.conn();
+    half.send_raw(b"PUT /users/late HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3145728\r\n\r\n").unwrap();
+    half.send_raw(&vec![b'x'; 2 << 20]).unwrap();
+    until("the first of it is at the store", || bench.store.saw("body") > before);
+    agent.signal(Signal::STOP);
+    let next = json!({ "object_id": "users", "holder_id": "b", "ttl_ms": 60_000, "wait_ms": 60_000 });
+    let next = bench.gate.api().post("/v1/leases", &next).expect(201);
+    bench.gate.gate().call("PUT", "/users/next", &[("fence-token", text(&next, "fence_token"))], b"v").expect_ok();
+    agent.signal(Signal::CONT);
+    // The agent may have closed the connection by now.
+    let _ = half.send_raw(&vec![b'x'; 1 << 20]);
+    if let Ok(answer) = half.receive() {
+        assert_ne!(answer.status, 200);
+    }
+    assert_eq!(bench.seqs(), [1, 2], "what was begun did not land");
+}
+
+#[test]
+fn a_write_to_two_objects_refused_for_one_does_not_lock_the_other() {
+    let bench = Bench::new();
+    let (gate, api) = bench.urls();
+    let agent = Agent::start(&settings("a", &gate, &api, "", "").replace("ttl_ms = 1000", "ttl_ms = 120000"));
+    for path in ["/users/1", "/orders/1"] {
+        agent.put(path).expect_ok();
+    }
+    bench.revoke("users");
+    let moved = agent.call("MOVE", "/users/1", &[("destination", "http://127.0.0.1/orders/2")]);
+    moved.refusal(412, "WRITE_STALE_FENCE");
+    until("both are led again", || ["/users/1", "/orders/1"].iter().all(|path| agent.put(path).status == 200));
+}
+
+#[test]
+fn the_body_of_a_read_and_old_requests_without_a_host_get_through() {
+    let bench = Bench::new();
+    let agent = bench.agent("a");
+    let mut conn = agent.conn();
+    conn.send_raw(b"GET /users/1 HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
+    conn.send_raw(b"5\r\nhello\r\n0\r\n\r\n").unwrap();
+    assert_eq!(String::from_utf8_lossy(&conn.receive().unwrap().body), "GET /users/1 5\n");
+    for request in ["GET /users/1 HTTP/1.0\r\n\r\n", "PUT /users/1 HTTP/1.0\r\ncontent-length: 5\r\n\r\nvalue"] {
+        let mut old = agent.conn();
+        old.send_raw(request.as_bytes()).unwrap();
+        assert_eq!(old.read_head().unwrap().0, 200, "{request}");
+    }
+    // What only the gate may say is not the application's to say.
+    agent.call("PUT", "/users/1", &[("fence-seq", "99"), ("fence-object", "orders")]);
+    assert!(bench.seqs().iter().all(|seq| *seq == 1), "{:?}", bench.seqs());
+}
+
+#[test]
+fn a_hang_up_is_a_stop_in_good_order() {
+    let bench = Bench::new();
+    let mut agent = bench.agent("a");
+    agent.put("/users/1").expect_ok();
+    agent.signal(Signal::HUP);
+    assert!(agent.child.wait().unwrap().success());
+    assert_eq!(text(&bench.lease("users"), "state"), "released");
+}
+
+#[test]
+fn a_lease_that_is_never_granted_is_not_to_be_tried_again() {
+    let bench = Bench::new();
+    let (gate, api) = bench.urls();
+    let agent = Agent::start(&settings("a", &gate, &api, "", "").replace("ttl_ms = 1000", "ttl_ms = 1"));
+    let refused = agent.put("/users/1");
+    assert_eq!(refused.refusal(503, "NOT_LEADER")["retryable"], false);
+    assert_eq!(refused.header("retry-after"), None);
+}
+
 /// The control: the same late write lands where the gate only looks on, and the store's log shows it.
 #[test]
 fn a_late_write_does_land_where_the_gate_only_looks_on() {
@@ -508,7 +617,7 @@ fn half_a_request_does_not_hold_a_stop_up() {
     let bench = Bench::new();
     let mut agent = bench.agent("a");
     let mut half = std::net::TcpStream::connect(agent.agent).unwrap();
-    half.write_all(b"PUT /users/1 HTTP/1.1\r\nhost: x\r\ncontent-le").unwrap();
+    half.write_all(b"PUT /users/1 HTTP/1.1\r\nhost: localhost\r\ncontent-le").unwrap();
     agent.put("/users/1").expect_ok();
     agent.signal(Signal::TERM);
     assert!(agent.child.wait().unwrap().success());

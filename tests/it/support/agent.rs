@@ -37,7 +37,9 @@ impl Agent {
         let (config, log) = (folder.path().join("agent.toml"), folder.path().join("log"));
         fs::write(&config, text).unwrap();
         let file = fs::File::create(&log).unwrap();
-        let mut command = Command::new(binary());
+        // Whatever runs the tests may ignore some signals.
+        let mut command = Command::new("/usr/bin/env");
+        command.arg("--default-signal=HUP,INT,TERM").arg(binary());
         command.args(["agent", "--config"]).arg(config).stdout(Stdio::piped()).stderr(file).stdin(Stdio::null());
         let mut child = command.spawn().unwrap();
         let mut ready = String::new();
