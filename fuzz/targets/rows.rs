@@ -2,11 +2,11 @@
 #![no_main]
 
 use fencegate::{
-    fence::{BootMs, Incarnation, LeaseSeq, Now, ObjectId, TableKey, WallMs, time::Frame},
+    fence::{BootMs, Incarnation, LeaseSeq, Now, ObjectId, TableKey, WallMs, idempotency::IdempotencyKey, time::Frame},
     table::codec::{
-        Context, JournalEntry, JournalHead, Key, Meta, MigrationRow, RequestRow, decode_index, decode_lease,
-        decode_mark, decode_record, decode_signed, encode_index, encode_lease, encode_mark, encode_record,
-        encode_signed,
+        Context, JournalEntry, JournalHead, Key, Meta, MigrationRow, RequestRow, decode_entry, decode_index,
+        decode_lease, decode_mark, decode_record, decode_signed, encode_entry, encode_index, encode_lease, encode_mark,
+        encode_record, encode_signed,
     },
 };
 use libfuzzer_sys::fuzz_target;
@@ -50,6 +50,12 @@ fuzz_target!(|bytes: &[u8]| {
     }
     if let Ok(entry) = JournalEntry::decode(bytes) {
         assert_eq!(entry.encode(), bytes);
+    }
+    if let Ok(entry) = decode_entry(bytes) {
+        assert_eq!(encode_entry(&entry), bytes);
+    }
+    if let Ok(key) = IdempotencyKey::parse(bytes) {
+        assert_eq!(IdempotencyKey::new(key.as_str()).as_ref(), Some(&key));
     }
     if let Ok(signed) = decode_signed(bytes) {
         assert_eq!(encode_signed(&signed), bytes);

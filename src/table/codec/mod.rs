@@ -13,7 +13,7 @@
 //! | `g` | migration id | [`MigrationRow`]: how far it is | ledger; deleted a day after its end |
 //! | `j` | object_id | [`JournalHead`]: how many writes have settled, and the hash over them. Never deleted | ledger |
 //! | `e` | object_id, 0, number (8 bytes, big endian) | [`JournalEntry`]: one settled write | ledger; the oldest are deleted |
-//! | `k` | object_id, 0, holder_id, 0, idempotency key | [`Entry`]: a keyed write, and its answer | ledger; deleted after `idempotency.keep_ms` |
+//! | `k` | object_id, 0, holder_id, 0, idempotency key | [`Entry`](crate::fence::idempotency::Entry): a keyed write, and its answer | ledger; deleted after `idempotency.keep_ms` |
 //! | `t` | time (8 bytes, big endian), and the rest of a `k` key | nothing: that one was remembered then | with its `k` row |
 //!
 //! Ids hold no control characters, so byte 0 separates. Numbers are big endian and sort as numbers.

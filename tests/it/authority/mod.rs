@@ -15,8 +15,7 @@ use super::support::{
     gate::{START, TestGate, settings},
     http::{Answer, Conn},
     signers::{Signer, with_issuer},
-    store::Store,
-    until,
+    store::{Hung, Store},
 };
 
 /// The domain that most of these are about.
@@ -90,33 +89,12 @@ impl World {
 
     /// A write that the store has, and takes its time over.
     pub fn hung_write(&self, lease: &Value) -> Hung {
-        let folder = tempfile::tempdir().unwrap();
-        let until_file = format!("until:{}", folder.path().join(LET_GO).display());
         let token = lease["fence_token"].as_str().unwrap();
-        let (mut writer, before) = (self.gate.gate(), self.store.saw("begun"));
-        writer.send("PUT", "/data/users/1", &[("fence-token", token), ("x-store", &until_file)], b"x").unwrap();
-        until("the store has it", || self.store.saw("begun") == before + 1);
-        Hung { writer, folder }
+        Hung::send(&self.store, self.gate.gate(), "/data/users/1", &[("fence-token", token)])
     }
 
     pub fn object(&self) -> Value {
         self.api().get("/v1/objects/%2Fdata%2Fusers%2F").expect(200)
-    }
-}
-
-/// A write that hangs at the store.
-pub struct Hung {
-    writer: Conn,
-    folder: tempfile::TempDir,
-}
-
-const LET_GO: &str = "let-go";
-
-impl Hung {
-    /// The store answers.
-    pub fn let_go(mut self) -> Answer {
-        std::fs::write(self.folder.path().join(LET_GO), "").unwrap();
-        self.writer.receive().unwrap()
     }
 }
 

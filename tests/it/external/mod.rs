@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::support::{
     gate::{TestGate, settings},
     http::{Answer, Conn},
-    store::Store,
+    store::{Hung, Store},
     until,
 };
 
@@ -78,13 +78,8 @@ impl World {
 
     /// A write that the store has, and takes its time over.
     pub fn hung_write(&self, token: u64) -> Hung {
-        let folder = tempfile::tempdir().unwrap();
-        let until_file = format!("until:{}", folder.path().join(LET_GO).display());
-        let (mut writer, before) = (self.gate.gate(), self.store.saw("begun"));
         let token = token.to_string();
-        writer.send("PUT", "/users/1", &[("fence-token", &token), ("x-store", &until_file)], b"x").unwrap();
-        until("the store has it", || self.store.saw("begun") == before + 1);
-        Hung { writer, folder }
+        Hung::send(&self.store, self.gate.gate(), "/users/1", &[("fence-token", &token)])
     }
 }
 
@@ -94,21 +89,5 @@ impl Drop for World {
         if let Some(running) = &self.gate.running {
             running.gate.stopping.send_replace(true);
         }
-    }
-}
-
-/// A write that hangs at the store.
-pub struct Hung {
-    writer: Conn,
-    folder: tempfile::TempDir,
-}
-
-const LET_GO: &str = "let-go";
-
-impl Hung {
-    /// The store answers.
-    pub fn let_go(mut self) -> Answer {
-        std::fs::write(self.folder.path().join(LET_GO), "").unwrap();
-        self.writer.receive().unwrap()
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use fencegate::config::{PartialBody, RouteSettings};
 
 use super::{Bench, acquire, is_refused, is_replay, put, text, until};
-use crate::support::{bench::TTL, http::Conn};
+use crate::support::{bench::TTL, http::Conn, store::Hung};
 
 const LET_GO: &str = "let-go";
 
@@ -47,15 +47,12 @@ fn a_thousand_at_once_and_the_store_sees_one() {
 #[test]
 fn twins_wait_and_others_are_told() {
     let bench = Bench::new();
-    let folder = tempfile::tempdir().unwrap();
-    let until_file = format!("until:{}", folder.path().join(LET_GO).display());
-    let mut first = send(&bench, bench.token(), "k", b"value", &until_file);
-    until("the store has it", || bench.store.saw("begun") == 1);
+    let headers = [("fence-token", bench.token()), ("idempotency-key", "k")];
+    let first = Hung::send(&bench.store, bench.gate.gate(), "/users/1", &headers);
     let mut twin = send(&bench, bench.token(), "k", b"value", "200");
     until("it waits", || bench.gate.shows("fencegate_idempotency_waiting 1"));
     is_refused(&put(&bench, bench.token(), "k", b"other", &[]), 422, "IDEMPOTENCY_KEY_REUSED", "none");
-    std::fs::write(folder.path().join(LET_GO), "").unwrap();
-    let answer = first.receive().unwrap();
+    let answer = first.let_go();
     answer.applied();
     is_replay(&twin.receive().unwrap(), &answer);
     assert_eq!(bench.store.saw("begun"), 1);
@@ -65,10 +62,8 @@ fn twins_wait_and_others_are_told() {
 #[test]
 fn a_twin_under_a_newer_lease_does_not_share() {
     let bench = Bench::with(|settings| settings.store.response_timeout_ms = 86_400_000);
-    let folder = tempfile::tempdir().unwrap();
-    let until_file = format!("until:{}", folder.path().join(LET_GO).display());
-    let mut first = send(&bench, bench.token(), "k", b"value", &until_file);
-    until("the store has it", || bench.store.saw("begun") == 1);
+    let headers = [("fence-token", bench.token()), ("idempotency-key", "k")];
+    let first = Hung::send(&bench.store, bench.gate.gate(), "/users/1", &headers);
     // The same holder takes its own lease over by force: its old write is still on its way.
     bench.gate.api().post("/v1/objects/users/revoke", &serde_json::json!({ "reason": "x", "force": true })).expect(200);
     let second = acquire(&mut bench.gate.api(), "users", "a", TTL);
@@ -77,8 +72,7 @@ fn a_twin_under_a_newer_lease_does_not_share() {
     // The old token shares, though it is stale: it made the write.
     let mut resend = send(&bench, bench.token(), "k", b"value", "200");
     until("it waits", || bench.gate.shows("fencegate_idempotency_waiting 1"));
-    std::fs::write(folder.path().join(LET_GO), "").unwrap();
-    let answer = first.receive().unwrap();
+    let answer = first.let_go();
     is_replay(&resend.receive().unwrap(), &answer);
     assert_eq!(bench.store.saw("begun"), 1);
 }

@@ -8,6 +8,11 @@ use std::{
 
 use serde_json::Value;
 
+use super::{
+    http::{Answer, Conn},
+    until,
+};
+
 pub struct Store {
     child: Child,
     pub port: u16,
@@ -70,5 +75,32 @@ impl Drop for Store {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A write that the store has, and takes its time over.
+pub struct Hung {
+    writer: Conn,
+    folder: tempfile::TempDir,
+}
+
+const LET_GO: &str = "let-go";
+
+impl Hung {
+    /// Sends it on this connection, and waits until the store has it.
+    pub fn send(store: &Store, mut writer: Conn, path: &str, headers: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let until_file = format!("until:{}", folder.path().join(LET_GO).display());
+        let headers: Vec<_> = headers.iter().copied().chain([("x-store", until_file.as_str())]).collect();
+        let before = store.saw("begun");
+        writer.send("PUT", path, &headers, b"value").unwrap();
+        until("the store has it", || store.saw("begun") == before + 1);
+        Self { writer, folder }
+    }
+
+    /// The store answers.
+    pub fn let_go(mut self) -> Answer {
+        std::fs::write(self.folder.path().join(LET_GO), "").unwrap();
+        self.writer.receive().unwrap()
     }
 }
