@@ -20,7 +20,7 @@ use super::{
     headers::{self, Length, Outcome},
     hold::{NoBody, Source},
     inflight::Denied,
-    journaled::{BodyDigest, Line, UNWRITTEN},
+    journaled::{Line, UNWRITTEN},
     keyed::{self, Claim},
     outgoing::{Outgoing, Ready},
     passage::Passage,
@@ -206,9 +206,7 @@ fn digest_of(body: &StoreBody, progress: Option<&Progress>) -> Option<[u8; 32]> 
         progress.make_digest();
         return None;
     }
-    let mut digest = BodyDigest::default();
-    body.held_parts().for_each(|part| digest.update(part));
-    Some(digest.finish())
+    Some(keyed::digest_of(body))
 }
 
 const UNASKED: &str = "it hung up, or spoke before it was asked";
