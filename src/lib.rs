@@ -10,6 +10,7 @@
 //! - [`demo`]: a gate before a store in memory, to try and to watch.
 //! - `simulation`: all of it but the sockets, step by step and by seed; for tests only.
 //! - [`client`]: for writers: takes a lease and keeps it. [`agent`]: does so beside a writer that cannot.
+//! - [`kubernetes`]: leases that a Kubernetes API server keeps.
 //! - [`cli`]: one file per subcommand.
 //! - [`config`] reads the environment, [`clock`] reads clocks, [`metrics`] names every metric;
 //!   nothing else does.
@@ -25,6 +26,7 @@ pub mod config;
 pub mod demo;
 pub mod failpoints;
 pub mod fence;
+pub mod kubernetes;
 pub mod metrics;
 pub mod problem;
 pub mod route;

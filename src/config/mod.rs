@@ -7,6 +7,7 @@
 
 mod agent;
 mod authority;
+mod kubernetes;
 mod load;
 mod plane;
 
@@ -20,6 +21,7 @@ use crate::authority::Authority;
 
 pub use agent::{AgentLease, AgentPort, AgentRoute, AgentSettings, GateWay, Status, Take};
 pub use authority::{AuthoritySettings, JournalSettings, PartySettings};
+pub use kubernetes::{GateKubernetes, KubernetesSettings, LeaseRef};
 pub use plane::{
     Forwarded, GateSettings, IdempotencySettings, LeaseSource, Mode, PartialBody, Profile, Receipts, RouteSettings,
     StoreOverride, StoreSettings,
@@ -45,6 +47,7 @@ pub struct Settings {
     pub authority: AuthoritySettings,
     pub journal: JournalSettings,
     pub idempotency: IdempotencySettings,
+    pub kubernetes: GateKubernetes,
     /// Whose certificates and grants count.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub issuer: Vec<PartySettings>,
@@ -311,6 +314,7 @@ impl Settings {
             ("log", self.log == other.log),
             ("journal", self.journal == other.journal),
             ("idempotency", self.idempotency == other.idempotency),
+            ("kubernetes", self.kubernetes == other.kubernetes),
         ]
         .into_iter()
         .filter_map(|(key, is_same)| (!is_same).then_some(key))
@@ -363,6 +367,7 @@ impl Settings {
             "authority.max_jump",
             "must be at most 2147483648: a lost tail of the table's log must not make up for it",
         );
+        faults.extend(self.kubernetes.way().faults());
         faults.extend(Authority::new(self).err().unwrap_or_default());
         faults
     }

@@ -19,6 +19,7 @@
 
 pub mod authority;
 pub mod code;
+pub mod election;
 pub mod external;
 pub mod idempotency;
 pub mod ids;

@@ -27,6 +27,8 @@ pub enum TokenFault {
     Seq,
     #[error("the fence token of this route is a decimal number from 1 to 2^64-1, without sign or leading zero")]
     Number,
+    #[error("the fence token of this route is k8s.<uid>.<leaseTransitions>, both as the Lease has them")]
+    Election,
     #[error("the object_id must be unpadded base64url of a valid object id")]
     Object,
     #[error("the secret must be 16 bytes as unpadded base64url")]

@@ -1,0 +1,120 @@
+//! A term of leadership by a Kubernetes Lease: which Lease object it was (its uid), and how often that one had
+//! changed hands by then.
+//!
+//! Controllers that elect a leader by client-go know both from their own Lease, so that their token needs no lease
+//! api: `k8s.<uid>.<leaseTransitions>`. Within one uid, more transitions are later. Two uids cannot be compared: a
+//! Lease that was deleted and made anew counts from 0 again.
+
+use std::fmt;
+
+use super::token::TokenFault;
+
+/// A Lease object's uid. The API server never gives one twice.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Uid(pub u128);
+
+/// One term of leadership.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Election {
+    pub uid: Uid,
+    pub transitions: u32,
+}
+
+const PREFIX: &str = "k8s.";
+/// A uid's one spelling: 8-4-4-4-12 digits.
+const UID_LENGTH: usize = 36;
+
+impl Uid {
+    /// Reads a uid in its one spelling.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let uid = uuid::Uuid::try_parse(text).ok().filter(|_| text.len() == UID_LENGTH)?;
+        Some(Self(uid.as_u128())).filter(|uid| uid.to_string() == text)
+    }
+}
+
+impl fmt::Display for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        uuid::Uuid::from_u128(self.0).hyphenated().fmt(f)
+    }
+}
+
+impl fmt::Debug for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Election {
+    /// Reads a token `k8s.<uid>.<leaseTransitions>`, in its one spelling.
+    ///
+    /// # Errors
+    /// Where it is not one.
+    pub fn parse(text: &str) -> Result<Self, TokenFault> {
+        let (uid, transitions) =
+            text.strip_prefix(PREFIX).and_then(|rest| rest.split_once('.')).ok_or(TokenFault::Election)?;
+        let uid = Uid::parse(uid).ok_or(TokenFault::Election)?;
+        // leaseTransitions is an int32 that does not go below 0.
+        let is_plain = transitions.bytes().all(|byte| byte.is_ascii_digit());
+        let is_canonical = is_plain && (transitions == "0" || !transitions.starts_with('0'));
+        let transitions = transitions.parse::<i32>().ok().filter(|_| is_canonical);
+        let transitions = transitions.and_then(|n| u32::try_from(n).ok()).ok_or(TokenFault::Election)?;
+        Ok(Self { uid, transitions })
+    }
+
+    /// Whether this term is over, given that the other one has been.
+    #[must_use]
+    pub fn is_before(self, other: Self) -> bool {
+        self.uid == other.uid && self.transitions < other.transitions
+    }
+}
+
+impl fmt::Display for Election {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}.{}", self.uid, self.transitions)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "8f2d3c1a-0b4e-4c6d-9a7f-112233445566";
+
+    #[test]
+    fn a_token_has_one_spelling() {
+        for transitions in ["0", "7", "2147483647"] {
+            let text = format!("k8s.{UID}.{transitions}");
+            assert_eq!(Election::parse(&text).unwrap().to_string(), text);
+        }
+        let upper = UID.to_uppercase();
+        let simple = UID.replace('-', "");
+        for odd in [
+            "",
+            "k8s.",
+            "7",
+            &format!("k8s.{UID}"),
+            &format!("k8s.{UID}."),
+            &format!("k8s.{UID}.07"),
+            &format!("k8s.{UID}.+7"),
+            &format!("k8s.{UID}.-1"),
+            &format!("k8s.{UID}.2147483648"),
+            &format!("k8s.{UID}.1.2"),
+            &format!("k8s.{UID}.1 "),
+            &format!("k8s.{upper}.1"),
+            &format!("k8s.{simple}.1"),
+            &format!("k8s.{{{UID}}}.1"),
+            &format!("K8S.{UID}.1"),
+        ] {
+            assert_eq!(Election::parse(odd), Err(TokenFault::Election), "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn only_terms_of_one_uid_have_an_order() {
+        let first = Election { uid: Uid(1), transitions: 3 };
+        assert!(first.is_before(Election { transitions: 4, ..first }));
+        assert!(!first.is_before(first) && !Election { transitions: 4, ..first }.is_before(first));
+        assert!(!first.is_before(Election { uid: Uid(2), transitions: 4 }));
+    }
+}

@@ -1,0 +1,208 @@
+//! The way to the API server: reads and writes of one Lease, each within a time.
+
+use std::{fmt, time::Duration};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, Client, Config, api::PostParams, config::AuthInfo};
+
+use crate::{
+    config::KubernetesSettings,
+    fence::election::{Election, Uid},
+};
+
+/// Which Lease.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseName {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl fmt::Display for LeaseName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A Lease, as far as it matters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub election: Election,
+    /// `None`: nobody holds it, it was given back.
+    pub holder: Option<String>,
+    pub duration: Duration,
+    /// When its holder says that it last renewed, in microseconds since 1970 by that one's clock.
+    pub renewed_us: i64,
+}
+
+/// The API server did not answer, or not as it should.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Away {
+    /// It cannot be reached, or does not answer in time.
+    Unreachable(String),
+    /// It refuses: its rights, or a fault of its own.
+    Refused { status: u16, what: String },
+    /// What it says of this Lease cannot be understood.
+    Odd(String),
+}
+
+impl fmt::Display for Away {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable(what) => write!(f, "the API server cannot be reached: {what}"),
+            Self::Refused { status, what } => write!(f, "the API server refuses with {status}: {what}"),
+            Self::Odd(what) => write!(f, "the API server's answer cannot be understood: {what}"),
+        }
+    }
+}
+
+/// A write of a Lease that did not go through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotWritten {
+    /// Somebody else was first: read it again.
+    Conflict,
+    /// It is not known whether it was done, unless the API server refused it.
+    Away(Away),
+}
+
+/// The API server, with what it takes to be let in.
+#[derive(Clone)]
+pub struct Cluster {
+    client: Client,
+    timeout: Duration,
+}
+
+impl Cluster {
+    /// The way to it. Nothing is asked yet; needs a tokio runtime.
+    ///
+    /// # Errors
+    /// With the setting that is wrong, and what is.
+    pub fn new(settings: &KubernetesSettings) -> Result<Self, (&'static str, String)> {
+        let timeout = Duration::from_millis(settings.request_timeout_ms);
+        let mut config = if settings.url.is_empty() {
+            Config::incluster().map_err(|error| ("url", format!("is empty, and this is no pod: {error}")))?
+        } else {
+            let mut config = Config::new(settings.url.parse().map_err(|error| ("url", format!("{error}")))?);
+            if !settings.ca_file.as_os_str().is_empty() {
+                std::fs::metadata(&settings.ca_file)
+                    .map_err(|error| ("ca_file", format!("{}: {error}", settings.ca_file.display())))?;
+                config.root_cert_file = Some(settings.ca_file.clone());
+            }
+            if !settings.token_file.as_os_str().is_empty() {
+                let file = settings.token_file.display().to_string();
+                std::fs::metadata(&settings.token_file).map_err(|error| ("token_file", format!("{file}: {error}")))?;
+                config.auth_info = AuthInfo { token_file: Some(file), ..AuthInfo::default() };
+            }
+            config
+        };
+        config.connect_timeout = Some(timeout);
+        // Whoever asks decides whether to ask again.
+        config.default_retry = false;
+        let client = Client::try_from(config).map_err(|error| ("url", error.to_string()))?;
+        Ok(Self { client, timeout })
+    }
+
+    /// The Leases of a namespace.
+    #[must_use]
+    pub fn leases(&self, namespace: &str) -> Api<Lease> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Reads a Lease as it is now: a quorum read, later than every read that has ended.
+    ///
+    /// # Errors
+    /// Where the API server does not say.
+    pub async fn read(&self, at: &LeaseName) -> Result<Option<Lease>, Away> {
+        let leases = self.leases(&at.namespace);
+        self.within(leases.get_opt(&at.name)).await.map_err(away)
+    }
+
+    /// Makes a Lease that is not there.
+    ///
+    /// # Errors
+    /// Where it is there, or the API server does not do it.
+    pub async fn create(&self, lease: &Lease) -> Result<Lease, NotWritten> {
+        let api = self.leases(lease.metadata.namespace.as_deref().unwrap_or_default());
+        let terms = PostParams::default();
+        self.within(api.create(&terms, lease)).await.map_err(not_written)
+    }
+
+    /// Writes a Lease that was read, if nobody has written it since: its resourceVersion says so.
+    ///
+    /// # Errors
+    /// Where somebody has, or the API server does not do it.
+    pub async fn replace(&self, lease: &Lease) -> Result<Lease, NotWritten> {
+        let (namespace, name) = (lease.metadata.namespace.as_deref(), lease.metadata.name.as_deref());
+        let api = self.leases(namespace.unwrap_or_default());
+        let terms = PostParams::default();
+        let replaced = api.replace(name.unwrap_or_default(), &terms, lease);
+        self.within(replaced).await.map_err(not_written)
+    }
+
+    async fn within<T>(&self, call: impl Future<Output = kube::Result<T>>) -> Result<T, Failed> {
+        match tokio::time::timeout(self.timeout, call).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(Failed::With(Box::new(error))),
+            Err(_) => Err(Failed::Late(self.timeout)),
+        }
+    }
+}
+
+enum Failed {
+    With(Box<kube::Error>),
+    Late(Duration),
+}
+
+fn away(failed: Failed) -> Away {
+    match failed {
+        Failed::Late(after) => Away::Unreachable(format!("no answer within {} ms", after.as_millis())),
+        Failed::With(error) => match *error {
+            kube::Error::Api(status) => Away::Refused { status: status.code, what: status.message },
+            kube::Error::SerdeError(error) => Away::Odd(error.to_string()),
+            error => Away::Unreachable(chain(&error)),
+        },
+    }
+}
+
+fn not_written(failed: Failed) -> NotWritten {
+    match away(failed) {
+        Away::Refused { status: 409, .. } => NotWritten::Conflict,
+        away => NotWritten::Away(away),
+    }
+}
+
+/// An error and what is behind it.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = error.source();
+    }
+    text
+}
+
+/// The longest time that a Lease may be held without a renewal: a day.
+const DURATION_MAX_S: i32 = 86_400;
+
+impl Seen {
+    /// What a Lease says.
+    ///
+    /// # Errors
+    /// With what it says that no candidate would.
+    pub fn of(lease: &Lease) -> Result<Self, Away> {
+        let odd = |what: &str| Away::Odd(format!("this Lease has {what}"));
+        let uid = lease.metadata.uid.as_deref().ok_or_else(|| odd("no uid"))?;
+        let uid = Uid::parse(uid).ok_or_else(|| odd("a uid that is no UUID"))?;
+        let spec = lease.spec.clone().unwrap_or_default();
+        let transitions = spec.lease_transitions.unwrap_or(0);
+        let transitions = u32::try_from(transitions).map_err(|_| odd("a leaseTransitions below 0"))?;
+        let seconds = spec.lease_duration_seconds.unwrap_or(0).clamp(0, DURATION_MAX_S);
+        let duration = Duration::from_secs(u64::from(seconds.unsigned_abs()));
+        let holder = spec.holder_identity.filter(|holder| !holder.is_empty());
+        let renewed_us = spec.renew_time.map_or(0, |time| time.0.as_microsecond());
+        Ok(Self { election: Election { uid, transitions }, holder, duration, renewed_us })
+    }
+}
