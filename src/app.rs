@@ -26,6 +26,7 @@ use crate::{
     clock::Clock,
     config::{Fault, Faults, Settings},
     fence::Ttl,
+    kubernetes::elections::Elections,
     metrics::Metrics,
     route::Routes,
     table::{
@@ -139,7 +140,9 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     let earlier = begun.was_rerouted.then(|| Generation::gone(bound_passed));
     let authority = Authority::new(settings).map_err(Faults)?;
     let routes = Routes::new(settings).map_err(Faults)?;
+    let namespaces = routes.namespaces();
     let gate = assemble(settings, clock, begun, room, (authority, routes));
+    gate.elections.look_at(&namespaces)?;
     let address = |key: &str, listener: &TcpListener| {
         listener.local_addr().map_err(|error| Faults(vec![Fault::new(key, format!("cannot listen: {error}"))]))
     };
@@ -185,7 +188,15 @@ fn assemble(
         terms,
     });
     let ledger = Ledger::start(core, &clock);
+    let elections = Elections::new(
+        settings.kubernetes.clone(),
+        settings.table.cache_objects,
+        ledger.clone(),
+        clock.clone(),
+        metrics.kubernetes.clone(),
+    );
     Arc::new(Gate {
+        elections,
         records,
         ledger,
         news,
@@ -257,7 +268,9 @@ impl Running {
     async fn reload_all(&self, settings: &Settings) -> Result<(), Faults> {
         let authority = Authority::new(settings).map_err(Faults)?;
         let routes = Routes::new(settings).map_err(Faults)?;
+        let namespaces = routes.namespaces();
         self.plane.reload(settings).await?;
+        self.gate.elections.look_at(&namespaces)?;
         self.gate.authority.store(Arc::new(authority));
         self.gate.routes.store(Arc::new(routes));
         Ok(())
@@ -277,6 +290,7 @@ impl Running {
 
     async fn stop_in_order(self) -> Result<(), &'static str> {
         self.gate.drain().await;
+        self.gate.elections.stop();
         self.gate.stopping.send_replace(true);
         for server in self.servers {
             // A server that panicked has stopped too.

@@ -48,6 +48,7 @@ use crate::{
     clock::Clock,
     config::LeaseSettings,
     fence::{Code, LeaseId, Now, ObjectId, Record},
+    kubernetes::elections::Elections,
     metrics::Metrics,
     problem::Problem,
     route::Routes,
@@ -69,6 +70,8 @@ pub struct Gate {
     pub authority: ArcSwap<Authority>,
     /// The routes that writes go by; a reload exchanges them.
     pub routes: ArcSwap<Routes>,
+    /// Who was elected, where Kubernetes Leases say who may write.
+    pub elections: Arc<Elections>,
     /// How long a stop, or a drain, may wait.
     pub deadline: Duration,
     pub metrics: Arc<Metrics>,
@@ -152,6 +155,10 @@ impl Gate {
         let routes = self.routes.load();
         if routes.follows(object).is_some() {
             let what = "the lock of this object is kept elsewhere (lease_source = \"external\"): take it there, and send its token with each write";
+            return Err(Problem::new(Code::ExternalLease, what).with_object(object));
+        }
+        if routes.lease_of(object).is_some() {
+            let what = "a Kubernetes Lease says who may write this object (lease_source = \"kubernetes\"): be elected there, and send k8s.<uid>.<leaseTransitions> with each write";
             return Err(Problem::new(Code::ExternalLease, what).with_object(object));
         }
         if !routes.needs_grant(object) {

@@ -1,5 +1,7 @@
 //! Objects: their fence, and an operator's way to move it.
 
+use std::sync::Arc;
+
 use axum::{Json, extract::State};
 
 use super::{
@@ -10,10 +12,13 @@ use super::{
 use crate::{
     fence::{
         Code, Fence, ObjectId, Record, State as ObjectState,
+        elected::Claimant,
+        election::{Election, LeaseName},
         external::{Number, Terms},
     },
     problem::Problem,
     table::ledger::{Moved, Refused},
+    write_path::elect,
 };
 
 const REASON_MAX: usize = 1_024;
@@ -56,7 +61,7 @@ pub async fn revoke(
     Ok(moved_body(&gate, revoked.map_err(|refused| Problem::refused(&refused, gate.now()))?))
 }
 
-/// Move an object's fence to a token of the outside lock service that its route names, and wait until no write of a
+/// Move an object's fence to a token of the outside lock service, or of the Kubernetes Lease, that its route names, and wait until no write of a
 /// lower one can land any more: for a new holder, before its first read.
 ///
 /// # Errors
@@ -71,6 +76,15 @@ pub async fn advance(
     Body(request): Body<AdvanceRequest>,
 ) -> Result<Json<MovedBody>, Problem> {
     let object = extract::object("object_id", &object)?;
+    let governed = gate.routes.load().lease_of(&object);
+    if let Some(lease) = governed {
+        let claimant = claimant(&request.token.text(), lease, &object)?;
+        let moved = elect::advance(&gate, &object, claimant).await?;
+        return match &moved.record.state {
+            ObjectState::Draining { .. } => Err(Problem::refused(&Refused::Draining { object }, gate.now())),
+            ObjectState::Open { .. } | ObjectState::Free { .. } => Ok(moved_body(&gate, moved)),
+        };
+    }
     let number = number(&request, follows(&gate, &object)?)?;
     let stale = |fence: Fence| {
         let what = format!("the fence has moved to {fence}, so this token is over for ever; take the lock again");
@@ -104,9 +118,16 @@ pub async fn confirm(
     Body(request): Body<AdvanceRequest>,
 ) -> Result<Json<MovedBody>, Problem> {
     let object = extract::object("object_id", &object)?;
-    let Number { seq, .. } = number(&request, follows(&gate, &object)?)?;
-    tracing::info!(%object, lowest = seq.get(), "audit: an operator confirms the lowest token that may write");
-    let moved = gate.ledger.confirm(object, seq).await;
+    let moved = if gate.routes.load().lease_of(&object).is_some() {
+        let election = Election::parse(&request.token.text());
+        let election = election.map_err(|fault| Problem::new(Code::FenceTokenMalformed, fault.to_string()))?;
+        tracing::info!(%object, lowest = %election, "audit: an operator confirms the earliest term that may write");
+        gate.ledger.confirm_term(object, election).await
+    } else {
+        let Number { seq, .. } = number(&request, follows(&gate, &object)?)?;
+        tracing::info!(%object, lowest = seq.get(), "audit: an operator confirms the lowest token that may write");
+        gate.ledger.confirm(object, seq).await
+    };
     Ok(moved_body(&gate, moved.map_err(|refused| Problem::refused(&refused, gate.now()))?))
 }
 
@@ -117,6 +138,17 @@ fn follows(gate: &Gate, object: &ObjectId) -> Result<Terms, Problem> {
         Problem::new(Code::ExternalLease, what).with_object(object)
     };
     gate.routes.load().follows(object).ok_or_else(no_route)
+}
+
+/// Who writes by this token, if the Lease that governs the object says so.
+pub(super) fn claimant(token: &str, lease: Option<LeaseName>, object: &ObjectId) -> Result<Claimant, Problem> {
+    let election = Election::parse(token);
+    let election = election.map_err(|fault| Problem::new(Code::FenceTokenMalformed, fault.to_string()))?;
+    let lease = lease.ok_or_else(|| {
+        let what = "this object's name does not say which Lease governs it, or that one is not looked at";
+        Problem::new(Code::ObjectUnmapped, what).with_object(object)
+    })?;
+    Ok(Claimant { election, lease: Arc::new(lease), term: None, holder: None })
 }
 
 fn number(request: &AdvanceRequest, terms: Terms) -> Result<Number, Problem> {
@@ -130,6 +162,8 @@ fn moved_body(gate: &Gate, Moved { record, drain, .. }: Moved) -> Json<MovedBody
 
 /// An object, and whether it is locked: where its numbers come from outside, that may be so without a row.
 fn body(gate: &Gate, record: &Record) -> ObjectBody {
-    let locked = gate.routes.load().follows(&record.object).is_some() && record.is_locked();
+    let routes = gate.routes.load();
+    let locked = (routes.follows(&record.object).is_some() && record.is_locked())
+        || (routes.lease_of(&record.object).is_some() && record.is_term_locked());
     ObjectBody { locked, ..ObjectBody::new(record, gate.now()) }
 }

@@ -5,10 +5,14 @@ use axum::{Json, extract::State};
 use super::{
     Shared,
     extract::{self, Body},
+    objects::claimant,
     wire::{CheckBody, CheckRequest},
 };
-use crate::fence::{Code, Denial, external::Number, verdict::Presented};
-use crate::problem::Problem;
+use crate::{
+    fence::{Code, Denial, ObjectId, elected::Claimant, external::Number, verdict::Presented},
+    problem::Problem,
+    write_path::elect,
+};
 
 /// Judge a token as a write with it would be judged.
 ///
@@ -19,6 +23,12 @@ use crate::problem::Problem;
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn check(State(gate): State<Shared>, Body(request): Body<CheckRequest>) -> Result<Json<CheckBody>, Problem> {
     let named = request.object_id.map(|object| extract::object("object_id", &object)).transpose()?;
+    if let Some(object) = &named
+        && let Some(lease) = gate.routes.load().lease_of(object)
+    {
+        let claimant = claimant(&request.fence_token, lease, object)?;
+        return check_term(&gate, object, claimant).await;
+    }
     let terms = named.as_ref().and_then(|object| gate.routes.load().follows(object));
     let (object, seq, presented) = match (named, terms) {
         (Some(object), Some(terms)) => {
@@ -41,6 +51,7 @@ pub async fn check(State(gate): State<Shared>, Body(request): Body<CheckRequest>
             Err(Denial::Refused(refusal)) => (Some(refusal.code().as_str().to_owned()), None),
             // It would move the fence first.
             Err(Denial::Behind(_)) => (None, None),
+            Err(Denial::Unseen(_) | Denial::Lapsed(_)) => unreachable!("nobody is judged by a Lease here"),
             Err(Denial::Overdue(lease)) => {
                 gate.end(vec![(object.clone(), lease)]).await?;
                 continue;
@@ -50,8 +61,34 @@ pub async fn check(State(gate): State<Shared>, Body(request): Body<CheckRequest>
             valid: code.is_none(),
             code,
             object_id: object.to_string(),
-            lease_seq: seq.get(),
+            lease_seq: Some(seq.get()),
             expires_in_ms,
         }));
+    }
+}
+
+/// The same for a token of a term of leadership: the API server is asked if it has to be.
+async fn check_term(gate: &Shared, object: &ObjectId, mut claimant: Claimant) -> Result<Json<CheckBody>, Problem> {
+    let answer = |code: Option<&str>, seq: Option<u64>, expires_in_ms: Option<u64>| {
+        let (code, object_id) = (code.map(ToOwned::to_owned), object.to_string());
+        Ok(Json(CheckBody { valid: code.is_none(), code, object_id, lease_seq: seq, expires_in_ms }))
+    };
+    let mut has_asked = false;
+    loop {
+        gate.elections.stand(object.as_str(), &mut claimant);
+        let (target, shown, now) = (object.clone(), Presented::Claimant(claimant.clone()), gate.now());
+        let denial = match gate.read(move |records| Ok(records.judge(&target, &shown, now))).await? {
+            Ok(permit) => return answer(None, Some(permit.seq().get()), Some(permit.remaining_ms())),
+            Err(Denial::Refused(refusal)) => return answer(Some(refusal.code().as_str()), None, None),
+            Err(denial) => denial,
+        };
+        if has_asked {
+            let refusal = elect::still_unknown(gate, object, &denial);
+            return answer(Some(refusal.code().as_str()), None, None);
+        }
+        has_asked = true;
+        if let Err(problem) = elect::advance(gate, object, claimant.clone()).await {
+            return answer(Some(problem.code().as_str()), None, None);
+        }
     }
 }

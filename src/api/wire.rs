@@ -85,7 +85,8 @@ pub struct RevokeRequest {
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AdvanceRequest {
-    /// The outside lock service's token; for `confirm`, the lowest that may still write.
+    /// The outside lock service's token, or `k8s.<uid>.<leaseTransitions>` where a Kubernetes Lease governs the object;
+    /// for `confirm`, the lowest that may still write.
     pub token: Decimal,
 }
 
@@ -239,6 +240,9 @@ pub struct ObjectBody {
     pub lease_source: NumberSource,
     /// Nobody knows which tokens of its outside lock service are stale: an operator must confirm.
     pub locked: bool,
+    /// The term of leadership at its fence, as a token, where a Kubernetes Lease says who may write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub term: Option<String>,
     /// The lease at the fence, if one was granted there.
     pub lease: Option<LeaseBody>,
     /// When the table last changed it, as a hybrid logical time.
@@ -253,6 +257,8 @@ pub enum NumberSource {
     Gate,
     /// An outside lock service's.
     External,
+    /// The gate's, one for each term of leadership by a Kubernetes Lease.
+    Kubernetes,
 }
 
 /// What stands at an object's fence.
@@ -281,7 +287,9 @@ pub struct CheckBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,
     pub object_id: String,
-    pub lease_seq: u64,
+    /// Absent where the token does not say it: that of a term of leadership which is not the present one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_seq: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_in_ms: Option<u64>,
 }
@@ -420,6 +428,7 @@ impl ObjectBody {
             let row = crate::fence::LeaseRow::new(&record.object, lease, ended.cloned());
             LeaseBody::new(&LeaseView { row, standing, remaining_ms })
         });
+        let elected = record.elected.as_deref().filter(|elected| record.fence == elected.seq.into());
         Self {
             object_id: record.object.to_string(),
             fence: record.fence.get(),
@@ -429,10 +438,12 @@ impl ObjectBody {
                 State::Open { .. } => ObjectState::Open,
             },
             lease_source: match record.numbers {
+                Numbers::Gate if elected.is_some() => NumberSource::Kubernetes,
                 Numbers::Gate => NumberSource::Gate,
                 Numbers::External => NumberSource::External,
             },
             locked: record.lost > 0,
+            term: elected.map(|elected| elected.election.to_string()),
             lease,
             changed: record.changed.to_string(),
         }

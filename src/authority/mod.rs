@@ -29,7 +29,7 @@ use crate::{
     fence::{
         Certified, Code, Hlc, IssuerId, Now, ObjectId,
         authority::{FenceProof, SignedGrant},
-        step::{Grant, Window},
+        step::{Grant, Source, Window},
     },
 };
 
@@ -172,7 +172,7 @@ impl Authority {
             request: None,
             tainted: false,
             window: Some(window),
-            is_external: false,
+            source: Source::Gate,
         };
         let (seq, predecessor) = (given.lease_seq, given.predecessor.clone());
         SignedGrant { seq, grant, predecessor, proofs: vec![], max_jump: self.settings.max_jump }

@@ -39,6 +39,16 @@ pub struct LeaseRef {
     pub name: String,
 }
 
+/// The same for a gate's route.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouteLease {
+    pub namespace: String,
+    pub name: String,
+    /// A write says who it comes from, in Fence-Holder, and that must be whom the Lease names.
+    pub check_holder: bool,
+}
+
 impl LeaseRef {
     #[must_use]
     pub fn is_given(&self) -> bool {

@@ -21,7 +21,7 @@ use crate::authority::Authority;
 
 pub use agent::{AgentLease, AgentPort, AgentRoute, AgentSettings, GateWay, Status, Take};
 pub use authority::{AuthoritySettings, JournalSettings, PartySettings};
-pub use kubernetes::{GateKubernetes, KubernetesSettings, LeaseRef};
+pub use kubernetes::{GateKubernetes, KubernetesSettings, LeaseRef, RouteLease};
 pub use plane::{
     Forwarded, GateSettings, IdempotencySettings, LeaseSource, Mode, PartialBody, Profile, Receipts, RouteSettings,
     StoreOverride, StoreSettings,

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Fault, Settings, loopback};
+use super::{Fault, RouteLease, Settings, loopback};
 use crate::{
     fence::external,
     route::Routes,
@@ -166,6 +166,8 @@ pub struct RouteSettings {
     pub max_jump: u64,
     /// Its holder is gone when nothing was heard of it for so long; 0: that does not matter.
     pub ttl_ms: u64,
+    /// The Kubernetes Lease that says who may write.
+    pub kubernetes: RouteLease,
     pub store: StoreOverride,
 }
 
@@ -194,6 +196,8 @@ pub enum LeaseSource {
     Authority,
     /// A lock service that is there already: its tokens are numbers.
     External,
+    /// A Kubernetes Lease: whoever client-go, or an agent, has elected.
+    Kubernetes,
 }
 
 /// What happens to a write that is not fenced as it should be.
@@ -286,6 +290,7 @@ impl Default for RouteSettings {
             token_header: "Fence-Token".to_owned(),
             max_jump: external::MAX_JUMP,
             ttl_ms: 0,
+            kubernetes: RouteLease::default(),
             store: StoreOverride::default(),
         }
     }
@@ -324,22 +329,27 @@ impl Settings {
         if self.route.is_empty() { vec![RouteSettings::default()] } else { self.route.clone() }
     }
 
-    /// What routes of an outside lock service need of the rest.
-    fn external_faults(&self) -> Vec<Fault> {
+    /// What routes whose tokens have no secret need of the rest.
+    fn outside_faults(&self) -> Vec<Fault> {
         let mut faults = vec![];
-        let is_external = |route: &RouteSettings| route.lease_source == LeaseSource::External;
-        let external = self.route.iter().enumerate().filter(|(_, route)| is_external(route));
-        for place in external.map(|(place, _)| place) {
-            let mut fault = |what: &str| faults.push(Fault::new(format!("route[{place}].lease_source"), what));
+        for (place, route) in self.route.iter().enumerate() {
+            let (name, lost, open) = match route.lease_source {
+                LeaseSource::Gate | LeaseSource::Authority => continue,
+                LeaseSource::External => ("external", "every old token would count as the first", "can move the fence"),
+                LeaseSource::Kubernetes => {
+                    ("kubernetes", "the terms that are over would be forgotten", "and read the Lease can write")
+                }
+            };
+            let mut fault = |what: String| faults.push(Fault::new(format!("route[{place}].lease_source"), what));
             if self.table.create {
-                fault(
-                    "\"external\" does not go with table.create: after a lost volume every old token would count as the first. Make the table with `fencegate table init`",
-                );
+                fault(format!(
+                    "\"{name}\" does not go with table.create: after a lost volume {lost}. Make the table with `fencegate table init`"
+                ));
             }
             if !self.gate.listen.ip().is_loopback() && self.gate.tls_client_ca_file.as_os_str().is_empty() {
-                fault(
-                    "\"external\" tokens are numbers without a secret, so whoever can reach gate.listen can move the fence: listen on loopback, or ask clients for certificates with gate.tls_client_ca_file",
-                );
+                fault(format!(
+                    "\"{name}\" tokens have no secret, so whoever can reach gate.listen {open}: listen on loopback, or ask clients for certificates with gate.tls_client_ca_file"
+                ));
             }
         }
         faults
@@ -395,7 +405,7 @@ impl Settings {
                 faults.push(Fault::new(format!("route[{place}].store.{key}"), what));
             }
         }
-        faults.extend(self.external_faults());
+        faults.extend(self.outside_faults());
         faults.extend(Routes::new(self).err().unwrap_or_default());
         faults
     }

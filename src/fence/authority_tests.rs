@@ -5,7 +5,10 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 
 use super::*;
-use crate::fence::{BootMs, Event, HolderId, Incarnation, Now, ObjectId, TableKey, Ttl, step::Window};
+use crate::fence::{
+    BootMs, Event, HolderId, Incarnation, Now, ObjectId, TableKey, Ttl,
+    step::{Source, Window},
+};
 
 static KEY: LazyLock<TableKey> = LazyLock::new(|| TableKey::from_bytes([3; 32]));
 const T0: u64 = 1_800_000_000_000;
@@ -43,7 +46,7 @@ fn signed(lease: &str, number: u64, holder: &str, window: (u64, u64), after: Opt
         request: None,
         tainted: false,
         window: Some(window),
-        is_external: false,
+        source: Source::Gate,
     };
     // As the ledger has it: of a predecessor that shows a proof, the certificate is known.
     let proofs = after.iter().filter_map(|each| each.proof).filter(|proof| *proof != FORGED).collect();

@@ -51,6 +51,7 @@ pub enum Code {
     // An outside lock service's object's
     ObjectLocked,
     ExternalLease,
+    LeaseSourceUnavailable,
     // A keyed write's
     IdempotencyKeyReused,
     IdempotencyInProgress,
@@ -95,7 +96,7 @@ pub enum Plane {
 
 impl Code {
     /// All of them, in the order of their declaration.
-    pub const ALL: [Self; 62] = [
+    pub const ALL: [Self; 63] = [
         Self::WriteUnfenced,
         Self::WriteStaleFence,
         Self::WriteFenceAhead,
@@ -138,6 +139,7 @@ impl Code {
         Self::LeaseNotYetValid,
         Self::ObjectLocked,
         Self::ExternalLease,
+        Self::LeaseSourceUnavailable,
         Self::IdempotencyKeyReused,
         Self::IdempotencyInProgress,
         Self::IdempotencyUnknown,
@@ -203,6 +205,7 @@ impl Code {
             Self::GrantRequired => "GRANT_REQUIRED",
             Self::LeaseNotYetValid => "LEASE_NOT_YET_VALID",
             Self::ObjectLocked => "OBJECT_LOCKED",
+            Self::LeaseSourceUnavailable => "LEASE_SOURCE_UNAVAILABLE",
             Self::ExternalLease => "EXTERNAL_LEASE",
             Self::IdempotencyKeyReused => "IDEMPOTENCY_KEY_REUSED",
             Self::IdempotencyInProgress => "IDEMPOTENCY_IN_PROGRESS",
@@ -283,6 +286,7 @@ impl Code {
             | Self::ClockUntrusted
             | Self::LeaseNotYetValid
             | Self::ObjectLocked
+            | Self::LeaseSourceUnavailable
             | Self::GateStopping
             | Self::GateOverloaded
             | Self::NotLeader
@@ -311,6 +315,7 @@ impl Code {
             | Self::ClockUntrusted
             | Self::LeaseNotYetValid
             | Self::ObjectLocked
+            | Self::LeaseSourceUnavailable
             | Self::GateStopping
             | Self::GateOverloaded
             | Self::StoreUnreachable

@@ -9,6 +9,19 @@ use std::fmt;
 
 use super::token::TokenFault;
 
+/// Which Lease.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseName {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl fmt::Display for LeaseName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
 /// A Lease object's uid. The API server never gives one twice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uid(pub u128);

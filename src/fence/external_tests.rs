@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use super::*;
 use crate::fence::{
     BootMs, Event, Hlc, LeaseId, ObjectId, TableKey, WallMs, judge,
-    step::Grant,
+    step::{Grant, Source},
     verdict::{Presented, View},
 };
 
@@ -35,7 +35,15 @@ fn fresh() -> Record {
 
 fn grant(of: u64, silence: Ttl) -> Grant {
     let lease_id = LeaseId::new(&format!("l{of}")).unwrap();
-    Grant { lease_id, holder: holder(), ttl: silence, request: None, tainted: false, window: None, is_external: true }
+    Grant {
+        lease_id,
+        holder: holder(),
+        ttl: silence,
+        request: None,
+        tainted: false,
+        window: None,
+        source: Source::External,
+    }
 }
 
 /// Brings a number, and drains at once.
@@ -72,6 +80,7 @@ fn verdict(record: &Record, of: u64, ms: u64) -> &'static str {
             "forwarded"
         }
         Err(Denial::Refused(refusal)) => refusal.code().as_str(),
+        Err(Denial::Unseen(_) | Denial::Lapsed(_)) => unreachable!("no Lease governs it"),
         Err(Denial::Overdue(_)) => "overdue",
         Err(Denial::Behind(behind)) => {
             assert_eq!(behind.seq, seq(of));
@@ -175,14 +184,14 @@ fn a_revoked_number_is_over_and_the_next_one_is_whoevers_the_lock_service_says()
 #[test]
 fn a_number_that_the_gate_itself_has_granted_is_nobody_elses() {
     let mut record = fresh();
-    let own = Grant { is_external: false, ..grant(1, Ttl(100)) };
+    let own = Grant { source: Source::Gate, ..grant(1, Ttl(100)) };
     let (_, effects) = record.step(Event::Acquire { grant: own, takeover_after_ms: None }, &at(0));
     take(&mut record, effects, 0);
     assert_eq!((record.fence.get(), verdict(&record, 1, 0)), (1, "FENCE_TOKEN_INVALID"));
     assert!(matches!(follow(&mut record, 1, Ttl::FOR_EVER, 0), Outcome::Refused(LeaseRefusal::TokenMismatch)));
     assert!(matches!(follow(&mut record, 2, Ttl::FOR_EVER, 0), Outcome::Granted(_)), "a higher one ends it");
     // And back again: whoever has the lock elsewhere is passed by, and the gate's own numbers go on above it.
-    let own = Grant { is_external: false, ..grant(3, Ttl(100)) };
+    let own = Grant { source: Source::Gate, ..grant(3, Ttl(100)) };
     assert!(record.open_lease().is_some_and(|lease| lease.is_live(now(1))));
     let (_, effects) = record.step(Event::Acquire { grant: own, takeover_after_ms: None }, &at(1));
     take(&mut record, effects, 1);
@@ -243,7 +252,7 @@ fn the_gates_own_numbers_go_on_above_whatever_was_lost() {
     let mut record = fresh();
     follow(&mut record, 50, Ttl::FOR_EVER, 0);
     let mut record = record.rebased(Incarnation::new(1));
-    let own = Grant { is_external: false, ..grant(1, Ttl(100)) };
+    let own = Grant { source: Source::Gate, ..grant(1, Ttl(100)) };
     let (_, effects) = record.step(Event::Acquire { grant: own, takeover_after_ms: None }, &at(1));
     take(&mut record, effects, 1);
     assert_eq!((record.fence.get(), record.lost, record.incarnation), ((1 << 32) + 51, 0, Incarnation::new(1)));

@@ -13,12 +13,13 @@
 //! - [`verdict`]: [`judge`], the only maker of a [`Permit`].
 //! - [`step`]: lease changes, as `record.step(event, now) -> (Outcome, Vec<Effect>)`.
 //! - [`authority`]: what signed certificates and grants do to a record. [`external`]: what tokens of an
-//!   outside lock service do.
+//!   outside lock service do. [`election`], [`elected`]: what terms of leadership by a Kubernetes Lease do.
 //! - [`idempotency`]: what is remembered of a keyed write, and what its key gets again.
 //! - [`code`]: every answer code with its status and what it means for the caller.
 
 pub mod authority;
 pub mod code;
+pub mod elected;
 pub mod election;
 pub mod external;
 pub mod idempotency;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{BootMs, Certified, Ended, Fence, Hlc, Incarnation, Lease, ObjectId, Ttl};
+use super::{BootMs, Certified, Ended, Fence, Hlc, Incarnation, Lease, ObjectId, Ttl, elected::Elected};
 
 /// Names one advance of one object, so that only the advance that began a drain can end it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,8 +16,8 @@ pub enum State {
     /// The fence has moved; writes of older leases may still be on their way to the store.
     Draining {
         advance: AdvanceId,
-        /// It opens by itself once it has drained, for whoever has its number: that of an outside lock service.
-        /// How long that one may be silent then.
+        /// It opens by itself once it has drained, for whoever has its number by an outside lock service, or by a
+        /// Kubernetes Lease. How long that one may be silent then.
         opens: Option<Ttl>,
     },
     /// A lease was granted and has not been ended. It may be past its deadline.
@@ -47,6 +47,8 @@ pub struct Record {
     /// What the newest fence certificate for it says, if there was one.
     pub certified: Option<Arc<Certified>>,
     pub numbers: Numbers,
+    /// The term of leadership at its fence, or before it, where a Kubernetes Lease says who may write.
+    pub elected: Option<Arc<Elected>>,
     /// How many incarnations the table has begun since, where the numbers are not the gate's own, so that
     /// no arithmetic can raise its floor.
     pub lost: u64,
@@ -64,6 +66,7 @@ impl Record {
             changed: Hlc::default(),
             certified: None,
             numbers: Numbers::Gate,
+            elected: None,
             lost: 0,
         }
     }

@@ -14,6 +14,8 @@ use super::{
     Certified, Ended, Fence, FenceToken, Hlc, HolderId, How, Lease, LeaseId, LeaseRow, LeaseSeq, Now, Record,
     RequestId, State, TableKey, Ttl, WallMs,
     authority::SignedGrant,
+    elected::Sighting,
+    election::Election,
     external::Number,
     lease::Start,
     record::{AdvanceId, Numbers},
@@ -37,8 +39,26 @@ pub struct Grant {
     pub tainted: bool,
     /// A signed grant's own times, which then count instead of `ttl`.
     pub window: Option<Window>,
-    /// It is for whoever has this number of an outside lock service; `ttl` is how long that one may be silent.
-    pub is_external: bool,
+    pub source: Source,
+}
+
+/// Who says that a lease is granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The lease api, or an issuer.
+    Gate,
+    /// An outside lock service: it is for whoever has its number. `ttl` is how long that one may be silent.
+    External,
+    /// A Kubernetes Lease: it is for whoever that names.
+    Kubernetes,
+}
+
+impl Source {
+    /// Whether it is for someone, also where nobody waits for it.
+    #[must_use]
+    pub fn is_outside(self) -> bool {
+        self != Self::Gate
+    }
 }
 
 /// From when until when a signed grant counts.
@@ -104,6 +124,15 @@ pub enum Event {
     /// An operator says which outside number is the lowest that may still write.
     Confirm {
         lowest: LeaseSeq,
+    },
+    /// What the API server says of the Kubernetes Lease that governs it.
+    Sight {
+        sighting: Sighting,
+        lease_id: LeaseId,
+    },
+    /// An operator says which term of that Lease is the earliest that may still write.
+    ConfirmTerm {
+        election: Election,
     },
     /// Nothing older is on its way to the store any more.
     Drained {
@@ -247,6 +276,8 @@ impl Record {
             Event::Grant(signed) => self.grant(signed, at),
             Event::Follow { number, grant } => self.follow(number, grant, at),
             Event::Confirm { lowest } => self.confirm(lowest, at),
+            Event::Sight { sighting, lease_id } => self.sight(sighting, lease_id, at),
+            Event::ConfirmTerm { election } => self.confirm_term(election, at),
             Event::Drained { seq, advance, then } => self.open(seq, advance, then, at),
         }
     }
@@ -284,7 +315,7 @@ impl Record {
         };
         if let Some(lease_id) = rotate {
             let (holder, tainted) = (lease.holder.clone(), lease.tainted);
-            let grant = Grant { lease_id, holder, ttl, request: None, tainted, window: None, is_external: false };
+            let grant = Grant { lease_id, holder, ttl, request: None, tainted, window: None, source: Source::Gate };
             return self.advance(How::Fenced { reason: "rotated".to_owned() }, Some(grant), at);
         }
         let mut lease = lease.clone();
@@ -374,11 +405,11 @@ impl Record {
             effects.push(announce(kind, row, seq.into()));
         }
         let advance = AdvanceId(at.stamp);
-        let opens = then.as_ref().filter(|grant| grant.is_external).map(|grant| grant.ttl);
+        let opens = then.as_ref().filter(|grant| grant.source.is_outside()).map(|grant| grant.ttl);
         let record = self.with(seq.into(), State::Draining { advance, opens }, at);
         effects.push(Effect::Store(match &then {
             None => record,
-            Some(grant) if grant.is_external => Self { numbers: Numbers::External, ..record },
+            Some(grant) if grant.source == Source::External => Self { numbers: Numbers::External, ..record },
             Some(_) => Self { numbers: Numbers::Gate, ..record.caught_up() },
         }));
         effects.push(Effect::Drain { seq, advance, then });
@@ -432,9 +463,9 @@ impl Record {
     }
 
     pub(super) fn with(&self, fence: Fence, state: State, at: &At<'_>) -> Self {
-        let (object, certified) = (self.object.clone(), self.certified.clone());
+        let (object, certified, elected) = (self.object.clone(), self.certified.clone(), self.elected.clone());
         let Self { incarnation, numbers, lost, .. } = *self;
-        Self { object, fence, state, incarnation, changed: at.stamp, certified, numbers, lost }
+        Self { object, fence, state, incarnation, changed: at.stamp, certified, numbers, elected, lost }
     }
 
     /// Whether this very advance has yet to end.

@@ -29,7 +29,7 @@ fn grant(lease: &str, who: &str) -> Grant {
         request: None,
         tainted: false,
         window: None,
-        is_external: false,
+        source: Source::Gate,
     }
 }
 

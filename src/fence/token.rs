@@ -29,6 +29,8 @@ pub enum TokenFault {
     Number,
     #[error("the fence token of this route is k8s.<uid>.<leaseTransitions>, both as the Lease has them")]
     Election,
+    #[error("this route wants a Fence-Holder: the holderIdentity that the Lease names, in one header")]
+    Holder,
     #[error("the object_id must be unpadded base64url of a valid object id")]
     Object,
     #[error("the secret must be 16 bytes as unpadded base64url")]

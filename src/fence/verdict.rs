@@ -12,6 +12,8 @@ use crate::failpoints::{self, Fault};
 use super::{
     Certified, Code, Ended, Fence, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, Now, ObjectId, Record, Secret,
     State,
+    elected::{Claimant, Term},
+    election::Election,
     external::Number,
     token::{Claim, TokenFault},
 };
@@ -24,6 +26,8 @@ pub enum Presented {
     Token(Claim),
     /// A number of an outside lock service.
     Number(Number),
+    /// A term of leadership by a Kubernetes Lease.
+    Claimant(Claimant),
 }
 
 impl Presented {
@@ -67,6 +71,8 @@ pub struct Permit {
     secret: Secret,
     holder: HolderId,
     remaining_ms: u64,
+    /// The term of leadership that it was judged by, if it was by one.
+    term: Option<Arc<Term>>,
 }
 
 impl Permit {
@@ -124,6 +130,26 @@ pub enum Refusal {
     Locked {
         fence: Fence,
     },
+    /// A term of leadership is over, by the Kubernetes Lease that it was of.
+    Deposed {
+        election: Election,
+        fence: Fence,
+        successor: Option<Successor>,
+    },
+    /// The Kubernetes Lease has not come to this term yet.
+    NotElected {
+        election: Election,
+        fence: Fence,
+    },
+    /// Somebody else was elected than the write says it comes from.
+    OtherHolder {
+        seq: LeaseSeq,
+        holder: HolderId,
+    },
+    /// The API server cannot be asked about a term, and nothing else says that it is this one's.
+    Unheard {
+        fence: Fence,
+    },
     Draining {
         fence: Fence,
     },
@@ -160,12 +186,13 @@ impl Refusal {
             Self::Mismatch { .. } => Code::LeaseObjectMismatch,
             Self::Unusable(Unusable::Table) => Code::TableUnavailable,
             Self::Unusable(Unusable::Clock) => Code::ClockUntrusted,
-            Self::Stale { .. } => Code::WriteStaleFence,
-            Self::Ahead { .. } | Self::Jump { .. } => Code::WriteFenceAhead,
+            Self::Stale { .. } | Self::Deposed { .. } => Code::WriteStaleFence,
+            Self::Unheard { .. } => Code::LeaseSourceUnavailable,
+            Self::Ahead { .. } | Self::Jump { .. } | Self::NotElected { .. } => Code::WriteFenceAhead,
             Self::Locked { .. } => Code::ObjectLocked,
             Self::Busy { stops: true } => Code::GateStopping,
             Self::Busy { stops: false } => Code::GateOverloaded,
-            Self::WrongSecret { .. } => Code::FenceTokenInvalid,
+            Self::WrongSecret { .. } | Self::OtherHolder { .. } => Code::FenceTokenInvalid,
             Self::Draining { .. } => Code::FenceDraining,
             Self::Ended { .. } => Code::LeaseExpired,
             Self::NotYet { .. } => Code::LeaseNotYetValid,
@@ -183,6 +210,11 @@ pub enum Denial {
     Overdue(LeaseId),
     /// The fence is below this number of an outside lock service: move it through the ledger, then judge again.
     Behind(Number),
+    /// Nothing is known of this term of leadership: ask the API server, then judge again.
+    Unseen(Election),
+    /// The term is this one, but its Lease has not been seen renewed for as long as it lasts: ask the API server, end
+    /// it through the ledger if it says the same, then judge again.
+    Lapsed(LeaseId),
 }
 
 impl Denial {
@@ -194,11 +226,19 @@ impl Denial {
             Self::Refused(Refusal::Malformed(_)) => 1,
             Self::Refused(Refusal::Mismatch { .. }) => 2,
             Self::Refused(Refusal::Unusable(_)) => 3,
-            Self::Refused(Refusal::Stale { .. }) => 4,
-            Self::Refused(Refusal::Ahead { .. } | Refusal::Jump { .. } | Refusal::Locked { .. }) | Self::Behind(_) => 5,
-            Self::Refused(Refusal::WrongSecret { .. }) => 6,
+            Self::Refused(Refusal::Stale { .. } | Refusal::Deposed { .. }) => 4,
+            Self::Refused(
+                Refusal::Ahead { .. }
+                | Refusal::Jump { .. }
+                | Refusal::Locked { .. }
+                | Refusal::NotElected { .. }
+                | Refusal::Unheard { .. },
+            )
+            | Self::Behind(_)
+            | Self::Unseen(_) => 5,
+            Self::Refused(Refusal::WrongSecret { .. } | Refusal::OtherHolder { .. }) => 6,
             Self::Refused(Refusal::Draining { .. } | Refusal::Busy { .. }) => 7,
-            Self::Refused(Refusal::Ended { .. }) | Self::Overdue(_) => 8,
+            Self::Refused(Refusal::Ended { .. }) | Self::Overdue(_) | Self::Lapsed(_) => 8,
             Self::Refused(Refusal::NotYet { .. }) => 9,
         }
     }
@@ -230,6 +270,13 @@ pub fn judge(view: View<'_>, presented: &Presented, now: Now) -> Result<Permit, 
             // It is heard of by this write, so its silence begins anew.
             found.map(|lease| Permit { remaining_ms: lease.ttl.0, ..permit((record, lease), now) })
         }
+        Presented::Claimant(claimant) => {
+            let (record, sealed) = known(view, now)?;
+            let lease = record.judge_claimant(sealed, claimant, now)?;
+            let term = claimant.term.clone();
+            let remaining_ms = term.as_ref().map_or(0, |term| term.deadline().since(now.boot));
+            Ok(Permit { remaining_ms, term, ..permit((record, lease), now) })
+        }
     }
 }
 
@@ -257,7 +304,7 @@ pub fn judge_text(record: &Record, sealed: bool, text: &str, now: Now) -> Result
 fn permit((record, lease): (&Record, &Lease), now: Now) -> Permit {
     let (object, holder) = (record.object.clone(), lease.holder.clone());
     let (seq, secret) = (lease.seq, lease.proof.secret());
-    Permit { object, seq, secret, holder, remaining_ms: lease.remaining_ms(now) }
+    Permit { object, seq, secret, holder, remaining_ms: lease.remaining_ms(now), term: None }
 }
 
 /// Judges a write once more that has its permit.
@@ -265,7 +312,11 @@ fn permit((record, lease): (&Record, &Lease), now: Now) -> Permit {
 /// # Errors
 /// As [`judge`].
 pub fn judge_again(view: View<'_>, permit: &Permit, now: Now) -> Result<(), Denial> {
-    check(view, (permit.seq, permit.secret), now).map(drop)
+    let (_, lease) = check(view, (permit.seq, permit.secret), now)?;
+    match &permit.term {
+        Some(term) if !term.is_live(now) => Err(Denial::Lapsed(lease.lease_id.clone())),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// A token for the very object that is to be written.

@@ -40,6 +40,7 @@ fn record(state: State) -> Record {
         changed: Hlc::default(),
         certified: None,
         numbers: Numbers::Gate,
+        elected: None,
         lost: 0,
     }
 }

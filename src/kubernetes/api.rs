@@ -10,18 +10,7 @@ use crate::{
     fence::election::{Election, Uid},
 };
 
-/// Which Lease.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct LeaseName {
-    pub namespace: String,
-    pub name: String,
-}
-
-impl fmt::Display for LeaseName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
+pub use crate::fence::election::LeaseName;
 
 /// A Lease, as far as it matters.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,11 +3,13 @@
 //! Labels are of bounded number: codes, kinds, reasons. Never an object id, a holder or a token.
 
 mod agent;
+mod kubernetes;
 mod plane;
 mod registry;
 mod tally;
 
 pub use agent::AgentMetrics;
+pub use kubernetes::KubernetesMetrics;
 pub use plane::{KeyedResult, PlaneMetrics, RouteMetrics};
 pub use tally::{OperationTally, RouteTally, Standing, Tally, add};
 
@@ -36,6 +38,7 @@ pub struct Metrics {
     pub table: TableMetrics,
     pub api: ApiMetrics,
     pub plane: PlaneMetrics,
+    pub kubernetes: KubernetesMetrics,
     routes: RouteFamilies,
     registry: Registry,
 }
@@ -52,6 +55,7 @@ impl Metrics {
             table: TableMetrics::new(&registry),
             api: ApiMetrics::new(&registry),
             plane: PlaneMetrics::new(&registry),
+            kubernetes: KubernetesMetrics::new(&registry),
             routes: RouteFamilies::new(&registry),
             registry,
         }

@@ -147,9 +147,10 @@ impl OperationTally {
                 | Refusal::Draining { .. }
                 | Refusal::Busy { .. }
                 | Refusal::NotYet { .. }
+                | Refusal::Unheard { .. }
                 | Refusal::Locked { .. },
             ) => {}
-            Some(Refusal::Stale { .. }) => {
+            Some(Refusal::Stale { .. } | Refusal::Deposed { .. }) => {
                 self.shared.stale.inc();
                 self.shared.conflicts.inc();
             }
@@ -159,6 +160,8 @@ impl OperationTally {
                 | Refusal::Mismatch { .. }
                 | Refusal::Ahead { .. }
                 | Refusal::Jump { .. }
+                | Refusal::NotElected { .. }
+                | Refusal::OtherHolder { .. }
                 | Refusal::WrongSecret { .. }
                 | Refusal::Ended { .. },
             ) => self.shared.conflicts.inc(),

@@ -13,8 +13,8 @@ use sha2::{Digest, Sha256};
 
 use self::template::{Captures, ObjectTemplate, PathTemplate};
 use crate::{
-    config::{Fault, LeaseSource, Mode, PartialBody, RouteSettings, Settings, StoreSettings},
-    fence::{ObjectId, Ttl, external},
+    config::{Fault, LeaseSource, Mode, PartialBody, RouteLease, RouteSettings, Settings, StoreSettings},
+    fence::{ObjectId, Ttl, election::LeaseName, external},
     table::codec::Terms,
 };
 
@@ -42,6 +42,8 @@ pub struct Route {
     pub idempotency: bool,
     /// Where its tokens come from an outside lock service.
     pub external: Option<External>,
+    /// Where a Kubernetes Lease says who may write.
+    pub kubernetes: Option<Kubernetes>,
     path: PathTemplate,
     object: ObjectTemplate,
 }
@@ -52,6 +54,40 @@ pub struct External {
     /// The header that they come in.
     pub header: HeaderName,
     pub terms: external::Terms,
+}
+
+/// What a route says of the Kubernetes Lease that governs its objects.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kubernetes {
+    namespace: ObjectTemplate,
+    name: ObjectTemplate,
+    /// A write says who it comes from, and that must be whom the Lease names.
+    pub check_holder: bool,
+    /// The only namespaces that its captures may name.
+    namespaces: Arc<[String]>,
+}
+
+impl Kubernetes {
+    /// The Lease that these captures lead to; `None` where it could not be a Lease, or is in a namespace that is not
+    /// looked at.
+    #[must_use]
+    pub fn lease(&self, captures: &[&Cow<'_, str>]) -> Option<LeaseName> {
+        let fill = |template: &ObjectTemplate| template.fill(captures).into_owned();
+        let lease = LeaseName { namespace: fill(&self.namespace), name: fill(&self.name) };
+        (self.namespaces.contains(&lease.namespace) && is_label(&lease.name, NAME_MAX, true)).then_some(lease)
+    }
+}
+
+/// The longest name of a Lease, and of a namespace.
+const NAME_MAX: usize = 253;
+const NAMESPACE_MAX: usize = 63;
+
+/// Whether Kubernetes would take it for a name.
+fn is_label(name: &str, max: usize, may_have_dots: bool) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_part =
+        |part: &str| part.bytes().all(is_inner) && !part.is_empty() && !part.starts_with('-') && !part.ends_with('-');
+    name.len() <= max && if may_have_dots { name.split('.').all(is_part) } else { is_part(name) }
 }
 
 /// All routes, the most specific first, and the stores behind them.
@@ -102,6 +138,13 @@ impl Routes {
                 let what = format!("{odd} says by itself what became of a write; only {UNSETTLING:?} do not");
                 faults.push(Fault::new(at("settles"), what));
             }
+            let kubernetes = kubernetes(given, settings).map_err(|(key, what)| faults.push(Fault::new(at(key), what)));
+            if given.kubernetes != RouteLease::default() {
+                for part in [&given.kubernetes.namespace, &given.kubernetes.name] {
+                    hash.update((part.len() as u64).to_be_bytes());
+                    hash.update(part);
+                }
+            }
             let external = external(given).map_err(|(key, what)| faults.push(Fault::new(at(key), what)));
             match parse(given) {
                 Err((key, what)) => faults.push(Fault::new(at(key), what)),
@@ -123,6 +166,7 @@ impl Routes {
                         journal: given.journal,
                         idempotency: given.idempotency && given.mode == Mode::Enforce,
                         external: external.unwrap_or_default(),
+                        kubernetes: kubernetes.unwrap_or_default(),
                         path,
                         object,
                     });
@@ -168,6 +212,27 @@ impl Routes {
         external.map(|external| external.terms)
     }
 
+    /// The Kubernetes Lease that governs this object, where one does: some route that could be its own says so.
+    #[must_use]
+    pub fn lease_of(&self, object: &ObjectId) -> Option<Option<LeaseName>> {
+        let mut governed = self.all.iter().filter(|route| route.may_make(object));
+        governed.find_map(|route| {
+            let kubernetes = route.kubernetes.as_ref()?;
+            let captures = route.object.captures_of(object.as_str());
+            Some(captures.and_then(|captures| kubernetes.lease(&captures.iter().collect::<Vec<_>>())))
+        })
+    }
+
+    /// The namespaces whose Leases govern objects.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<String> {
+        let all = self.all.iter().filter_map(|route| route.kubernetes.as_ref());
+        let mut all: Vec<String> = all.flat_map(|kubernetes| kubernetes.namespaces.iter().cloned()).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
     /// Whether the settled writes of this object are journaled by some route.
     #[must_use]
     pub fn keeps_journal(&self, object: &ObjectId) -> bool {
@@ -185,7 +250,8 @@ impl Route {
     /// Whether it takes the same paths to the same objects in the same way. The store is looked at apart.
     #[must_use]
     pub fn acts_like(&self, other: &Self) -> bool {
-        (&self.path, &self.object, self.mode, self.source) == (&other.path, &other.object, other.mode, other.source)
+        (&self.path, &self.object, self.mode, self.source, &self.kubernetes)
+            == (&other.path, &other.object, other.mode, other.source, &other.kubernetes)
     }
 
     /// Whether it could make this object's id.
@@ -234,6 +300,54 @@ fn external(given: &RouteSettings) -> Result<Option<External>, (&'static str, St
     Ok(Some(External { header, terms: external::Terms { max_jump: given.max_jump, silence } }))
 }
 
+/// What only routes have that a Kubernetes Lease governs.
+fn kubernetes(given: &RouteSettings, settings: &Settings) -> Result<Option<Kubernetes>, (&'static str, String)> {
+    let RouteLease { namespace, name, check_holder } = &given.kubernetes;
+    if given.lease_source != LeaseSource::Kubernetes {
+        return match given.kubernetes == RouteLease::default() {
+            true => Ok(None),
+            false => Err(("kubernetes", "is for lease_source = \"kubernetes\"".to_owned())),
+        };
+    }
+    // Its own fault is found elsewhere.
+    let Ok((path, object)) = parse(given) else { return Ok(None) };
+    let read = |key: &'static str, text: &str| {
+        let template = ObjectTemplate::parse(text, &path).map_err(|fault| (key, fault.to_string()))?;
+        let strange = template.captures().find(|capture| !object.captures().any(|own| own == *capture));
+        match strange {
+            None => Ok(template),
+            Some(_) => Err((
+                key,
+                format!(
+                    "{text:?} uses a capture that {:?} does not, so one object could have two Leases",
+                    given.object
+                ),
+            )),
+        }
+    };
+    let (namespace_of, name_of) = (read("kubernetes.namespace", namespace)?, read("kubernetes.name", name)?);
+    if let Some(odd) = settings.kubernetes.namespaces.iter().find(|name| !is_label(name, NAMESPACE_MAX, false)) {
+        return Err(("kubernetes.namespace", format!("kubernetes.namespaces: {odd:?} is no namespace")));
+    }
+    let namespaces = if namespace_of.captures().next().is_some() {
+        settings.kubernetes.namespaces.clone()
+    } else {
+        vec![namespace.clone()]
+    };
+    if namespaces.is_empty() {
+        let what = "has captures, so kubernetes.namespaces must say which namespaces they may name";
+        return Err(("kubernetes.namespace", what.to_owned()));
+    }
+    if namespace_of.captures().next().is_none() && !is_label(namespace, NAMESPACE_MAX, false) {
+        return Err(("kubernetes.namespace", format!("{namespace:?} is no namespace")));
+    }
+    if name_of.captures().next().is_none() && !is_label(name, NAME_MAX, true) {
+        return Err(("kubernetes.name", format!("{name:?} is no Lease's name")));
+    }
+    let (namespace, name, namespaces) = (namespace_of, name_of, namespaces.into());
+    Ok(Some(Kubernetes { namespace, name, check_holder: *check_holder, namespaces }))
+}
+
 /// Headers that say how a request is to be read, or who sends it.
 const RESERVED: [&str; 16] = [
     "authorization",
@@ -267,8 +381,8 @@ fn disagreements(routes: &[Route]) -> Vec<Fault> {
     for (place, route) in routes.iter().enumerate() {
         for other in &routes[..place] {
             let tie = route.path.literal_prefix() == other.path.literal_prefix() && route.path.overlaps(&other.path);
-            let agree = (&route.object, route.mode, route.store, route.source)
-                == (&other.object, other.mode, other.store, other.source);
+            let agree = (&route.object, route.mode, route.store, route.source, &route.kubernetes)
+                == (&other.object, other.mode, other.store, other.source, &other.kubernetes);
             if route.object == other.object && route.journal != other.journal {
                 let what = format!(
                     "route {:?} has the same object, and its hash would cover a part of the writes",
@@ -276,7 +390,7 @@ fn disagreements(routes: &[Route]) -> Vec<Fault> {
                 );
                 faults.push(Fault::new(format!("route[{place}].journal"), what));
             }
-            if route.object == other.object && route.source != other.source {
+            if route.object == other.object && (route.source != other.source || route.kubernetes != other.kubernetes) {
                 let what = format!("route {:?} has the same object, and its leases come from elsewhere", other.name);
                 faults.push(Fault::new(format!("route[{place}].lease_source"), what));
             }

@@ -224,6 +224,54 @@ impl ObjectTemplate {
         fits(&self.pieces, id)
     }
 
+    /// The captures that it uses, by their places in the path.
+    pub fn captures(&self) -> impl Iterator<Item = usize> {
+        self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Capture(place) => Some(*place),
+            Piece::Literal(_) => None,
+        })
+    }
+
+    /// The captures that make this id, by their places in the path (those that it does not use are empty), if there
+    /// is one way to make it.
+    #[must_use]
+    pub fn captures_of<'i>(&self, id: &'i str) -> Option<Vec<Cow<'i, str>>> {
+        fn solve<'i>(pieces: &[Piece], left: &'i str, found: &mut Vec<&'i str>, all: &mut Vec<Vec<&'i str>>) {
+            match pieces {
+                [] if left.is_empty() => all.push(found.clone()),
+                [] => {}
+                [Piece::Literal(literal), rest @ ..] => {
+                    if let Some(left) = left.strip_prefix(literal.as_str()) {
+                        solve(rest, left, found, all);
+                    }
+                }
+                [Piece::Capture(_), rest @ ..] => {
+                    let most = left.find('/').unwrap_or(left.len());
+                    for end in (1..=most).filter(|end| left.is_char_boundary(*end)) {
+                        // Two ways are as good as many.
+                        if all.len() > 1 {
+                            return;
+                        }
+                        found.push(&left[..end]);
+                        solve(rest, &left[end..], found, all);
+                        found.pop();
+                    }
+                }
+            }
+        }
+        let mut all = vec![];
+        solve(&self.pieces, id, &mut vec![], &mut all);
+        let [one] = &all[..] else { return None };
+        let mut captures = vec![Cow::Borrowed(""); self.captures().max().map_or(0, |place| place + 1)];
+        for (place, text) in self.captures().zip(one) {
+            if !captures[place].is_empty() && captures[place] != *text {
+                return None;
+            }
+            captures[place] = Cow::Borrowed(text);
+        }
+        Some(captures)
+    }
+
     /// The object id that these captures name.
     #[must_use]
     pub fn fill<'p>(&'p self, captures: &[&Cow<'p, str>]) -> Cow<'p, str> {

@@ -162,7 +162,9 @@ impl World {
                 Phase::Held
             }
             Some(Err(Denial::Refused(refusal))) => self.refuse(write, &refusal),
-            Some(Err(Denial::Behind(_))) => unreachable!("nobody brings outside numbers here"),
+            Some(Err(Denial::Behind(_) | Denial::Unseen(_) | Denial::Lapsed(_))) => {
+                unreachable!("nobody brings outside numbers here")
+            }
             Some(Err(Denial::Overdue(lease))) => {
                 let (reply, ended) = oneshot::channel();
                 self.calls.push(Command::End { leases: vec![(object, lease)], reply });
@@ -232,7 +234,9 @@ impl World {
                 self.end_write(write, records, End::Nothing);
                 told
             }
-            Err(Denial::Behind(_)) => unreachable!("nobody brings outside numbers here"),
+            Err(Denial::Behind(_) | Denial::Unseen(_) | Denial::Lapsed(_)) => {
+                unreachable!("nobody brings outside numbers here")
+            }
             Err(Denial::Overdue(lease)) => {
                 let (reply, ended) = oneshot::channel();
                 self.calls.push(Command::End { leases: vec![(write.object.clone(), lease)], reply });

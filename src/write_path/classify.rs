@@ -4,15 +4,17 @@
 //! other method writes, known or not; CONNECT, TRACE and upgrades are refused, and so is whatever could
 //! make a store see another method than the gate did.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, header, request::Parts};
 
 use crate::{
     config::GateSettings,
     fence::{
-        Code, FenceToken, ObjectId,
+        Code, FenceToken, HolderId, ObjectId,
         code::Limit,
+        elected::Claimant,
+        election::{Election, LeaseName},
         external::Number,
         idempotency::{IdempotencyKey, KeyFault},
         token::TokenFault,
@@ -27,6 +29,8 @@ const DESTINATION: HeaderName = HeaderName::from_static("destination");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// The header that carries a token.
 pub const FENCE_TOKEN: HeaderName = HeaderName::from_static("fence-token");
+/// The header that says who a write comes from, where a Kubernetes Lease must name it.
+pub const FENCE_HOLDER: HeaderName = HeaderName::from_static("fence-holder");
 
 /// What a request is.
 #[derive(Debug)]
@@ -133,14 +137,21 @@ pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) 
     let asks_first = marks.have(Marks::EXPECT);
     let key = if marks.have(Marks::KEY) && route.idempotency { Some(key(&head.headers)?) } else { None };
     Ok(Class::Write(match second {
-        Some(_) if route.external.is_some() => {
-            let what = "this write goes to two objects, and a token of an outside lock service is for one";
+        Some(_) if route.external.is_some() || route.kubernetes.is_some() => {
+            let what = "this write goes to two objects, and a token that is not the gate's own is for one";
             return Err(unfit(Code::LeaseObjectMismatch, what));
         }
         None => {
-            let brought = match &route.external {
-                None => brought(&head.headers, marks),
-                Some(external) => Brought::Read(number(&head.headers, external, marks)),
+            let brought = match (&route.external, &route.kubernetes) {
+                (None, None) => brought(&head.headers, marks),
+                (Some(external), _) => Brought::Read(number(&head.headers, external, marks)),
+                (None, Some(kubernetes)) => {
+                    let lease = kubernetes.lease(&captures).ok_or_else(|| {
+                        let what = "no Lease that this gate looks at could govern this object: its namespace is not among those of the route, or no Lease can have its name";
+                        unfit(Code::ObjectUnmapped, what)
+                    })?;
+                    Brought::Read(claimant(&head.headers, lease, kubernetes.check_holder, marks))
+                }
             };
             Write { route, target: Target { object, brought }, others: vec![], asks_first, key }
         }
@@ -387,6 +398,26 @@ fn number(headers: &HeaderMap, External { header, terms }: &External, marks: Mar
     match field.and_then(|text| text.map(|text| Number::parse(text, *terms)).transpose()) {
         Ok(None) => Presented::Nothing,
         Ok(Some(number)) => Presented::Number(number),
+        Err(fault) => Presented::Unreadable(fault),
+    }
+}
+
+/// The term of leadership that a write comes from.
+fn claimant(headers: &HeaderMap, lease: LeaseName, check_holder: bool, marks: Marks<'_>) -> Presented {
+    let read = || {
+        let Some(text) = token_field(headers, marks)? else { return Ok(None) };
+        let election = Election::parse(text)?;
+        let holder = if check_holder {
+            let field = other_field(headers, &FENCE_HOLDER, marks)?.and_then(|holder| HolderId::new(holder).ok());
+            Some(field.ok_or(TokenFault::Holder)?)
+        } else {
+            None
+        };
+        Ok(Some(Claimant { election, lease: Arc::new(lease), term: None, holder }))
+    };
+    match read() {
+        Ok(None) => Presented::Nothing,
+        Ok(Some(claimant)) => Presented::Claimant(claimant),
         Err(fault) => Presented::Unreadable(fault),
     }
 }

@@ -6,6 +6,7 @@ use std::{rc::Rc, sync::atomic::Ordering, time::Duration};
 use super::{
     Plane, Worker,
     classify::{Brought, Target},
+    elect,
     inflight::{self, Denied, InFlight, Leg},
 };
 use crate::{
@@ -79,7 +80,10 @@ pub fn decide_at_once(
         }
     };
     match denied {
-        None | Some(Denied { why: Denial::Overdue(_) | Denial::Behind(_), .. }) => not_yet(target, others),
+        None
+        | Some(Denied {
+            why: Denial::Overdue(_) | Denial::Behind(_) | Denial::Unseen(_) | Denial::Lapsed(_), ..
+        }) => not_yet(target, others),
         Some(Denied { why: Denial::Refused(Refusal::Draining { .. }), .. }) if patience_ms > 0 => {
             not_yet(target, others)
         }
@@ -108,8 +112,14 @@ fn admit(worker: &Worker, admitted: (Permit, Place), more: Vec<(Permit, Place)>,
 ///
 /// # Errors
 /// With the refusal that the write gets.
-async fn decide(worker: &Worker, target: Target<'_>, others: Vec<Target<'_>>, bound: Ttl) -> Result<InFlight, Refused> {
+async fn decide(
+    worker: &Worker,
+    mut target: Target<'_>,
+    others: Vec<Target<'_>>,
+    bound: Ttl,
+) -> Result<InFlight, Refused> {
     let gate = &worker.plane.gate;
+    let mut has_asked = false;
     loop {
         let Denied { object, why } = match judge_any(gate, &target, &others, gate.now()) {
             Judged::Admitted(admitted, more) => return Ok(admit(worker, admitted, more, bound)),
@@ -129,6 +139,13 @@ async fn decide(worker: &Worker, target: Target<'_>, others: Vec<Target<'_>>, bo
                 ended.map_err(|_| unusable(object))?;
             }
             Denial::Behind(number) => follow(worker, object, number).await?,
+            Denial::Unseen(_) | Denial::Lapsed(_) if has_asked => {
+                return Err(Refused { why: elect::still_unknown(gate, &object, &why), object });
+            }
+            Denial::Unseen(_) | Denial::Lapsed(_) => {
+                has_asked = true;
+                elect::ask(worker, &object, &mut target).await.map_err(|why| Refused { object, why })?;
+            }
         }
     }
 }
@@ -202,12 +219,12 @@ pub async fn decide_in_time(
 }
 
 /// A place among the writes that wait for a lease to open: there are only so many.
-struct Waiting<'a>(&'a Plane);
+pub(super) struct Waiting<'a>(&'a Plane);
 
 const WAITING_MAX: usize = 1_024;
 
 impl<'a> Waiting<'a> {
-    fn take(plane: &'a Plane) -> Option<Self> {
+    pub(super) fn take(plane: &'a Plane) -> Option<Self> {
         let before = plane.waiting.fetch_add(1, Ordering::Relaxed);
         let taken = Self(plane);
         (before < WAITING_MAX).then_some(taken)
@@ -279,7 +296,7 @@ fn without_record(gate: &Gate, target: &Target<'_>, now: Now) -> Option<Denial> 
     }
     let is_linked = match &target.brought {
         // Not known before the record is; without one, it is read.
-        Brought::Text(_) | Brought::Read(Presented::Number(_)) => true,
+        Brought::Text(_) | Brought::Read(Presented::Number(_) | Presented::Claimant(_)) => true,
         Brought::Read(Presented::Token(token)) => token.other.is_none(),
         Brought::Read(Presented::Nothing | Presented::Unreadable(_)) => false,
     };

@@ -16,6 +16,7 @@ use super::{
     carry::{Ahead, Carried, Frames, StoreReply, read_ahead},
     commit::{Broken, Progress},
     connection::Client,
+    elect,
     handle::Answered,
     headers::{self, Length, Outcome},
     hold::{NoBody, Source},
@@ -365,6 +366,8 @@ impl Job {
 
     /// The same, once what stands in its way has been looked at.
     async fn go_on_after(&self, mut halt: Box<Halt>, streams: bool) -> Result<Option<Cancel>, Refused> {
+        let gate = &self.worker.plane.gate;
+        let mut has_asked = false;
         loop {
             match *halt {
                 Halt::Refused(refused) => return Err(refused),
@@ -373,11 +376,19 @@ impl Job {
                     let fence = number.seq.into();
                     return Err(Refused::from(verdict::Refusal::Draining { fence }).of(&object));
                 }
+                // Its term was known when it was admitted; whether its Lease is still held is asked once.
+                Halt::Denied(Denied { object, why: why @ (Denial::Unseen(_) | Denial::Lapsed(_)) }) => {
+                    let asked = if has_asked { Ok(()) } else { gate.elections.ask_again(&object).await };
+                    if has_asked || asked.is_err() {
+                        return Err(Refused::from(elect::still_unknown(gate, &object, &why)).of(&object));
+                    }
+                    has_asked = true;
+                }
                 Halt::Denied(Denied { object, why: Denial::Refused(refusal) }) => {
                     return Err(Refused::from(refusal).of(&object));
                 }
                 Halt::Denied(Denied { object, why: Denial::Overdue(lease) }) => {
-                    let ended = self.worker.plane.gate.ledger.end(vec![(object, lease)]).await;
+                    let ended = gate.ledger.end(vec![(object, lease)]).await;
                     ended.map_err(|_| Refused::new(Code::TableUnavailable, "the fence table cannot be used now"))?;
                 }
             }

@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use super::{
     Worker,
     carry::CarryOn,
-    classify::{Class, Target, Write, classify},
+    classify::{Brought, Class, Target, Write, classify},
     connection::{Busy, Client},
     decide::{self, Decided, Terms, decide_at_once, decide_in_time},
     forward::{Active, Job, WriteOf, forward},
@@ -30,7 +30,7 @@ use crate::{
     clock::Stopwatch,
     config::Mode,
     failpoints::{self, Fault},
-    fence::{Code, idempotency::IdempotencyKey},
+    fence::{Code, idempotency::IdempotencyKey, verdict::Presented},
     metrics::OperationTally,
     table::generation::Entered,
 };
@@ -199,7 +199,10 @@ fn look(
     wanted: Write<'_>,
     is_here: bool,
 ) -> Looked {
-    let Write { route, target, others, key, .. } = wanted;
+    let Write { route, mut target, others, key, .. } = wanted;
+    if let Brought::Read(Presented::Claimant(claimant)) = &mut target.brought {
+        worker.gate.elections.stand(&target.object, claimant);
+    }
     let Some(entered) = outfit.plan.enter(route, &worker.plane.gate.clock) else {
         let why = Refused::new(Code::FenceDraining, "this route has changed; older writes are still on their way");
         return Looked::Refused(why.about(&target.id(), &route.name));

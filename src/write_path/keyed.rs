@@ -39,7 +39,9 @@ use super::{
 use crate::{
     config::IdempotencySettings,
     fence::{
-        Code, HolderId, LeaseSeq, ObjectId, Permit, external,
+        Code, HolderId, LeaseSeq, ObjectId, Permit,
+        elected::Elected,
+        external,
         idempotency::{self, Again, Answer, Entry, IdempotencyKey, Payload, Refusal, Scope},
         verdict::Presented,
     },
@@ -576,6 +578,14 @@ fn find(
     let (holder, seq): (HolderId, LeaseSeq) = match presented {
         Presented::Nothing | Presented::Unreadable(_) => return Ok(None),
         Presented::Number(number) => (external::holder(), number.seq),
+        // Whose an earlier term was is not known any more.
+        Presented::Claimant(claimant) => {
+            let record = records.read(&object)?;
+            match record.elected.as_deref().filter(|elected| elected.election == claimant.election) {
+                Some(Elected { holder: Some(holder), seq, .. }) => (holder.clone(), *seq),
+                Some(_) | None => return Ok(None),
+            }
+        }
         Presented::Token(claim) => {
             let row = records.lease_at(object.clone(), claim.seq)?;
             let is_its = |row: &crate::fence::LeaseRow| {

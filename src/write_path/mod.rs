@@ -23,6 +23,7 @@ pub mod classify;
 pub mod commit;
 pub mod connection;
 pub mod decide;
+pub mod elect;
 pub mod forward;
 pub mod handle;
 pub mod headers;

@@ -207,6 +207,30 @@ impl From<Refusal> for Refused {
                 "part of the fence table's past was lost, so nobody knows which tokens are stale: an operator must confirm the lowest token that may write, with POST /v1/objects/{object_id}/confirm",
             )
             .numbered(None, Some(fence)),
+            Refusal::Deposed { election, fence, successor } => {
+                let detail = format!(
+                    "the term {election} is over for ever: the Lease has changed hands since, or this is another Lease's uid; be elected again"
+                );
+                let mut refused = Self::new(code, detail).numbered(None, Some(fence));
+                refused.problem.tell_successor(successor);
+                refused
+            }
+            Refusal::NotElected { election, fence } => Self::new(
+                code,
+                format!("the Lease has not come to {election}; is this object's Lease another one?"),
+            )
+            .numbered(None, Some(fence)),
+            Refusal::OtherHolder { seq, holder } => {
+                let detail = "Fence-Holder names another holder than the Lease does";
+                let mut refused = Self::new(code, detail).numbered(Some(seq), None);
+                refused.holder = Some(holder);
+                refused
+            }
+            Refusal::Unheard { fence } => Self::new(
+                code,
+                "the Kubernetes API server cannot be asked about this term now, or the Lease has not been seen renewed yet; nothing was sent. Try again in a moment",
+            )
+            .numbered(None, Some(fence)),
             Refusal::WrongSecret { seq } => {
                 Self::new(code, "this token was not made by this gate's table").numbered(Some(seq), None)
             }

@@ -10,6 +10,8 @@ use crate::fence::{
     BootMs, Certified, Ended, Fence, How, Incarnation, Lease, LeaseId, LeaseRow, LeaseSeq, ObjectId, Record, RequestId,
     State, TableKey, Ttl, WallMs,
     authority::FenceProof,
+    elected::Elected,
+    election::{Election, Uid},
     lease::Start,
     record::{AdvanceId, Numbers},
     time::Frame,
@@ -156,7 +158,11 @@ pub(super) fn write_record(record: &Record, run: u64) -> Vec<u8> {
         Numbers::Gate => 0,
         Numbers::External => IS_EXTERNAL,
     };
-    let flags = start.map_or(0, |_| HAS_START) | certified.map_or(0, |_| HAS_CERTIFIED) | numbers;
+    let elected = record.elected.as_deref();
+    let flags = start.map_or(0, |_| HAS_START)
+        | certified.map_or(0, |_| HAS_CERTIFIED)
+        | elected.map_or(0, |_| IS_ELECTED)
+        | numbers;
     let row = match &record.state {
         State::Free { last: None } => head.u8(FREE | flags),
         State::Free { last: Some((lease, ended)) } => {
@@ -168,7 +174,7 @@ pub(super) fn write_record(record: &Record, run: u64) -> Vec<u8> {
         }
         State::Open { lease } => write_lease(head.u8(OPEN | flags), lease, run),
     };
-    write_signed_part(row, start, certified).done()
+    write_elected(write_signed_part(row, start, certified), elected).done()
 }
 
 /// What only objects have that certificates or signed grants were for; said beside the state.
@@ -176,6 +182,32 @@ const HAS_START: u8 = 0x40;
 const HAS_CERTIFIED: u8 = 0x80;
 /// Its numbers are an outside lock service's.
 const IS_EXTERNAL: u8 = 0x20;
+/// A Kubernetes Lease says, or has said, who may write it.
+const IS_ELECTED: u8 = 0x10;
+
+fn write_elected(row: Writer, elected: Option<&Elected>) -> Writer {
+    let Some(Elected { election, seq, holder, incarnation, retired }) = elected else { return row };
+    let row = row.bytes(&election.uid.0.to_be_bytes()).u32(election.transitions).u64(seq.get()).u32(incarnation.get());
+    let row = match holder {
+        None => row.u8(0),
+        Some(holder) => row.u8(1).text(holder.as_str()),
+    };
+    let count = u32::try_from(retired.len()).expect("so many are never kept");
+    retired.iter().fold(row.u32(count), |row, uid| row.bytes(&uid.0.to_be_bytes()))
+}
+
+fn read_elected(reader: &mut Reader<'_>, flags: u8) -> Result<Option<Arc<Elected>>, CodecFault> {
+    if flags & IS_ELECTED == 0 {
+        return Ok(None);
+    }
+    let uid = |reader: &mut Reader<'_>| Ok(Uid(u128::from_be_bytes(reader.array()?)));
+    let election = Election { uid: uid(reader)?, transitions: reader.u32()? };
+    let (seq, incarnation) = (reader.seq()?, Incarnation::new(reader.u32()?));
+    let holder = if reader.flag()? { Some(reader.holder()?) } else { None };
+    let count = reader.u32()?;
+    let retired = (0..count).map(|_| uid(reader)).collect::<Result<_, CodecFault>>()?;
+    Ok(Some(Arc::new(Elected { election, seq, holder, incarnation, retired })))
+}
 
 fn write_signed_part(mut row: Writer, start: Option<Start>, certified: Option<&Certified>) -> Writer {
     if let Some(start) = start {
@@ -210,28 +242,30 @@ pub(super) fn read_record(object: ObjectId, value: &[u8], context: &Context) -> 
     let mut run = context.frame.run;
     let said = reader.u8()?;
     let numbers = if said & IS_EXTERNAL == 0 { Numbers::Gate } else { Numbers::External };
-    let mut state = match said & !(HAS_START | HAS_CERTIFIED | IS_EXTERNAL) {
+    let mut state = match said & !(HAS_START | HAS_CERTIFIED | IS_EXTERNAL | IS_ELECTED) {
         FREE => State::Free { last: None },
         FREE_AFTER => {
             let lease = read_lease(&mut reader, &object, fence, context, &mut run)?;
             State::Free { last: Some((lease, read_ended(&mut reader)?)) }
         }
         DRAINING => State::Draining { advance: AdvanceId(reader.hlc()?), opens: None },
-        DRAINING_TO_OPEN if numbers == Numbers::External => {
+        DRAINING_TO_OPEN if said & (IS_EXTERNAL | IS_ELECTED) != 0 => {
             State::Draining { advance: AdvanceId(reader.hlc()?), opens: Some(Ttl(reader.u64()?)) }
         }
         OPEN => State::Open { lease: read_lease(&mut reader, &object, fence, context, &mut run)? },
         _ => return Err(CodecFault("a record in no known state")),
     };
     let (start, certified) = read_signed_part(&mut reader, said)?;
+    let elected = read_elected(&mut reader, said)?;
     reader.end()?;
     match &mut state {
         State::Free { last: Some((lease, _)) } | State::Open { lease } => {
             let boot =
                 |start: Start| if run == context.frame.run { start.boot } else { context.frame.instant(start.at) };
             lease.start = start.map(|start| Start { boot: boot(start), ..start });
-            if numbers == Numbers::External && run != context.frame.run {
-                // Nobody knows when its holder was heard of last: it is listened for anew.
+            let is_outside = numbers == Numbers::External || elected.is_some() && lease.ttl >= Ttl::FOR_EVER;
+            if is_outside && run != context.frame.run {
+                // Nobody knows when its holder was heard of last: it is listened for anew, or looked up.
                 lease.deadline = context.frame.start.boot.after(lease.ttl);
             }
         }
@@ -243,7 +277,7 @@ pub(super) fn read_record(object: ObjectId, value: &[u8], context: &Context) -> 
     if incarnation > context.incarnation {
         return Err(CodecFault("a record of an incarnation that is yet to come"));
     }
-    let record = Record { object, fence, state, incarnation, changed, certified, numbers, lost: 0 };
+    let record = Record { object, fence, state, incarnation, changed, certified, numbers, elected, lost: 0 };
     Ok(record.rebased(context.incarnation))
 }
 

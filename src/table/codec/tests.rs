@@ -10,6 +10,8 @@ use crate::fence::{
     authority::FenceProof, lease::Start, record::AdvanceId, time::Frame,
 };
 use crate::fence::{
+    elected::Elected,
+    election::{Election, Uid},
     idempotency::{Answer, Entry, Response},
     record::Numbers,
 };
@@ -124,6 +126,19 @@ fn migration() -> impl Strategy<Value = MigrationRow> {
     )
 }
 
+fn elected() -> impl Strategy<Value = Elected> {
+    let uids = proptest::collection::vec(any::<u128>().prop_map(Uid), 0..4);
+    (any::<u128>(), any::<u32>(), seq(), option::of(holder_id()), any::<u32>(), uids).prop_map(
+        |(uid, transitions, seq, holder, incarnation, retired)| Elected {
+            election: Election { uid: Uid(uid), transitions },
+            seq,
+            holder,
+            incarnation: Incarnation::new(incarnation),
+            retired,
+        },
+    )
+}
+
 fn record() -> impl Strategy<Value = Record> {
     (object_id(), seq(), hlc()).prop_flat_map(|(object, seq, changed)| {
         let state = prop_oneof![
@@ -133,19 +148,26 @@ fn record() -> impl Strategy<Value = Record> {
                 .prop_map(|(stamp, opens)| State::Draining { advance: AdvanceId(stamp), opens }),
             lease(object.clone(), seq).prop_map(|lease| State::Open { lease }),
         ];
-        (state, option::of(certified()), any::<bool>()).prop_map(move |(state, certified, is_external)| {
-            let opens = matches!(state, State::Draining { opens: Some(_), .. });
-            Record {
-                object: object.clone(),
-                fence: Fence::from(seq),
-                state,
-                incarnation: context().incarnation,
-                changed,
-                certified: certified.map(Arc::new),
-                numbers: if is_external || opens { Numbers::External } else { Numbers::Gate },
-                lost: 0,
-            }
-        })
+        (state, option::of(certified()), any::<bool>(), option::of(elected())).prop_map(
+            move |(state, certified, is_external, elected)| {
+                let opens = matches!(state, State::Draining { opens: Some(_), .. });
+                Record {
+                    object: object.clone(),
+                    fence: Fence::from(seq),
+                    state,
+                    incarnation: context().incarnation,
+                    changed,
+                    certified: certified.map(Arc::new),
+                    numbers: if is_external || (opens && elected.is_none()) {
+                        Numbers::External
+                    } else {
+                        Numbers::Gate
+                    },
+                    elected: elected.map(Arc::new),
+                    lost: 0,
+                }
+            },
+        )
     })
 }
 
@@ -368,6 +390,7 @@ fn a_lease_of_an_earlier_run_is_read_by_this_runs_clocks() {
         changed: Hlc::default(),
         certified: None,
         numbers: Numbers::Gate,
+        elected: None,
         lost: 0,
     };
     let read = |run| decode_record(object.clone(), &encode_record(&record, run), &context).unwrap();

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::fence::{
     Event, Lease, ObjectId, Outcome, Record, State, Ttl,
-    step::{Grant, LeaseRefusal},
+    step::{Grant, LeaseRefusal, Source},
 };
 
 /// When to ask again for an object that is being migrated.
@@ -186,7 +186,7 @@ impl Core {
                 request: wanted.request.clone(),
                 tainted: false,
                 window: None,
-                is_external: false,
+                source: Source::Gate,
             };
             let takeover_after_ms = wanted.takeover.then_some(self.setup.takeover_after_ms);
             match self.step(round, &mut draft, object, Event::Acquire { grant, takeover_after_ms })? {

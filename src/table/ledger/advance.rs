@@ -15,7 +15,8 @@ use super::{
 use crate::{
     failpoints::{self, Fault, Point},
     fence::{
-        BootMs, Event, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, authority::SignedGrant, step::LeaseRefusal,
+        BootMs, Event, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, authority::SignedGrant, record::Numbers,
+        step::LeaseRefusal,
     },
     table::flight::{Flying, Tally},
 };
@@ -178,8 +179,8 @@ impl Core {
         let stripes = &self.setup.records.stripes;
         let (tally, flying) = stripes.end_drain(&object);
         let is_tainted = flying.is_tainted(self.setup.clock.now().boot);
-        // What is for whoever has an outside number is for someone, whoever waits.
-        let then = then.filter(|grant| is_wanted || grant.is_external).map(|mut grant| {
+        // What is for whoever has an outside number, or was elected, is for someone, whoever waits.
+        let then = then.filter(|grant| is_wanted || grant.source.is_outside()).map(|mut grant| {
             grant.tainted |= is_tainted;
             grant
         });
@@ -263,13 +264,17 @@ impl Core {
             return;
         }
         let draining = |record: &Record| match &record.state {
-            State::Draining { advance, opens } => LeaseSeq::new(record.fence.get()).map(|seq| (*advance, seq, *opens)),
+            State::Draining { advance, opens } => LeaseSeq::new(record.fence.get())
+                .map(|seq| (*advance, seq, opens.map(|silence| (silence, record.numbers, record.clone())))),
             State::Free { .. } | State::Open { .. } => None,
         };
         let Ok(Some((advance, seq, opens))) = round.look(&self.setup.records, object, draining) else { return };
         // It is in memory: it was just read.
         self.setup.records.stripes.set_unknown(object, self.bound_from_start());
-        let then = opens.map(|silence| self.external_grant(silence));
+        let then = opens.and_then(|(silence, numbers, record)| match numbers {
+            Numbers::External => Some(self.external_grant(silence)),
+            Numbers::Gate => record.elected_grant(self.new_lease_id()),
+        });
         let drain = Drain { object: object.clone(), seq, advance, then };
         let begun = self.setup.clock.now().boot;
         let id = self.advances.add(Advance { drains: vec![drain], asked: Asked::Nobody, begun });

@@ -175,7 +175,9 @@ impl Core {
     fn turns_away(&self, call: &Command) -> Option<Refused> {
         match call {
             Command::Tick | Command::Stop { .. } | Command::Close { .. } | Command::Adopt { .. } => None,
-            Command::Acquire { .. } | Command::Grant { .. } | Command::Follow { .. } if self.closed => {
+            Command::Acquire { .. } | Command::Grant { .. } | Command::Follow { .. } | Command::Sight { .. }
+                if self.closed =>
+            {
                 Some(Refused::Stopping)
             }
             _ => self.setup.records.latched().map(|_| Refused::Unavailable),
@@ -185,7 +187,7 @@ impl Core {
     /// Answers a call that is not looked at.
     fn turn_away(&mut self, round: &mut Round, call: Command, why: Refused) {
         match call {
-            Command::Tick => {}
+            Command::Tick | Command::SightAll { .. } => {}
             Command::Acquire { reply, .. } => answer(round, reply, Err(why)),
             Command::Renew { reply, .. } => self.answer_renewal(round, reply, Err(why), false),
             Command::Release { reply, .. } => answer(round, reply, Err(why)),
@@ -194,6 +196,8 @@ impl Core {
             Command::Revoke { reply, .. }
             | Command::Certify { reply, .. }
             | Command::Follow { reply, .. }
+            | Command::Sight { reply, .. }
+            | Command::ConfirmTerm { reply, .. }
             | Command::Confirm { reply, .. } => answer(round, reply, Err(why)),
             Command::End { reply, .. }
             | Command::Withdraw { reply, .. }
@@ -265,7 +269,13 @@ impl Core {
             }
             Command::Follow { object, number, reply } => self.follow(round, &object, number, reply),
             Command::Confirm { object, lowest, reply } => {
-                let confirmed = self.confirm(round, &object, lowest);
+                let confirmed = self.confirm(round, &object, Event::Confirm { lowest });
+                answer(round, reply, confirmed);
+            }
+            Command::Sight { object, sighting, reply } => self.sight(round, &object, sighting, reply),
+            Command::SightAll { objects, sighting } => self.sight_all(round, &objects, &sighting),
+            Command::ConfirmTerm { object, election, reply } => {
+                let confirmed = self.confirm(round, &object, Event::ConfirmTerm { election });
                 answer(round, reply, confirmed);
             }
             Command::Migrate { progress, deed, reply } => {

@@ -15,7 +15,7 @@ use crate::fence::{
     BootMs, Event, Fence, LeaseSeq, ObjectId, Outcome, Record, State, Ttl,
     external::{self, Number},
     record::Numbers,
-    step::{Grant, LeaseRefusal},
+    step::{Grant, LeaseRefusal, Source},
 };
 
 /// How long a jump counts against the next.
@@ -44,17 +44,28 @@ impl Core {
         };
         self.resume_drain(round, object);
         let grant = self.external_grant(number.terms.silence);
-        let opened = match self.change(round, object, Event::Follow { number, grant }) {
-            Ok(Changed::Opened(opened)) => {
-                self.has_jumped(object, &before, number.seq);
-                opened
-            }
+        let changed = self.change(round, object, Event::Follow { number, grant });
+        if let Ok(Changed::Opened(_) | Changed::Draining(_)) = &changed {
+            self.has_jumped(object, &before, number.seq);
+        }
+        self.answer_move(round, object, changed, reply);
+    }
+
+    /// Answers whoever has moved a fence for an outside holder, once older writes are done or a while has passed.
+    pub(super) fn answer_move(
+        &mut self,
+        round: &mut Round,
+        object: &ObjectId,
+        changed: Result<Changed, Refused>,
+        reply: Reply<Moved>,
+    ) {
+        let opened = match changed {
+            Ok(Changed::Opened(opened)) => opened,
             Ok(Changed::Draining(drains)) => {
-                self.has_jumped(object, &before, number.seq);
                 self.keep_advance(drains, Asked::Move(vec![reply]));
                 return self.look_at_advances_of(round, object);
             }
-            Ok(Changed::To(Outcome::Unchanged)) => vec![],
+            Ok(Changed::To(Outcome::Unchanged | Outcome::Ended)) => vec![],
             Ok(Changed::To(other)) => return answer(round, reply, Err(unexpected(object.clone(), other))),
             Err(refused) => return answer(round, reply, Err(refused)),
         };
@@ -96,8 +107,9 @@ impl Core {
         }
     }
 
-    pub(super) fn confirm(&mut self, round: &mut Round, object: &ObjectId, lowest: LeaseSeq) -> Result<Moved, Refused> {
-        match self.change(round, object, Event::Confirm { lowest })? {
+    /// An operator's word on an object whose past is lost.
+    pub(super) fn confirm(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Moved, Refused> {
+        match self.change(round, object, event)? {
             Changed::To(Outcome::Freed | Outcome::Unchanged) => {
                 let record = self.newest(round, object)?;
                 Ok(Moved { record, drain: DrainReport::default(), is_superseded: false })
@@ -116,7 +128,7 @@ impl Core {
             request: None,
             tainted: false,
             window: None,
-            is_external: true,
+            source: Source::External,
         }
     }
 }

@@ -9,7 +9,7 @@
 //! - `acquire`: acquiring, waiting for one's turn, repeated requests.
 //! - `advance`: fences that have moved while older writes are on their way: seal, drain, open.
 //! - `calls`: renewing, releasing, revoking.
-//! - `external`: numbers of an outside lock service.
+//! - `external`: numbers of an outside lock service. `elected`: terms of leadership by a Kubernetes Lease.
 //! - `authority`: signed certificates and grants, and the migrations that they are part of.
 //! - `keyed`: writes with an idempotency key, and their answers.
 //! - `journal`: a hash chain over the writes of an object that have settled.
@@ -25,6 +25,7 @@ mod advance;
 pub mod authority;
 mod calls;
 mod core;
+mod elected;
 mod external;
 pub mod journal;
 pub mod keyed;
@@ -62,6 +63,8 @@ use crate::{
     fence::{
         Certified, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, RequestId, Ttl,
         authority::SignedGrant,
+        elected::Sighting,
+        election::Election,
         external::Number,
         idempotency::{Entry, Scope},
         step::LeaseRefusal,
@@ -162,6 +165,8 @@ pub struct Progress {
 
 type Reply<T> = oneshot::Sender<Result<T, Refused>>;
 type GrantReply = Reply<Vec<Granted>>;
+/// What a call that was sent is answered.
+pub type Answer<T> = oneshot::Receiver<Result<T, Refused>>;
 
 /// One call.
 #[derive(Debug)]
@@ -224,6 +229,23 @@ pub enum Command {
     Confirm {
         object: ObjectId,
         lowest: LeaseSeq,
+        reply: Reply<Moved>,
+    },
+    /// The API server has said how the Kubernetes Lease of an object is.
+    Sight {
+        object: ObjectId,
+        sighting: Sighting,
+        reply: Reply<Moved>,
+    },
+    /// The same, of many objects that one Lease governs. Nobody waits for it.
+    SightAll {
+        objects: Vec<ObjectId>,
+        sighting: Sighting,
+    },
+    /// An operator says which term of that Lease is the earliest that may still write.
+    ConfirmTerm {
+        object: ObjectId,
+        election: Election,
         reply: Reply<Moved>,
     },
     /// A migration goes on, if what goes with it can be done.
@@ -314,11 +336,8 @@ impl Ledger {
 
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
         let (reply, answer) = oneshot::channel();
-        match self.queue.try_send(command(reply)) {
-            Ok(()) => answer.await.unwrap_or(Err(Refused::Stopping)),
-            Err(TrySendError::Full(_)) => Err(Refused::Overloaded),
-            Err(TrySendError::Disconnected(_)) => Err(Refused::Stopping),
-        }
+        self.send(command(reply))?;
+        answer.await.unwrap_or(Err(Refused::Stopping))
     }
 
     /// Grants leases, all or none. Dropping the future takes the call back, and a lease that was
@@ -339,11 +358,8 @@ impl Ledger {
     ) -> Result<T, Refused> {
         let (reply, answer) = oneshot::channel();
         let mut pending = Pending { answer, ledger: self, gives_back };
-        match self.queue.try_send(command(reply)) {
-            Ok(()) => (&mut pending.answer).await.unwrap_or(Err(Refused::Stopping)),
-            Err(TrySendError::Full(_)) => Err(Refused::Overloaded),
-            Err(TrySendError::Disconnected(_)) => Err(Refused::Stopping),
-        }
+        self.send(command(reply))?;
+        (&mut pending.answer).await.unwrap_or(Err(Refused::Stopping))
     }
 
     /// Renews a lease, or rotates it. Dropping the future takes a rotated lease back.
@@ -435,6 +451,40 @@ impl Ledger {
     ) -> Result<Granted, Refused> {
         let (signed, migration) = (Box::new(signed), migration.map(Box::new));
         self.call(|reply| Command::Grant { domain, signed, migration, reply }).await
+    }
+
+    /// Takes in what the API server says of the Kubernetes Lease of an object. It is behind all that was sent before
+    /// when this returns; the answer comes once it is durable, and a while may be waited for the last writes of an
+    /// earlier term.
+    ///
+    /// # Errors
+    /// Where the ledger cannot take it.
+    pub fn sight(&self, object: ObjectId, sighting: Sighting) -> Result<Answer<Moved>, Refused> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Sight { object, sighting, reply }).map(|()| answer)
+    }
+
+    /// The same of many objects, for nobody who waits.
+    ///
+    /// # Errors
+    /// Where the ledger cannot take it.
+    pub fn sight_all(&self, objects: Vec<ObjectId>, sighting: Sighting) -> Result<(), Refused> {
+        self.send(Command::SightAll { objects, sighting })
+    }
+
+    /// An operator says which term of its Kubernetes Lease is the earliest that may still write an object.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn confirm_term(&self, object: ObjectId, election: Election) -> Result<Moved, Refused> {
+        self.call(|reply| Command::ConfirmTerm { object, election, reply }).await
+    }
+
+    fn send(&self, command: Command) -> Result<(), Refused> {
+        self.queue.try_send(command).map_err(|failed| match failed {
+            TrySendError::Full(_) => Refused::Overloaded,
+            TrySendError::Disconnected(_) => Refused::Stopping,
+        })
     }
 
     /// Moves an object's fence to an outside lock service's number, unless it is there, and waits a while for the

@@ -1,0 +1,302 @@
+//! What a Kubernetes Lease does to a record. The gate keeps numbers of its own: each term of leadership that it sees
+//! is an advance to the next one, so that a Lease that was deleted and made anew, and counts from 0 again, still
+//! gets a higher number.
+//!
+//! A record knows the term at its fence. A token of an earlier term is stale. A token of any other term is unheard
+//! of, and nothing is said of it before the API server has been asked: [`Denial::Unseen`]. What was read there comes
+//! as a [`Sighting`], each later than the one before it.
+//!
+//! The order of the checks: an earlier term, or one whose Lease is gone; locked; unheard of; another holder's;
+//! draining; ended; its Lease not seen renewed for as long as it lasts ([`Denial::Lapsed`]).
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::{
+    BootMs, Fence, HolderId, How, Incarnation, Lease, LeaseId, LeaseSeq, Now, Record, State, Ttl,
+    election::{Election, LeaseName, Uid},
+    step::{At, Effect, Grant, LeaseRefusal, Outcome, Source, Step, refused},
+    verdict::{Denial, Refusal, Successor},
+};
+
+/// How many Leases that are gone a record remembers. More have never to be asked about: what the API server says of
+/// one Lease is read in order.
+const RETIRED_MAX: usize = 256;
+
+/// The term of leadership at a record's fence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Elected {
+    pub election: Election,
+    /// Its number. A fence above it means that the term is over, whatever the Lease says.
+    pub seq: LeaseSeq,
+    /// Who was elected; nobody where the Lease had been given back when it was seen.
+    pub holder: Option<HolderId>,
+    /// The table's incarnation that it was noted in. In a later one, later terms may be missing.
+    pub incarnation: Incarnation,
+    /// Leases that were there before, the newest last: their tokens are stale for ever.
+    pub retired: Vec<Uid>,
+}
+
+/// What the API server says of an object's Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sighting {
+    /// There is no such Lease.
+    Gone,
+    Held {
+        election: Election,
+        /// Nobody: it was given back.
+        holder: Option<HolderId>,
+        /// It has not been seen renewed for as long as it lasts.
+        lapsed: bool,
+    },
+}
+
+/// Until when a Lease counts as held, by the renewals that were seen: shared by whoever watches it and every write
+/// that is judged by it.
+#[derive(Default)]
+pub struct Term(AtomicU64);
+
+impl Term {
+    #[must_use]
+    pub fn until(deadline: BootMs) -> Self {
+        Self(AtomicU64::new(deadline.0))
+    }
+
+    /// A renewal was seen.
+    pub fn extend(&self, deadline: BootMs) {
+        self.0.fetch_max(deadline.0, Ordering::Relaxed);
+    }
+
+    /// It is over.
+    pub fn end(&self) {
+        self.0.store(BootMs::PAST.0, Ordering::Relaxed);
+    }
+
+    #[must_use]
+    pub fn deadline(&self) -> BootMs {
+        BootMs(self.0.load(Ordering::Relaxed))
+    }
+
+    /// `now == deadline` is expired, everywhere.
+    #[must_use]
+    pub fn is_live(&self, now: Now) -> bool {
+        now.boot < self.deadline()
+    }
+}
+
+impl fmt::Debug for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.deadline().fmt(f)
+    }
+}
+
+/// A write by a term of leadership: its token, and what is known of it.
+#[derive(Clone, Debug)]
+pub struct Claimant {
+    pub election: Election,
+    /// The Lease that governs the object.
+    pub lease: Arc<LeaseName>,
+    /// Whether the Lease is in this term, as far as is known without asking.
+    pub term: Option<Arc<Term>>,
+    /// Who it says it is, where its route asks for that.
+    pub holder: Option<HolderId>,
+}
+
+impl Record {
+    /// The lease that a term of leadership writes under.
+    pub(super) fn judge_claimant(&self, sealed: bool, claimant: &Claimant, now: Now) -> Result<&Lease, Denial> {
+        let (lease, ended) = match self.place_of(claimant.election)? {
+            Some(found) => found,
+            None => return Err(Denial::Unseen(claimant.election)),
+        };
+        let (seq, fence) = (lease.seq, self.fence);
+        if claimant.holder.as_ref().is_some_and(|holder| *holder != lease.holder) {
+            return Err(Refusal::OtherHolder { seq, holder: lease.holder.clone() }.into());
+        }
+        if sealed {
+            return Err(Refusal::Draining { fence }.into());
+        }
+        if let Some(ended) = ended {
+            return Err(Refusal::Ended { seq, holder: lease.holder.clone(), ended: ended.clone() }.into());
+        }
+        if claimant.term.as_ref().is_some_and(|term| term.is_live(now)) {
+            Ok(lease)
+        } else {
+            Err(Denial::Lapsed(lease.lease_id.clone()))
+        }
+    }
+
+    /// The lease of a term, and its end if it has one; `None` where the API server has to be asked.
+    fn place_of(&self, election: Election) -> Result<Option<(&Lease, Option<&super::Ended>)>, Refusal> {
+        let stale = || {
+            let heir = self.open_lease().map(|lease| (&lease.holder, &lease.lease_id));
+            let successor = heir.map(|(holder, id)| Successor { holder: holder.clone(), lease_id: id.clone() });
+            Refusal::Deposed { election, fence: self.fence, successor }
+        };
+        let elected = self.elected.as_deref();
+        if elected.is_some_and(|elected| self.is_over(elected, election)) {
+            return Err(stale());
+        }
+        if self.is_term_locked() {
+            return Err(Refusal::Locked { fence: self.fence });
+        }
+        if elected.is_none_or(|elected| elected.election != election) {
+            return Ok(None);
+        }
+        match &self.state {
+            State::Draining { .. } => Err(Refusal::Draining { fence: self.fence }),
+            // An operator has confirmed it, or it had been given back when it was seen.
+            State::Free { last: None } => Ok(None),
+            State::Free { last: Some((lease, ended)) } => Ok(Some((lease, Some(ended)))),
+            State::Open { lease } => Ok(Some((lease, None))),
+        }
+    }
+
+    /// Whether a term is known to be over.
+    fn is_over(&self, elected: &Elected, election: Election) -> bool {
+        // Where part of the past is lost, the floor was raised for that.
+        let has_passed = self.fence > Fence::from(elected.seq) && !self.is_term_locked();
+        (elected.election == election && has_passed)
+            || election.is_before(elected.election)
+            || elected.retired.contains(&election.uid)
+    }
+
+    /// Whether nobody knows which terms are over: part of the table's past is lost.
+    #[must_use]
+    pub fn is_term_locked(&self) -> bool {
+        let known = self.elected.as_ref().map(|elected| elected.incarnation);
+        self.incarnation > known.unwrap_or_default()
+    }
+
+    /// Takes in what the API server says of its Lease.
+    pub(super) fn sight(&self, sighting: Sighting, lease_id: LeaseId, at: &At<'_>) -> Step {
+        if self.is_term_locked() {
+            return refused(LeaseRefusal::Locked { fence: self.fence });
+        }
+        let (election, holder, lapsed) = match sighting {
+            Sighting::Gone => return self.lose_its_lease(at),
+            Sighting::Held { election, holder, lapsed } => (election, holder, lapsed),
+        };
+        match self.elected.as_deref() {
+            Some(elected) if self.is_over(elected, election) => refused(LeaseRefusal::Fenced { fence: self.fence }),
+            Some(elected) if elected.election == election => self.look_again(holder, lapsed, lease_id, at),
+            _ => self.begin_term(election, holder, lease_id, at),
+        }
+    }
+
+    /// The Lease is in the term that is known.
+    fn look_again(&self, holder: Option<HolderId>, lapsed: bool, lease_id: LeaseId, at: &At<'_>) -> Step {
+        match (&self.state, holder) {
+            // It was confirmed, or the drain that was to open it was cut short.
+            (State::Free { last: None }, Some(holder)) => {
+                let election = self.elected.as_ref().map(|elected| elected.election);
+                match election {
+                    Some(election) => self.begin_term(election, Some(holder), lease_id, at),
+                    None => (Outcome::Unchanged, vec![]),
+                }
+            }
+            (State::Open { lease }, None) => self.free(lease, How::Released, at, Outcome::Ended),
+            (State::Open { lease }, Some(holder)) if holder != lease.holder => {
+                // Two holders with one token: nobody can tell their writes apart.
+                let reason = format!("its Lease went to {holder} without a transition");
+                self.advance(How::Fenced { reason }, None, at)
+            }
+            (State::Open { lease }, Some(_)) if lapsed => self.free(lease, How::Expired, at, Outcome::Ended),
+            (State::Free { .. } | State::Draining { .. } | State::Open { .. }, _) => (Outcome::Unchanged, vec![]),
+        }
+    }
+
+    /// A term that is new to this record.
+    fn begin_term(&self, election: Election, holder: Option<HolderId>, lease_id: LeaseId, at: &At<'_>) -> Step {
+        let grant = holder.clone().map(|holder| Grant {
+            lease_id,
+            holder,
+            ttl: Ttl::FOR_EVER,
+            request: None,
+            tainted: false,
+            window: None,
+            source: Source::Kubernetes,
+        });
+        let (outcome, mut effects) = self.advance(How::Fenced { reason: format!("{election}") }, grant, at);
+        let mut retired = self.elected.as_ref().map(|elected| elected.retired.clone()).unwrap_or_default();
+        if let Some(before) = self.elected.as_ref().map(|elected| elected.election.uid)
+            && before != election.uid
+        {
+            retire(&mut retired, before);
+        }
+        for effect in &mut effects {
+            if let Effect::Store(record) = effect
+                && let Some(seq) = LeaseSeq::new(record.fence.get())
+            {
+                let (holder, retired) = (holder.clone(), std::mem::take(&mut retired));
+                let elected = Elected { election, seq, holder, incarnation: record.incarnation, retired };
+                record.elected = Some(Arc::new(elected));
+            }
+        }
+        (outcome, effects)
+    }
+
+    /// There is no Lease any more: whoever held it may write no longer, and no term of it comes back.
+    fn lose_its_lease(&self, at: &At<'_>) -> Step {
+        let Some(elected) = self.elected.as_deref() else { return (Outcome::Unchanged, vec![]) };
+        if elected.retired.contains(&elected.election.uid) {
+            return (Outcome::Unchanged, vec![]);
+        }
+        let (outcome, mut effects) = self.advance(How::Fenced { reason: "its Lease is gone".to_owned() }, None, at);
+        for effect in &mut effects {
+            if let Effect::Store(record) = effect {
+                let mut gone = elected.clone();
+                retire(&mut gone.retired, elected.election.uid);
+                record.elected = Some(Arc::new(gone));
+            }
+        }
+        (outcome, effects)
+    }
+
+    /// An operator says which term is the earliest that may still write.
+    pub(super) fn confirm_term(&self, election: Election, at: &At<'_>) -> Step {
+        if !self.is_term_locked() {
+            return (Outcome::Unchanged, vec![]);
+        }
+        let known = self.elected.as_deref();
+        let is_stale =
+            known.is_some_and(|known| election.is_before(known.election) || known.retired.contains(&election.uid));
+        let Some(seq) = LeaseSeq::new(self.fence.get()).filter(|_| !is_stale) else {
+            return refused(LeaseRefusal::Fenced { fence: self.fence });
+        };
+        let mut retired = known.map(|known| known.retired.clone()).unwrap_or_default();
+        if let Some(known) = known.filter(|known| known.election.uid != election.uid) {
+            retire(&mut retired, known.election.uid);
+        }
+        let mut record = self.with(self.fence, State::Free { last: None }, at);
+        let incarnation = record.incarnation;
+        record.elected = Some(Arc::new(Elected { election, seq, holder: None, incarnation, retired }));
+        (Outcome::Freed, vec![Effect::Store(record)])
+    }
+
+    /// What opens it once it has drained, where an earlier run has begun that.
+    #[must_use]
+    pub fn elected_grant(&self, lease_id: LeaseId) -> Option<Grant> {
+        let elected = self.elected.as_deref().filter(|elected| self.fence == Fence::from(elected.seq))?;
+        let holder = elected.holder.clone()?;
+        let (ttl, source) = (Ttl::FOR_EVER, Source::Kubernetes);
+        Some(Grant { lease_id, holder, ttl, request: None, tainted: false, window: None, source })
+    }
+}
+
+fn retire(retired: &mut Vec<Uid>, uid: Uid) {
+    retired.retain(|each| *each != uid);
+    if retired.len() == RETIRED_MAX {
+        retired.remove(0);
+    }
+    retired.push(uid);
+}
+
+#[cfg(test)]
+#[path = "elected_tests.rs"]
+mod tests;

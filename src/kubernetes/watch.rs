@@ -1,0 +1,62 @@
+//! The watch of a namespace's Leases. It begins with a list, and begins anew with one whenever it breaks off, also
+//! where the API server has forgotten the place that it had come to.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use futures_util::TryStreamExt;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::runtime::watcher::{self, Event, watcher};
+
+use super::{
+    api::{LeaseName, Seen},
+    elections::Elections,
+};
+
+/// How long one request lasts before it is made again: a connection that is dead is found out soon after.
+const LASTS_S: u32 = 60;
+/// Between two attempts.
+const PAUSE_MIN: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Watches a namespace for ever.
+pub async fn run(elections: Arc<Elections>, namespace: String) {
+    let mut pause = PAUSE_MIN;
+    loop {
+        let Some(cluster) = elections.cluster() else { return };
+        let mut events = Box::pin(watcher(cluster.leases(&namespace), watcher::Config::default().timeout(LASTS_S)));
+        let mut listed = HashSet::new();
+        let broken = loop {
+            match events.try_next().await {
+                Ok(Some(event)) => {
+                    if matches!(event, Event::InitDone) {
+                        pause = PAUSE_MIN;
+                        elections.metrics().watching(&namespace, true);
+                    }
+                    take_in(&elections, &namespace, event, &mut listed);
+                }
+                Ok(None) => break "it has ended".to_owned(),
+                Err(error) => break error.to_string(),
+            }
+        };
+        elections.metrics().watching(&namespace, false);
+        tracing::warn!(namespace, why = broken, "the watch of Leases broke off; it begins anew");
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+fn take_in(elections: &Arc<Elections>, namespace: &str, event: Event<Lease>, listed: &mut HashSet<String>) {
+    let name = |lease: &Lease| lease.metadata.name.clone().unwrap_or_default();
+    let place = |lease: &Lease| LeaseName { namespace: namespace.to_owned(), name: name(lease) };
+    match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(lease) => {
+            listed.insert(name(&lease));
+            elections.hear(&place(&lease), Seen::of(&lease).ok());
+        }
+        Event::InitDone => elections.hear_all(namespace, listed),
+        // One that cannot be understood differs from whatever is known: it is asked about.
+        Event::Apply(lease) => elections.hear(&place(&lease), Seen::of(&lease).ok()),
+        Event::Delete(lease) => elections.hear(&place(&lease), None),
+    }
+}

@@ -1,0 +1,40 @@
+//! Fences that follow terms of leadership by a Kubernetes Lease.
+//!
+//! A term that is new to an object is an advance like any other. It opens for whoever was elected, also where nobody
+//! waits for it any more, and after a crash.
+
+use super::{
+    Moved, Reply,
+    advance::Asked,
+    core::{Changed, Core},
+    round::Round,
+};
+use crate::fence::{Event, ObjectId, elected::Sighting};
+
+impl Core {
+    pub(super) fn sight(&mut self, round: &mut Round, object: &ObjectId, sighting: Sighting, reply: Reply<Moved>) {
+        let changed = self.take_in(round, object, sighting);
+        self.answer_move(round, object, changed, reply);
+    }
+
+    pub(super) fn sight_all(&mut self, round: &mut Round, objects: &[ObjectId], sighting: &Sighting) {
+        for object in objects {
+            match self.take_in(round, object, sighting.clone()) {
+                Ok(Changed::Draining(drains)) => {
+                    self.keep_advance(drains, Asked::Nobody);
+                    self.look_at_advances_of(round, object);
+                }
+                // Whoever waited for an older drain of this object has been overtaken.
+                Ok(Changed::Opened(_)) => self.look_at_advances_of(round, object),
+                // It is so already; or else it is told to whoever writes to it.
+                Ok(Changed::To(_)) | Err(_) => {}
+            }
+        }
+    }
+
+    fn take_in(&mut self, round: &mut Round, object: &ObjectId, sighting: Sighting) -> Result<Changed, super::Refused> {
+        self.resume_drain(round, object);
+        let lease_id = self.new_lease_id();
+        self.change(round, object, Event::Sight { sighting, lease_id })
+    }
+}

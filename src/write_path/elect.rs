@@ -1,0 +1,108 @@
+//! A write whose token is ahead of what is known of its Kubernetes Lease, or whose Lease has not been seen renewed:
+//! the API server is asked, the ledger told, and the write judged again.
+
+use std::sync::Arc;
+
+use super::{
+    Worker,
+    classify::{Brought, Target},
+    decide::Waiting,
+    reply::Refused,
+};
+use crate::{
+    api::Gate,
+    fence::{
+        Denial, Ended, Fence, Hlc, HolderId, How, LeaseSeq, ObjectId, Refusal,
+        elected::Claimant,
+        election::Election,
+        step::LeaseRefusal,
+        verdict::{Presented, Successor, Unusable},
+    },
+    kubernetes::elections::{Told, Unknown},
+    problem::Problem,
+    table::ledger::{self, Moved},
+};
+
+/// Asks, and notes on the write what is known of its term now.
+///
+/// # Errors
+/// With the refusal that the write gets, where that can be said.
+pub(super) async fn ask(worker: &Worker, object: &ObjectId, target: &mut Target<'_>) -> Result<(), Refusal> {
+    let Brought::Read(Presented::Claimant(claimant)) = &mut target.brought else { return Ok(()) };
+    let Some(_place) = Waiting::take(&worker.plane) else { return Err(Refusal::Busy { stops: false }) };
+    let gate = &worker.plane.gate;
+    match gate.elections.ask(object, claimant).await {
+        Ok(told) => take_in(claimant, told),
+        Err(unknown) => Err(refusal(gate, object, claimant.election, unknown)),
+    }
+}
+
+fn take_in(claimant: &mut Claimant, Told { election, term, moved }: Told) -> Result<(), Refusal> {
+    let (own, fence) = (claimant.election, moved.record.fence);
+    match election {
+        Some(election) if election == own => {
+            claimant.term = Some(term);
+            Ok(())
+        }
+        Some(election) if election.is_before(own) => Err(Refusal::NotElected { election: own, fence }),
+        Some(_) | None => {
+            let heir = moved.record.open_lease();
+            let successor =
+                heir.map(|lease| Successor { holder: lease.holder.clone(), lease_id: lease.lease_id.clone() });
+            Err(Refusal::Deposed { election: own, fence, successor })
+        }
+    }
+}
+
+/// What is told to a write of which nothing can be said.
+fn refusal(gate: &Gate, object: &ObjectId, election: Election, unknown: Unknown) -> Refusal {
+    let fence = fence(gate, object);
+    match unknown {
+        Unknown::Away(_) => Refusal::Unheard { fence },
+        Unknown::Ledger(ledger::Refused::Lease { why, .. }) => match why {
+            LeaseRefusal::Locked { fence } => Refusal::Locked { fence },
+            LeaseRefusal::ClockUntrusted => Refusal::Unusable(Unusable::Clock),
+            // The API server itself has gone back to a term that is over.
+            LeaseRefusal::Fenced { fence } => Refusal::Deposed { election, fence, successor: None },
+            _ => Refusal::Busy { stops: false },
+        },
+        Unknown::Ledger(ledger::Refused::Overloaded) => Refusal::Busy { stops: false },
+        Unknown::Ledger(ledger::Refused::Stopping) => Refusal::Busy { stops: true },
+        Unknown::Ledger(_) => Refusal::Unusable(Unusable::Table),
+    }
+}
+
+/// The API server was asked, and the write is no further for it.
+pub fn still_unknown(gate: &Arc<Gate>, object: &ObjectId, why: &Denial) -> Refusal {
+    let fence = fence(gate, object);
+    match (why, LeaseSeq::new(fence.get())) {
+        // It is in this term, and nobody holds it.
+        (Denial::Unseen(_), Some(seq)) => {
+            let ended = Ended { how: How::Released, at: gate.now().wall, stamp: Hlc::default() };
+            Refusal::Ended { seq, holder: HolderId::new(NOBODY).expect("a valid id"), ended }
+        }
+        // It is held by what the API server says, but has not been seen renewed in time, nor long enough to say that
+        // it is over.
+        _ => Refusal::Unheard { fence },
+    }
+}
+
+const NOBODY: &str = "nobody";
+
+fn fence(gate: &Gate, object: &ObjectId) -> Fence {
+    gate.records.stripes.view(object, |found| found.map(|(record, _)| record.fence)).unwrap_or_default()
+}
+
+/// Brings an object up to a term of leadership that somebody has come to, and waits a while for older writes.
+///
+/// # Errors
+/// With why a write by it would be refused.
+pub async fn advance(gate: &Gate, object: &ObjectId, mut claimant: Claimant) -> Result<Moved, Problem> {
+    let told = gate.elections.ask(object, &claimant).await;
+    let told = told.map_err(|unknown| refusal(gate, object, claimant.election, unknown));
+    let moved = told.and_then(|told| {
+        let moved = told.moved.clone();
+        take_in(&mut claimant, told).map(|()| moved)
+    });
+    moved.map_err(|refusal| *Refused::from(refusal).of(object).problem)
+}
