@@ -14,6 +14,7 @@
 //! - `conformance`: every refusal and every bad input, and what the store saw of it.
 //! - `drain`: leases that change hands while writes are on their way. `several`: writes to two objects.
 //! - `external`: tokens of lock services that others run.
+//! - `kubernetes`: tokens of Leases, on an API server in this process, or on a real one.
 //! - `idempotency`: writes with a key: each runs once, also when the gate is killed.
 //! - `simulation`: the whole gate but its sockets, by seed, with an adversary; and with faults that it must find.
 //! - `transparency`: large, many and odd requests on both protocols, with clients that others wrote.
@@ -36,6 +37,7 @@ mod expiry;
 mod external;
 mod flips;
 mod idempotency;
+mod kubernetes;
 mod leases;
 mod lock;
 mod process;

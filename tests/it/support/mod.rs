@@ -6,6 +6,7 @@ pub mod bench;
 pub mod gate;
 pub mod h2;
 pub mod http;
+pub mod kube;
 pub mod locks;
 pub mod process;
 pub mod signers;

@@ -1,0 +1,3 @@
+//! Objects whose lock is a Lease of Kubernetes.
+
+mod server;

@@ -1,0 +1,317 @@
+//! An API server for Leases: a fake in this process, or a real kube-apiserver 1.20 on etcd, behind one interface.
+//!
+//! [`ApiServer::start`] takes the real one where FENCEGATE_TEST_KUBE_APISERVER names the folder of its programs, as
+//! `make test-kubernetes` does, else the fake. Every call blocks; none needs a runtime around it, and each may be made
+//! inside of one. What they wait for they wait for up to a minute.
+//!
+//! There are three users, each with a token and its rights ([`Who`]), and three namespaces: two that gate and
+//! candidates may work in ([`NAMESPACES`]), and one that they may not ([`OUT_OF_SIGHT`]).
+//!
+//! ```ignore
+//! let server = ApiServer::start();
+//! settings.kubernetes.url = server.url();                    // and ca_file(), token_file(Who::Gate)
+//! let lease = server.take("left", "users", "a", 15);         // as client-go would, by hand
+//! let token = fence_token(&lease);                           // k8s.<uid>.<leaseTransitions>
+//! until("the gate watches", || server.requests(Who::Gate, "watch") > 0);
+//! server.edit("left", "users", |spec| spec["holderIdentity"] = json!("b"));
+//! server.compact();                                          // whoever watches must list again
+//! server.stop();                                             // kill -9; start_again() on the same port
+//! ```
+//!
+//! Where the two differ:
+//! - `compact`: the real one keeps recent changes in its own memory, whatever etcd forgets. So etcd is compacted and
+//!   the server is killed and started: then both have forgotten. On both, running watches break, and whoever resumes
+//!   gets 410 Expired as an ERROR event, also if there was no change to any Lease.
+//! - `drop_watches` cuts all connections of the real one, and of the fake only those of watches.
+//! - `hang` stops the real one with SIGSTOP.
+//! - The fake sends a bookmark only when a watch's `timeoutSeconds` are over; the real one also once a minute.
+
+mod client;
+mod fake;
+mod state;
+
+use std::{fs, net::SocketAddr, path::PathBuf};
+
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+pub use self::client::{Client, Watch};
+use self::fake::Fake;
+
+/// Namespaces that gate and candidates may work in.
+pub const NAMESPACES: [&str; 2] = ["left", "right"];
+/// A namespace where only the admin may do anything.
+pub const OUT_OF_SIGHT: &str = "elsewhere";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Who {
+    /// Get, list and watch: all that a gate needs.
+    Gate,
+    /// Get, create and update: all that an election needs.
+    Candidate,
+    /// Everything.
+    Admin,
+}
+
+impl Who {
+    pub const ALL: [Self; 3] = [Self::Gate, Self::Candidate, Self::Admin];
+
+    pub fn user(self) -> &'static str {
+        match self {
+            Self::Gate => "gate",
+            Self::Candidate => "candidate",
+            Self::Admin => "admin",
+        }
+    }
+
+    pub fn token(self) -> &'static str {
+        match self {
+            Self::Gate => "token-of-the-gate",
+            Self::Candidate => "token-of-candidates",
+            Self::Admin => "token-of-the-admin",
+        }
+    }
+
+    /// What it may do with Leases; None where everything.
+    fn verbs(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::Gate => Some(&["get", "list", "watch"]),
+            Self::Candidate => Some(&["get", "create", "update"]),
+            Self::Admin => None,
+        }
+    }
+}
+
+/// A port of one's own, also while nobody listens on it: a socket is bound to it that never will.
+struct Port {
+    address: SocketAddr,
+    _kept: socket2::Socket,
+}
+
+impl Port {
+    fn hold() -> Self {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        // Whoever listens sets this too, so both can have the port.
+        socket.set_reuse_address(true).unwrap();
+        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        Self { address: socket.local_addr().unwrap().as_socket().unwrap(), _kept: socket }
+    }
+}
+
+enum Server {
+    Fake(Fake),
+}
+
+pub struct ApiServer {
+    server: Server,
+    folder: tempfile::TempDir,
+    /// None only while it is dropped.
+    runtime: Option<Runtime>,
+}
+
+/// The path of a namespace's Leases.
+pub fn leases(namespace: &str) -> String {
+    format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases")
+}
+
+/// A Lease as one sends it to create it.
+pub fn lease(name: &str, spec: &Value) -> Value {
+    json!({ "kind": "Lease", "apiVersion": "coordination.k8s.io/v1", "metadata": { "name": name }, "spec": spec })
+}
+
+/// The token that a Lease's holder shows the gate.
+#[track_caller]
+pub fn fence_token(lease: &Value) -> String {
+    let transitions = lease["spec"]["leaseTransitions"].as_u64().unwrap_or(0);
+    format!("k8s.{}.{transitions}", lease["metadata"]["uid"].as_str().expect("a uid"))
+}
+
+/// Now, as a Lease has it.
+#[allow(clippy::disallowed_methods, reason = "candidates have a clock of their own")]
+pub fn micro_time() -> Value {
+    json!(format!("{:.6}", jiff::Timestamp::now()))
+}
+
+impl ApiServer {
+    pub fn start() -> Self {
+        Self::fake()
+    }
+
+    pub fn fake() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let fake = Fake::start(runtime.handle().clone());
+        Self::with(Server::Fake(fake), runtime)
+    }
+
+    fn with(server: Server, runtime: Runtime) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for who in Who::ALL {
+            fs::write(folder.path().join(who.user()), who.token()).unwrap();
+        }
+        Self { server, folder, runtime: Some(runtime) }
+    }
+
+    pub fn is_real(&self) -> bool {
+        match &self.server {
+            Server::Fake(_) => false,
+        }
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        match &self.server {
+            Server::Fake(fake) => fake.address(),
+        }
+    }
+
+    pub fn url(&self) -> String {
+        match &self.server {
+            Server::Fake(_) => format!("http://{}", self.address()),
+        }
+    }
+
+    /// What the server's certificate is signed with, if it has one.
+    pub fn ca_file(&self) -> Option<PathBuf> {
+        match &self.server {
+            Server::Fake(_) => None,
+        }
+    }
+
+    /// A file with that user's token. A test may put something else into it, and is answered 401.
+    pub fn token_file(&self, who: Who) -> PathBuf {
+        self.folder.path().join(who.user())
+    }
+
+    /// Kills it: its port is closed, and so are all connections.
+    pub fn stop(&self) {
+        match &self.server {
+            Server::Fake(fake) => fake.stop(),
+        }
+    }
+
+    /// Starts it on the same port, with what it knew.
+    pub fn start_again(&self) {
+        match &self.server {
+            Server::Fake(fake) => fake.start_again(),
+        }
+    }
+
+    /// From now on connections are taken, and nothing is answered.
+    pub fn hang(&self) {
+        match &self.server {
+            Server::Fake(fake) => fake.hang(true),
+        }
+    }
+
+    /// What waited is answered.
+    pub fn resume(&self) {
+        match &self.server {
+            Server::Fake(fake) => fake.hang(false),
+        }
+    }
+
+    /// Breaks the connections of all watches.
+    pub fn drop_watches(&self) {
+        match &self.server {
+            Server::Fake(fake) => fake.drop_watches(),
+        }
+    }
+
+    /// Forgets every earlier resource version: watches break, and whoever resumes gets 410.
+    pub fn compact(&self) {
+        match &self.server {
+            Server::Fake(fake) => fake.compact(),
+        }
+    }
+
+    /// From now on, 403 for everything that this user does.
+    pub fn forbid(&self, who: Who) {
+        match &self.server {
+            Server::Fake(fake) => fake.forbid(who, true),
+        }
+    }
+
+    /// Gives a user its rights back.
+    pub fn allow(&self, who: Who) {
+        match &self.server {
+            Server::Fake(fake) => fake.forbid(who, false),
+        }
+    }
+
+    /// How many requests of this kind have come from a user: get, list, watch, create, update, patch, delete or
+    /// deletecollection. They count when they come, answered or not.
+    pub fn requests(&self, who: Who, verb: &str) -> usize {
+        match &self.server {
+            Server::Fake(fake) => fake.requests(who, verb),
+        }
+    }
+
+    pub fn client(&self, who: Who) -> Client {
+        let tls = self.ca_file().map(|ca| client::trusting(&ca));
+        let runtime = self.runtime.as_ref().unwrap().handle().clone();
+        Client { runtime, address: self.address(), tls, token: who.token().to_owned() }
+    }
+
+    /// A Lease, if it is there.
+    #[track_caller]
+    pub fn lease(&self, namespace: &str, name: &str) -> Option<Value> {
+        let answer = self.client(Who::Admin).call("GET", &format!("{}/{name}", leases(namespace)), None);
+        (answer.status != 404).then(|| answer.expect(200))
+    }
+
+    #[track_caller]
+    pub fn create(&self, namespace: &str, name: &str, spec: &Value) -> Value {
+        self.client(Who::Admin).call("POST", &leases(namespace), Some(&lease(name, spec))).expect(201)
+    }
+
+    /// Changes a Lease's spec, whoever else does meanwhile.
+    #[track_caller]
+    pub fn edit(&self, namespace: &str, name: &str, change: impl Fn(&mut Value)) -> Value {
+        loop {
+            let mut lease = self.lease(namespace, name).expect("a Lease to change");
+            change(&mut lease["spec"]);
+            let path = format!("{}/{name}", leases(namespace));
+            let answer = self.client(Who::Admin).call("PUT", &path, Some(&lease));
+            if answer.status != 409 {
+                return answer.expect(200);
+            }
+        }
+    }
+
+    #[track_caller]
+    pub fn delete(&self, namespace: &str, name: &str) {
+        let path = format!("{}/{name}", leases(namespace));
+        self.client(Who::Admin).call("DELETE", &path, None).expect(200);
+    }
+
+    /// Takes or renews a Lease as client-go does: whoever had it before must have lost it. Transitions count the
+    /// changes of holder, and stay where the same one comes back.
+    #[track_caller]
+    pub fn take(&self, namespace: &str, name: &str, holder: &str, seconds: u32) -> Value {
+        let now = micro_time();
+        if self.lease(namespace, name).is_none() {
+            let spec = json!({
+                "holderIdentity": holder, "leaseDurationSeconds": seconds, "leaseTransitions": 0,
+                "acquireTime": now, "renewTime": now,
+            });
+            return self.create(namespace, name, &spec);
+        }
+        self.edit(namespace, name, |spec| {
+            if spec["holderIdentity"] != holder {
+                spec["leaseTransitions"] = json!(spec["leaseTransitions"].as_u64().unwrap_or(0) + 1);
+                spec["acquireTime"] = now.clone();
+            }
+            spec["holderIdentity"] = json!(holder);
+            spec["leaseDurationSeconds"] = json!(seconds);
+            spec["renewTime"] = now.clone();
+        })
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        // A test may be inside a runtime of its own, where waiting for one is not allowed.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

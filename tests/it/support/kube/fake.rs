@@ -1,0 +1,393 @@
+//! A kube-apiserver in this process, on plain HTTP, for Leases and nothing else.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{
+    Method, Request, Response,
+    body::{Frame, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::{
+    net::TcpListener,
+    runtime::Handle,
+    sync::{oneshot, watch},
+    task::{JoinHandle, JoinSet},
+};
+
+use super::{
+    NAMESPACES, OUT_OF_SIGHT, Port, Who,
+    client::wait_for,
+    state::{Event, Failure, Selection, State},
+};
+
+type Body = UnsyncBoxBody<Bytes, io::Error>;
+type Counts = BTreeMap<(Who, &'static str), usize>;
+
+const GROUP: &str = "/apis/coordination.k8s.io/v1/";
+
+pub struct Fake {
+    runtime: Handle,
+    port: Port,
+    shared: Arc<Shared>,
+    serving: Mutex<Option<Serving>>,
+}
+
+struct Serving {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Moves with every revision.
+    revision: watch::Sender<u64>,
+    /// Watches of an earlier round are cut off.
+    round: watch::Sender<u64>,
+    hangs: watch::Sender<bool>,
+    forbidden: Mutex<BTreeSet<Who>>,
+    counts: Mutex<Counts>,
+}
+
+impl Fake {
+    pub fn start(runtime: Handle) -> Self {
+        let shared = Shared {
+            state: Mutex::new(State::new(&[NAMESPACES[0], NAMESPACES[1], OUT_OF_SIGHT])),
+            revision: watch::Sender::new(1),
+            round: watch::Sender::new(0),
+            hangs: watch::Sender::new(false),
+            forbidden: Mutex::default(),
+            counts: Mutex::default(),
+        };
+        let fake = Self { runtime, port: Port::hold(), shared: Arc::new(shared), serving: Mutex::new(None) };
+        fake.start_again();
+        fake
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.port.address
+    }
+
+    pub fn start_again(&self) {
+        let (shared, address) = (Arc::clone(&self.shared), self.port.address);
+        let (stop, stopped) = oneshot::channel();
+        let listener = wait_for(&self.runtime, TcpListener::bind(address)).unwrap();
+        let task = self.runtime.spawn(serve(listener, shared, stopped));
+        let before = self.serving.lock().unwrap().replace(Serving { stop, task });
+        assert!(before.is_none(), "it runs already");
+    }
+
+    pub fn stop(&self) {
+        let Serving { stop, task } = self.serving.lock().unwrap().take().expect("it runs");
+        stop.send(()).unwrap();
+        wait_for(&self.runtime, task).unwrap();
+    }
+
+    pub fn hang(&self, hangs: bool) {
+        self.shared.hangs.send_replace(hangs);
+    }
+
+    pub fn drop_watches(&self) {
+        self.shared.round.send_modify(|round| *round += 1);
+    }
+
+    pub fn compact(&self) {
+        self.shared.change(State::compact);
+        self.drop_watches();
+    }
+
+    pub fn forbid(&self, who: Who, forbidden: bool) {
+        let mut all = self.shared.forbidden.lock().unwrap();
+        if forbidden {
+            all.insert(who)
+        } else {
+            all.remove(&who)
+        };
+    }
+
+    pub fn requests(&self, who: Who, verb: &str) -> usize {
+        let counts = self.shared.counts.lock().unwrap();
+        counts.iter().filter(|((each, own), _)| *each == who && *own == verb).map(|(_, count)| count).sum()
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state();
+        let outcome = change(&mut state);
+        self.revision.send_replace(state.revision);
+        outcome
+    }
+
+    /// Waits while the server answers nobody.
+    async fn awake(&self) {
+        let _ = self.hangs.subscribe().wait_for(|hangs| !hangs).await;
+    }
+}
+
+async fn serve(listener: TcpListener, shared: Arc<Shared>, mut stopped: oneshot::Receiver<()>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = &mut stopped => break,
+        };
+        let Ok((stream, _)) = accepted else { continue };
+        let shared = Arc::clone(&shared);
+        connections.spawn(async move {
+            let service = service_fn(move |request| answer(Arc::clone(&shared), request));
+            let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+    drop(listener);
+    connections.shutdown().await;
+}
+
+/// What a request is about.
+struct Call {
+    who: Who,
+    verb: &'static str,
+    namespace: Option<String>,
+    name: Option<String>,
+    query: BTreeMap<String, String>,
+}
+
+async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    let call = read_call(&request);
+    if let Ok(call) = &call {
+        *shared.counts.lock().unwrap().entry((call.who, call.verb)).or_default() += 1;
+    }
+    let sent = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    shared.awake().await;
+    let outcome = call.and_then(|call| {
+        allowed(&shared, &call)?;
+        if call.verb == "watch" { watch_answer(&shared, &call) } else { act(&shared, &call, &sent) }
+    });
+    Ok(outcome.unwrap_or_else(|failure| json_answer(failure.code, &failure.status())))
+}
+
+fn read_call(request: &Request<Incoming>) -> Result<Call, Failure> {
+    let token = request.headers().get("authorization").and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    let who = Who::ALL.into_iter().find(|who| token == Some(who.token()));
+    let who = who.ok_or_else(|| Failure::new(401, "Unauthorized", "Unauthorized"))?;
+    let nothing = || Failure::new(404, "NotFound", "the server could not find the requested resource");
+    let path = request.uri().path().strip_prefix(GROUP).ok_or_else(nothing)?;
+    let (namespace, name) = match path.split('/').collect::<Vec<_>>()[..] {
+        ["leases"] => (None, None),
+        ["namespaces", namespace, "leases"] => (Some(namespace), None),
+        ["namespaces", namespace, "leases", name] => (Some(namespace), Some(name)),
+        _ => return Err(nothing()),
+    };
+    let query: BTreeMap<_, _> =
+        form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes()).into_owned().collect();
+    let watches = query.get("watch").is_some_and(|value| ["1", "true"].contains(&value.as_str()));
+    let verb = match (request.method(), name) {
+        (&Method::GET, None) if watches => "watch",
+        (&Method::GET, None) => "list",
+        (&Method::GET, Some(_)) => "get",
+        (&Method::POST, None) => "create",
+        (&Method::PUT, Some(_)) => "update",
+        (&Method::PATCH, Some(_)) => "patch",
+        (&Method::DELETE, Some(_)) => "delete",
+        (&Method::DELETE, None) => "deletecollection",
+        _ => return Err(Failure::new(405, "MethodNotAllowed", "the server does not allow this method")),
+    };
+    Ok(Call { who, verb, namespace: namespace.map(str::to_owned), name: name.map(str::to_owned), query })
+}
+
+/// As the role of whoever calls has it.
+fn allowed(shared: &Shared, call: &Call) -> Result<(), Failure> {
+    let namespace = call.namespace.as_deref().unwrap_or_default();
+    let in_sight = call.who == Who::Admin || NAMESPACES.contains(&namespace);
+    let forbidden = shared.forbidden.lock().unwrap().contains(&call.who);
+    if in_sight && !forbidden && call.who.verbs().is_none_or(|verbs| verbs.contains(&call.verb)) {
+        return Ok(());
+    }
+    let (user, verb) = (call.who.user(), call.verb);
+    let place = if namespace.is_empty() {
+        "at the cluster scope".to_owned()
+    } else {
+        format!("in the namespace \"{namespace}\"")
+    };
+    let message = format!(
+        "leases.coordination.k8s.io is forbidden: User \"{user}\" cannot {verb} resource \"leases\" in API group \
+         \"coordination.k8s.io\" {place}"
+    );
+    Err(Failure::new(403, "Forbidden", message))
+}
+
+fn act(shared: &Shared, call: &Call, sent: &[u8]) -> Result<Response<Body>, Failure> {
+    let sent = if sent.is_empty() { Ok(Value::Null) } else { serde_json::from_slice(sent) };
+    let sent = sent.map_err(|error| Failure::new(400, "BadRequest", error.to_string()))?;
+    let namespace = call.namespace.as_deref().unwrap_or_default();
+    let name = call.name.as_deref().unwrap_or_default();
+    let (code, object) = match call.verb {
+        "get" => (200, shared.state().get(namespace, name)?),
+        "list" => (200, shared.list(call)?),
+        "create" => (201, shared.change(|state| state.create(namespace, &sent))?),
+        "update" => {
+            let may_create = call.who.verbs().is_none_or(|verbs| verbs.contains(&"create"));
+            let existed = shared.state().get(namespace, name).is_ok();
+            let code = if existed { 200 } else { 201 };
+            (code, shared.change(|state| state.update(namespace, name, &sent, may_create))?)
+        }
+        "delete" => (200, shared.change(|state| state.delete(namespace, name, &sent))?),
+        verb => return Err(Failure::new(405, "MethodNotAllowed", format!("this server does not {verb}"))),
+    };
+    Ok(json_answer(code, &object))
+}
+
+impl Shared {
+    fn list(&self, call: &Call) -> Result<Value, Failure> {
+        let (state, selection) = (self.state(), selection(call)?);
+        if version(call)?.is_some_and(|version| version > state.revision) {
+            return Err(Failure::new(504, "Timeout", "Timeout: Too large resource version"));
+        }
+        Ok(state.list(&selection))
+    }
+}
+
+fn version(call: &Call) -> Result<Option<u64>, Failure> {
+    let text = call.query.get("resourceVersion").filter(|text| !text.is_empty());
+    let bad = |text: &String| Failure::new(400, "BadRequest", format!("invalid resource version {text:?}"));
+    text.map(|text| text.parse().map_err(|_| bad(text))).transpose()
+}
+
+fn selection(call: &Call) -> Result<Selection, Failure> {
+    let mut selection = Selection { namespace: call.namespace.clone(), name: None };
+    if call.query.get("labelSelector").is_some_and(|text| !text.is_empty()) {
+        return Err(Failure::new(400, "BadRequest", "this server knows no label selectors"));
+    }
+    let fields = call.query.get("fieldSelector").map(String::as_str).unwrap_or_default();
+    for field in fields.split(',').filter(|field| !field.is_empty()) {
+        match field.split_once('=').map(|(name, value)| (name, value.trim_start_matches('='))) {
+            Some(("metadata.name", name)) => selection.name = Some(name.to_owned()),
+            Some(("metadata.namespace", name)) if call.namespace.is_none() => {
+                selection.namespace = Some(name.to_owned());
+            }
+            _ => return Err(Failure::new(400, "BadRequest", format!("field label not supported: {field}"))),
+        }
+    }
+    Ok(selection)
+}
+
+/// Where a watch has come to.
+struct Cursor {
+    shared: Arc<Shared>,
+    selection: Selection,
+    /// What is there already, for whoever did not say where to begin.
+    first: Vec<Value>,
+    after: u64,
+    bookmarks: bool,
+    revision: watch::Receiver<u64>,
+    round: watch::Receiver<u64>,
+    ends: std::pin::Pin<Box<tokio::time::Sleep>>,
+    over: bool,
+}
+
+fn watch_answer(shared: &Arc<Shared>, call: &Call) -> Result<Response<Body>, Failure> {
+    let (selection, version) = (selection(call)?, version(call)?.filter(|version| *version > 0));
+    let seconds = call.query.get("timeoutSeconds").and_then(|text| text.parse().ok()).filter(|seconds| *seconds > 0);
+    let mut cursor = Cursor {
+        shared: Arc::clone(shared),
+        first: vec![],
+        after: 0,
+        bookmarks: call.query.get("allowWatchBookmarks").is_some_and(|value| value == "true" || value == "1"),
+        revision: shared.revision.subscribe(),
+        round: shared.round.subscribe(),
+        ends: Box::pin(tokio::time::sleep(Duration::from_secs(seconds.unwrap_or(1800)))),
+        over: false,
+        selection,
+    };
+    cursor.round.mark_unchanged();
+    let state = shared.state();
+    cursor.after = version.unwrap_or(state.revision);
+    if version.is_none() {
+        cursor.first = state.selected(&cursor.selection);
+        cursor.first.reverse();
+    }
+    drop(state);
+    let lines = stream::unfold(cursor, |mut cursor| async move {
+        let line = cursor.next().await?;
+        Some((line.map(|line| Frame::data(Bytes::from(format!("{line}\n")))), cursor))
+    });
+    let answer = Response::builder().header("content-type", "application/json");
+    Ok(answer.body(StreamBody::new(lines).boxed_unsync()).unwrap())
+}
+
+impl Cursor {
+    /// The next line, or a cut connection; None where the watch has ended in good order.
+    async fn next(&mut self) -> Option<io::Result<Value>> {
+        if self.over {
+            return None;
+        }
+        if let Some(object) = self.first.pop() {
+            return Some(Ok(json!({ "type": "ADDED", "object": object })));
+        }
+        loop {
+            let shared = Arc::clone(&self.shared);
+            tokio::select! {
+                biased;
+                _ = self.round.changed() => return Some(Err(io::ErrorKind::ConnectionReset.into())),
+                () = shared.awake() => {}
+            }
+            let newest = *self.revision.borrow_and_update();
+            match self.ready() {
+                Some(Ok(event)) => {
+                    self.after = event.revision;
+                    return Some(Ok(json!({ "type": event.kind, "object": event.object })));
+                }
+                Some(Err(failure)) => {
+                    self.over = true;
+                    return Some(Ok(json!({ "type": "ERROR", "object": failure.status() })));
+                }
+                None => {}
+            }
+            tokio::select! {
+                biased;
+                _ = self.round.changed() => return Some(Err(io::ErrorKind::ConnectionReset.into())),
+                _ = self.revision.changed() => {}
+                () = &mut self.ends => {
+                    self.over = true;
+                    return self.bookmarks.then(|| Ok(bookmark(newest)));
+                }
+            }
+        }
+    }
+
+    fn ready(&self) -> Option<Result<Event, Failure>> {
+        let state = self.shared.state();
+        if self.after < state.oldest {
+            let message = format!("too old resource version: {} ({})", self.after, state.oldest);
+            return Some(Err(Failure::new(410, "Expired", message)));
+        }
+        state.next(self.after, &self.selection).map(Ok)
+    }
+}
+
+fn bookmark(revision: u64) -> Value {
+    let metadata = json!({ "resourceVersion": revision.to_string(), "creationTimestamp": null });
+    let object = json!({ "kind": "Lease", "apiVersion": "coordination.k8s.io/v1", "metadata": metadata, "spec": {} });
+    json!({ "type": "BOOKMARK", "object": object })
+}
+
+fn json_answer(code: u16, object: &Value) -> Response<Body> {
+    let body = Full::from(object.to_string()).map_err(|never: Infallible| match never {}).boxed_unsync();
+    Response::builder().status(code).header("content-type", "application/json").body(body).unwrap()
+}
