@@ -11,7 +11,6 @@ use super::{
 use crate::{
     fence::{Code, Denial, ObjectId, elected::Claimant, external::Number, verdict::Presented},
     problem::Problem,
-    write_path::elect,
 };
 
 /// Judge a token as a write with it would be judged.
@@ -67,28 +66,31 @@ pub async fn check(State(gate): State<Shared>, Body(request): Body<CheckRequest>
     }
 }
 
-/// The same for a token of a term of leadership: the API server is asked if it has to be.
+/// The same for a token of a term of leadership: the API server is asked if it has to be, and nothing moves.
 async fn check_term(gate: &Shared, object: &ObjectId, mut claimant: Claimant) -> Result<Json<CheckBody>, Problem> {
-    let answer = |code: Option<&str>, seq: Option<u64>, expires_in_ms: Option<u64>| {
-        let (code, object_id) = (code.map(ToOwned::to_owned), object.to_string());
+    let answer = |code: Option<Code>, seq: Option<u64>, expires_in_ms: Option<u64>| {
+        let (code, object_id) = (code.map(|code| code.as_str().to_owned()), object.to_string());
         Ok(Json(CheckBody { valid: code.is_none(), code, object_id, lease_seq: seq, expires_in_ms }))
     };
     let mut has_asked = false;
     loop {
-        gate.elections.stand(object.as_str(), &mut claimant);
         let (target, shown, now) = (object.clone(), Presented::Claimant(claimant.clone()), gate.now());
-        let denial = match gate.read(move |records| Ok(records.judge(&target, &shown, now))).await? {
+        match gate.read(move |records| Ok(records.judge(&target, &shown, now))).await? {
             Ok(permit) => return answer(None, Some(permit.seq().get()), Some(permit.remaining_ms())),
-            Err(Denial::Refused(refusal)) => return answer(Some(refusal.code().as_str()), None, None),
-            Err(denial) => denial,
-        };
-        if has_asked {
-            let refusal = elect::still_unknown(gate, object, &denial);
-            return answer(Some(refusal.code().as_str()), None, None);
+            Err(Denial::Refused(refusal)) => return answer(Some(refusal.code()), None, None),
+            // A write would begin this term.
+            Err(Denial::Unseen(_)) if has_asked && claimant.is_live(now) => return answer(None, None, None),
+            Err(_) if has_asked => return answer(Some(Code::LeaseSourceUnavailable), None, None),
+            Err(_) => has_asked = true,
         }
-        has_asked = true;
-        if let Err(problem) = elect::advance(gate, object, claimant.clone()).await {
-            return answer(Some(problem.code().as_str()), None, None);
+        let own = claimant.election;
+        match gate.elections.look(&claimant).await {
+            Ok((Some(election), term)) if election == own => claimant.term = Some(term),
+            Ok((Some(election), _)) if election.is_before(own) => {
+                return answer(Some(Code::WriteFenceAhead), None, None);
+            }
+            Ok(_) => return answer(Some(Code::WriteStaleFence), None, None),
+            Err(_) => return answer(Some(Code::LeaseSourceUnavailable), None, None),
         }
     }
 }

@@ -107,6 +107,14 @@ pub struct Claimant {
     pub holder: Option<HolderId>,
 }
 
+impl Claimant {
+    /// Whether its Lease is known to be in its term, and held.
+    #[must_use]
+    pub fn is_live(&self, now: Now) -> bool {
+        self.term.as_ref().is_some_and(|term| term.is_live(now))
+    }
+}
+
 impl Record {
     /// The lease that a term of leadership writes under.
     pub(super) fn judge_claimant(&self, sealed: bool, claimant: &Claimant, now: Now) -> Result<&Lease, Denial> {
@@ -124,11 +132,7 @@ impl Record {
         if let Some(ended) = ended {
             return Err(Refusal::Ended { seq, holder: lease.holder.clone(), ended: ended.clone() }.into());
         }
-        if claimant.term.as_ref().is_some_and(|term| term.is_live(now)) {
-            Ok(lease)
-        } else {
-            Err(Denial::Lapsed(lease.lease_id.clone()))
-        }
+        if claimant.is_live(now) { Ok(lease) } else { Err(Denial::Lapsed(lease.lease_id.clone())) }
     }
 
     /// The lease of a term, and its end if it has one; `None` where the API server has to be asked.

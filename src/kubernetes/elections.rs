@@ -206,6 +206,27 @@ impl Elections {
         Ok(Told { election, term, moved })
     }
 
+    /// Asks about a write's term, unless it is known to be the present one, and tells nobody: the term that its Lease is
+    /// in, and until when that is held.
+    ///
+    /// # Errors
+    /// Where the API server cannot say.
+    pub async fn look(self: &Arc<Self>, claimant: &Claimant) -> Result<(Option<Election>, Arc<Term>), Away> {
+        let entry = self.entry(&claimant.lease);
+        let arrived = entry.begun.load(Ordering::Acquire);
+        let (this, election) = (Arc::clone(self), claimant.election);
+        let looked = self.runtime.spawn(async move {
+            let mut last = entry.reading.lock().await;
+            if this.needs_read(&entry, &last, arrived, Some(election)) {
+                this.read(&entry, &mut last).await?;
+            }
+            let known = lock(&entry.known);
+            Ok(known.as_ref().map(|known| (known.election(), Arc::clone(&known.term))))
+        });
+        let stopped = || Away::Unreachable("the gate is stopping".to_owned());
+        looked.await.unwrap_or_else(|_| Err(stopped())).and_then(|known| known.ok_or_else(stopped))
+    }
+
     /// Asks about the Lease of an object anew, and tells the ledger.
     ///
     /// # Errors

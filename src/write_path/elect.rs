@@ -73,7 +73,7 @@ fn refusal(gate: &Gate, object: &ObjectId, election: Election, unknown: Unknown)
 }
 
 /// The API server was asked, and the write is no further for it.
-pub fn still_unknown(gate: &Arc<Gate>, object: &ObjectId, why: &Denial) -> Refusal {
+pub(super) fn still_unknown(gate: &Arc<Gate>, object: &ObjectId, why: &Denial) -> Refusal {
     let fence = fence(gate, object);
     match (why, LeaseSeq::new(fence.get())) {
         // It is in this term, and nobody holds it.

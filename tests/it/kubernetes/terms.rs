@@ -1,0 +1,294 @@
+//! A Lease changes hands, is given back, is deleted and made anew; and what the gate says to the tokens of it.
+
+use serde_json::json;
+
+use super::world::{NAMESPACE, SECONDS, World};
+use crate::support::{kube::fence_token, until};
+
+#[test]
+fn the_leaders_writes_land_and_nobody_elses() {
+    let world = World::new();
+    let token = world.take("a");
+    let answer = world.put(&token);
+    assert_eq!((answer.status, answer.header("fence-seq")), (200, Some("1")));
+    assert!(answer.header("fence-expires-in").unwrap().parse::<u64>().unwrap() <= u64::from(SECONDS) * 1_000);
+    world.gate.gate().call("PUT", "/users/1", &[], b"value").refusal(428, "WRITE_UNFENCED");
+    let uid = token.split('.').nth(1).unwrap();
+    world.put(&format!("k8s.{uid}.7")).refusal(412, "WRITE_FENCE_AHEAD");
+    world.put("k8s.00000000-0000-4000-8000-000000000000.0").refusal(412, "WRITE_STALE_FENCE");
+    for odd in [
+        "7",
+        "fg1.1.dXNlcnM.AAAAAAAAAAAAAAAAAAAAAA",
+        &format!("k8s.{uid}.00"),
+        &format!("k8s.{}.0", uid.to_uppercase()),
+    ] {
+        world.put(odd).refusal(400, "FENCE_TOKEN_MALFORMED");
+    }
+    // Nor does another Lease's token, though that Lease is held.
+    let other = world.take_of("orders", "a");
+    world.put(&other).refusal(412, "WRITE_STALE_FENCE");
+    // No Lease could be named so.
+    let headers = [("fence-token", token.as_str())];
+    world.gate.gate().call("PUT", "/Users_1/x", &headers, b"").refusal(422, "OBJECT_UNMAPPED");
+    assert_eq!(world.applied(), [1]);
+    world.put(&token).applied();
+}
+
+#[test]
+fn a_new_leader_is_seen_without_a_write_and_the_old_one_is_shut_out() {
+    let world = World::new();
+    let first = world.take("a");
+    world.put(&first).applied();
+    let second = world.take("b");
+    world.follows(&second);
+    let refusal = world.put(&first).refusal(412, "WRITE_STALE_FENCE");
+    assert_eq!((&refusal["successor_holder"], &refusal["fence"]), (&json!("b"), &json!(2)));
+    assert_eq!(world.put(&second).header("fence-seq"), Some("2"));
+    assert_eq!(world.applied(), [1, 2]);
+}
+
+#[test]
+fn a_token_ahead_of_the_view_is_looked_up() {
+    let world = World::new();
+    // Whatever the watch shows, and whenever.
+    for n in 0..5 {
+        let token = world.take(&format!("holder-{n}"));
+        world.put(&token).applied();
+    }
+    assert_eq!(world.applied(), [1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn the_old_leaders_last_write_is_waited_for_before_the_new_ones_first() {
+    let world = World::new();
+    let first = world.take("a");
+    let hung = world.hung_write(&first);
+    let second = world.take("b");
+    // The gate begins by itself: nobody has written with the new token.
+    until("the object drains", || world.object()["state"] == "draining");
+    world.put(&first).refusal(412, "WRITE_STALE_FENCE");
+    let mut waiting = world.gate.gate();
+    waiting.send("PUT", "/users/1", &[("fence-token", &second)], b"new").unwrap();
+    until("only the old write has come to the store", || world.store.saw("begun") == 1);
+    hung.let_go().applied();
+    let answer = waiting.receive().unwrap();
+    if answer.status != 200 {
+        answer.refusal(503, "FENCE_DRAINING");
+        world.follows(&second);
+        world.put(&second).applied();
+    }
+    assert_eq!(world.applied(), [1, 2]);
+}
+
+#[test]
+fn a_lease_that_is_deleted_and_made_anew_never_lets_an_old_token_in() {
+    let world = World::new();
+    world.take("a");
+    let old = world.take("b");
+    world.put(&old).applied();
+    world.server.delete(NAMESPACE, "users");
+    until("the gate has seen that it is gone", || world.object()["fence"] == 2);
+    world.put(&old).refusal(412, "WRITE_STALE_FENCE");
+    let new = world.take("c");
+    assert_ne!(new.split('.').nth(1), old.split('.').nth(1));
+    assert!(new.ends_with(".0") && old.ends_with(".1"));
+    assert_eq!(world.put(&new).header("fence-seq"), Some("3"));
+    world.put(&old).refusal(412, "WRITE_STALE_FENCE");
+    // Also where both happened between two looks.
+    world.server.delete(NAMESPACE, "users");
+    let newest = world.take("d");
+    world.put(&newest).applied();
+    for over in [&old, &new] {
+        world.put(over).refusal(412, "WRITE_STALE_FENCE");
+    }
+    assert!(world.applied().is_sorted());
+}
+
+#[test]
+fn a_lease_that_is_given_back_is_over() {
+    let world = World::new();
+    let token = world.take("a");
+    world.put(&token).applied();
+    world.server.edit(NAMESPACE, "users", |spec| {
+        spec["holderIdentity"] = json!("");
+        spec["leaseDurationSeconds"] = json!(1);
+    });
+    until("the gate has seen it", || world.object()["state"] == "free");
+    let refusal = world.put(&token).refusal(412, "LEASE_EXPIRED");
+    assert!(refusal["released_at"].is_string(), "{refusal}");
+    // The same holder has to be elected again.
+    let again = world.take("a");
+    assert!(again.ends_with(".1"));
+    world.put(&again).applied();
+    // Given back before anybody wrote.
+    world.take("b");
+    let lease = world.server.edit(NAMESPACE, "users", |spec| spec["holderIdentity"] = json!(""));
+    world.put(&fence_token(&lease)).refusal(412, "LEASE_EXPIRED");
+}
+
+#[test]
+fn a_holder_that_changes_without_a_transition_shuts_both_out() {
+    let world = World::new();
+    let token = world.take("a");
+    world.put(&token).applied();
+    world.server.edit(NAMESPACE, "users", |spec| spec["holderIdentity"] = json!("b"));
+    until("the gate has seen it", || world.object()["fence"] == 2);
+    world.put(&token).refusal(412, "WRITE_STALE_FENCE");
+    world.put(&world.take("c")).applied();
+}
+
+#[test]
+fn a_lease_counts_as_held_while_it_is_seen_renewed_and_then_never_again() {
+    let world = World::new();
+    let token = world.take("a");
+    world.put(&token).applied();
+    for _ in 0..3 {
+        world.passes(SECONDS - 1);
+        assert_eq!(world.take("a"), token);
+        world.sees_renewed(&token);
+    }
+    world.passes(SECONDS);
+    world.put(&token).refusal(412, "LEASE_EXPIRED");
+    // It comes back too late: nobody else has taken it, but it was said to be over.
+    assert_eq!(world.take("a"), token);
+    world.put(&token).refusal(412, "LEASE_EXPIRED");
+    world.put(&world.take("b")).applied();
+}
+
+#[test]
+fn one_lease_may_govern_many_objects() {
+    let world = World::with(|settings| {
+        let route = &mut settings.route[0];
+        route.path = "/{shard}/{object}/{rest...}".to_owned();
+        route.object = "{shard}/{object}".to_owned();
+        route.kubernetes.name = "{shard}".to_owned();
+    });
+    let write = |token: &str, n: u32| {
+        world.gate.gate().call("PUT", &format!("/users/{n}/x"), &[("fence-token", token)], b"value")
+    };
+    let first = world.take("a");
+    for n in 0..20 {
+        write(&first, n).applied();
+    }
+    let second = world.take("b");
+    // All of them are told.
+    for n in 0..20 {
+        until("the object has moved", || {
+            world.api().get(&format!("/v1/objects/users%2F{n}")).expect(200)["term"] == second.as_str()
+        });
+        write(&first, n).refusal(412, "WRITE_STALE_FENCE");
+    }
+    // Also one that was never written to.
+    write(&first, 99).refusal(412, "WRITE_STALE_FENCE");
+    write(&second, 99).applied();
+}
+
+#[test]
+fn who_writes_must_be_whom_the_lease_names_where_a_route_says_so() {
+    let world = World::with(|settings| settings.route[0].kubernetes.check_holder = true);
+    let token = world.take("a");
+    world.put_with(&token, &[("fence-holder", "a")]).applied();
+    world.put_with(&token, &[("fence-holder", "b")]).refusal(403, "FENCE_TOKEN_INVALID");
+    world.put(&token).refusal(400, "FENCE_TOKEN_MALFORMED");
+    world.put_with(&token, &[("fence-holder", "a"), ("fence-holder", "a")]).refusal(400, "FENCE_TOKEN_MALFORMED");
+    // The store does not get to see it.
+    assert!(world.store.applied()[0]["headers"].get("fence-holder").is_none());
+}
+
+#[test]
+fn the_api_knows_terms_too() {
+    let world = World::new();
+    let first = world.take("a");
+    let check = |token: &str| {
+        world.api().post("/v1/tokens/check", &json!({ "fence_token": token, "object_id": "users" })).expect(200)
+    };
+    // Before its first read, a new leader makes sure that nobody else's write can land.
+    let moved = world.advance(&first).expect(200);
+    assert_eq!(
+        (&moved["term"], &moved["fence"], &moved["lease_source"]),
+        (&json!(first), &json!(1), &json!("kubernetes"))
+    );
+    assert_eq!((&check(&first)["valid"], &check(&first)["lease_seq"]), (&json!(true), &json!(1)));
+    let hung = world.hung_write(&first);
+    let second = world.take("b");
+    until("the gate has seen the new term", || check(&second)["code"] == "FENCE_DRAINING");
+    assert_eq!(check(&first)["code"], "WRITE_STALE_FENCE");
+    assert_eq!(check("k8s.00000000-0000-4000-8000-000000000000.0")["code"], "WRITE_STALE_FENCE");
+    assert_eq!(check(&format!("{second}0"))["code"], "WRITE_FENCE_AHEAD");
+    let mut waiting = world.api();
+    waiting
+        .send(
+            "POST",
+            "/v1/objects/users/advance",
+            &[("content-type", "application/json")],
+            json!({ "token": second }).to_string().as_bytes(),
+        )
+        .unwrap();
+    hung.let_go().applied();
+    assert_eq!(waiting.receive().unwrap().expect(200)["drain"]["settled"], 1);
+    world.advance(&first).refusal(412, "WRITE_STALE_FENCE");
+    world.advance("7").refusal(400, "FENCE_TOKEN_MALFORMED");
+    // Its leases are not the gate's to give.
+    let wanted = json!({ "object_id": "users", "holder_id": "x", "ttl_ms": 1_000 });
+    world.api().post("/v1/leases", &wanted).refusal(409, "EXTERNAL_LEASE");
+    // An operator is above it: until the next transition nobody may write.
+    world.api().post("/v1/objects/users/revoke", &json!({ "reason": "stuck" })).expect(200);
+    world.put(&second).refusal(412, "WRITE_STALE_FENCE");
+    world.put(&world.take("c")).applied();
+}
+
+#[test]
+fn a_keyed_write_is_its_holders() {
+    let world = World::new();
+    let token = world.take("a");
+    let key = [("idempotency-key", "\"k-1\"")];
+    world.put_with(&token, &key).applied();
+    let again = world.put_with(&token, &key);
+    assert_eq!((again.status, again.header("idempotency-replayed")), (200, Some("true")));
+    assert_eq!(world.applied(), [1]);
+}
+
+#[test]
+fn a_long_body_is_judged_by_its_lease_again_before_its_end() {
+    let world = World::new();
+    let token = world.take("a");
+    let begin = || {
+        let mut conn = world.gate.gate();
+        let size = 1 << 20;
+        let head =
+            format!("PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\ncontent-length: {size}\r\n\r\n");
+        conn.send_raw(head.as_bytes()).unwrap();
+        conn.send_raw(&vec![b'x'; size / 2]).unwrap();
+        (conn, size / 2)
+    };
+    let seen = world.store.saw("begun");
+    let (mut conn, rest) = begin();
+    until("the store has begun", || world.store.saw("begun") > seen);
+    // Longer than the Lease lasts, and it is renewed.
+    world.passes(SECONDS - 1);
+    world.take("a");
+    world.sees_renewed(&token);
+    world.passes(SECONDS - 1);
+    conn.send_raw(&vec![b'x'; rest]).unwrap();
+    conn.receive().unwrap().applied();
+    // And not renewed.
+    world.take("a");
+    world.sees_renewed(&token);
+    let seen = world.store.saw("begun");
+    let (mut conn, rest) = begin();
+    until("the store has begun", || world.store.saw("begun") > seen);
+    world.passes(SECONDS + 1);
+    conn.send_raw(&vec![b'x'; rest]).unwrap();
+    conn.receive().unwrap().unknown();
+    world.put(&token).refusal(412, "LEASE_EXPIRED");
+}
+
+#[test]
+fn the_token_is_what_a_holder_reads_from_its_own_lease() {
+    let world = World::new();
+    let lease = world.server.take(NAMESPACE, "users", "a", SECONDS);
+    let (uid, transitions) = (&lease["metadata"]["uid"], &lease["spec"]["leaseTransitions"]);
+    let token = format!("k8s.{}.{transitions}", uid.as_str().unwrap());
+    assert_eq!(token, fence_token(&lease));
+    world.put(&token).applied();
+}
