@@ -150,6 +150,7 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     let cannot = |error| Faults(vec![Fault::new("gate.listen", format!("cannot listen: {error}"))]);
     let listens = ports.gate[0].local_addr().map_err(cannot)?;
     let plane = Plane::new(Arc::clone(&gate), settings, room.gate, earlier.as_ref())?;
+    plane.metrics().certificate_holds(plane.certificate_not_after());
     let workers = accept::start(&plane, ports.gate, &gate.stopping.subscribe()).map_err(cannot)?;
     let servers = vec![
         listen::serve(ports.api, room.api, api::router(Arc::clone(&gate)), gate.stopping.subscribe()),
@@ -215,7 +216,7 @@ fn assemble(
 
 fn report(begun: &Begun, metrics: &Metrics) {
     let frame = &begun.context.frame;
-    metrics.table.begun(begun.meta.incarnation.get(), begun.was_clean, frame.behind_mark);
+    metrics.table.begun(begun.meta.incarnation.get(), begun.was_clean, frame);
     if let Some(why) = &begun.tail_lost {
         tracing::error!(
             why,
@@ -270,6 +271,7 @@ impl Running {
         let routes = Routes::new(settings).map_err(Faults)?;
         let namespaces = routes.namespaces();
         self.plane.reload(settings).await?;
+        self.plane.metrics().certificate_holds(self.plane.certificate_not_after());
         self.gate.elections.look_at(&namespaces)?;
         self.gate.authority.store(Arc::new(authority));
         self.gate.routes.store(Arc::new(routes));

@@ -3,6 +3,10 @@
 use super::registry::{Counter, Counters, Gauges, Registry};
 use crate::{client::Lost, fence::Code};
 
+/// What alerts look at is at zero from the start: a counter that begins at 1 has not risen.
+const REFUSALS: [Code; 2] = [Code::NotLeader, Code::GateUnreachable];
+const LOSSES: [&str; 5] = ["DEADLINE", "LEASE_EXPIRED", "LEASE_FENCED", "LEASE_NOT_FOUND", "WRITE_STALE_FENCE"];
+
 /// The metrics of one agent.
 pub struct AgentMetrics {
     registry: Registry,
@@ -28,15 +32,24 @@ impl AgentMetrics {
             &["kind"],
             "Requests that were sent to the gate: writes with a token, and reads.",
         );
+        let refusals = registry.counters(
+            "fencegate_agent_refusals_total",
+            &["code"],
+            "Requests that the agent itself has refused, by code.",
+        );
+        let losses =
+            registry.counters("fencegate_agent_losses_total", &["reason"], "Leases that were lost, by reason.");
+        for code in REFUSALS {
+            refusals.with_label_values(&[code.as_str()]);
+        }
+        for reason in LOSSES {
+            losses.with_label_values(&[reason]);
+        }
         Self {
             writes: forwarded.with_label_values(&["write"]),
             reads: forwarded.with_label_values(&["read"]),
-            refusals: registry.counters(
-                "fencegate_agent_refusals_total",
-                &["code"],
-                "Requests that the agent itself has refused, by code.",
-            ),
-            losses: registry.counters("fencegate_agent_losses_total", &["reason"], "Leases that were lost, by reason."),
+            refusals,
+            losses,
             objects: registry.gauges(
                 "fencegate_agent_objects",
                 &["standing"],

@@ -21,6 +21,7 @@ use crate::{
     fence::{
         Code,
         step::{Kind, LeaseRefusal},
+        time::Frame,
     },
     table::{
         codec::MigrationState,
@@ -265,6 +266,7 @@ pub struct TableMetrics {
     incarnation: Gauge,
     unclean_start: Gauge,
     behind_mark: Gauge,
+    started: Gauge,
 }
 
 impl TableMetrics {
@@ -273,13 +275,17 @@ impl TableMetrics {
             incarnation: registry.gauge("fencegate_table_incarnation", "How often the table had to start over because part of its past was lost, or it was restored."),
             unclean_start: registry.gauge("fencegate_table_unclean_start", "1 if the run before this one did not end in good order."),
             behind_mark: registry.gauge("fencegate_clock_behind_mark", "1 if the wall clock was behind the table's own mark at the start: every older lease counts as expired."),
+            // The name that every dashboard knows.
+            started: registry.gauge("process_start_time_seconds", "When this run began, as Unix time."),
         }
     }
 
-    pub fn begun(&self, incarnation: u32, was_clean: bool, behind_mark: bool) {
+    #[allow(clippy::cast_precision_loss, reason = "milliseconds since 1970")]
+    pub fn begun(&self, incarnation: u32, was_clean: bool, frame: &Frame) {
         self.incarnation.set(f64::from(incarnation));
         self.unclean_start.set(f64::from(u8::from(!was_clean)));
-        self.behind_mark.set(f64::from(u8::from(behind_mark)));
+        self.behind_mark.set(f64::from(u8::from(frame.behind_mark)));
+        self.started.set(frame.start.wall.0 as f64 / 1_000.0);
     }
 }
 
@@ -316,6 +322,34 @@ impl ApiMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fence::{BootMs, Now, WallMs};
+
+    #[test]
+    fn the_start_is_shown() {
+        let metrics = Metrics::new();
+        let start = Now { boot: BootMs(5), wall: WallMs(1_800_000_000_250) };
+        metrics.table.begun(2, false, &Frame { run: 7, start, behind_mark: true });
+        let text = metrics.render();
+        for line in [
+            "fencegate_table_incarnation 2\n",
+            "fencegate_table_unclean_start 1\n",
+            "fencegate_clock_behind_mark 1\n",
+            "process_start_time_seconds 1800000000.25\n",
+        ] {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_alerts_look_at_begins_at_zero_on_an_agent_too() {
+        let text = AgentMetrics::new().render(0, 0);
+        for line in [
+            "fencegate_agent_refusals_total{code=\"GATE_UNREACHABLE\"} 0\n",
+            "fencegate_agent_losses_total{reason=\"DEADLINE\"} 0\n",
+        ] {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+    }
 
     #[test]
     fn what_is_counted_is_rendered_with_help_and_buckets() {

@@ -8,6 +8,9 @@ use super::{
 };
 use crate::fence::Code;
 
+/// For a metric that has none.
+const NO_LABELS: &[&str] = &[];
+
 /// A write that waits for its twin.
 pub struct Waiting(Gauge);
 
@@ -76,6 +79,8 @@ pub struct PlaneMetrics {
     held_bytes: Gauge,
     reloads: [Counter; 2],
     reload_failed: Gauge,
+    /// Without labels: a value that is not there is not shown.
+    certificate_not_after: Gauges,
 }
 
 impl PlaneMetrics {
@@ -127,6 +132,11 @@ impl PlaneMetrics {
                 "fencegate_reload_failed",
                 "1 if the last reload found a fault: the gate goes by its older settings.",
             ),
+            certificate_not_after: registry.gauges(
+                "fencegate_tls_certificate_not_after_seconds",
+                &[],
+                "Until when the certificate of the gate's port holds, as Unix time. Not there without TLS.",
+            ),
         }
     }
 
@@ -164,6 +174,16 @@ impl PlaneMetrics {
     pub fn reloaded(&self, applied: bool) {
         self.reloads[usize::from(!applied)].inc();
         self.reload_failed.set(f64::from(u8::from(!applied)));
+    }
+
+    /// Until when the certificate of the gate's port holds, where it has one.
+    #[allow(clippy::cast_precision_loss, reason = "seconds since 1970")]
+    pub fn certificate_holds(&self, until: Option<i64>) {
+        match until {
+            Some(until) => self.certificate_not_after.with_label_values(NO_LABELS).set(until as f64),
+            // It may not have been there.
+            None => drop(self.certificate_not_after.remove_label_values(NO_LABELS)),
+        }
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge")]
@@ -240,5 +260,24 @@ impl RouteMetrics {
     #[must_use]
     pub fn tally(&self) -> RouteTally {
         RouteTally::new(&self.operations)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::metrics::Metrics;
+
+    #[test]
+    fn a_certificates_end_is_shown_while_there_is_one() {
+        let metrics = Metrics::new();
+        let name = "fencegate_tls_certificate_not_after_seconds";
+        assert!(!metrics.render().contains(name));
+        for until in [1_800_000_000, 1_900_000_000] {
+            metrics.plane.certificate_holds(Some(until));
+            let line = format!("\n{name} {until}\n");
+            assert!(metrics.render().contains(&line), "{}", metrics.render());
+        }
+        metrics.plane.certificate_holds(None);
+        assert!(!metrics.render().contains(name));
     }
 }

@@ -139,6 +139,12 @@ impl Plane {
         self.connections.load(Ordering::Relaxed) < plan.settings.connections_max.min(clients)
     }
 
+    /// Until when the certificate of the gate's port holds, where it has one.
+    #[must_use]
+    pub fn certificate_not_after(&self) -> Option<i64> {
+        self.plan.load().tls.as_ref().map(|tls| tls.not_after)
+    }
+
     pub fn metrics(&self) -> &PlaneMetrics {
         &self.gate.metrics.plane
     }

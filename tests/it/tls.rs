@@ -81,6 +81,38 @@ fn a_reload_exchanges_the_certificate() {
 }
 
 #[test]
+fn the_metrics_say_until_when_the_certificate_holds() {
+    let not_after = "fencegate_tls_certificate_not_after_seconds";
+    let shown = |gate: &Gate| {
+        let text = String::from_utf8(gate.ops().get("/metrics").body).unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix(not_after)?.strip_prefix(' '));
+        value.map(str::to_owned)
+    };
+    let authority = Authority::new();
+    let site = with_port_tls(&authority, "url = 'http://127.0.0.1:9'\n");
+    let with_tls = fs::read_to_string(site.config()).unwrap();
+    authority.sign_until("gate.test", 2040);
+    let gate = site.serve();
+    assert_eq!(shown(&gate).as_deref(), Some("2208988800"));
+    authority.sign_until("gate.test", 2041);
+    assert_eq!(shown(&gate).as_deref(), Some("2208988800"), "what is served, not what lies there");
+    gate.signal(Signal::HUP);
+    until("the new certificate's end", || shown(&gate).as_deref() == Some("2240611200"));
+    // A faulty file changes nothing; without TLS there is nothing to show.
+    fs::write(authority.folder.path().join("gate.test-cert.pem"), "no certificate\n").unwrap();
+    gate.signal(Signal::HUP);
+    until("the fault", || {
+        String::from_utf8(gate.ops().get("/metrics").body).unwrap().contains("fencegate_reload_failed 1\n")
+    });
+    assert_eq!(shown(&gate).as_deref(), Some("2240611200"));
+    let plain: Vec<&str> = with_tls.lines().filter(|line| !line.starts_with("tls_")).collect();
+    fs::write(site.config(), plain.join("\n") + "\n").unwrap();
+    gate.signal(Signal::HUP);
+    until("no certificate", || shown(&gate).is_none());
+    gate.stop();
+}
+
+#[test]
 fn clients_must_show_a_certificate_where_they_are_asked_to() {
     let (store, authority, clients) = (Store::start(), Authority::new(), Authority::new());
     let site = with_port_tls(&authority, &format!("url = '{}'\n", store.url()));

@@ -27,8 +27,14 @@ impl Authority {
 
     /// A certificate for `name`, and its key.
     pub fn sign(&self, name: &str) -> (PathBuf, PathBuf) {
+        self.sign_until(name, 4096)
+    }
+
+    /// The same, for a certificate that holds until the first day of a year.
+    pub fn sign_until(&self, name: &str, year: i32) -> (PathBuf, PathBuf) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         let at = |kind: &str| self.folder.path().join(format!("{name}-{kind}.pem"));
