@@ -22,11 +22,6 @@ DASHBOARD = FILES / "dashboard.json"
 RUNBOOKS = ROOT / "docs/runbooks.md"
 CASES = sorted((ROOT / "charts/test/alerts").glob("*.yaml"))
 
-# Metrics that no scrape here has, and why.
-NOT_SCRAPED = {
-    "fencegate_kubernetes_watch_up": "comes with a route of lease_source = kubernetes, which this gate has not",
-    "fencegate_kubernetes_reads_total": "the same",
-}
 # What Prometheus itself makes, with no label but the target's.
 MADE_BY_PROMETHEUS = {"up"}
 
@@ -76,9 +71,8 @@ class Scraped:
         found, known = [], set(promql.TARGET_LABELS)
         asked = promql.selectors(expression)
         for metric, matchers in asked:
-            if metric in NOT_SCRAPED or metric in MADE_BY_PROMETHEUS:
-                # Their labels are not looked at either.
-                return []
+            if metric in MADE_BY_PROMETHEUS:
+                continue
             if metric not in self.labels:
                 found.append(f"no metric {metric}")
                 continue
@@ -325,18 +319,9 @@ class AgainstARealGate(unittest.TestCase):
         shown = {family.sub("", metric) for metric in shown}
         self.assertEqual({family.sub("", metric) for metric in self.scraped.labels} - shown, set())
 
-    def test_whatever_is_not_scraped_is_used_and_still_not_scraped(self):
-        """An exception goes when its reason does."""
-        texts = [rule["expr"] for rule in rules().values()] + list(expressions(dashboard()).values())
-        used = {metric for text in texts for metric, _ in promql.selectors(text)}
-        self.assertLessEqual(set(NOT_SCRAPED), used)
-        self.assertEqual(set(NOT_SCRAPED) & set(self.scraped.labels), set())
-
     def test_every_panel_shows_something(self):
         names = variables(dashboard())
         for place, text in expressions(dashboard()).items():
-            if any(metric in NOT_SCRAPED for metric, _ in promql.selectors(text)):
-                continue
             with self.subTest(panel=place):
                 filled = promql.filled_in(text, names)
                 until(f"something of {filled}", lambda: self.prometheus.query(filled))

@@ -39,6 +39,14 @@ listen = "127.0.0.1:0"
 listen = "127.0.0.1:0"
 [table]
 path = "{folder}/data"
+[kubernetes]
+url = "http://127.0.0.1:{nobody}"
+[[route]]
+name = "elected"
+match = "/elected/{{rest...}}"
+object = "elected"
+lease_source = "kubernetes"
+kubernetes = {{ namespace = "leaders", name = "elected" }}
 [[route]]
 name = "users"
 match = "/{{object}}/{{rest...}}"
@@ -127,6 +135,9 @@ class Lab:
         self.folder = folder
         self.started: list[subprocess.Popen] = []
         self.store = Store()
+        # A port that is taken, and where nobody listens: the API server is away.
+        self.nobody = socket.socket()
+        self.nobody.bind(("127.0.0.1", 0))
 
     def __enter__(self) -> "Lab":
         try:
@@ -143,12 +154,13 @@ class Lab:
             process.wait()
         self.store.shutdown()
         self.store.server_close()
+        self.nobody.close()
 
     def begin(self):
         if not BINARY.exists():
             raise Failed(f"{BINARY} is not there; run: make build")
         make_certificate(self.folder)
-        config = self.write("gate.toml", GATE, store=self.store.server_port)
+        config = self.write("gate.toml", GATE, store=self.store.server_port, nobody=self.nobody.getsockname()[1])
         self.run("table", "init", "--config", config)
         ready = self.start("gate", BINARY, "serve", "--config", config)
         self.gate, self.api, self.ops = (port_of(ready, name) for name in ("gate", "api", "ops"))
@@ -248,6 +260,8 @@ def traffic(lab: Lab):
     if lab.ask("/v1/leases", wanted("users", "b"))["code"] != "LEASE_HELD":
         raise Failed("two holders of one lease")
     expect(lab.call("PUT", "/users/1", headers=token | {"x-store": "hang-up"}), 504, "OUTCOME_UNKNOWN")
+    leader = {"Fence-Token": "k8s.5d1d2f6e-8f3b-4b2f-9a3e-0c5a1f2b3c4d.1"}
+    expect(lab.call("PUT", "/elected/1", headers=leader), 503, "LEASE_SOURCE_UNAVAILABLE")
     # A write on its way holds the handover up.
     slow = threading.Thread(target=lab.call, args=("PUT", "/users/3"), kwargs={"headers": token | {"x-store": "hold"}})
     slow.start()
