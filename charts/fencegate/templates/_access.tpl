@@ -1,0 +1,152 @@
+{{/* Who may reach what: the service account and its roles, the Services, the NetworkPolicy. */}}
+
+{{- define "fencegate.gate.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ include "fencegate.serviceAccountName" . }}
+  namespace: {{ .Release.Namespace }}
+  labels: {{- include "fencegate.labels" . | nindent 4 }}
+  {{- with .Values.serviceAccount.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
+{{- end -}}
+{{- end -}}
+
+{{/* A Role and its binding in each namespace; takes a dict of context, settings, others (namespaces), name,
+verbs and account. */}}
+{{- define "fencegate.leaseRoles" -}}
+{{- $ask := . -}}
+{{- range include "fencegate.leaseNamespaces" (list .settings .others) | fromJsonArray }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {{ $ask.name }}
+  namespace: {{ . }}
+  labels: {{- include "fencegate.labels" $ask.context | nindent 4 }}
+rules:
+  - apiGroups: [coordination.k8s.io]
+    resources: [leases]
+    verbs: {{ toJson $ask.verbs }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ $ask.name }}
+  namespace: {{ . }}
+  labels: {{- include "fencegate.labels" $ask.context | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: {{ $ask.name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ $ask.account }}
+    namespace: {{ $ask.context.Release.Namespace }}
+{{- end }}
+{{- end -}}
+
+{{/* The name has the release's namespace in it: two releases of one name may read Leases of a third namespace. */}}
+{{- define "fencegate.gate.rbac" -}}
+{{- if .Values.rbac.create -}}
+{{- $name := printf "%s-%s-read-leases" .Release.Namespace (include "fencegate.fullname" .) -}}
+{{- $others := dig "kubernetes" "namespaces" list .Values.gate.config -}}
+{{- include "fencegate.leaseRoles" (dict "context" . "settings" (include "fencegate.gate.settings" . | fromJson) "others" $others "name" $name "verbs" (list "get" "list" "watch") "account" (include "fencegate.serviceAccountName" .)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fencegate.agent.rbac" -}}
+{{- if .Values.rbac.create -}}
+{{- $name := printf "%s-%s-take-leases" .Release.Namespace (include "fencegate.fullname" .) -}}
+{{- include "fencegate.leaseRoles" (dict "context" . "settings" (include "fencegate.agent.settings" . | fromJson) "others" .Values.agent.leaseNamespaces "name" $name "verbs" (list "get" "create" "update") "account" .Values.agent.serviceAccountName) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* One Service for clients; one without an address of its own for the StatefulSet's names and for Prometheus. */}}
+{{- define "fencegate.gate.services" -}}
+{{- $config := include "fencegate.gate.settings" . | fromJson -}}
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ include "fencegate.fullname" . }}
+  namespace: {{ .Release.Namespace }}
+  labels: {{- include "fencegate.labels" . | nindent 4 }}
+  {{- with .Values.service.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  type: {{ .Values.service.type }}
+  selector: {{- include "fencegate.gate.selectorLabels" . | nindent 4 }}
+  ports:
+    - name: gate
+      port: {{ .Values.service.port }}
+      targetPort: gate
+      protocol: TCP
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ include "fencegate.fullname" . }}-pods
+  namespace: {{ .Release.Namespace }}
+  labels:
+    {{- include "fencegate.labels" . | nindent 4 }}
+    app.kubernetes.io/component: ops
+spec:
+  clusterIP: None
+  selector: {{- include "fencegate.gate.selectorLabels" . | nindent 4 }}
+  ports:
+    - name: ops
+      port: {{ include "fencegate.port" $config.ops.listen }}
+      targetPort: ops
+      protocol: TCP
+{{- end -}}
+
+{{/* The store's own port is not in here, so that a store that listens on all addresses by mistake is not reached. */}}
+{{- define "fencegate.gate.networkPolicy" -}}
+{{- if .Values.networkPolicy.enabled -}}
+{{- $config := include "fencegate.gate.settings" . | fromJson -}}
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {{ include "fencegate.fullname" . }}
+  namespace: {{ .Release.Namespace }}
+  labels: {{- include "fencegate.labels" . | nindent 4 }}
+spec:
+  podSelector:
+    matchLabels: {{- include "fencegate.gate.selectorLabels" . | nindent 6 }}
+  policyTypes: [Ingress]
+  ingress:
+    - ports:
+        - port: {{ include "fencegate.port" $config.gate.listen }}
+          protocol: TCP
+      {{- with .Values.networkPolicy.clients }}
+      from: {{- toYaml . | nindent 8 }}
+      {{- end }}
+    {{- with .Values.networkPolicy.monitoring }}
+    - ports:
+        - port: {{ include "fencegate.port" $config.ops.listen }}
+          protocol: TCP
+      from: {{- toYaml . | nindent 8 }}
+    {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "fencegate.gate.podDisruptionBudget" -}}
+{{- if .Values.podDisruptionBudget.enabled -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ include "fencegate.fullname" . }}
+  namespace: {{ .Release.Namespace }}
+  labels: {{- include "fencegate.labels" . | nindent 4 }}
+spec:
+  maxUnavailable: {{ .Values.podDisruptionBudget.maxUnavailable }}
+  # A gate that does not start must not keep a node from being drained.
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels: {{- include "fencegate.gate.selectorLabels" . | nindent 6 }}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,89 @@
+{{/* For the Prometheus operator and for Grafana's sidecar. All of it is optional. */}}
+
+{{- define "fencegate.monitoring" -}}
+{{- $fullname := include "fencegate.fullname" . -}}
+{{- $labels := include "fencegate.labels" . -}}
+{{- with .Values.monitoring.serviceMonitor }}
+{{- if .enabled }}
+---
+apiVersion: monitoring.coreos.com/v1
+kind: ServiceMonitor
+metadata:
+  name: {{ $fullname }}
+  namespace: {{ $.Release.Namespace }}
+  labels:
+    {{- $labels | nindent 4 }}
+    {{- with .labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  selector:
+    matchLabels:
+      app.kubernetes.io/name: {{ include "fencegate.name" $ }}
+      app.kubernetes.io/instance: {{ $.Release.Name }}
+      app.kubernetes.io/component: ops
+  endpoints:
+    - port: ops
+      path: /metrics
+      interval: {{ .interval }}
+{{- end }}
+{{- end }}
+{{- with .Values.monitoring.podMonitor }}
+{{- if .enabled }}
+---
+apiVersion: monitoring.coreos.com/v1
+kind: PodMonitor
+metadata:
+  name: {{ $fullname }}
+  namespace: {{ $.Release.Namespace }}
+  labels:
+    {{- $labels | nindent 4 }}
+    {{- with .labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  selector:
+    matchLabels: {{- include "fencegate.gate.selectorLabels" $ | nindent 6 }}
+  podMetricsEndpoints:
+    - port: ops
+      path: /metrics
+      interval: {{ .interval }}
+{{- end }}
+{{- end }}
+{{- with .Values.monitoring.rules }}
+{{- if .enabled }}
+---
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: {{ $fullname }}
+  namespace: {{ $.Release.Namespace }}
+  labels:
+    {{- $labels | nindent 4 }}
+    {{- with .labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  {{- /* The file as it stands: Prometheus has templates of its own in it. */}}
+  {{- $.Files.Get "files/alerts.yaml" | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with .Values.monitoring.dashboard }}
+{{- if .enabled }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ $fullname }}-dashboard
+  namespace: {{ $.Release.Namespace }}
+  labels:
+    {{- $labels | nindent 4 }}
+    {{- with .labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+data:
+  fencegate.json: |
+    {{- $.Files.Get "files/dashboard.json" | nindent 4 }}
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,96 @@
+{{/* What the values come to: the settings files, ports, namespaces and seconds that the other templates need. */}}
+
+{{/* The gate's settings as JSON: gate.config, and what follows from other values. */}}
+{{- define "fencegate.gate.settings" -}}
+{{- $config := deepCopy .Values.gate.config -}}
+{{- $gate := default dict $config.gate -}}
+{{- with .Values.gate.tls.secretName -}}
+{{- $_ := set $gate "tls_cert_file" "/etc/fencegate/tls/tls.crt" -}}
+{{- $_ := set $gate "tls_key_file" "/etc/fencegate/tls/tls.key" -}}
+{{- end -}}
+{{- with .Values.gate.tls.clientCa.secretName -}}
+{{- $_ := set $gate "tls_client_ca_file" "/etc/fencegate/client-ca/ca.crt" -}}
+{{- end -}}
+{{- $_ := set $config "gate" $gate -}}
+{{- if eq .Values.table.kind "emptyDir" -}}
+{{- /* `serve` makes it, and waits the store's bounds first, as after any start that was not clean. */ -}}
+{{- $_ := set $config "table" (merge (dict "create" true) (default dict $config.table)) -}}
+{{- end -}}
+{{- include "fencegate.nameNamespaces" (list $config.route .Release.Namespace) -}}
+{{- toJson $config -}}
+{{- end -}}
+
+{{/* A route's Lease is in the release's namespace, unless it says otherwise. */}}
+{{- define "fencegate.nameNamespaces" -}}
+{{- $namespace := last . -}}
+{{- range first . -}}
+{{- if and .kubernetes (not .kubernetes.namespace) -}}
+{{- $_ := set .kubernetes "namespace" $namespace -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fencegate.agent.settings" -}}
+{{- $config := deepCopy .Values.agent.config -}}
+{{- $gate := default dict $config.gate -}}
+{{- with .Values.agent.tls -}}
+{{- if .secretName -}}
+{{- $_ := set $gate "tls_ca_file" "/etc/fencegate-agent/tls/ca.crt" -}}
+{{- end -}}
+{{- if .clientCertificate -}}
+{{- $_ := set $gate "tls_cert_file" "/etc/fencegate-agent/tls/tls.crt" -}}
+{{- $_ := set $gate "tls_key_file" "/etc/fencegate-agent/tls/tls.key" -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $config "gate" $gate -}}
+{{- include "fencegate.nameNamespaces" (list $config.route .Release.Namespace) -}}
+{{- toJson $config -}}
+{{- end -}}
+
+{{/* The port of an address: what is behind its last colon. */}}
+{{- define "fencegate.port" -}}
+{{- splitList ":" . | last -}}
+{{- end -}}
+
+{{/* "true" where only the pod itself can reach an address. */}}
+{{- define "fencegate.isLoopback" -}}
+{{- if or (hasPrefix "127." .) (hasPrefix "[::1]:" .) }}true{{ end -}}
+{{- end -}}
+
+{{/* Namespaces with Leases, as JSON: those that routes name, and a list of others. Takes settings and that list. */}}
+{{- define "fencegate.leaseNamespaces" -}}
+{{- $config := first . -}}
+{{- $found := list -}}
+{{- if include "fencegate.hasLeases" $config -}}
+{{- $found = last . -}}
+{{- range $config.route -}}
+{{- with .kubernetes -}}
+{{- if not (contains "{" .namespace) -}}
+{{- $found = append $found .namespace -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $found | uniq | sortAlpha | toJson -}}
+{{- end -}}
+
+{{/* "true" where a route goes by a Lease. */}}
+{{- define "fencegate.hasLeases" -}}
+{{- range .route -}}
+{{- with .kubernetes }}true{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* How long the gate may drain, in whole seconds. */}}
+{{- define "fencegate.gate.drainSeconds" -}}
+{{- divf (dig "shutdown" "deadline_ms" 25000 .Values.gate.config) 1000 | ceil -}}
+{{- end -}}
+
+{{/* The gate drains while the store waits, then the store stops, then the gate closes its table. */}}
+{{- define "fencegate.gate.leastGraceSeconds" -}}
+{{- add (include "fencegate.gate.drainSeconds" . | int) (.Values.store.stopSeconds | int) 5 -}}
+{{- end -}}
+
+{{- define "fencegate.gate.graceSeconds" -}}
+{{- default (include "fencegate.gate.leastGraceSeconds" . | int) .Values.workload.terminationGracePeriodSeconds -}}
+{{- end -}}

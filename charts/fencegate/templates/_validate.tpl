@@ -1,0 +1,141 @@
+{{/* Values that contradict each other, which a schema cannot see. Each message says what to set. */}}
+
+{{- define "fencegate.validate" -}}
+{{- $values := .Values -}}
+{{- $config := include "fencegate.gate.settings" . | fromJson -}}
+{{- $loopback := include "fencegate.isLoopback" $config.gate.listen -}}
+{{- include "fencegate.validate.table" . -}}
+{{- include "fencegate.validate.ports" . -}}
+{{- range $place, $route := $config.route -}}
+{{- $source := default "gate" $route.lease_source -}}
+{{- $key := printf "gate.config.route[%d]" $place -}}
+{{- if has $source (list "external" "kubernetes") -}}
+{{- if eq $values.table.kind "emptyDir" -}}
+{{- fail (printf "%s.lease_source is %s, and table.kind is emptyDir: with a new pod every old token would count as the first. Set table.kind: claim" $key $source) -}}
+{{- end -}}
+{{- if and (not $loopback) (not $config.gate.tls_client_ca_file) -}}
+{{- fail (printf "%s.lease_source is %s: its tokens are no secrets, so whoever reaches the gate's port could move the fence. Set gate.tls.secretName and gate.tls.clientCa.secretName, to ask clients for certificates" $key $source) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $source "kubernetes") (not (dig "kubernetes" "name" "" $route)) -}}
+{{- fail (printf "%s.lease_source is kubernetes, and nothing says which Lease: set %s.kubernetes.name" $key $key) -}}
+{{- end -}}
+{{- if and $route.kubernetes (ne $source "kubernetes") -}}
+{{- fail (printf "%s.kubernetes is set, and its lease_source is %s: set lease_source: kubernetes, or remove it" $key $source) -}}
+{{- end -}}
+{{- if and (contains "{" (dig "kubernetes" "namespace" "" $route)) (not (dig "kubernetes" "namespaces" list $config)) -}}
+{{- fail (printf "%s.kubernetes.namespace depends on the path: set gate.config.kubernetes.namespaces to those that may be watched" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.gate.tls.clientCa.secretName (not $config.gate.tls_cert_file) -}}
+{{- fail "gate.tls.clientCa.secretName is set, and the gate does not serve https: set gate.tls.secretName" -}}
+{{- end -}}
+{{- $url := dig "store" "url" "" $config -}}
+{{- if hasPrefix "unix:" $url -}}
+{{- if and .Values.standalone (not (and .Values.store.socket.enabled (hasPrefix (printf "unix:%s/" (trimSuffix "/" .Values.store.socket.path)) $url))) -}}
+{{- fail (printf "gate.config.store.url is %s, which gate and store do not share: set store.socket.enabled: true, and a path below store.socket.path" $url) -}}
+{{- end -}}
+{{- else if not (or .Values.gate.allowRemoteStore (regexMatch "^https?://(127\\.[0-9.]+|localhost|\\[::1\\])(:|/|$)" $url)) -}}
+{{- fail (printf "gate.config.store.url is %s, which others can reach past the gate: bind the store to loopback or a Unix socket; or set gate.allowRemoteStore: true, if something else keeps everybody but this gate away" $url) -}}
+{{- end -}}
+{{- include "fencegate.validate.workload" . -}}
+{{- end -}}
+
+{{- define "fencegate.validate.table" -}}
+{{- $table := .Values.table -}}
+{{- if and (eq $table.kind "emptyDir") (not $table.iKnowFencesDieWithThePod) -}}
+{{- fail "table.kind is emptyDir: every fence is forgotten with the pod. Set table.kind: claim, or table.iKnowFencesDieWithThePod: true" -}}
+{{- end -}}
+{{- if and (ne $table.kind "emptyDir") $table.iKnowFencesDieWithThePod -}}
+{{- fail "table.iKnowFencesDieWithThePod is set, and the table is on a claim: set table.kind: emptyDir, or leave it false" -}}
+{{- end -}}
+{{- if and (ne $table.kind "emptyDir") (dig "table" "create" false .Values.gate.config) -}}
+{{- fail "gate.config.table.create is true: a lost volume would look like a new installation. Leave it out; table.init says who makes the table" -}}
+{{- end -}}
+{{- if not (hasPrefix "/var/lib/fencegate/" (dig "table" "path" "" .Values.gate.config)) -}}
+{{- fail "gate.config.table.path is not below /var/lib/fencegate, where the table's volume is" -}}
+{{- end -}}
+{{- if and (eq $table.init "job") (or .Release.IsUpgrade (eq $table.kind "emptyDir")) -}}
+{{- fail "table.init: job is for `helm template ... | kubectl create -f -`, with a table on a claim. Set table.init to hook or never" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fencegate.validate.ports" -}}
+{{- $config := .Values.gate.config -}}
+{{- if not (include "fencegate.isLoopback" $config.api.listen) -}}
+{{- fail (printf "gate.config.api.listen is %s: whoever reaches the api can take any lease, and it has no authentication. Set a loopback address, which in a pod is the pod" $config.api.listen) -}}
+{{- end -}}
+{{- if include "fencegate.isLoopback" $config.ops.listen -}}
+{{- fail "gate.config.ops.listen is a loopback address, where the kubelet's probes do not get: set 0.0.0.0:9464. It shows no secret" -}}
+{{- end -}}
+{{- if and .Values.standalone (include "fencegate.isLoopback" $config.gate.listen) -}}
+{{- fail "gate.config.gate.listen is a loopback address, and the Service would lead nowhere: set 0.0.0.0:8080" -}}
+{{- end -}}
+{{- $ports := list (include "fencegate.port" $config.gate.listen) (include "fencegate.port" $config.api.listen) (include "fencegate.port" $config.ops.listen) -}}
+{{- if ne (len (uniq $ports)) 3 -}}
+{{- fail (printf "gate.config: gate, api and ops listen on ports %s: set three different ones" (join ", " $ports)) -}}
+{{- end -}}
+{{- if has "0" $ports -}}
+{{- fail "gate.config: port 0 is one that nobody knows before the start: set gate.listen, api.listen and ops.listen to real ones" -}}
+{{- end -}}
+{{- $direct := dig "gate" "tls_cert_file" "" $config -}}
+{{- if and $direct .Values.gate.tls.secretName -}}
+{{- fail "gate.tls.secretName and gate.config.gate.tls_cert_file are both set: leave one of them out" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fencegate.validate.workload" -}}
+{{- with .Values.workload -}}
+{{- if gt (int .replicas) 1 -}}
+{{- fail (printf "workload.replicas is %d: more than one gate before one store needs a fleet, which this version does not have. Set 1, and install one release per store" (int .replicas)) -}}
+{{- end -}}
+{{- if and (eq .kind "Deployment") (ne .strategy.type "Recreate") -}}
+{{- fail (printf "workload.strategy.type is %s: a Deployment that surges has two gates on one table. Set Recreate, or workload.kind: StatefulSet" .strategy.type) -}}
+{{- end -}}
+{{- $least := include "fencegate.gate.leastGraceSeconds" $ | int -}}
+{{- if lt (include "fencegate.gate.graceSeconds" $ | int) $least -}}
+{{- fail (printf "workload.terminationGracePeriodSeconds is %d: the drain (gate.config.shutdown.deadline_ms), store.stopSeconds and the gate's own end take up to %d. Set at least that, or leave it empty" (int .terminationGracePeriodSeconds) $least) -}}
+{{- end -}}
+{{- if and (eq .kind "Deployment") $.Values.store.volumeClaimTemplates -}}
+{{- fail "store.volumeClaimTemplates need a StatefulSet: set workload.kind: StatefulSet, or use extraVolumes" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.standalone (not .Values.store.image) -}}
+{{- fail "store.image is empty: set the image of the store that the gate stands before; or standalone: false, to include the templates in a chart of your own" -}}
+{{- end -}}
+{{- with .Values.podDisruptionBudget -}}
+{{- if and .enabled (eq (toString .maxUnavailable) "0") -}}
+{{- fail "podDisruptionBudget.maxUnavailable is 0: with one replica, no node could ever be drained. Set 1" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.monitoring.serviceMonitor.enabled .Values.monitoring.podMonitor.enabled -}}
+{{- fail "monitoring.serviceMonitor and monitoring.podMonitor are both on, and everything would be counted twice: leave one off" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fencegate.agent.validate" -}}
+{{- $config := include "fencegate.agent.settings" . | fromJson -}}
+{{- if not (or (include "fencegate.isLoopback" $config.agent.listen) (dig "allow_remote" false $config.agent)) -}}
+{{- fail (printf "agent.config.agent.listen is %s: whoever reaches the agent writes as the holder. Set a loopback address, or agent.config.agent.allow_remote: true" $config.agent.listen) -}}
+{{- end -}}
+{{- if include "fencegate.isLoopback" $config.status.listen -}}
+{{- fail "agent.config.status.listen is a loopback address, where the kubelet's probes do not get: set 0.0.0.0:9465. It shows no secret" -}}
+{{- end -}}
+{{- if and .Values.agent.tls.clientCertificate (not .Values.agent.tls.secretName) -}}
+{{- fail "agent.tls.clientCertificate is set: set agent.tls.secretName, where it is" -}}
+{{- end -}}
+{{- if and (include "fencegate.hasLeases" $config) .Values.rbac.create (not .Values.agent.serviceAccountName) -}}
+{{- fail "an agent's route takes a Lease: set agent.serviceAccountName to the writer's, so that it may; or rbac.create: false" -}}
+{{- end -}}
+{{- range $place, $route := $config.route -}}
+{{- if $route.kubernetes -}}
+{{- $key := printf "agent.config.route[%d].kubernetes" $place -}}
+{{- if not (dig "name" "" $route.kubernetes) -}}
+{{- fail (printf "%s says nothing of which Lease: set %s.name" $key $key) -}}
+{{- end -}}
+{{- if and (contains "{" (dig "namespace" "" $route.kubernetes)) (not $.Values.agent.leaseNamespaces) -}}
+{{- fail (printf "%s.namespace depends on the path: set agent.leaseNamespaces to those that Leases may be taken in" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
