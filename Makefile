@@ -18,7 +18,7 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run test test-fresh failpoints simulate chaos fuzz check instructions bench barrier flame clean
+.PHONY: help setup setup-test build run test test-chart test-fresh failpoints simulate chaos fuzz check instructions bench barrier flame clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -27,7 +27,7 @@ setup: ## install what building needs, and fetch the crates
 	@scripts/setup build
 
 setup-test: ## the same, and what the tests need
-	@scripts/setup build test
+	@scripts/setup build test chart
 
 build: setup ## build target/debug/fencegate
 	cargo build $(LOCKED)
@@ -60,8 +60,13 @@ test: setup-test ## run every test
 	python3 -B bench/test_pace.py
 	python3 -B chaos/test_linear.py
 	python3 -B chaos/test_oracle.py
+	charts/test/run
 	chaos/run --controls
 	chaos/run --short --seed 1
+
+test-chart: build ## render the Helm chart with helm 3 and 4, and validate what comes of it (part of test)
+	@scripts/setup chart
+	charts/test/run
 
 DURATION ?= 600
 

@@ -1,0 +1,60 @@
+"""Values that contradict each other are refused, by both helms, with a message that says what to set.
+
+Each file in refused/ has the message in its first lines, and what to set (or how to spell it) to mend it: with that, it
+must render. So a file that is refused for another reason than its own is noticed.
+"""
+import re
+import tempfile
+import unittest
+from pathlib import Path
+
+import tools
+from tools import CHART, HELMS, HERE, template
+
+REFUSED = sorted((HERE / "refused").glob("*.yaml"))
+BASE = CHART / "ci/default-values.yaml"
+
+
+def notes(path: Path) -> dict[str, str]:
+    return dict(re.findall(r"^# (refused|mended|spelt|chart|flags): (.+)$", path.read_text(), re.MULTILINE))
+
+
+class Refused(unittest.TestCase):
+    def answers(self, path: Path, *more: str):
+        about = notes(path)
+        where = (tools.consumer(),) if about.get("chart") else (CHART, "--values", BASE)
+        for helm in HELMS:
+            yield helm, template(helm, *where, "--values", path, *about.get("flags", "").split(), *more)
+
+    def mended(self, path: Path):
+        about = notes(path)
+        if "mended" in about:
+            yield from self.answers(path, "--set", about["mended"])
+            return
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as right:
+            right.write(path.read_text().replace(*about["spelt"].split(" -> ")))
+            right.flush()
+            yield from self.answers(Path(right.name))
+
+    def test_each_is_refused_with_its_message(self):
+        for path in REFUSED:
+            for helm, answer in self.answers(path):
+                with self.subTest(path=path.name, helm=helm):
+                    self.assertNotEqual(answer.returncode, 0)
+                    self.assertIn(notes(path)["refused"], answer.stderr)
+
+    def test_each_renders_once_it_is_mended(self):
+        for path in REFUSED:
+            for helm, answer in self.mended(path):
+                with self.subTest(path=path.name, helm=helm):
+                    self.assertEqual(answer.returncode, 0, answer.stderr)
+
+    def test_every_message_of_the_chart_has_a_file(self):
+        source = (CHART / "templates/_validate.tpl").read_text()
+        messages = re.findall(r'fail (?:\(printf )?"((?:[^"\\]|\\.)+)"', source)
+        self.assertGreater(len(messages), 20)
+        heard = [answer.stderr for path in REFUSED for _, answer in list(self.answers(path))[:1]]
+        for message in messages:
+            pieces = [piece for piece in re.split(r"%[sd]", message) if piece]
+            with self.subTest(message=message):
+                self.assertTrue(any(all(piece in text for piece in pieces) for text in heard))

@@ -1,0 +1,111 @@
+"""The settings files that come of the values, shown to fencegate itself; and the keys that the values may have."""
+import json
+import re
+import tempfile
+import tomllib
+import unittest
+from pathlib import Path
+
+from tools import CHART, FENCEGATE, ROOT, everything, of_kind, rendered, run
+
+CHECKS = {"fencegate.toml": ("check", "--config"), "agent.toml": ("agent", "--check", "--config")}
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+# Keys of the Lease source and of a writer's certificate, until config/*.toml have them.
+COMING = {"route.kubernetes", "gate.tls_cert_file", "gate.tls_key_file"} | {
+    f"kubernetes.{key}" for key in ("url", "ca_file", "token_file", "request_timeout_ms", "namespaces")}
+NOT_YET = re.compile("unknown (?:field|variant) `(?:kubernetes|tls_cert_file|tls_key_file)`")
+
+
+def certificates(folder: Path) -> None:
+    """A certificate and its key, which are also their own authority, where the settings look for all of them."""
+    made = run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+               "-subj", "/CN=localhost", "-keyout", folder / "tls.key", "-out", folder / "tls.crt")
+    if made.returncode:
+        raise AssertionError(made.stderr)
+    (folder / "ca.crt").write_bytes((folder / "tls.crt").read_bytes())
+
+
+class Settings(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not FENCEGATE.exists():
+            raise AssertionError(f"{FENCEGATE} is missing: run `make build` first")
+        folder = tempfile.TemporaryDirectory(prefix="fencegate-chart-")
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = Path(folder.name)
+        certificates(cls.folder)
+
+    def check(self, kind: str, text: str):
+        """What fencegate says of a settings file, with the certificates of this test in place of a pod's."""
+        path = self.folder / kind
+        path.write_text(re.sub(r'"/etc/[^"]*/([^"/]+\.(?:crt|key))"', rf'"{self.folder}/\1"', text))
+        return run(FENCEGATE, *CHECKS[kind], path)
+
+    def files(self):
+        for name, manifests in everything():
+            for config in of_kind(manifests, "ConfigMap"):
+                for kind in CHECKS.keys() & config["data"].keys():
+                    yield name, kind, config["data"][kind]
+
+    def test_fencegate_finds_nothing_wrong_with_them(self):
+        kinds = set()
+        for name, kind, text in self.files():
+            with self.subTest(name=name, kind=kind):
+                answer = self.check(kind, text)
+                if answer.returncode and all(map(NOT_YET.search, answer.stderr.splitlines()[1:])):
+                    self.skipTest(f"not in this fencegate yet: {answer.stderr}")
+                self.assertEqual(answer.returncode, 0, answer.stderr + text)
+                kinds.add(kind)
+        self.assertIn("fencegate.toml", kinds)
+
+    def test_fencegate_finds_what_is_wrong(self):
+        [text] = [text for name, _, text in self.files() if name == "default"]
+        for wrong in (text.replace("25000", "25000.0"), text.replace("[ops]", "[opps]"), text.replace("127.0.0.1:8081", "0.0.0.0:8081")):
+            self.assertNotEqual(wrong, text)
+            self.assertEqual(self.check("fencegate.toml", wrong).returncode, 2)
+
+    def test_awkward_texts_and_numbers_come_through(self):
+        object_id = 'a "quoted" \\ <b> & \t ünï'
+        manifests = rendered("helm4", "everything", "1.37", "--set-json", f"gate.config.route[0].object={json.dumps(object_id)}",
+                             "--set", "gate.config.route[0].max_jump=4503599627370497")
+        [config] = [m for m in of_kind(manifests, "ConfigMap") if "fencegate.toml" in m["data"]]
+        route = tomllib.loads(config["data"]["fencegate.toml"])["route"][0]
+        self.assertEqual((route["object"], route["max_jump"]), (object_id, 4503599627370497))
+
+
+class Keys(unittest.TestCase):
+    def keys_of(self, path: Path) -> set[str]:
+        """Every key of a shipped settings file, those of the lists in its comments too."""
+        text = path.read_text()
+        keys = {f"{section}.{key}" for section, of in tomllib.loads(text).items() for key in of}
+        section = None
+        for line in text.splitlines():
+            if header := re.match(r"# \[\[(\w+)\]\]", line):
+                section = header[1]
+            elif line.startswith("["):
+                section = None
+            elif section and (key := re.match(r"# (\w+) = ", line)):
+                keys.add(f"{section}.{key[1]}")
+        return keys
+
+    def test_the_schema_has_the_keys_of_the_shipped_settings_and_no_others(self):
+        for part, name in (("gate", "fencegate.toml"), ("agent", "agent.toml")):
+            sections = SCHEMA["properties"][part]["properties"]["config"]["properties"]
+            found = {f"{section}.{key}" for section, of in sections.items()
+                     for key in (of.get("items") or of)["properties"]}
+            shipped = self.keys_of(ROOT / "config" / name)
+            with self.subTest(name=name):
+                # A requester has the keys of an issuer, which the file does not repeat.
+                found = {key for key in found if not key.startswith("requester.")}
+                shipped = {key for key in shipped if not key.startswith("requester.")}
+                self.assertEqual((found ^ shipped) - COMING, set())
+
+    def test_every_object_of_the_schema_is_closed(self):
+        def look(schema, path):
+            if schema.get("type") == "object" and "properties" in schema:
+                self.assertIs(schema["additionalProperties"], False, path)
+                for key, part in schema["properties"].items():
+                    look(part, f"{path}.{key}")
+            if "items" in schema:
+                look(schema["items"], f"{path}[]")
+        look(SCHEMA, "values")
