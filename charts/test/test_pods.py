@@ -208,6 +208,12 @@ class TheTable(unittest.TestCase):
         [volume] = job["spec"]["template"]["spec"]["volumes"]
         self.assertEqual(volume["persistentVolumeClaim"], {"claimName": "fences"})
 
+    def test_the_command_of_the_docs_renders_claim_and_job_and_nothing_else(self):
+        manifests = rendered("helm4", "default", "1.37", "--set", "table.init=job", "--show-only", "templates/table.yaml")
+        self.assertEqual([manifest["kind"] for manifest in manifests], ["PersistentVolumeClaim", "Job"])
+        for manifest in manifests:
+            self.assertNotIn("helm.sh/hook", manifest["metadata"].get("annotations", {}))
+
     def test_the_job_and_the_pod_use_one_claim_in_one_place(self):
         for name, manifests in everything():
             places, users = set(), set()

@@ -3,6 +3,7 @@
 Each file in refused/ has the message in its first lines, and what to set (or how to spell it) to mend it: with that, it
 must render. So a file that is refused for another reason than its own is noticed.
 """
+import functools
 import re
 import tempfile
 import unittest
@@ -19,12 +20,17 @@ def notes(path: Path) -> dict[str, str]:
     return dict(re.findall(r"^# (refused|mended|spelt|chart|flags): (.+)$", path.read_text(), re.MULTILINE))
 
 
+@functools.cache
+def answer_of(helm: str, path: Path, *more: str):
+    about = notes(path)
+    where = (tools.consumer(),) if about.get("chart") else (CHART, "--values", BASE)
+    return template(helm, *where, "--values", path, *about.get("flags", "").split(), *more)
+
+
 class Refused(unittest.TestCase):
     def answers(self, path: Path, *more: str):
-        about = notes(path)
-        where = (tools.consumer(),) if about.get("chart") else (CHART, "--values", BASE)
         for helm in HELMS:
-            yield helm, template(helm, *where, "--values", path, *about.get("flags", "").split(), *more)
+            yield helm, answer_of(helm, path, *more)
 
     def mended(self, path: Path):
         about = notes(path)
@@ -53,7 +59,7 @@ class Refused(unittest.TestCase):
         source = (CHART / "templates/_validate.tpl").read_text()
         messages = re.findall(r'fail (?:\(printf )?"((?:[^"\\]|\\.)+)"', source)
         self.assertGreater(len(messages), 20)
-        heard = [answer.stderr for path in REFUSED for _, answer in list(self.answers(path))[:1]]
+        heard = [answer_of("helm4", path).stderr for path in REFUSED]
         for message in messages:
             pieces = [piece for piece in re.split(r"%[sd]", message) if piece]
             with self.subTest(message=message):

@@ -11,6 +11,7 @@ name is left to it: the pod's name, and a word of its own for each process. */}}
   restartPolicy: Always
   command: [/fencegate]
   args: [agent, --config, /etc/fencegate-agent/agent.toml]
+  terminationMessagePolicy: FallbackToLogsOnError
   {{- with .Values.agent.env }}
   env: {{- toYaml . | nindent 4 }}
   {{- end }}

@@ -11,6 +11,8 @@ start when its startupProbe has succeeded, and it ends after them. Its preStop b
   restartPolicy: Always
   command: [/fencegate]
   args: [serve, --config, /etc/fencegate/fencegate.toml]
+  # So that `kubectl describe pod` says why it does not start.
+  terminationMessagePolicy: FallbackToLogsOnError
   {{- with .Values.gate.env }}
   env: {{- toYaml . | nindent 4 }}
   {{- end }}

@@ -87,3 +87,27 @@ data:
 {{- end }}
 {{- end }}
 {{- end -}}
+
+{{/* For agents, in the pods of a writer; takes a dict of context and matchLabels. */}}
+{{- define "fencegate.agent.podMonitor" -}}
+{{- $ask := . -}}
+{{- with .context.Values.monitoring.podMonitor -}}
+apiVersion: monitoring.coreos.com/v1
+kind: PodMonitor
+metadata:
+  name: {{ include "fencegate.fullname" $ask.context }}-agent
+  namespace: {{ $ask.context.Release.Namespace }}
+  labels:
+    {{- include "fencegate.labels" $ask.context | nindent 4 }}
+    {{- with .labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  selector:
+    matchLabels: {{- toYaml $ask.matchLabels | nindent 6 }}
+  podMetricsEndpoints:
+    - port: agent-status
+      path: /metrics
+      interval: {{ .interval }}
+{{- end -}}
+{{- end -}}

@@ -122,6 +122,7 @@ spec:
           imagePullPolicy: {{ .Values.image.pullPolicy }}
           command: [/fencegate]
           args: [table, init, --config, /dev/null]
+          terminationMessagePolicy: FallbackToLogsOnError
           env:
             - name: FENCEGATE__TABLE__PATH
               value: {{ $config.table.path }}

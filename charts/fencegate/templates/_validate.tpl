@@ -23,6 +23,9 @@
 {{- if and $route.kubernetes (ne $source "kubernetes") -}}
 {{- fail (printf "%s.kubernetes is set, and its lease_source is %s: set lease_source: kubernetes, or remove it" $key $source) -}}
 {{- end -}}
+{{- with dig "store" "url" "" $route -}}
+{{- include "fencegate.validate.store" (dict "context" $ "key" (printf "%s.store.url" $key) "url" .) -}}
+{{- end -}}
 {{- if and (contains "{" (dig "kubernetes" "namespace" "" $route)) (not (dig "kubernetes" "namespaces" list $config)) -}}
 {{- fail (printf "%s.kubernetes.namespace depends on the path: set gate.config.kubernetes.namespaces to those that may be watched" $key) -}}
 {{- end -}}
@@ -30,15 +33,21 @@
 {{- if and .Values.gate.tls.clientCa.secretName (not $config.gate.tls_cert_file) -}}
 {{- fail "gate.tls.clientCa.secretName is set, and the gate does not serve https: set gate.tls.secretName" -}}
 {{- end -}}
-{{- $url := dig "store" "url" "" $config -}}
-{{- if hasPrefix "unix:" $url -}}
-{{- if and .Values.standalone (not (and .Values.store.socket.enabled (hasPrefix (printf "unix:%s/" (trimSuffix "/" .Values.store.socket.path)) $url))) -}}
-{{- fail (printf "gate.config.store.url is %s, which gate and store do not share: set store.socket.enabled: true, and a path below store.socket.path" $url) -}}
-{{- end -}}
-{{- else if not (or .Values.gate.allowRemoteStore (regexMatch "^https?://(127\\.[0-9.]+|localhost|\\[::1\\])(:|/|$)" $url)) -}}
-{{- fail (printf "gate.config.store.url is %s, which others can reach past the gate: bind the store to loopback or a Unix socket; or set gate.allowRemoteStore: true, if something else keeps everybody but this gate away" $url) -}}
-{{- end -}}
+{{- include "fencegate.validate.store" (dict "context" . "key" "gate.config.store.url" "url" (dig "store" "url" "" $config)) -}}
 {{- include "fencegate.validate.workload" . -}}
+{{- end -}}
+
+{{/* One store's address; takes a dict of context, key and url. */}}
+{{- define "fencegate.validate.store" -}}
+{{- $values := .context.Values -}}
+{{- $shared := printf "unix:%s/" (trimSuffix "/" $values.store.socket.path) -}}
+{{- if hasPrefix "unix:" .url -}}
+{{- if and $values.standalone (not (and $values.store.socket.enabled (hasPrefix $shared .url))) -}}
+{{- fail (printf "%s is %s, which gate and store do not share: set store.socket.enabled: true, and a path below store.socket.path" .key .url) -}}
+{{- end -}}
+{{- else if not (or $values.gate.allowRemoteStore (regexMatch "^https?://(127\\.[0-9.]+|localhost|\\[::1\\])(:|/|$)" .url)) -}}
+{{- fail (printf "%s is %s, which others can reach past the gate: bind the store to loopback or a Unix socket; or set gate.allowRemoteStore: true, if something else keeps everybody but this gate away" .key .url) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "fencegate.validate.table" -}}
