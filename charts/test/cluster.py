@@ -68,7 +68,8 @@ class Cluster:
         (self.folder / "tokens").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
         self.start("etcd", shutil.which("etcd"), "--data-dir", self.folder / "etcd",
                    "--listen-client-urls", f"http://127.0.0.1:{client}",
-                   "--advertise-client-urls", f"http://127.0.0.1:{client}", "--listen-peer-urls", f"http://127.0.0.1:{peer}")
+                   "--advertise-client-urls", f"http://127.0.0.1:{client}",
+                   "--listen-peer-urls", f"http://127.0.0.1:{peer}")
         self.start("kube-apiserver", SERVER, f"--etcd-servers=http://127.0.0.1:{client}", f"--secure-port={port}",
                    "--bind-address=127.0.0.1", "--advertise-address=192.0.2.1", f"--cert-dir={self.folder}/certs",
                    f"--service-account-key-file={self.folder}/sa.pub", f"--service-account-signing-key-file={key}",

@@ -51,7 +51,7 @@ def leaves(values: dict[str, Any], before: str = "") -> list[str]:
 
 
 def table() -> str:
-    rows = [f"| `{name}` | {default} | {text.replace('|', chr(92) + '|')} |" for name, (text, default) in described().items()]
+    rows = [f"| `{name}` | {default} | {text} |" for name, (text, default) in described().items()]
     return "\n".join([BEGIN, "| key | default | |", "|---|---|---|", *rows, END])
 
 

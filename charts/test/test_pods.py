@@ -209,7 +209,8 @@ class TheTable(unittest.TestCase):
         self.assertEqual(volume["persistentVolumeClaim"], {"claimName": "fences"})
 
     def test_the_command_of_the_docs_renders_claim_and_job_and_nothing_else(self):
-        manifests = rendered("helm4", "default", "1.37", "--set", "table.init=job", "--show-only", "templates/table.yaml")
+        asked = ("--set", "table.init=job", "--show-only", "templates/table.yaml")
+        manifests = rendered("helm4", "default", "1.37", *asked)
         self.assertEqual([manifest["kind"] for manifest in manifests], ["PersistentVolumeClaim", "Job"])
         for manifest in manifests:
             self.assertNotIn("helm.sh/hook", manifest["metadata"].get("annotations", {}))

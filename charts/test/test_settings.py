@@ -10,16 +10,16 @@ from tools import CHART, FENCEGATE, ROOT, everything, of_kind, rendered, run
 
 CHECKS = {"fencegate.toml": ("check", "--config"), "agent.toml": ("agent", "--check", "--config")}
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-# Keys of the Lease source and of a writer's certificate, until config/*.toml have them.
+# Keys of the agent that elects by a Lease and shows a certificate, until config/agent.toml has them.
 COMING = {"route.kubernetes", "gate.tls_cert_file", "gate.tls_key_file"} | {
-    f"kubernetes.{key}" for key in ("url", "ca_file", "token_file", "request_timeout_ms", "namespaces")}
-NOT_YET = re.compile("unknown (?:field|variant) `(?:kubernetes|tls_cert_file|tls_key_file)`")
+    f"kubernetes.{key}" for key in ("url", "ca_file", "token_file", "request_timeout_ms")}
+NOT_YET = re.compile("unknown field `(?:kubernetes|tls_cert_file|tls_key_file)`")
 
 
 def certificates(folder: Path) -> None:
     """A certificate and its key, which are also their own authority, where the settings look for all of them."""
-    made = run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-               "-subj", "/CN=localhost", "-keyout", folder / "tls.key", "-out", folder / "tls.crt")
+    made = run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+               "-days", "2", "-subj", "/CN=localhost", "-keyout", folder / "tls.key", "-out", folder / "tls.crt")
     if made.returncode:
         raise AssertionError(made.stderr)
     (folder / "ca.crt").write_bytes((folder / "tls.crt").read_bytes())
@@ -52,7 +52,8 @@ class Settings(unittest.TestCase):
         for name, kind, text in self.files():
             with self.subTest(name=name, kind=kind):
                 answer = self.check(kind, text)
-                if answer.returncode and all(map(NOT_YET.search, answer.stderr.splitlines()[1:])):
+                faults = answer.stderr.splitlines()[1:]
+                if kind == "agent.toml" and faults and all(map(NOT_YET.search, faults)):
                     self.skipTest(f"not in this fencegate yet: {answer.stderr}")
                 self.assertEqual(answer.returncode, 0, answer.stderr + text)
                 kinds.add(kind)
@@ -60,14 +61,16 @@ class Settings(unittest.TestCase):
 
     def test_fencegate_finds_what_is_wrong(self):
         [text] = [text for name, _, text in self.files() if name == "default"]
-        for wrong in (text.replace("25000", "25000.0"), text.replace("[ops]", "[opps]"), text.replace("127.0.0.1:8081", "0.0.0.0:8081")):
+        for old, new in (("25000", "25000.0"), ("[ops]", "[opps]"), ("127.0.0.1:8081", "0.0.0.0:8081")):
+            wrong = text.replace(old, new)
             self.assertNotEqual(wrong, text)
             self.assertEqual(self.check("fencegate.toml", wrong).returncode, 2)
 
     def test_awkward_texts_and_numbers_come_through(self):
         object_id = 'a "quoted" \\ <b> & \t ünï'
-        manifests = rendered("helm4", "everything", "1.37", "--set-json", f"gate.config.route[0].object={json.dumps(object_id)}",
-                             "--set", "gate.config.route[0].max_jump=4503599627370497")
+        asked = ("--set-json", f"gate.config.route[0].object={json.dumps(object_id)}",
+                 "--set", "gate.config.route[0].max_jump=4503599627370497")
+        manifests = rendered("helm4", "everything", "1.37", *asked)
         [config] = [m for m in of_kind(manifests, "ConfigMap") if "fencegate.toml" in m["data"]]
         route = tomllib.loads(config["data"]["fencegate.toml"])["route"][0]
         self.assertEqual((route["object"], route["max_jump"]), (object_id, 4503599627370497))
@@ -98,7 +101,7 @@ class Keys(unittest.TestCase):
                 # A requester has the keys of an issuer, which the file does not repeat.
                 found = {key for key in found if not key.startswith("requester.")}
                 shipped = {key for key in shipped if not key.startswith("requester.")}
-                self.assertEqual((found ^ shipped) - COMING, set())
+                self.assertEqual((found ^ shipped) - (COMING if part == "agent" else set()), set())
 
     def test_every_object_of_the_schema_is_closed(self):
         def look(schema, path):
