@@ -98,7 +98,11 @@ spec:
             status: "True"
   template:
     metadata:
+      annotations:
+        linkerd.io/inject: disabled
       labels:
+        # A mesh's sidecar would keep the Job from ever ending, and it needs no network.
+        sidecar.istio.io/inject: "false"
         app.kubernetes.io/name: {{ include "fencegate.name" . }}
         app.kubernetes.io/instance: {{ .Release.Name }}
         app.kubernetes.io/component: table-init
