@@ -18,10 +18,10 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run test test-chart test-fresh failpoints simulate chaos fuzz check instructions bench barrier flame clean
+.PHONY: help setup setup-test build run test test-chart test-kubernetes test-fresh failpoints simulate chaos fuzz check instructions bench barrier flame clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 setup: ## install what building needs, and fetch the crates
 	@scripts/setup build
@@ -67,6 +67,13 @@ test: setup-test ## run every test
 test-chart: build ## render the Helm chart with helm 3 and 4, and validate what comes of it (part of test)
 	@scripts/setup chart
 	charts/test/run
+
+# What `make test` runs on a fake API server. Real ones are heavy, so two at a time.
+test-kubernetes: ## run the tests about Leases on a real kube-apiserver, which it builds once (minutes)
+	@scripts/setup build test kubernetes
+	@scripts/kube-apiserver
+	FENCEGATE_TEST_KUBE_APISERVER=$(CURDIR)/target/kubernetes \
+		cargo test $(LOCKED) --test it kubernetes:: -- --test-threads 2
 
 DURATION ?= 600
 
