@@ -28,6 +28,7 @@
 
 mod client;
 mod fake;
+mod real;
 mod state;
 
 use std::{fs, net::SocketAddr, path::PathBuf};
@@ -36,7 +37,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 pub use self::client::{Client, Watch};
-use self::fake::Fake;
+use self::{fake::Fake, real::Real};
 
 /// Namespaces that gate and candidates may work in.
 pub const NAMESPACES: [&str; 2] = ["left", "right"];
@@ -98,12 +99,22 @@ impl Port {
     }
 }
 
-enum Server {
-    Fake(Fake),
+/// What a server does, fake or real. [`ApiServer`] says what each means.
+trait Backend: Send + Sync {
+    fn address(&self) -> SocketAddr;
+    fn ca_file(&self) -> Option<PathBuf>;
+    fn candidate(&self) -> Option<PathBuf>;
+    fn stop(&self);
+    fn start_again(&self);
+    fn hang(&self, hangs: bool);
+    fn drop_watches(&self);
+    fn compact(&self);
+    fn forbid(&self, who: Who, forbidden: bool);
+    fn requests(&self, who: Who, verb: &str) -> usize;
 }
 
 pub struct ApiServer {
-    server: Server,
+    server: Box<dyn Backend>,
     folder: tempfile::TempDir,
     /// None only while it is dropped.
     runtime: Option<Runtime>,
@@ -133,17 +144,14 @@ pub fn micro_time() -> Value {
 }
 
 impl ApiServer {
+    #[allow(clippy::disallowed_methods, reason = "make test-kubernetes says where it is")]
     pub fn start() -> Self {
-        Self::fake()
-    }
-
-    pub fn fake() -> Self {
         let runtime = Runtime::new().unwrap();
-        let fake = Fake::start(runtime.handle().clone());
-        Self::with(Server::Fake(fake), runtime)
-    }
-
-    fn with(server: Server, runtime: Runtime) -> Self {
+        let handle = runtime.handle().clone();
+        let server: Box<dyn Backend> = match std::env::var_os("FENCEGATE_TEST_KUBE_APISERVER") {
+            Some(programs) => Box::new(Real::start(programs.into(), handle)),
+            None => Box::new(Fake::start(handle)),
+        };
         let folder = tempfile::tempdir().unwrap();
         for who in Who::ALL {
             fs::write(folder.path().join(who.user()), who.token()).unwrap();
@@ -152,28 +160,22 @@ impl ApiServer {
     }
 
     pub fn is_real(&self) -> bool {
-        match &self.server {
-            Server::Fake(_) => false,
-        }
+        self.candidate().is_some()
     }
 
-    pub fn address(&self) -> SocketAddr {
-        match &self.server {
-            Server::Fake(fake) => fake.address(),
-        }
+    /// The candidate that uses client-go (tests/kubernetes/candidate), where there is a real server.
+    pub fn candidate(&self) -> Option<PathBuf> {
+        self.server.candidate()
     }
 
     pub fn url(&self) -> String {
-        match &self.server {
-            Server::Fake(_) => format!("http://{}", self.address()),
-        }
+        let scheme = if self.ca_file().is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.server.address())
     }
 
     /// What the server's certificate is signed with, if it has one.
     pub fn ca_file(&self) -> Option<PathBuf> {
-        match &self.server {
-            Server::Fake(_) => None,
-        }
+        self.server.ca_file()
     }
 
     /// A file with that user's token. A test may put something else into it, and is answered 401.
@@ -183,72 +185,54 @@ impl ApiServer {
 
     /// Kills it: its port is closed, and so are all connections.
     pub fn stop(&self) {
-        match &self.server {
-            Server::Fake(fake) => fake.stop(),
-        }
+        self.server.stop();
     }
 
     /// Starts it on the same port, with what it knew.
     pub fn start_again(&self) {
-        match &self.server {
-            Server::Fake(fake) => fake.start_again(),
-        }
+        self.server.start_again();
     }
 
     /// From now on connections are taken, and nothing is answered.
     pub fn hang(&self) {
-        match &self.server {
-            Server::Fake(fake) => fake.hang(true),
-        }
+        self.server.hang(true);
     }
 
     /// What waited is answered.
     pub fn resume(&self) {
-        match &self.server {
-            Server::Fake(fake) => fake.hang(false),
-        }
+        self.server.hang(false);
     }
 
     /// Breaks the connections of all watches.
     pub fn drop_watches(&self) {
-        match &self.server {
-            Server::Fake(fake) => fake.drop_watches(),
-        }
+        self.server.drop_watches();
     }
 
     /// Forgets every earlier resource version: watches break, and whoever resumes gets 410.
     pub fn compact(&self) {
-        match &self.server {
-            Server::Fake(fake) => fake.compact(),
-        }
+        self.server.compact();
     }
 
-    /// From now on, 403 for everything that this user does.
+    /// From now on, 403 for everything that this user (not the admin) does.
     pub fn forbid(&self, who: Who) {
-        match &self.server {
-            Server::Fake(fake) => fake.forbid(who, true),
-        }
+        self.server.forbid(who, true);
     }
 
     /// Gives a user its rights back.
     pub fn allow(&self, who: Who) {
-        match &self.server {
-            Server::Fake(fake) => fake.forbid(who, false),
-        }
+        self.server.forbid(who, false);
     }
 
     /// How many requests of this kind have come from a user: get, list, watch, create, update, patch, delete or
-    /// deletecollection. They count when they come, answered or not.
+    /// deletecollection. They count when they come, answered or not; where the real one hangs, when it reads them.
     pub fn requests(&self, who: Who, verb: &str) -> usize {
-        match &self.server {
-            Server::Fake(fake) => fake.requests(who, verb),
-        }
+        self.server.requests(who, verb)
     }
 
     pub fn client(&self, who: Who) -> Client {
         let tls = self.ca_file().map(|ca| client::trusting(&ca));
         let runtime = self.runtime.as_ref().unwrap().handle().clone();
-        Client { runtime, address: self.address(), tls, token: who.token().to_owned() }
+        Client { runtime, address: self.server.address(), tls, token: who.token().to_owned() }
     }
 
     /// A Lease, if it is there.

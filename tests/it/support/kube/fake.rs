@@ -5,6 +5,7 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -28,7 +29,7 @@ use tokio::{
 };
 
 use super::{
-    NAMESPACES, OUT_OF_SIGHT, Port, Who,
+    Backend, NAMESPACES, OUT_OF_SIGHT, Port, Who,
     client::wait_for,
     state::{Event, Failure, Selection, State},
 };
@@ -75,12 +76,22 @@ impl Fake {
         fake.start_again();
         fake
     }
+}
 
-    pub fn address(&self) -> SocketAddr {
+impl Backend for Fake {
+    fn address(&self) -> SocketAddr {
         self.port.address
     }
 
-    pub fn start_again(&self) {
+    fn ca_file(&self) -> Option<PathBuf> {
+        None
+    }
+
+    fn candidate(&self) -> Option<PathBuf> {
+        None
+    }
+
+    fn start_again(&self) {
         let (shared, address) = (Arc::clone(&self.shared), self.port.address);
         let (stop, stopped) = oneshot::channel();
         let listener = wait_for(&self.runtime, TcpListener::bind(address)).unwrap();
@@ -89,26 +100,26 @@ impl Fake {
         assert!(before.is_none(), "it runs already");
     }
 
-    pub fn stop(&self) {
+    fn stop(&self) {
         let Serving { stop, task } = self.serving.lock().unwrap().take().expect("it runs");
         stop.send(()).unwrap();
         wait_for(&self.runtime, task).unwrap();
     }
 
-    pub fn hang(&self, hangs: bool) {
+    fn hang(&self, hangs: bool) {
         self.shared.hangs.send_replace(hangs);
     }
 
-    pub fn drop_watches(&self) {
+    fn drop_watches(&self) {
         self.shared.round.send_modify(|round| *round += 1);
     }
 
-    pub fn compact(&self) {
+    fn compact(&self) {
         self.shared.change(State::compact);
         self.drop_watches();
     }
 
-    pub fn forbid(&self, who: Who, forbidden: bool) {
+    fn forbid(&self, who: Who, forbidden: bool) {
         let mut all = self.shared.forbidden.lock().unwrap();
         if forbidden {
             all.insert(who)
@@ -117,7 +128,7 @@ impl Fake {
         };
     }
 
-    pub fn requests(&self, who: Who, verb: &str) -> usize {
+    fn requests(&self, who: Who, verb: &str) -> usize {
         let counts = self.shared.counts.lock().unwrap();
         counts.iter().filter(|((each, own), _)| *each == who && *own == verb).map(|(_, count)| count).sum()
     }
