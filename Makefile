@@ -18,7 +18,7 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run test test-chart test-kubernetes test-fresh failpoints simulate chaos fuzz check instructions bench barrier flame clean
+.PHONY: help setup setup-test build run test test-chart test-image test-kubernetes image test-fresh failpoints simulate chaos fuzz check instructions bench barrier flame clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -67,6 +67,16 @@ test: setup-test ## run every test
 test-chart: build ## render the Helm chart with helm 3 and 4, and validate what comes of it (part of test)
 	@scripts/setup chart
 	charts/test/run
+
+image: ## an OCI image around a release build, by buildah: target/image/
+	@scripts/setup build image
+	cargo build $(LOCKED) --release --bin fencegate
+	scripts/image build target/release/fencegate
+
+test-image: build ## make an image of the debug build, and run it from its root (needs root)
+	@scripts/setup image chart
+	scripts/image build target/debug/fencegate
+	IMAGE_ARCHIVE=target/image/fencegate.tar charts/test/run Image FromItsRoot
 
 # What `make test` runs on a fake API server. Real ones are heavy, so two at a time.
 test-kubernetes: ## run the tests about Leases on a real kube-apiserver, which it builds once (minutes)

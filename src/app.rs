@@ -142,7 +142,8 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     let routes = Routes::new(settings).map_err(Faults)?;
     let namespaces = routes.namespaces();
     let gate = assemble(settings, clock, begun, room, (authority, routes));
-    gate.elections.look_at(&namespaces)?;
+    gate.elections.reach(&namespaces)?;
+    gate.elections.look_at(&namespaces);
     let address = |key: &str, listener: &TcpListener| {
         listener.local_addr().map_err(|error| Faults(vec![Fault::new(key, format!("cannot listen: {error}"))]))
     };
@@ -270,9 +271,11 @@ impl Running {
         let authority = Authority::new(settings).map_err(Faults)?;
         let routes = Routes::new(settings).map_err(Faults)?;
         let namespaces = routes.namespaces();
+        // What can go wrong goes first: a faulty file changes nothing.
+        self.gate.elections.reach(&namespaces)?;
         self.plane.reload(settings).await?;
         self.plane.metrics().certificate_holds(self.plane.certificate_not_after());
-        self.gate.elections.look_at(&namespaces)?;
+        self.gate.elections.look_at(&namespaces);
         self.gate.authority.store(Arc::new(authority));
         self.gate.routes.store(Arc::new(routes));
         Ok(())

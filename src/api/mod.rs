@@ -78,7 +78,7 @@ pub struct Gate {
     pub receipts: Receipts,
     /// How many more may watch.
     pub watchers: Arc<Semaphore>,
-    /// No new leases are handed out: the gate is about to stop.
+    /// No new leases are handed out, and no new writes let in: the gate is about to stop.
     pub draining: AtomicBool,
     /// Turns true when streams have to end.
     pub stopping: signal::Sender<bool>,

@@ -43,8 +43,8 @@ async fn metrics(State(gate): State<Shared>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], gate.metrics.render())
 }
 
-/// Hands out no more leases, and answers when what was begun is done. Only for whoever is on this
-/// machine: in a pod, the preStop hook.
+/// Hands out no more leases and lets no more writes begin, and answers when what was begun is done: nothing is on its
+/// way to the store then, and nothing will be. Only for whoever is on this machine: in a pod, the preStop hook.
 async fn drain(
     State(gate): State<Shared>,
     Extension(ConnectInfo(peer)): Extension<ConnectInfo<SocketAddr>>,

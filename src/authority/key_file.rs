@@ -48,7 +48,8 @@ pub fn read(path: &Path) -> Result<SecretKey, KeyFileFault> {
     let fault = |error| KeyFileFault::Io { path: name(), error };
     let about = fs::metadata(path).map_err(fault)?;
     let mode = about.permissions().mode() & 0o777;
-    if mode & 0o077 != 0 {
+    // Group bits are left to the platform: Kubernetes sets them on a Secret with an fsGroup.
+    if mode & 0o007 != 0 {
         return Err(KeyFileFault::Open { path: name(), mode });
     }
     if !about.is_file() || about.len() > MOST {
@@ -70,7 +71,7 @@ mod tests {
         create(&path, &key).unwrap();
         assert_eq!(read(&path).unwrap(), key);
         assert!(matches!(create(&path, &key), Err(KeyFileFault::Io { .. })), "an existing key is never replaced");
-        for mode in [0o640, 0o604, 0o666] {
+        for mode in [0o604, 0o644, 0o666] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             assert!(matches!(read(&path), Err(KeyFileFault::Open { mode: found, .. }) if found == mode));
         }

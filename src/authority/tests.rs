@@ -73,7 +73,7 @@ fn the_gates_own_key_is_one_of_the_issuers_and_nobody_elses_to_read() {
     assert_eq!(keys(&own("", vec![party("a", 1)])), ["authority.key_file"], "they go together");
     let retired = PartySettings { retired: true, ..party("a", 1) };
     assert_eq!(keys(&own("a", vec![retired])), ["authority.key_file"]);
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
     let told = faults(&own("a", vec![party("a", 1)]));
     assert_eq!(told[0].0, "authority.key_file");
     assert!(told[0].1.contains("mode 640"), "{told:?}");

@@ -118,9 +118,8 @@ impl Claimant {
 impl Record {
     /// The lease that a term of leadership writes under.
     pub(super) fn judge_claimant(&self, sealed: bool, claimant: &Claimant, now: Now) -> Result<&Lease, Denial> {
-        let (lease, ended) = match self.place_of(claimant.election)? {
-            Some(found) => found,
-            None => return Err(Denial::Unseen(claimant.election)),
+        let Some((lease, ended)) = self.place_of(claimant.election)? else {
+            return Err(Denial::Unseen(claimant.election));
         };
         let (seq, fence) = (lease.seq, self.fence);
         if claimant.holder.as_ref().is_some_and(|holder| *holder != lease.holder) {
@@ -189,7 +188,7 @@ impl Record {
         match self.elected.as_deref() {
             Some(elected) if self.is_over(elected, election) => refused(LeaseRefusal::Fenced { fence: self.fence }),
             Some(elected) if elected.election == election => self.look_again(holder, lapsed, lease_id, at),
-            _ => self.begin_term(election, holder, lease_id, at),
+            _ => self.begin_term(election, holder.as_ref(), lease_id, at),
         }
     }
 
@@ -200,7 +199,7 @@ impl Record {
             (State::Free { last: None }, Some(holder)) => {
                 let election = self.elected.as_ref().map(|elected| elected.election);
                 match election {
-                    Some(election) => self.begin_term(election, Some(holder), lease_id, at),
+                    Some(election) => self.begin_term(election, Some(&holder), lease_id, at),
                     None => (Outcome::Unchanged, vec![]),
                 }
             }
@@ -216,8 +215,8 @@ impl Record {
     }
 
     /// A term that is new to this record.
-    fn begin_term(&self, election: Election, holder: Option<HolderId>, lease_id: LeaseId, at: &At<'_>) -> Step {
-        let grant = holder.clone().map(|holder| Grant {
+    fn begin_term(&self, election: Election, holder: Option<&HolderId>, lease_id: LeaseId, at: &At<'_>) -> Step {
+        let grant = holder.cloned().map(|holder| Grant {
             lease_id,
             holder,
             ttl: Ttl::FOR_EVER,
@@ -237,7 +236,7 @@ impl Record {
             if let Effect::Store(record) = effect
                 && let Some(seq) = LeaseSeq::new(record.fence.get())
             {
-                let (holder, retired) = (holder.clone(), std::mem::take(&mut retired));
+                let (holder, retired) = (holder.cloned(), std::mem::take(&mut retired));
                 let elected = Elected { election, seq, holder, incarnation: record.incarnation, retired };
                 record.elected = Some(Arc::new(elected));
             }

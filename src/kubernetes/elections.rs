@@ -42,6 +42,9 @@ const PACE: Duration = Duration::from_millis(100);
 const READS_MAX: usize = 8;
 /// Objects that one message to the ledger names.
 const TOLD_AT_ONCE: usize = 256;
+/// How often a Lease that a watch shows to have changed is tried to be read, and how far apart.
+const TRIES: u32 = 30;
+const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// How long to wait before the ledger is asked again that has no room.
 const NO_ROOM: Duration = Duration::from_millis(20);
 
@@ -129,18 +132,23 @@ impl Elections {
         })
     }
 
-    /// Looks at these namespaces from now on, and at no other.
+    /// Finds the way to the API server, if there are namespaces to look at. Whether it answers is not asked.
     ///
     /// # Errors
-    /// Where there is no way to the API server by these settings. Whether it answers is not asked.
-    pub fn look_at(self: &Arc<Self>, namespaces: &[String]) -> Result<(), Faults> {
-        let mut watches = lock(&self.watches);
+    /// Where there is none by these settings.
+    pub fn reach(&self, namespaces: &[String]) -> Result<(), Faults> {
         if !namespaces.is_empty() && self.cluster.get().is_none() {
             let way = Cluster::new(&self.settings.way());
             let way = way.map_err(|(key, what)| Faults(vec![Fault::new(format!("kubernetes.{key}"), what)]))?;
-            // Nobody else sets it: the watches are held.
+            // By the same settings, another one is as good.
             let _ = self.cluster.set(way);
         }
+        Ok(())
+    }
+
+    /// Looks at these namespaces from now on, and at no other.
+    pub fn look_at(self: &Arc<Self>, namespaces: &[String]) {
+        let mut watches = lock(&self.watches);
         watches.retain(|namespace, task| {
             let stays = namespaces.contains(namespace);
             if !stays {
@@ -158,7 +166,6 @@ impl Elections {
         // Which Lease an object has may have changed: each is looked up anew.
         self.objects.write().unwrap_or_else(PoisonError::into_inner).clear();
         lock(&self.entries).clear();
-        Ok(())
     }
 
     /// Stops looking.
@@ -276,16 +283,18 @@ impl Elections {
         let this = Arc::clone(self);
         let arrived = entry.begun.load(Ordering::Acquire);
         self.runtime.spawn(async move {
-            let mut last = entry.reading.lock().await;
-            if this.needs_read(&entry, &last, arrived, None) {
-                if let Err(away) = this.read(&entry, &mut last).await {
-                    // The next look at the watch, or the next write, asks again.
-                    tracing::warn!(lease = %entry.name, %away, "a Lease has changed and cannot be read");
+            for _ in 0..TRIES {
+                let mut last = entry.reading.lock().await;
+                let is_known =
+                    !this.needs_read(&entry, &last, arrived, None) || this.read(&entry, &mut last).await.is_ok();
+                if is_known && this.tell(&entry, &mut last, None).await.is_ok() {
                     return;
                 }
+                drop(last);
+                tokio::time::sleep(TRY_AGAIN).await;
             }
-            // Whether anybody is told or not, nobody waits for it here.
-            let _ = this.tell(&entry, &mut last, None).await;
+            // The term that is known runs out, and whoever has another token is looked up.
+            tracing::warn!(lease = %entry.name, "a Lease has changed, and could not be read");
         });
     }
 

@@ -116,6 +116,7 @@ mod tests {
         Now { wall: WallMs(T0 + ms), boot: BootMs(1_000 + ms) }
     }
 
+    #[allow(clippy::unnecessary_wraps, reason = "as it is read")]
     /// `renewed`: milliseconds after T0, by the holder's clock.
     fn seen(transitions: u32, holder: &str, renewed: i64) -> Option<Seen> {
         Some(Seen {

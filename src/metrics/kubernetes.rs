@@ -14,7 +14,7 @@ impl KubernetesMetrics {
         Self {
             watching: registry.gauges(
                 "fencegate_kubernetes_watch_up",
-                &["namespace"],
+                &["lease_namespace"],
                 "1 while the watch of a namespace's Leases is served.",
             ),
             reads: registry.counters(

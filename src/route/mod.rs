@@ -304,10 +304,9 @@ fn external(given: &RouteSettings) -> Result<Option<External>, (&'static str, St
 fn kubernetes(given: &RouteSettings, settings: &Settings) -> Result<Option<Kubernetes>, (&'static str, String)> {
     let RouteLease { namespace, name, check_holder } = &given.kubernetes;
     if given.lease_source != LeaseSource::Kubernetes {
-        return match given.kubernetes == RouteLease::default() {
-            true => Ok(None),
-            false => Err(("kubernetes", "is for lease_source = \"kubernetes\"".to_owned())),
-        };
+        let is_given = given.kubernetes != RouteLease::default();
+        let what = "is for lease_source = \"kubernetes\"";
+        return if is_given { Err(("kubernetes", what.to_owned())) } else { Ok(None) };
     }
     // Its own fault is found elsewhere.
     let Ok((path, object)) = parse(given) else { return Ok(None) };

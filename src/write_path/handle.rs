@@ -5,6 +5,7 @@ use std::{
     future::Future,
     pin::Pin,
     rc::Rc,
+    sync::atomic::Ordering,
     task::{Context, Poll},
 };
 
@@ -330,7 +331,9 @@ impl Entrance {
     ) -> Result<WriteOf, Refused> {
         let route = &outfit.plan.routes.all()[self.route];
         let passage = Passage::new(self.entered, admitted);
-        if worker.closing.get() {
+        // Whoever drains has said so before it looks whether anything is in flight, and this write is.
+        if worker.closing.get() || worker.gate.draining.load(Ordering::Acquire) {
+            passage.back_out();
             let why = "this gate is stopping; nothing was sent. Try again once it is back";
             return Err(Refused::new(Code::GateStopping, why).about(passage.object(), &route.name));
         }

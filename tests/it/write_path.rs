@@ -209,7 +209,7 @@ fn an_http_2_client_that_takes_nothing_is_let_go() {
 }
 
 #[test]
-fn a_drain_waits_for_writes_on_their_way() {
+fn a_drain_waits_for_writes_on_their_way_and_lets_no_more_begin() {
     let bench = Bench::new();
     let folder = tempfile::tempdir().unwrap();
     let go = folder.path().join("go");
@@ -221,9 +221,14 @@ fn a_drain_waits_for_writes_on_their_way() {
     ops.send("POST", "/drain", &[], b"").unwrap();
     let mut other = bench.gate.ops();
     until("the drain has begun", || other.get("/readyz").status == 503);
+    let late = bench.put("/users/1", &[("fence-token", bench.token())]);
+    late.refusal(503, "GATE_STOPPING");
+    assert_eq!(bench.gate.gate().get("/users/1").status, 200, "reads go on");
     std::fs::write(go, "").unwrap();
     assert_eq!(write.receive().unwrap().status, 200, "it was not cut short");
     assert_eq!(ops.receive().unwrap().body, b"drained\n");
+    bench.put("/users/1", &[("fence-token", bench.token())]).refusal(503, "GATE_STOPPING");
+    assert_eq!(bench.store.story(), ["GET /users/1", "PUT /users/1"], "the read overtook it");
 }
 
 #[test]

@@ -11,7 +11,7 @@ fn without_an_api_server_what_is_known_counts_until_it_runs_out() {
     let (old, token) = (world.take("a"), world.take("b"));
     world.put(&token).applied();
     world.server.stop();
-    let down = format!("fencegate_kubernetes_watch_up{{namespace=\"{NAMESPACE}\"}} 0");
+    let down = format!("fencegate_kubernetes_watch_up{{lease_namespace=\"{NAMESPACE}\"}} 0");
     until("the gate notices", || world.gate.shows(&down));
     world.passes(SECONDS - 1);
     world.put(&token).applied();

@@ -2,9 +2,11 @@
 //!
 //! - `server`: the API server itself, fake or real.
 //! - `terms`: Leases that change hands. `away`: an API server that does not say, and gates that start again.
-//! - `world`: what they play in.
+//! - `candidates`: processes that elect a leader as client-go does, or by client-go.
+//! - `world`: what the first two play in.
 
 mod away;
+mod candidates;
 mod server;
 mod terms;
 mod world;

@@ -83,7 +83,7 @@ impl World {
 
     /// Returns when the gate watches.
     pub fn watches(&self) {
-        let up = format!("fencegate_kubernetes_watch_up{{namespace=\"{NAMESPACE}\"}} 1");
+        let up = format!("fencegate_kubernetes_watch_up{{lease_namespace=\"{NAMESPACE}\"}} 1");
         until("the gate watches", || self.gate.shows(&up));
     }
 

@@ -1,0 +1,251 @@
+//! Candidates in processes of their own, that elect a leader by a Lease as client-go does, and whose leader writes. On
+//! a real API server they are client-go itself; else a script with its rules.
+//!
+//! What is promised is read off the store's own notes: the gate's numbers never go down, and each number is one
+//! candidate's. With a gate that forwards what it should refuse, the same notes must show it.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::world::NAMESPACE;
+use crate::support::{
+    kube::{ApiServer, Who},
+    process::{Gate, Site, binary, failpoints_binary},
+    store::Store,
+    until,
+};
+
+/// The Lease, and the object that it governs.
+const NAME: &str = "users";
+
+struct Place {
+    server: ApiServer,
+    store: Store,
+    gate: Gate,
+    _site: Site,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self::with(Command::new(binary()))
+    }
+
+    fn with(command: Command) -> Self {
+        let (server, store) = (ApiServer::start(), Store::start());
+        let site = Site::with_table();
+        let ca = server.ca_file().map(|ca| format!("ca_file = '{}'\n", ca.display())).unwrap_or_default();
+        site.configure(&format!(
+            "[store]\nurl = '{}'\n[kubernetes]\nurl = '{}'\ntoken_file = '{}'\n{ca}[[route]]\nname = 'led'\nlease_source = 'kubernetes'\nkubernetes = {{ namespace = '{NAMESPACE}', name = '{{object}}' }}\n",
+            store.url(),
+            server.url(),
+            server.token_file(Who::Gate).display(),
+        ));
+        let gate = site.serve_with(command);
+        Self { server, store, gate, _site: site }
+    }
+
+    /// One that stands for election, and writes `/users/<identity>` while it leads.
+    fn candidate(&self, identity: &str, more: &[&str]) -> Candidate {
+        let mut command = match self.server.candidate() {
+            Some(program) => Command::new(program),
+            None => {
+                let mut python = Command::new("python3");
+                python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kubernetes/candidate.py"));
+                python
+            }
+        };
+        if let Some(ca) = self.server.ca_file() {
+            command.arg("--ca").arg(ca);
+        }
+        command.arg("--token-file").arg(self.server.token_file(Who::Candidate));
+        for (flag, value) in [
+            ("--server", self.server.url().as_str()),
+            ("--namespace", NAMESPACE),
+            ("--name", NAME),
+            ("--identity", identity),
+            ("--lease-duration", "3s"),
+            ("--renew-deadline", "2s"),
+            ("--retry-period", "300ms"),
+            ("--every", "20ms"),
+            ("--gate", &format!("http://{}", self.gate.gate)),
+            ("--path", &format!("/{NAME}/{identity}")),
+        ] {
+            command.args([flag, value]);
+        }
+        Candidate::start(command.args(more))
+    }
+
+    /// Who wrote what the store has applied, and under which number, in order.
+    fn applied(&self) -> Vec<(u64, String)> {
+        let line = |each: &Value| {
+            let seq = each["headers"]["fence-seq"].as_str().map_or(0, |seq| seq.parse().unwrap());
+            (seq, each["path"].as_str().unwrap().rsplit('/').next().unwrap().to_owned())
+        };
+        self.store.applied().iter().map(line).collect()
+    }
+
+    fn has_written(&self, identity: &str) -> usize {
+        self.applied().iter().filter(|(_, by)| by == identity).count()
+    }
+
+    /// What is wrong with the store's notes.
+    fn violations(&self) -> Vec<String> {
+        let applied = self.applied();
+        let downward = applied.windows(2).filter(|pair| pair[1].0 < pair[0].0).map(|pair| format!("{pair:?}"));
+        let shared = applied.iter().filter(|(seq, by)| applied.iter().any(|(other, who)| other == seq && who != by));
+        downward.chain(shared.map(|each| format!("{each:?} is two candidates'"))).collect()
+    }
+}
+
+struct Candidate {
+    child: Child,
+    lines: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Candidate {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).stdin(Stdio::null()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let lines: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let kept = Arc::clone(&lines);
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                kept.lock().unwrap().push(serde_json::from_str(&line).unwrap());
+            }
+        });
+        Self { child, lines }
+    }
+
+    fn events(&self, wanted: &str) -> Vec<Value> {
+        self.lines.lock().unwrap().iter().filter(|line| line["event"] == wanted).cloned().collect()
+    }
+
+    /// The tokens that it has led with.
+    fn tokens(&self) -> Vec<String> {
+        self.events("leading").iter().map(|line| line["token"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Leads, and has written since: its newest token.
+    fn leads(&self, place: &Place, identity: &str) -> String {
+        until("it leads", || !self.tokens().is_empty());
+        let before = place.has_written(identity);
+        until("its writes land", || place.has_written(identity) > before);
+        self.tokens().pop().unwrap()
+    }
+
+    /// How often the gate has refused it with this code.
+    fn refused(&self, code: &str) -> usize {
+        self.events("answer").iter().filter(|line| line["fence_error"] == code).count()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap(), signal).unwrap();
+    }
+}
+
+impl Drop for Candidate {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn transitions(token: &str) -> u32 {
+    token.rsplit('.').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_next_candidate_takes_over_from_one_that_was_killed() {
+    let place = Place::new();
+    let mut first = place.candidate("a", &[]);
+    let led = first.leads(&place, "a");
+    let second = place.candidate("b", &[]);
+    first.child.kill().unwrap();
+    let leads = second.leads(&place, "b");
+    assert_eq!(transitions(&leads), transitions(&led) + 1);
+    assert_eq!(place.violations(), [""; 0]);
+    assert_eq!(place.applied().last().unwrap().0, 2);
+}
+
+#[test]
+fn a_lease_that_is_given_back_goes_to_the_next_at_once() {
+    let place = Place::new();
+    let mut first = place.candidate("a", &["--release-on-cancel"]);
+    first.leads(&place, "a");
+    let second = place.candidate("b", &[]);
+    first.signal(Signal::TERM);
+    assert!(first.child.wait().unwrap().success());
+    second.leads(&place, "b");
+    assert_eq!((first.refused("WRITE_STALE_FENCE"), place.violations()), (0, vec![]));
+}
+
+/// A leader stands still past its lease, while another is elected and writes; then it goes on.
+fn stop_and_go_on(place: &Place) -> (Candidate, Candidate) {
+    let first = place.candidate("a", &[]);
+    first.leads(place, "a");
+    let second = place.candidate("b", &[]);
+    first.signal(Signal::STOP);
+    second.leads(place, "b");
+    first.signal(Signal::CONT);
+    (first, second)
+}
+
+#[test]
+fn a_leader_that_stood_still_past_its_lease_is_refused() {
+    let place = Place::new();
+    let (first, second) = stop_and_go_on(&place);
+    until("its late write is refused", || first.refused("WRITE_STALE_FENCE") > 0);
+    second.leads(&place, "b");
+    assert_eq!(place.violations(), [""; 0]);
+}
+
+#[test]
+fn these_tests_notice_a_gate_that_forwards_stale_writes() {
+    let mut command = Command::new(failpoints_binary());
+    command.env("FENCEGATE_TEST_FAULT", "forward-stale");
+    let place = Place::with(command);
+    let (_first, _second) = stop_and_go_on(&place);
+    until("the late write is in the store's notes", || !place.violations().is_empty());
+}
+
+#[test]
+fn a_lease_that_is_deleted_under_its_leader_is_another_one_afterwards() {
+    let place = Place::new();
+    let leader = place.candidate("a", &["--stay"]);
+    let before = leader.leads(&place, "a");
+    place.server.delete(NAMESPACE, NAME);
+    until("it leads by another Lease", || leader.tokens().last() != Some(&before));
+    let after = leader.leads(&place, "a");
+    assert_ne!(after.split('.').nth(1), before.split('.').nth(1), "another uid");
+    let late = place.gate.gate().call("PUT", "/users/late", &[("fence-token", &before)], b"late");
+    late.refusal(412, "WRITE_STALE_FENCE");
+    assert_eq!(place.violations(), [""; 0]);
+}
+
+#[test]
+fn a_watch_that_expires_and_an_api_server_that_is_killed_cost_writes_and_never_order() {
+    let place = Place::new();
+    let candidates = [place.candidate("a", &["--stay"]), place.candidate("b", &["--stay"])];
+    let written = || place.applied().len();
+    let writes_on = || {
+        let before = written();
+        until("somebody writes", || written() > before + 5);
+    };
+    writes_on();
+    place.server.compact();
+    writes_on();
+    place.server.stop();
+    // The leader gives up by itself; whatever it sends until then is of its own term.
+    until("nobody leads any more", || candidates.iter().any(|each| !each.events("lost").is_empty()));
+    place.server.start_again();
+    writes_on();
+    assert_eq!(place.violations(), [""; 0]);
+    assert_eq!(place.gate.gate().get("/users/x").status, 200);
+}
