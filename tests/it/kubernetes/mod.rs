@@ -1,12 +1,13 @@
 //! Objects whose lock is a Lease of Kubernetes.
 //!
-//! - `server`: the API server itself, fake or real.
+//! - `server`: the API server itself, fake or real. `candidate`: controllers that elect with client-go.
 //! - `terms`: Leases that change hands. `away`: an API server that does not say, and gates that start again.
-//! - `candidates`: processes that elect a leader as client-go does, or by client-go.
-//! - `world`: what the first two play in.
+//! - `handover`: candidates in processes of their own, whose leader writes through the gate.
+//! - `world`: what `terms` and `away` play in.
 
 mod away;
-mod candidates;
+mod candidate;
+mod handover;
 mod server;
 mod terms;
 mod world;

@@ -110,6 +110,40 @@ fn a_stale_update_is_a_conflict() {
 }
 
 #[test]
+fn an_update_of_what_is_not_there_creates_it() {
+    let server = ApiServer::start();
+    let sent = lease("users", &json!({ "holderIdentity": "a" }));
+    let candidate = server.client(Who::Candidate);
+    let made = candidate.call("PUT", &path("users"), Some(&sent)).expect(201);
+    assert_eq!(text(&server.lease(HERE, "users").unwrap(), "uid"), text(&made, "uid"));
+}
+
+#[test]
+fn an_update_that_changes_nothing_is_no_change() {
+    let server = ApiServer::start();
+    let made = server.take(HERE, "users", "a", 15);
+    let same = server.client(Who::Candidate).call("PUT", &path("users"), Some(&made)).expect(200);
+    assert_eq!(revision(&same), revision(&made));
+    // A holder that steps down leaves an empty name, and that is not none.
+    let released = server.edit(HERE, "users", |spec| spec["holderIdentity"] = json!(""));
+    assert_eq!(released["spec"]["holderIdentity"], "");
+}
+
+#[test]
+fn a_delete_may_name_which() {
+    let server = ApiServer::start();
+    let made = server.take(HERE, "users", "a", 15);
+    let delete = |precondition: Value| {
+        let options = json!({ "kind": "DeleteOptions", "apiVersion": "v1", "preconditions": precondition });
+        server.client(Who::Admin).call("DELETE", &path("users"), Some(&options))
+    };
+    fails(&delete(json!({ "uid": "00000000-0000-4000-8000-000000000000" })), 409, "Conflict");
+    fails(&delete(json!({ "resourceVersion": "1" })), 409, "Conflict");
+    let done = delete(json!({ "uid": text(&made, "uid") })).expect(200);
+    assert_eq!((&done["status"], &done["details"]["uid"]), (&json!("Success"), &made["metadata"]["uid"]));
+}
+
+#[test]
 fn one_of_two_updates_at_once_wins() {
     let server = ApiServer::start();
     let before = server.take(HERE, "users", "a", 15);
@@ -190,6 +224,8 @@ fn a_watch_without_a_beginning_starts_with_what_is_there() {
         let (kind, object) = next(&mut watch);
         assert_eq!((kind.as_str(), text(&object, "uid")), ("ADDED", text(&made, "uid")));
     }
+    let beyond = format!("{}?resourceVersion=9000000000", leases(HERE));
+    fails(&server.client(Who::Gate).call("GET", &beyond, None), 504, "Timeout");
     for version in ["", "0", text(&made, "resourceVersion")] {
         let query = format!("{}?resourceVersion={version}&limit=500", leases(HERE));
         let listed = server.client(Who::Gate).call("GET", &query, None).expect(200);

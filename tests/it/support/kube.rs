@@ -18,6 +18,9 @@
 //! server.stop();                                             // kill -9; start_again() on the same port
 //! ```
 //!
+//! With `make test-kubernetes` there is also a [`Candidate`] that uses client-go itself, for either server. Tests that
+//! need it are `#[ignore]`d elsewhere.
+//!
 //! Where the two differ:
 //! - `compact`: the real one keeps recent changes in its own memory, whatever etcd forgets. So etcd is compacted and
 //!   the server is killed and started: then both have forgotten. On both, running watches break, and whoever resumes
@@ -26,6 +29,7 @@
 //! - `hang` stops the real one with SIGSTOP.
 //! - The fake sends a bookmark only when a watch's `timeoutSeconds` are over; the real one also once a minute.
 
+mod candidate;
 mod client;
 mod fake;
 mod real;
@@ -34,9 +38,12 @@ mod state;
 use std::{fs, net::SocketAddr, path::PathBuf};
 
 use serde_json::{Value, json};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 
-pub use self::client::{Client, Watch};
+pub use self::{
+    candidate::Candidate,
+    client::{Client, Watch},
+};
 use self::{fake::Fake, real::Real};
 
 /// Namespaces that gate and candidates may work in.
@@ -103,7 +110,6 @@ impl Port {
 trait Backend: Send + Sync {
     fn address(&self) -> SocketAddr;
     fn ca_file(&self) -> Option<PathBuf>;
-    fn candidate(&self) -> Option<PathBuf>;
     fn stop(&self);
     fn start_again(&self);
     fn hang(&self, hangs: bool);
@@ -144,32 +150,31 @@ pub fn micro_time() -> Value {
 }
 
 impl ApiServer {
-    #[allow(clippy::disallowed_methods, reason = "make test-kubernetes says where it is")]
     pub fn start() -> Self {
-        let runtime = Runtime::new().unwrap();
-        let handle = runtime.handle().clone();
-        let server: Box<dyn Backend> = match std::env::var_os("FENCEGATE_TEST_KUBE_APISERVER") {
-            Some(programs) => Box::new(Real::start(programs.into(), handle)),
-            None => Box::new(Fake::start(handle)),
-        };
-        let folder = tempfile::tempdir().unwrap();
+        match candidate::programs() {
+            Some(programs) => Self::with(|runtime| Box::new(Real::start(programs, runtime))),
+            None => Self::fake(),
+        }
+    }
+
+    pub fn fake() -> Self {
+        Self::with(|runtime| Box::new(Fake::start(runtime)))
+    }
+
+    fn with(start: impl FnOnce(Handle) -> Box<dyn Backend>) -> Self {
+        let (runtime, folder) = (Runtime::new().unwrap(), tempfile::tempdir().unwrap());
         for who in Who::ALL {
             fs::write(folder.path().join(who.user()), who.token()).unwrap();
         }
-        Self { server, folder, runtime: Some(runtime) }
+        Self { server: start(runtime.handle().clone()), folder, runtime: Some(runtime) }
     }
 
     pub fn is_real(&self) -> bool {
-        self.candidate().is_some()
-    }
-
-    /// The candidate that uses client-go (tests/kubernetes/candidate), where there is a real server.
-    pub fn candidate(&self) -> Option<PathBuf> {
-        self.server.candidate()
+        self.ca_file().is_some()
     }
 
     pub fn url(&self) -> String {
-        let scheme = if self.ca_file().is_some() { "https" } else { "http" };
+        let scheme = if self.is_real() { "https" } else { "http" };
         format!("{scheme}://{}", self.server.address())
     }
 

@@ -80,11 +80,9 @@ func fail(why string) {
 }
 
 func checkFlags() {
-	needed := map[string]string{"server": *server, "token-file": *tokenFile, "namespace": *namespace, "name": *name,
-		"identity": *identity, "gate": *gate, "path": *path}
-	for flag, value := range needed {
-		if value == "" {
-			fail("--" + flag + " is missing")
+	for _, needed := range []string{"server", "token-file", "namespace", "name", "identity", "gate", "path"} {
+		if flag.Lookup(needed).Value.String() == "" {
+			fail("--" + needed + " is missing")
 		}
 	}
 	if *leaseDuration < time.Second || *leaseDuration%time.Second != 0 {

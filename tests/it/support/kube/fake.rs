@@ -87,10 +87,6 @@ impl Backend for Fake {
         None
     }
 
-    fn candidate(&self) -> Option<PathBuf> {
-        None
-    }
-
     fn start_again(&self) {
         let (shared, address) = (Arc::clone(&self.shared), self.port.address);
         let (stop, stopped) = oneshot::channel();
@@ -236,8 +232,9 @@ fn allowed(shared: &Shared, call: &Call) -> Result<(), Failure> {
     } else {
         format!("in the namespace \"{namespace}\"")
     };
+    let object = call.name.as_ref().map(|name| format!(" {name:?}")).unwrap_or_default();
     let message = format!(
-        "leases.coordination.k8s.io is forbidden: User \"{user}\" cannot {verb} resource \"leases\" in API group \
+        "leases.coordination.k8s.io{object} is forbidden: User \"{user}\" cannot {verb} resource \"leases\" in API group \
          \"coordination.k8s.io\" {place}"
     );
     Err(Failure::new(403, "Forbidden", message))

@@ -153,10 +153,6 @@ impl Backend for Real {
         Some(self.authority.ca())
     }
 
-    fn candidate(&self) -> Option<PathBuf> {
-        Some(self.programs.join("candidate"))
-    }
-
     fn start_again(&self) {
         let child = spawn(self.command(), self.folder.path(), "kube-apiserver");
         let before = self.server.lock().unwrap().replace(child);
