@@ -1,11 +1,13 @@
 //! Leases of a Kubernetes cluster. The only place that knows `kube`.
 //!
 //! - [`api`]: the way to the API server, and one Lease as it is read there.
+//! - [`candidate`]: taking part in an election, for the agent.
 //! - [`elections`]: who was elected, for the gate: asks, and tells the ledger.
 //! - [`known`]: what is known of one Lease, and until when it counts as held. Touches nothing.
 //! - [`watch`]: the watch of a namespace: renewals, and hints that there is something to ask about.
 
 pub mod api;
+pub mod candidate;
 pub mod elections;
 pub mod known;
 pub mod watch;

@@ -1,0 +1,367 @@
+//! A term in hand: renewed in the background, lost at the first definite sign, never good past its renew deadline.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use thiserror::Error;
+use tokio::sync::{Mutex as AsyncMutex, watch};
+
+use super::{Over, Timing, campaign::Candidate, released, renewed, still_of};
+use crate::{
+    client::{Token, backoff::Backoff},
+    fence::{BootMs, HolderId, election::Election},
+    kubernetes::api::{Away, LeaseName, NotWritten, Seen},
+};
+
+/// A timer does not count while the machine sleeps, but the deadline does: so it is looked at this often.
+const LOOK: Duration = Duration::from_secs(1);
+/// A release is tried for so long. What cannot be released runs out.
+const RELEASE: Duration = Duration::from_secs(5);
+/// First wait between tries.
+const BACKOFF_MS: u64 = 50;
+/// How often a renewal is tried again at once, after somebody else has changed the Lease and left it ours.
+const CONFLICTS: usize = 4;
+
+/// Why a renewal that was asked for did not happen.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum NotRenewed {
+    #[error(transparent)]
+    Over(Over),
+    /// The term may be good still: nobody knows.
+    #[error("{0}")]
+    Unconfirmed(String),
+}
+
+/// A term of this process, from when the API server has confirmed it.
+pub struct Term {
+    who: Candidate,
+    election: Election,
+    token: Token,
+    /// When the last renewal that was confirmed was sent, on the boot clock.
+    renewed_at: AtomicU64,
+    /// What became of the last renewal, where it was not confirmed.
+    last: Mutex<Option<String>>,
+    over: watch::Sender<Option<Over>>,
+    /// As the API server last said it is. Whoever writes it holds this.
+    lease: AsyncMutex<Lease>,
+}
+
+impl std::fmt::Debug for Term {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Term({} {})", self.who.at, self.election)
+    }
+}
+
+impl Term {
+    /// Takes a Lease into care that is `who`'s by the API server's word, in answer to what was sent then.
+    pub(super) fn begin(who: Candidate, lease: Lease, seen: &Seen, sent: BootMs) -> Self {
+        Self {
+            who,
+            election: seen.election,
+            token: Token::new(&seen.election.to_string()),
+            renewed_at: AtomicU64::new(sent.0),
+            last: Mutex::default(),
+            over: watch::Sender::new(None),
+            lease: AsyncMutex::new(lease),
+        }
+    }
+
+    /// The token, if the term is good now by this machine's clock: also right after this process was stopped for
+    /// longer than its renew deadline.
+    ///
+    /// # Errors
+    /// With why it is over.
+    pub fn token(&self) -> Result<Token, Over> {
+        self.check()?;
+        Ok(self.token.clone())
+    }
+
+    #[must_use]
+    pub fn election(&self) -> Election {
+        self.election
+    }
+
+    #[must_use]
+    pub fn identity(&self) -> &HolderId {
+        &self.who.identity
+    }
+
+    #[must_use]
+    pub fn at(&self) -> &LeaseName {
+        &self.who.at
+    }
+
+    #[must_use]
+    pub fn timing(&self) -> &Timing {
+        &self.who.timing
+    }
+
+    /// How much is left until its renew deadline; 0 once it is over.
+    #[must_use]
+    pub fn left_ms(&self) -> u64 {
+        self.check().map_or(0, |()| self.until().since(self.now()))
+    }
+
+    /// Returns when it is over, with the reason.
+    pub async fn over(&self) -> Over {
+        match self.over.subscribe().wait_for(Option::is_some).await {
+            Ok(why) => why.clone().unwrap_or(Over::Released),
+            Err(_) => Over::Released,
+        }
+    }
+
+    /// A write with its token was refused for the term's sake: there is nothing left to hold.
+    pub fn refused_write(&self, code: &str) {
+        self.end(Over::Write { code: code.to_owned() });
+    }
+
+    /// Renews, and says whether the API server has: for whoever wants its word before each write. A renewal that
+    /// somebody else asks for meanwhile counts for both.
+    ///
+    /// # Errors
+    /// Where the term is over, or the API server did not confirm in time.
+    pub async fn renew(&self) -> Result<(), NotRenewed> {
+        self.check().map_err(NotRenewed::Over)?;
+        let patience = self.who.timing.patience();
+        let late =
+            || NotRenewed::Unconfirmed(format!("no answer of the API server within {} ms", patience.as_millis()));
+        tokio::time::timeout(patience, self.renew_after(self.now())).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    async fn renew_after(&self, asked: BootMs) -> Result<(), NotRenewed> {
+        let Candidate { cluster, at, identity, timing, clock } = &self.who;
+        let unconfirmed = |away: Away| NotRenewed::Unconfirmed(away.to_string());
+        let mut lease = self.lease.lock().await;
+        for _ in 0..CONFLICTS {
+            if self.renewed_at() > asked {
+                break;
+            }
+            let now = clock.now();
+            match cluster.replace(&renewed(lease.clone(), identity.as_str(), timing, now.wall)).await {
+                Ok(answer) => {
+                    self.is_still_ours(Some(&Seen::of(&answer).map_err(unconfirmed)?))?;
+                    *lease = answer;
+                    self.renewed_at.fetch_max(now.boot.0, Ordering::AcqRel);
+                    self.set_last(None);
+                    return self.check().map_err(NotRenewed::Over);
+                }
+                // An earlier renewal may have been carried out without an answer. Or it is gone.
+                Err(NotWritten::Conflict | NotWritten::Away(Away::Refused { status: 404, .. })) => {
+                    let read = cluster.read(at).await.map_err(unconfirmed)?;
+                    let seen = read.as_ref().map(Seen::of).transpose().map_err(unconfirmed)?;
+                    self.is_still_ours(seen.as_ref())?;
+                    *lease = read.unwrap_or_default();
+                }
+                Err(NotWritten::Away(away)) => return Err(unconfirmed(away)),
+            }
+        }
+        if self.renewed_at() > asked {
+            return self.check().map_err(NotRenewed::Over);
+        }
+        Err(NotRenewed::Unconfirmed("somebody else keeps changing this Lease".to_owned()))
+    }
+
+    fn is_still_ours(&self, seen: Option<&Seen>) -> Result<(), NotRenewed> {
+        still_of(self.election, self.who.identity.as_str(), seen).map_err(|over| NotRenewed::Over(self.end(over)))
+    }
+
+    /// Renews again and again, until it is over.
+    pub async fn keep(&self) -> Over {
+        let retry = self.who.timing.retry;
+        let mut backoff = Backoff::new(BACKOFF_MS.min(retry.0), retry.0);
+        let mut next = self.renewed_at().after(retry);
+        loop {
+            self.sleep_until(next).await;
+            if let Err(over) = self.check() {
+                return over;
+            }
+            let renewed = tokio::select! {
+                biased;
+                over = self.over() => return over,
+                renewed = self.renew() => renewed,
+                // The renewal's own timer does not count while the machine sleeps.
+                () = self.sleep_until(BootMs(u64::MAX)) => Err(NotRenewed::Unconfirmed("no answer in time".to_owned())),
+            };
+            next = match renewed {
+                Ok(()) => {
+                    backoff.reset();
+                    self.renewed_at().after(retry)
+                }
+                Err(NotRenewed::Over(over)) => return over,
+                Err(NotRenewed::Unconfirmed(why)) => {
+                    if self.set_last(Some(why.clone())).is_none() {
+                        tracing::warn!(lease = %self.who.at, why, left_ms = self.left_ms(), "a renewal was not confirmed");
+                    }
+                    BootMs(
+                        self.now().0.saturating_add(u64::try_from(backoff.next(None).as_millis()).unwrap_or(retry.0)),
+                    )
+                }
+            };
+        }
+    }
+
+    /// Gives it back. To be called when nothing writes with its token any more.
+    ///
+    /// # Errors
+    /// Where the API server did not say so in time; it then runs out.
+    pub async fn release(&self) -> Result<(), String> {
+        self.end(Over::Released);
+        let known = self.lease.lock().await.clone();
+        give_back(&self.who, Some(known), |seen| self.is_still_ours(Some(seen)).is_ok()).await
+    }
+
+    fn now(&self) -> BootMs {
+        self.who.clock.now().boot
+    }
+
+    fn renewed_at(&self) -> BootMs {
+        BootMs(self.renewed_at.load(Ordering::Acquire))
+    }
+
+    fn until(&self) -> BootMs {
+        self.renewed_at().after(self.who.timing.renew_deadline)
+    }
+
+    fn check(&self) -> Result<(), Over> {
+        if let Some(why) = &*self.over.borrow() {
+            return Err(why.clone());
+        }
+        if self.now() >= self.until() {
+            let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            return Err(self.end(Over::Deadline { last }));
+        }
+        Ok(())
+    }
+
+    /// The first reason stays.
+    fn end(&self, why: Over) -> Over {
+        self.over.send_if_modified(|over| {
+            let is_first = over.is_none();
+            over.get_or_insert(why);
+            is_first
+        });
+        self.over.borrow().clone().unwrap_or(Over::Released)
+    }
+
+    /// Returns what was said before.
+    fn set_last(&self, last: Option<String>) -> Option<String> {
+        std::mem::replace(&mut *self.last.lock().unwrap_or_else(PoisonError::into_inner), last)
+    }
+
+    /// Returns at this time, or at the deadline, whichever comes first; or when it is over.
+    async fn sleep_until(&self, at: BootMs) {
+        loop {
+            let left = at.min(self.until()).since(self.now());
+            if left == 0 {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK.min(Duration::from_millis(left))) => {}
+                _ = self.over() => return,
+            }
+        }
+    }
+}
+
+/// Writes that nobody holds a Lease, if it `is_ours` as it was read.
+pub(super) async fn give_back(
+    who: &Candidate,
+    known: Option<Lease>,
+    is_ours: impl Fn(&Seen) -> bool,
+) -> Result<(), String> {
+    let Candidate { cluster, at, clock, .. } = who;
+    let give = async {
+        let mut known = known;
+        let mut backoff = Backoff::new(BACKOFF_MS, 1_000);
+        loop {
+            let read = match known.take() {
+                Some(lease) => Ok(Some(lease)),
+                None => cluster.read(at).await,
+            };
+            let away = match read {
+                Ok(None) => return Ok(()),
+                Ok(Some(lease)) => {
+                    if !Seen::of(&lease).is_ok_and(|seen| is_ours(&seen)) {
+                        return Ok(());
+                    }
+                    match cluster.replace(&released(lease, clock.now().wall)).await {
+                        Ok(_) => return Ok(()),
+                        Err(NotWritten::Conflict | NotWritten::Away(Away::Refused { status: 404, .. })) => continue,
+                        Err(NotWritten::Away(away)) => away,
+                    }
+                }
+                Err(away) => away,
+            };
+            if away.is_final() {
+                return Err(away.to_string());
+            }
+            tokio::time::sleep(backoff.next(None)).await;
+        }
+    };
+    let late = || Err(format!("the API server did not confirm within {} s", RELEASE.as_secs()));
+    tokio::time::timeout(RELEASE, give).await.unwrap_or_else(|_| late())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        clock::{Clock, Driver},
+        config::KubernetesSettings,
+        fence::{Now, WallMs},
+        kubernetes::{api::Cluster, candidate::created},
+    };
+
+    const UID: &str = "8f2d3c1a-0b4e-4c6d-9a7f-112233445566";
+
+    /// A term that nobody keeps: only the clock can end it.
+    fn term() -> (Term, Driver) {
+        let (clock, driver) = Clock::driven(Now { wall: WallMs(1_700_000_000_000), boot: BootMs(1_000) });
+        let settings = KubernetesSettings { url: "http://127.0.0.1:1".to_owned(), ..KubernetesSettings::default() };
+        let at = LeaseName { namespace: "left".to_owned(), name: "users".to_owned() };
+        let (identity, timing) = (HolderId::new("a").unwrap(), Timing::new(15_000));
+        let mut lease = created(&at, "a", &timing, clock.now().wall);
+        lease.metadata.uid = Some(UID.to_owned());
+        let seen = Seen::of(&lease).unwrap();
+        let who = Candidate { cluster: Cluster::new(&settings).unwrap(), at, identity, timing, clock };
+        (Term::begin(who, lease, &seen, BootMs(1_000)), driver)
+    }
+
+    #[tokio::test]
+    async fn no_token_is_given_from_the_renew_deadline_on_whoever_looks_first() {
+        let (term, driver) = term();
+        assert_eq!(term.token().unwrap().expose(), format!("k8s.{UID}.0"));
+        driver.advance(9_999);
+        assert!(term.token().is_ok());
+        assert_eq!(term.left_ms(), 1);
+        driver.advance(1);
+        assert_eq!(term.token(), Err(Over::Deadline { last: None }));
+        assert_eq!((term.left_ms(), term.over().await), (0, Over::Deadline { last: None }));
+        // The first reason stays.
+        term.refused_write("LEASE_EXPIRED");
+        assert_eq!(term.token(), Err(Over::Deadline { last: None }));
+    }
+
+    #[tokio::test]
+    async fn a_term_whose_write_was_refused_gives_no_more_tokens() {
+        let (term, _driver) = term();
+        term.refused_write("LEASE_EXPIRED");
+        assert_eq!(term.token(), Err(Over::Write { code: "LEASE_EXPIRED".to_owned() }));
+        assert!(matches!(term.renew().await, Err(NotRenewed::Over(Over::Write { .. }))));
+    }
+
+    #[tokio::test]
+    async fn a_renewal_without_an_answer_extends_nothing() {
+        let (term, driver) = term();
+        driver.advance(5_000);
+        let left = term.left_ms();
+        assert!(matches!(term.renew().await, Err(NotRenewed::Unconfirmed(_))));
+        assert_eq!(term.left_ms(), left);
+    }
+}
