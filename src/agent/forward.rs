@@ -31,7 +31,7 @@ use crate::{
     fence::{Code, code::Plane},
     problem::Problem,
     store::Way,
-    write_path::classify::FENCE_TOKEN,
+    write_path::classify::{FENCE_HOLDER, FENCE_TOKEN},
 };
 
 /// How long a body waits for a `100 Continue` that does not come, as curl does.
@@ -160,6 +160,10 @@ fn add_tokens(request: &mut Request<Upload>, pass: &Pass) -> Result<(), Problem>
     let mut value = HeaderValue::from_str(&line.join(", ")).map_err(|_| unreachable("its tokens are not a header"))?;
     value.set_sensitive(true);
     request.headers_mut().insert(FENCE_TOKEN, value);
+    if let Some(holder) = uses.iter().find_map(Use::shown_holder) {
+        let holder = HeaderValue::from_str(holder).map_err(|_| unreachable("its holder is not a header"))?;
+        request.headers_mut().insert(FENCE_HOLDER, holder);
+    }
     Ok(())
 }
 

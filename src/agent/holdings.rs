@@ -1,5 +1,6 @@
 //! The leases of an agent. Each object in use has a keeper of its own, which asks for the lease, keeps it, and asks
-//! again when it is lost; it gives the lease back when nobody has written for long, or when the agent stops.
+//! again when it is lost; it gives the lease back when nobody has written for long, or when the agent stops. An object
+//! that a Kubernetes Lease leads follows that one's election instead, and leaves it in the same cases.
 
 use std::{
     collections::HashMap,
@@ -13,12 +14,17 @@ use std::{
 use serde::Serialize;
 use tokio::{sync::watch, task::JoinSet};
 
+use super::{
+    elections::{Elections, Seat},
+    held::{Held, Not},
+};
 use crate::{
     api::wire::LeaseState,
-    client::{Lease, LeaseApi, Lost, NotHad, Progress, Token, Wanted, lease::NotRenewed},
+    client::{Lease, LeaseApi, Lost, NotHad, Progress, Token, Wanted},
     clock::Clock,
     config::AgentLease,
     fence::{Code, HolderId, ObjectId, code::Plane},
+    kubernetes::api::LeaseName,
     metrics::AgentMetrics,
     problem::Problem,
 };
@@ -30,18 +36,25 @@ const FORGET_MS: u64 = 600_000;
 /// How long a look at who leads may take.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Where an agent stands with an object.
+/// Where an agent stands with an object. Who grants its lease is the gate, or a Kubernetes API server.
 #[derive(Clone, Debug)]
-enum Standing {
-    /// The gate was asked, and has not answered yet.
+pub(super) enum Standing {
+    /// It was asked, and has not answered yet.
     Asking,
-    Leading(Arc<Lease>),
+    Leading(Held),
     /// Somebody else does, if it is known who.
     Following(Option<HolderId>),
-    /// The gate cannot be reached, or cannot grant now.
+    /// It cannot be reached, or cannot grant now.
     Cut(String),
-    /// The gate will not grant it.
+    /// It will not grant it.
     Refused(String),
+}
+
+/// An object, and the Kubernetes Lease that leads it, where one does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Led {
+    pub object: ObjectId,
+    pub by: Option<LeaseName>,
 }
 
 /// How far a stop is.
@@ -56,6 +69,7 @@ enum Phase {
 /// An object in use.
 struct Slot {
     object: ObjectId,
+    by: Option<LeaseName>,
     up_front: bool,
     standing: watch::Sender<Standing>,
     /// When it was last written to, on the boot clock.
@@ -67,6 +81,8 @@ struct Slot {
 pub struct Holdings {
     api: LeaseApi,
     holder: HolderId,
+    /// Where some route has a Kubernetes Lease.
+    elections: Option<Elections>,
     settings: AgentLease,
     clock: Clock,
     metrics: Arc<AgentMetrics>,
@@ -78,7 +94,7 @@ pub struct Holdings {
 /// A write's use of a lease that is held: what it takes to send it.
 pub struct Use {
     writing: Writing,
-    lease: Arc<Lease>,
+    held: Held,
 }
 
 /// A write is on its way to an object: its lease is not given back for want of use.
@@ -106,6 +122,12 @@ pub struct Shown {
     pub holder_id: Option<String>,
     pub lease_seq: Option<u64>,
     pub expires_in_ms: Option<u64>,
+    /// The Kubernetes Lease that leads it, where one does, and how often that one had changed hands when this agent
+    /// took it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubernetes_lease: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_transitions: Option<u32>,
     /// Why this agent does not, where it is not that somebody else does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -120,42 +142,44 @@ impl Holdings {
     pub fn new(
         api: LeaseApi,
         holder: HolderId,
+        elections: Option<Elections>,
         settings: AgentLease,
         clock: Clock,
         metrics: Arc<AgentMetrics>,
     ) -> Arc<Self> {
         let phase = watch::Sender::new(Phase::Running);
         let (slots, keepers) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { api, holder, settings, clock, metrics, slots, keepers, phase })
+        Arc::new(Self { api, holder, elections, settings, clock, metrics, slots, keepers, phase })
     }
 
     /// Takes a lease and never gives it back for want of use.
-    pub fn take_up_front(self: &Arc<Self>, object: &ObjectId) {
+    pub fn take_up_front(self: &Arc<Self>, led: &Led) {
         // A second route to the same object finds it there.
-        let _ = self.writing(object, true);
+        let _ = self.writing(led, true);
     }
 
     /// The lease of an object, for a write.
     ///
     /// # Errors
     /// With what the writer is told: `NOT_LEADER`, `GATE_UNREACHABLE`, `GATE_OVERLOADED`, `GATE_STOPPING`.
-    pub async fn hold(self: &Arc<Self>, object: &ObjectId) -> Result<Use, Problem> {
-        let writing = self.writing(object, false)?;
+    pub async fn hold(self: &Arc<Self>, led: &Led) -> Result<Use, Problem> {
+        let (object, writing) = (&led.object, self.writing(led, false)?);
         let settled = writing.0.settled(Duration::from_millis(self.settings.wait_ms)).await;
         if matches!(settled, Standing::Asking) {
             // Whoever comes next is told at once.
             writing.0.give_up_asking();
         }
         match settled {
-            Standing::Leading(lease) => Ok(Use { writing, lease }),
+            Standing::Leading(held) => Ok(Use { writing, held }),
             Standing::Following(leader) => Err(not_leader(object, leader, "another holder has the lease")),
-            Standing::Asking => Err(unreachable(object, "the gate has not answered yet")),
-            Standing::Cut(why) => Err(unreachable(object, &why)),
+            Standing::Asking => Err(writing.0.unreachable(&writing.0.is_silent())),
+            Standing::Cut(why) => Err(writing.0.unreachable(&why)),
             Standing::Refused(why) => Err(not_leader(object, None, &why).for_good()),
         }
     }
 
-    fn writing(self: &Arc<Self>, object: &ObjectId, up_front: bool) -> Result<Writing, Problem> {
+    fn writing(self: &Arc<Self>, led: &Led, up_front: bool) -> Result<Writing, Problem> {
+        let object = &led.object;
         if *self.phase.borrow() != Phase::Running {
             return Err(Problem::on(
                 Plane::Data,
@@ -166,6 +190,10 @@ impl Holdings {
         }
         let mut slots = lock(&self.slots);
         if let Some(slot) = slots.get(object) {
+            if slot.by != led.by {
+                let what = "two routes of this agent name this object, and different leases for it";
+                return Err(Problem::on(Plane::Data, Code::LeaseObjectMismatch, what).with_object(object));
+            }
             slot.used_at.store(self.clock.now().boot.0, Ordering::Release);
             return Ok(Writing::on(Arc::clone(slot)));
         }
@@ -175,6 +203,7 @@ impl Holdings {
         }
         let slot = Arc::new(Slot {
             object: object.clone(),
+            by: led.by.clone(),
             up_front,
             standing: watch::Sender::new(Standing::Asking),
             used_at: AtomicU64::new(self.clock.now().boot.0),
@@ -186,8 +215,23 @@ impl Holdings {
         let mut keepers = lock(&self.keepers);
         // Those that have ended are forgotten.
         while keepers.try_join_next().is_some() {}
-        keepers.spawn(keep(Arc::clone(self), slot));
+        let Some(at) = &led.by else {
+            keepers.spawn(keep(Arc::clone(self), slot));
+            return Ok(writing);
+        };
+        let (seat, race) = self.elections().join(at);
+        if let Some(race) = race {
+            let holdings = Arc::clone(self);
+            keepers.spawn(async move {
+                holdings.elections().run(&race, || holdings.reached(Phase::Draining)).await;
+            });
+        }
+        keepers.spawn(follow(Arc::clone(self), slot, seat));
         Ok(writing)
+    }
+
+    fn elections(&self) -> &Elections {
+        self.elections.as_ref().expect("an agent that has a route with a Lease has elections")
     }
 
     /// Whether writes are taken no more.
@@ -288,7 +332,7 @@ impl Slot {
         let mut standing = self.standing.subscribe();
         let settled = standing.wait_for(|standing| match standing {
             Standing::Asking => false,
-            Standing::Leading(lease) => lease.token().is_ok(),
+            Standing::Leading(held) => held.token().is_ok(),
             Standing::Following(_) | Standing::Cut(_) | Standing::Refused(_) => true,
         });
         match tokio::time::timeout(patience, settled).await {
@@ -301,7 +345,7 @@ impl Slot {
         self.standing.send_if_modified(|standing| {
             let is_asking = matches!(standing, Standing::Asking);
             if is_asking {
-                *standing = Standing::Cut("the gate has not answered yet".to_owned());
+                *standing = Standing::Cut(self.is_silent());
             }
             is_asking
         });
@@ -314,20 +358,46 @@ impl Slot {
         });
     }
 
+    /// Who grants its lease.
+    fn granter(&self) -> &'static str {
+        if self.by.is_some() { "the API server" } else { "the gate" }
+    }
+
+    fn is_silent(&self) -> String {
+        format!("{} has not answered yet", self.granter())
+    }
+
+    fn unreachable(&self, why: &str) -> Problem {
+        let what =
+            format!("{} does not say whether this agent holds the object, and nothing was sent: {why}", self.granter());
+        Problem::on(Plane::Data, Code::GateUnreachable, what).with_object(&self.object)
+    }
+
     fn shown(&self) -> Shown {
-        let mut shown = Shown { leader: false, holder_id: None, lease_seq: None, expires_in_ms: None, why: None };
+        let mut shown = Shown {
+            leader: false,
+            holder_id: None,
+            lease_seq: None,
+            expires_in_ms: None,
+            kubernetes_lease: self.by.as_ref().map(ToString::to_string),
+            lease_transitions: None,
+            why: None,
+        };
         match &*self.standing.borrow() {
-            Standing::Leading(lease) => match lease.token() {
+            Standing::Leading(held) => match held.token() {
                 Ok(_) => {
                     shown.leader = true;
-                    shown.holder_id = Some(lease.holder().to_string());
-                    shown.lease_seq = Some(lease.seq());
-                    shown.expires_in_ms = Some(lease.left_ms());
+                    shown.holder_id = Some(held.holder().to_owned());
+                    match held {
+                        Held::Gate(lease) => shown.lease_seq = Some(lease.seq()),
+                        Held::Kubernetes(term) => shown.lease_transitions = Some(term.election().transitions),
+                    }
+                    shown.expires_in_ms = Some(held.left_ms());
                 }
-                Err(lost) => shown.why = Some(lost.to_string()),
+                Err(lost) => shown.why = Some(lost),
             },
             Standing::Following(leader) => shown.holder_id = leader.as_ref().map(ToString::to_string),
-            Standing::Asking => shown.why = Some("the gate has not answered yet".to_owned()),
+            Standing::Asking => shown.why = Some(self.is_silent()),
             Standing::Cut(why) | Standing::Refused(why) => shown.why = Some(why.clone()),
         }
         shown
@@ -340,27 +410,32 @@ impl Use {
     /// # Errors
     /// `NOT_LEADER` where it was lost meanwhile.
     pub fn token(&self) -> Result<Token, Problem> {
-        self.lease.token().map_err(|lost| self.lost(&lost))
+        self.held.token().map_err(|lost| self.lost(&lost))
     }
 
-    /// Renews first, and goes on only with the gate's word.
+    /// Who this agent is, where the gate may want to know.
+    #[must_use]
+    pub fn shown_holder(&self) -> Option<&str> {
+        self.held.shown_holder()
+    }
+
+    /// Renews first, and goes on only with the word of whoever grants it.
     ///
     /// # Errors
-    /// `NOT_LEADER` where the lease is lost, `GATE_UNREACHABLE` where the gate does not say.
+    /// `NOT_LEADER` where the lease is lost, `GATE_UNREACHABLE` where nobody says.
     pub async fn renew(&self) -> Result<(), Problem> {
-        let patience = Duration::from_millis(self.lease.ttl_ms() / 3);
-        self.lease.renew(patience).await.map_err(|not| match not {
-            NotRenewed::Lost(lost) => self.lost(&lost),
-            NotRenewed::Unconfirmed(failed) => unreachable(&self.writing.0.object, &failed.to_string()),
+        self.held.renew().await.map_err(|not| match not {
+            Not::Held(lost) => self.lost(&lost),
+            Not::Confirmed(why) => self.writing.0.unreachable(&why),
         })
     }
 
     /// The gate has refused a write for the lease's sake.
     pub fn refused(&self, code: &str) {
-        self.lease.refused_write(code);
+        self.held.refused_write(code);
     }
 
-    fn lost(&self, lost: &Lost) -> Problem {
+    fn lost(&self, lost: &str) -> Problem {
         not_leader(&self.writing.0.object, None, &format!("the lease was lost: {lost}"))
     }
 }
@@ -374,9 +449,23 @@ fn not_leader(object: &ObjectId, leader: Option<HolderId>, why: &str) -> Problem
     problem
 }
 
-fn unreachable(object: &ObjectId, why: &str) -> Problem {
-    let what = format!("the gate does not say whether this agent holds the object, and nothing was sent: {why}");
-    Problem::on(Plane::Data, Code::GateUnreachable, what).with_object(object)
+/// Follows the election that an object's seat is in, until the object is not wanted any more.
+async fn follow(holdings: Arc<Holdings>, slot: Arc<Slot>, seat: Seat) {
+    let mut standing = seat.standing();
+    loop {
+        let now = standing.borrow_and_update().clone();
+        let leads = matches!(now, Standing::Leading(_));
+        slot.standing.send_replace(now);
+        tokio::select! {
+            // The sender lives as long as the seat.
+            _ = standing.changed() => continue,
+            () = holdings.reached(if leads { Phase::Releasing } else { Phase::Draining }) => {}
+            () = holdings.idle(&slot, leads) => {}
+        }
+        if holdings.forget(&slot) {
+            return;
+        }
+    }
 }
 
 /// Keeps one object's lease, until it is given back.
@@ -439,7 +528,7 @@ async fn look(holdings: &Holdings, slot: &Slot) -> std::convert::Infallible {
 /// Holds the lease; says whether to ask for it again when that is over.
 async fn lead(holdings: &Holdings, slot: &Slot, lease: Arc<Lease>) -> bool {
     tracing::info!(object = %slot.object, lease_seq = lease.seq(), "leading");
-    slot.standing.send_replace(Standing::Leading(Arc::clone(&lease)));
+    slot.standing.send_replace(Standing::Leading(Held::Gate(Arc::clone(&lease))));
     let (lost, goes_on) = loop {
         tokio::select! {
             why = lease.lost() => break (Some(why), true),
@@ -449,7 +538,7 @@ async fn lead(holdings: &Holdings, slot: &Slot, lease: Arc<Lease>) -> bool {
     };
     if let Some(why) = &lost {
         tracing::warn!(object = %slot.object, lease_seq = lease.seq(), %why, "the lease was lost");
-        holdings.metrics.lost(why);
+        holdings.metrics.lost(why.reason());
     }
     slot.standing.send_replace(match &lost {
         // The gate is silent: nobody waits for it.

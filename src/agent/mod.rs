@@ -1,7 +1,8 @@
 //! The writer-side agent: stands beside an application that cannot hold a lease, and writes in its name.
 //!
 //! - [`port`]: the application's side: what is a read, what is a write, and what is refused.
-//! - [`holdings`]: the leases, one keeper each: asked for, kept, lost, given back.
+//! - [`holdings`]: the leases, one keeper each: asked for, kept, lost, given back. [`held`]: one in hand.
+//! - [`elections`]: those on Kubernetes Leases, one for each Lease.
 //! - [`forward`]: sends a request on to the gate, once. [`lanes`]: the connections that it goes by.
 //! - [`status`]: who leads, for the application and for probes.
 //!
@@ -9,7 +10,9 @@
 //! [`forward`] takes the [`holdings::Use`]s of it, and only [`holdings`] makes them. Nothing is ever sent twice. What
 //! comes too late all the same is the gate's to refuse.
 
+pub mod elections;
 pub mod forward;
+pub mod held;
 pub mod holdings;
 pub mod lanes;
 pub mod port;
@@ -18,14 +21,21 @@ pub mod status;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+use uuid::Uuid;
 
-use self::{forward::Forwarder, holdings::Holdings, port::Port};
+use self::{
+    elections::Elections,
+    forward::Forwarder,
+    holdings::{Holdings, Led},
+    port::Port,
+};
 use crate::{
     api::listen,
     client::{LeaseApi, default_holder},
     clock::Clock,
     config::{AgentSettings, Fault, Faults},
     fence::{HolderId, ObjectId},
+    kubernetes::{api::Cluster, candidate::Timing},
     metrics::AgentMetrics,
 };
 
@@ -65,10 +75,12 @@ pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
     let (agent_address, status_address) = (address("agent.listen", &app)?, address("status.listen", &status)?);
     let metrics = Arc::new(AgentMetrics::new());
     let clock = Clock::machine();
-    let holdings = Holdings::new(api, holder.clone(), settings.lease.clone(), clock.clone(), Arc::clone(&metrics));
-    for object in settings.up_front() {
-        let object = ObjectId::new(object).map_err(|what| fault("route.object", what.to_string()))?;
-        holdings.take_up_front(&object);
+    let elections = settings.has_leases().then(|| elections(settings, &holder, &clock, &metrics)).transpose()?;
+    let (leases, counted) = (settings.lease.clone(), Arc::clone(&metrics));
+    let holdings = Holdings::new(api, holder.clone(), elections, leases, clock.clone(), counted);
+    for route in settings.up_front() {
+        let object = ObjectId::new(&route.object).map_err(|what| fault("route.object", what.to_string()))?;
+        holdings.take_up_front(&Led { object, by: route.lease() });
     }
     let forwarder = Forwarder::new(way, settings.gate.clone(), clock);
     let stopping = watch::Sender::new(false);
@@ -86,6 +98,27 @@ pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
         listen::serve(status, STATUS_ROOM, status::router(Arc::clone(&holdings), metrics), stopping.subscribe()),
     ];
     Ok(Running { agent: agent_address, status: status_address, holder, holdings, port, stopping, servers })
+}
+
+fn elections(
+    settings: &AgentSettings,
+    holder: &HolderId,
+    clock: &Clock,
+    metrics: &Arc<AgentMetrics>,
+) -> Result<Elections, Faults> {
+    let fault = |key: String, what: String| Faults(vec![Fault::new(key, what)]);
+    let cluster =
+        Cluster::new(&settings.kubernetes.way()).map_err(|(key, what)| fault(format!("kubernetes.{key}"), what))?;
+    // A name that was given may come back with the next process, while others still count this one as the holder.
+    let identity = if settings.lease.holder_id.is_empty() {
+        holder.clone()
+    } else {
+        let word = Uuid::new_v4().simple().to_string();
+        let name = HolderId::new(&format!("{holder}_{}", &word[..8]));
+        name.map_err(|what| fault("lease.holder_id".to_owned(), what.to_string()))?
+    };
+    tracing::info!(%identity, "taking part in elections on Leases");
+    Ok(Elections::new(cluster, identity, Timing::new(settings.lease.ttl_ms), clock.clone(), Arc::clone(metrics)))
 }
 
 async fn bind_both(settings: &AgentSettings) -> Result<(TcpListener, TcpListener), Faults> {

@@ -19,14 +19,14 @@ use tokio::{
 
 use super::{
     forward::{Forwarder, Pass},
-    holdings::{Holdings, Use},
+    holdings::{Holdings, Led, Use},
 };
 use crate::{
     config::{AgentLease, AgentPort, AgentSettings, GateSettings},
-    fence::{Code, ObjectId, code::Plane},
+    fence::{Code, code::Plane, election::LeaseName},
     metrics::AgentMetrics,
     problem::Problem,
-    route::Routes,
+    route::{Kubernetes, Routes, canonical},
     write_path::classify::{self, Class, FENCE_TOKEN},
 };
 
@@ -107,7 +107,7 @@ impl Port {
     }
 
     /// The objects that a write goes to; `None` for a read.
-    fn objects(&self, head: &Parts) -> Result<Option<Vec<ObjectId>>, Problem> {
+    fn objects(&self, head: &Parts) -> Result<Option<Vec<Led>>, Problem> {
         if head.headers.contains_key(FENCE_TOKEN) {
             let mut problem = Problem::on(
                 Plane::Data,
@@ -132,14 +132,24 @@ impl Port {
             let what = "the Host must be localhost or a loopback address, so that no web page can write by a name of its own; agent.allow_remote takes others";
             return Err(Problem::on(Plane::Data, Code::NotLoopback, what));
         }
-        Ok(Some(std::iter::once(&write.target).chain(&write.others).map(classify::Target::id).collect()))
+        let by = write.route.kubernetes.as_ref().map(|kubernetes| self.lease(head, kubernetes)).transpose()?;
+        let objects = std::iter::once(&write.target).chain(&write.others).map(classify::Target::id);
+        Ok(Some(objects.map(|object| Led { object, by: by.clone() }).collect()))
     }
 
-    async fn write(&self, head: Parts, body: Incoming, objects: Vec<ObjectId>) -> Result<Response, Problem> {
+    /// The Kubernetes Lease that leads the object that a write goes to.
+    fn lease(&self, head: &Parts, kubernetes: &Kubernetes) -> Result<LeaseName, Problem> {
+        let segments = canonical::segments(head.uri.path()).ok();
+        let found = segments.as_ref().and_then(|segments| self.routes.find(segments));
+        let lease = found.and_then(|(_, captures)| kubernetes.lease(&captures));
+        lease.ok_or_else(|| Problem::on(Plane::Data, Code::ObjectUnmapped, "no Lease could lead this object"))
+    }
+
+    async fn write(&self, head: Parts, body: Incoming, objects: Vec<Led>) -> Result<Response, Problem> {
         let on_its_way = OnItsWay::new(&self.writes);
         let mut uses: Vec<Use> = vec![];
-        for object in &objects {
-            uses.push(self.holdings.hold(object).await?);
+        for led in &objects {
+            uses.push(self.holdings.hold(led).await?);
         }
         if self.renews_first {
             for each in &uses {

@@ -5,10 +5,14 @@ use std::{net::SocketAddr, path::PathBuf};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
-use super::{Fault, GateSettings, Log, RouteSettings, Settings, Shutdown, StoreSettings, load::Loadable, loopback};
+use super::{
+    Fault, GateKubernetes, GateSettings, LeaseRef, LeaseSource, Log, RouteLease, RouteSettings, Settings, Shutdown,
+    StoreSettings, load::Loadable, loopback,
+};
 use crate::{
     client::Client,
-    fence::HolderId,
+    fence::{HolderId, election::LeaseName},
+    kubernetes::candidate::TTL_MS_MAX,
     route::Routes,
     store::{Address, Way},
 };
@@ -20,6 +24,7 @@ pub struct AgentSettings {
     pub agent: AgentPort,
     pub gate: GateWay,
     pub lease: AgentLease,
+    pub kubernetes: GateKubernetes,
     pub status: Status,
     pub shutdown: Shutdown,
     pub log: Log,
@@ -81,6 +86,8 @@ pub struct AgentRoute {
     pub path: String,
     pub object: String,
     pub take: Take,
+    /// The Kubernetes Lease that leads its objects; else the gate's leases do.
+    pub kubernetes: LeaseRef,
 }
 
 /// When a lease is taken.
@@ -136,7 +143,16 @@ impl Default for Status {
 impl Default for AgentRoute {
     fn default() -> Self {
         let RouteSettings { name, path, object, .. } = RouteSettings::default();
-        Self { name, path, object, take: Take::FirstUse }
+        Self { name, path, object, take: Take::FirstUse, kubernetes: LeaseRef::default() }
+    }
+}
+
+impl AgentRoute {
+    /// The Kubernetes Lease that leads its objects, where one does, and it has no captures.
+    #[must_use]
+    pub fn lease(&self) -> Option<LeaseName> {
+        let LeaseRef { namespace, name } = self.kubernetes.clone();
+        self.kubernetes.is_given().then_some(LeaseName { namespace, name })
     }
 }
 
@@ -179,11 +195,21 @@ impl AgentSettings {
             name: given.name.clone(),
             path: given.path.clone(),
             object: given.object.clone(),
+            lease_source: if given.kubernetes.is_given() { LeaseSource::Kubernetes } else { LeaseSource::Gate },
+            kubernetes: RouteLease {
+                namespace: given.kubernetes.namespace.clone(),
+                name: given.kubernetes.name.clone(),
+                check_holder: false,
+            },
             // Whether a key is taken, and which, is the gate's to say.
             idempotency: false,
             ..RouteSettings::default()
         });
-        Routes::new(&Settings { route: route.collect(), ..Settings::default() })
+        let kubernetes = self.kubernetes.clone();
+        let routes = Routes::new(&Settings { route: route.collect(), kubernetes, ..Settings::default() });
+        // What a gate's file says in this key, an agent's says by having the other.
+        let key = |fault: Fault| Fault { key: fault.key.replace("].lease_source", "].kubernetes"), ..fault };
+        routes.map_err(|faults| faults.into_iter().map(key).collect())
     }
 
     /// Limits on requests: as wide as they can be, since the gate has its own.
@@ -192,9 +218,33 @@ impl AgentSettings {
         GateSettings { header_bytes_max: 1 << 20, uri_bytes_max: 65_534, ..GateSettings::default() }
     }
 
-    /// The objects whose leases are taken at the start.
-    pub fn up_front(&self) -> impl Iterator<Item = &str> {
-        self.route.iter().filter(|route| route.take == Take::UpFront).map(|route| route.object.as_str())
+    /// The routes whose objects' leases are taken at the start.
+    pub fn up_front(&self) -> impl Iterator<Item = &AgentRoute> {
+        self.route.iter().filter(|route| route.take == Take::UpFront)
+    }
+
+    /// Whether some objects are led by Kubernetes Leases.
+    #[must_use]
+    pub fn has_leases(&self) -> bool {
+        self.route.iter().any(|route| route.kubernetes.is_given())
+    }
+
+    /// What is wrong where Kubernetes Leases lead.
+    fn lease_faults(&self) -> Vec<Fault> {
+        let mut faults = self.kubernetes.way().faults();
+        if self.has_leases() {
+            if self.lease.ttl_ms > TTL_MS_MAX {
+                faults.push(Fault::new("lease.ttl_ms", "must be at most a day where a Kubernetes Lease leads"));
+            }
+            let name = self.lease.holder_id.as_bytes();
+            if name.len() > 1_000 || !name.iter().all(u8::is_ascii_graphic) {
+                faults.push(Fault::new(
+                    "lease.holder_id",
+                    "must be printable ASCII without spaces, at most 1000 bytes, where a Kubernetes Lease leads: it goes into a header, with a random word behind it",
+                ));
+            }
+        }
+        faults
     }
 }
 
@@ -241,9 +291,12 @@ impl Loadable for AgentSettings {
         );
         for (place, route) in self.route.iter().enumerate() {
             check(
-                route.take == Take::FirstUse || !route.object.contains('{'),
+                route.take == Take::FirstUse
+                    || ![&route.object, &route.kubernetes.namespace, &route.kubernetes.name]
+                        .iter()
+                        .any(|text| text.contains('{')),
                 &format!("route[{place}].take"),
-                "up-front needs an object without captures: nobody knows yet which ones there will be",
+                "up-front needs an object, and a Lease if there is one, without captures: nobody knows yet which ones there will be",
             );
         }
         let up_front = self.up_front().count();
@@ -259,6 +312,7 @@ impl Loadable for AgentSettings {
             faults.push(Fault::new(format!("gate.{key}"), what));
         }
         faults.extend(self.routes().err().unwrap_or_default());
+        faults.extend(self.lease_faults());
         faults
     }
 }
@@ -281,12 +335,17 @@ mod tests {
             ("FENCEGATE_AGENT__LEASE__TTL_MS", "5000"),
             ("FENCEGATE_AGENT__ROUTE__0__OBJECT", "one"),
             ("FENCEGATE_AGENT__ROUTE__0__TAKE", "up-front"),
+            ("FENCEGATE_AGENT__ROUTE__0__KUBERNETES__NAMESPACE", "left"),
+            ("FENCEGATE_AGENT__ROUTE__0__KUBERNETES__NAME", "users"),
             ("FENCEGATE__LEASE__TTL_MS_MIN", "7"),
         ];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
         let (settings, faults): (AgentSettings, _) = read(Table::new(), environment);
         assert_eq!(faults, vec![]);
-        assert_eq!((settings.lease.ttl_ms, settings.up_front().collect::<Vec<_>>()), (5_000, vec!["one"]));
+        let objects: Vec<_> = settings.up_front().map(|route| route.object.as_str()).collect();
+        assert_eq!((settings.lease.ttl_ms, objects), (5_000, vec!["one"]));
+        assert_eq!(settings.route[0].kubernetes.name, "users");
+        assert!(settings.has_leases());
     }
 
     #[test]
@@ -311,5 +370,36 @@ mod tests {
         assert_eq!(read::<AgentSettings>(own, vec![]).1[0].key, "gate.url");
         let remote = "[agent]\nlisten = '0.0.0.0:8082'\nallow_remote = true".parse().unwrap();
         assert_eq!(read::<AgentSettings>(remote, vec![]).1, vec![]);
+    }
+
+    #[test]
+    fn what_no_lease_can_be_is_found_at_the_start() {
+        let keys = |text: &str| -> Vec<String> {
+            let (_, faults): (AgentSettings, _) = read(text.parse().unwrap(), vec![]);
+            faults.into_iter().map(|fault| fault.key).collect()
+        };
+        let route =
+            |lease: &str| format!("[[route]]\nmatch = '/{{a}}/{{rest...}}'\nobject = '{{a}}'\nkubernetes = {lease}\n");
+        assert_eq!(keys(&route("{ namespace = 'left', name = 'users-{a}' }")), Vec::<String>::new());
+        for (lease, key) in [
+            ("{ namespace = 'left' }", "route[0].kubernetes.name"),
+            ("{ name = 'users' }", "route[0].kubernetes.namespace"),
+            ("{ namespace = 'left', name = 'x-{b}' }", "route[0].kubernetes.name"),
+            ("{ namespace = 'left', name = '{rest...}' }", "route[0].kubernetes.name"),
+            ("{ namespace = 'left', name = 'Users' }", "route[0].kubernetes.name"),
+            ("{ namespace = 'left.right', name = 'users' }", "route[0].kubernetes.namespace"),
+            ("{ namespace = '{a}', name = 'users' }", "route[0].kubernetes.namespace"),
+            ("{ namespace = 'left', names = 'users' }", "route[0].kubernetes.names"),
+        ] {
+            assert_eq!(keys(&route(lease))[0], key, "{lease}");
+        }
+        let lease = route("{ namespace = 'left', name = 'users' }");
+        assert_eq!(keys(&format!("[lease]\nttl_ms = 86400001\n{lease}")), ["lease.ttl_ms"]);
+        assert_eq!(keys(&format!("[lease]\nholder_id = 'p d'\n{lease}")), ["lease.holder_id"]);
+        assert_eq!(keys(&format!("[kubernetes]\nurl = 'http://far.example'\n{lease}")), ["kubernetes.url"]);
+        let some = "[kubernetes]\nnamespaces = ['left', 'right']\n";
+        assert_eq!(keys(&format!("{some}{}", route("{ namespace = '{a}', name = 'users' }"))), Vec::<String>::new());
+        let other = "[[route]]\nname = 'b'\nmatch = '/b/{a}/{rest...}'\nobject = '{a}'\n";
+        assert_eq!(keys(&format!("{lease}{other}")), ["route[1].kubernetes"]);
     }
 }

@@ -1,11 +1,12 @@
 //! What an agent counts. A registry of its own: an agent is not a gate.
 
 use super::registry::{Counter, Counters, Gauges, Registry};
-use crate::{client::Lost, fence::Code};
+use crate::fence::Code;
 
 /// What alerts look at is at zero from the start: a counter that begins at 1 has not risen.
 const REFUSALS: [Code; 2] = [Code::NotLeader, Code::GateUnreachable];
-const LOSSES: [&str; 5] = ["DEADLINE", "LEASE_EXPIRED", "LEASE_FENCED", "LEASE_NOT_FOUND", "WRITE_STALE_FENCE"];
+const LOSSES: [&str; 7] =
+    ["DEADLINE", "DELETED", "LEASE_EXPIRED", "LEASE_FENCED", "LEASE_NOT_FOUND", "TAKEN", "WRITE_STALE_FENCE"];
 
 /// The metrics of one agent.
 pub struct AgentMetrics {
@@ -67,8 +68,8 @@ impl AgentMetrics {
         self.refusals.with_label_values(&[code.as_str()]).inc();
     }
 
-    pub fn lost(&self, why: &Lost) {
-        self.losses.with_label_values(&[why.reason()]).inc();
+    pub fn lost(&self, reason: &str) {
+        self.losses.with_label_values(&[reason]).inc();
     }
 
     /// Everything, in Prometheus' text format.

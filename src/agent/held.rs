@@ -1,0 +1,87 @@
+//! What makes this agent an object's leader: a gate's lease, or a term by a Kubernetes Lease.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    client::{Lease, Token, lease::NotRenewed},
+    kubernetes::candidate::term::{self, Term},
+};
+
+/// A lease in hand. Good for as long as [`Held::token`] says.
+#[derive(Clone, Debug)]
+pub enum Held {
+    Gate(Arc<Lease>),
+    Kubernetes(Arc<Term>),
+}
+
+/// Why it was not renewed.
+pub enum Not {
+    Held(String),
+    Confirmed(String),
+}
+
+impl Held {
+    /// The token, if it is held now by this machine's clock.
+    ///
+    /// # Errors
+    /// With why it was lost.
+    pub fn token(&self) -> Result<Token, String> {
+        match self {
+            Self::Gate(lease) => lease.token().map_err(|lost| lost.to_string()),
+            Self::Kubernetes(term) => term.token().map_err(|over| over.to_string()),
+        }
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub fn holder(&self) -> &str {
+        match self {
+            Self::Gate(lease) => lease.holder().as_str(),
+            Self::Kubernetes(term) => term.identity().as_str(),
+        }
+    }
+
+    /// What a gate that checks the holder too wants to see: only a Lease's holder is known elsewhere.
+    #[must_use]
+    pub fn shown_holder(&self) -> Option<&str> {
+        match self {
+            Self::Gate(_) => None,
+            Self::Kubernetes(term) => Some(term.identity().as_str()),
+        }
+    }
+
+    #[must_use]
+    pub fn left_ms(&self) -> u64 {
+        match self {
+            Self::Gate(lease) => lease.left_ms(),
+            Self::Kubernetes(term) => term.left_ms(),
+        }
+    }
+
+    /// Renews, and goes on only with the word of whoever has granted it.
+    ///
+    /// # Errors
+    /// Where it is lost, or nobody has confirmed.
+    pub async fn renew(&self) -> Result<(), Not> {
+        match self {
+            Self::Gate(lease) => {
+                lease.renew(Duration::from_millis(lease.ttl_ms() / 3)).await.map_err(|not| match not {
+                    NotRenewed::Lost(lost) => Not::Held(lost.to_string()),
+                    NotRenewed::Unconfirmed(failed) => Not::Confirmed(failed.to_string()),
+                })
+            }
+            Self::Kubernetes(term) => term.renew().await.map_err(|not| match not {
+                term::NotRenewed::Over(over) => Not::Held(over.to_string()),
+                term::NotRenewed::Unconfirmed(why) => Not::Confirmed(why),
+            }),
+        }
+    }
+
+    /// The gate has refused a write for the lease's sake.
+    pub fn refused_write(&self, code: &str) {
+        match self {
+            Self::Gate(lease) => lease.refused_write(code),
+            Self::Kubernetes(term) => term.refused_write(code),
+        }
+    }
+}
