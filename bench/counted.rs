@@ -11,8 +11,9 @@ use std::{
 use fencegate::{
     api::Gate,
     clock::Clock,
-    config::{LeaseSettings, Mode, RouteSettings, Settings},
+    config::{GateKubernetes, LeaseSettings, Mode, RouteSettings, Settings},
     fence::{Hlc, HolderId, ObjectId, TableKey, Ttl},
+    kubernetes::elections::Elections,
     metrics::Metrics,
     table::{
         Table,
@@ -105,7 +106,9 @@ fn gate() -> Arc<Gate> {
         terms: Terms::default(),
     });
     let ledger = Ledger::start(core, &clock);
+    let (leases, about) = (GateKubernetes::default(), metrics.kubernetes.clone());
     Arc::new(Gate {
+        elections: Elections::new(leases, 1, ledger.clone(), clock.clone(), about),
         records,
         ledger,
         news,

@@ -93,8 +93,8 @@ pub struct Elections {
     ledger: Ledger,
     clock: Clock,
     metrics: KubernetesMetrics,
-    /// Where its tasks run, whoever asks.
-    runtime: Handle,
+    /// Where its tasks run, whoever asks; there as soon as there is something to ask about.
+    runtime: OnceLock<Handle>,
     reads: Semaphore,
     /// The objects that were told of their Lease.
     objects: RwLock<HashMap<ObjectId, Arc<Entry>>>,
@@ -108,7 +108,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Elections {
-    /// Nothing is asked before a route needs it. Needs a tokio runtime.
+    /// Nothing is asked before a route needs it.
     #[must_use]
     pub fn new(
         settings: GateKubernetes,
@@ -123,7 +123,7 @@ impl Elections {
             ledger,
             clock,
             metrics,
-            runtime: Handle::current(),
+            runtime: OnceLock::new(),
             reads: Semaphore::new(READS_MAX),
             objects: RwLock::default(),
             objects_max,
@@ -132,7 +132,8 @@ impl Elections {
         })
     }
 
-    /// Finds the way to the API server, if there are namespaces to look at. Whether it answers is not asked.
+    /// Finds the way to the API server, if there are namespaces to look at. Whether it answers is not asked. Needs a tokio
+    /// runtime.
     ///
     /// # Errors
     /// Where there is none by these settings.
@@ -141,7 +142,7 @@ impl Elections {
             let way = Cluster::new(&self.settings.way());
             let way = way.map_err(|(key, what)| Faults(vec![Fault::new(format!("kubernetes.{key}"), what)]))?;
             // By the same settings, another one is as good.
-            let _ = self.cluster.set(way);
+            let _ = (self.cluster.set(way), self.runtime.set(Handle::current()));
         }
         Ok(())
     }
@@ -160,7 +161,7 @@ impl Elections {
         for namespace in namespaces {
             watches.entry(namespace.clone()).or_insert_with(|| {
                 let (this, namespace) = (Arc::clone(self), namespace.clone());
-                self.runtime.spawn(watch::run(this, namespace))
+                self.spawn(watch::run(this, namespace))
             });
         }
         // Which Lease an object has may have changed: each is looked up anew.
@@ -171,6 +172,12 @@ impl Elections {
     /// Stops looking.
     pub fn stop(&self) {
         lock(&self.watches).drain().for_each(|(_, task)| task.abort());
+    }
+
+    /// # Panics
+    /// Where nobody has found the way: nothing is asked about then.
+    fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        self.runtime.get().expect("whoever asks has a route to a Lease").spawn(work)
     }
 
     pub(super) fn cluster(&self) -> Option<&Cluster> {
@@ -200,7 +207,7 @@ impl Elections {
         let arrived = entry.begun.load(Ordering::Acquire);
         let (this, object, election) = (Arc::clone(self), object.clone(), claimant.election);
         // Whoever asked may hang up; what was begun is brought to its end.
-        let asked = self.runtime.spawn(async move {
+        let asked = self.spawn(async move {
             let mut last = entry.reading.lock().await;
             if this.needs_read(&entry, &last, arrived, Some(election)) {
                 this.read(&entry, &mut last).await.map_err(Unknown::Away)?;
@@ -222,7 +229,7 @@ impl Elections {
         let entry = self.entry(&claimant.lease);
         let arrived = entry.begun.load(Ordering::Acquire);
         let (this, election) = (Arc::clone(self), claimant.election);
-        let looked = self.runtime.spawn(async move {
+        let looked = self.spawn(async move {
             let mut last = entry.reading.lock().await;
             if this.needs_read(&entry, &last, arrived, Some(election)) {
                 this.read(&entry, &mut last).await?;
@@ -243,7 +250,7 @@ impl Elections {
         let Some(entry) = entry else { return Ok(()) };
         let arrived = entry.begun.load(Ordering::Acquire);
         let (this, object) = (Arc::clone(self), object.clone());
-        let asked = self.runtime.spawn(async move {
+        let asked = self.spawn(async move {
             let mut last = entry.reading.lock().await;
             if this.needs_read(&entry, &last, arrived, None) {
                 this.read(&entry, &mut last).await.map_err(Unknown::Away)?;
@@ -282,7 +289,7 @@ impl Elections {
     fn look_into(self: &Arc<Self>, entry: Arc<Entry>) {
         let this = Arc::clone(self);
         let arrived = entry.begun.load(Ordering::Acquire);
-        self.runtime.spawn(async move {
+        self.spawn(async move {
             for _ in 0..TRIES {
                 let mut last = entry.reading.lock().await;
                 let is_known =

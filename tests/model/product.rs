@@ -7,7 +7,7 @@ use fencegate::fence::{
     BootMs, Denial, Effect, Ended, Event, Fence, FenceToken, Hlc, HolderId, How, Incarnation, Lease, LeaseId, LeaseRow,
     LeaseSeq, Now, ObjectId, Outcome, Permit, Proof, Record, State, TableKey, Ttl, WallMs,
     record::AdvanceId,
-    step::{At, Claim, Grant},
+    step::{At, Claim, Grant, Source},
     time::Frame,
     verdict::{self, Presented, View},
 };
@@ -137,7 +137,7 @@ impl Product {
             request: None,
             tainted: false,
             window: None,
-            is_external: false,
+            source: Source::Gate,
         }
     }
 

@@ -42,7 +42,9 @@ impl GateModel {
             Err(Denial::Refused(_)) => return self.settle(world, which),
             // Its lease has to be ended first.
             Err(Denial::Overdue(_)) => return None,
-            Err(Denial::Behind(_)) => unreachable!("nobody brings outside numbers here"),
+            Err(Denial::Behind(_) | Denial::Unseen(_) | Denial::Lapsed(_)) => {
+                unreachable!("nobody brings outside numbers here")
+            }
         }
         world.story.let_through(token, gate.row, world.disk, world.now);
         self.go_on(world, which, phase)

@@ -10,12 +10,13 @@ use std::{
 use fencegate::{
     api::Gate,
     clock::{Clock, Driver},
-    config::{LeaseSettings, Settings},
+    config::{GateKubernetes, LeaseSettings, Settings},
     fence::{
         BootMs, FenceToken, Hlc, HolderId, Incarnation, LeaseId, Now, ObjectId, Record, State, TableKey, Ttl, WallMs,
         step::{Announcement, Kind},
         verdict::{self, Presented, View},
     },
+    kubernetes::elections::Elections,
     metrics::Metrics,
     table::{
         Table,
@@ -120,7 +121,9 @@ impl World {
         // A clock calls back under a lock that shuttle does not know, so the ledger hears of the time by
         // `pass` alone: the clock that it listens to stands still.
         let ledger = Ledger::start(core, &Clock::driven(START).0);
+        let (leases, about) = (GateKubernetes::default(), METRICS.kubernetes.clone());
         let gate = Gate {
+            elections: Elections::new(leases, 1, ledger.clone(), clock.clone(), about),
             records,
             ledger,
             news,
