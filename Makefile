@@ -83,7 +83,7 @@ test-kubernetes: ## run the tests about Leases on a real kube-apiserver, which i
 	@scripts/setup build test kubernetes
 	@scripts/kube-apiserver
 	FENCEGATE_TEST_KUBE_APISERVER=$(CURDIR)/target/kubernetes \
-		cargo test $(LOCKED) --test it kubernetes:: -- --include-ignored --test-threads 2
+		cargo test $(LOCKED) --test it kubernetes:: -- --test-threads 2
 
 DURATION ?= 600
 

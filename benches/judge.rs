@@ -42,6 +42,7 @@ fn bench(criterion: &mut Criterion) {
         changed: Hlc::default(),
         certified: None,
         numbers: Numbers::Gate,
+        elected: None,
         lost: 0,
     };
     let presented = Presented::of(&token, &object);

@@ -34,6 +34,7 @@ class Candidate:
         self.gate = urllib.parse.urlsplit(args.gate).netloc
         self.leases = f"/apis/coordination.k8s.io/v1/namespaces/{args.namespace}/leases"
         self.seen: tuple[str, float] | None = None
+        self.leader = ""
         self.leads_until = 0.0
         self.stopped = threading.Event()
         self.output = threading.Lock()
@@ -88,6 +89,7 @@ class Candidate:
         if self.seen is None or self.seen[0] != version:
             self.seen = (version, time.monotonic())
         holder = lease["spec"].get("holderIdentity", "")
+        self.sees(holder)
         is_held = time.monotonic() < self.seen[1] + lease["spec"].get("leaseDurationSeconds", 0)
         if holder not in ("", self.args.identity) and is_held:
             return None
@@ -95,10 +97,17 @@ class Candidate:
         status, lease = self.call("PUT", f"{self.leases}/{self.args.name}", lease)
         return self.had(lease, begun) if status == 200 else None
 
+    def sees(self, holder: str) -> None:
+        """Says who leads, where that is somebody new."""
+        if holder not in ("", self.leader):
+            self.leader = holder
+            self.say(event="leader", leader=holder)
+
     def had(self, lease: dict, begun: float) -> dict:
         """The API server says that it is ours."""
         self.seen = (lease["metadata"]["resourceVersion"], time.monotonic())
         self.leads_until = begun + self.args.renew_deadline
+        self.sees(self.args.identity)
         return lease
 
     def release(self) -> None:
@@ -135,6 +144,7 @@ class Candidate:
         while not self.stopped.is_set():
             self.write(token)
             if time.monotonic() >= self.leads_until:
+                self.write(token)
                 return
             if time.monotonic() >= renewed + self.args.retry_period:
                 renewed = time.monotonic()

@@ -39,7 +39,6 @@ impl World {
 }
 
 #[test]
-#[ignore = "needs client-go: make test-kubernetes"]
 fn a_leader_that_stops_in_good_order_writes_no_more() {
     World::each(|world| {
         let mut first = world.candidate("a", &["--release-on-cancel"]);
@@ -60,7 +59,6 @@ fn a_leader_that_stops_in_good_order_writes_no_more() {
 }
 
 #[test]
-#[ignore = "needs client-go: make test-kubernetes"]
 fn a_leader_that_was_stopped_too_long_writes_once_more() {
     World::each(|world| {
         let mut first = world.candidate("a", &[]);
@@ -81,7 +79,6 @@ fn a_leader_that_was_stopped_too_long_writes_once_more() {
 }
 
 #[test]
-#[ignore = "needs client-go: make test-kubernetes"]
 fn a_leader_whose_api_server_is_away_gives_up() {
     World::each(|world| {
         let mut first = world.candidate("a", &[]);

@@ -4,19 +4,14 @@
 //! What is promised is read off the store's own notes: the gate's numbers never go down, and each number is one
 //! candidate's. With a gate that forwards what it should refuse, the same notes must show it.
 
-use std::{
-    io::{BufRead, BufReader},
-    path::Path,
-    process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
-};
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::world::NAMESPACE;
 use crate::support::{
-    kube::{ApiServer, Who},
+    kube::{ApiServer, Candidate, Who},
     process::{Gate, Site, binary, failpoints_binary},
     store::Store,
     until,
@@ -53,33 +48,15 @@ impl Place {
 
     /// One that stands for election, and writes `/users/<identity>` while it leads.
     fn candidate(&self, identity: &str, more: &[&str]) -> Candidate {
-        let mut command = match self.server.candidate() {
-            Some(program) => Command::new(program),
-            None => {
-                let mut python = Command::new("python3");
-                python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kubernetes/candidate.py"));
-                python
-            }
-        };
-        if let Some(ca) = self.server.ca_file() {
-            command.arg("--ca").arg(ca);
-        }
-        command.arg("--token-file").arg(self.server.token_file(Who::Candidate));
-        for (flag, value) in [
-            ("--server", self.server.url().as_str()),
-            ("--namespace", NAMESPACE),
-            ("--name", NAME),
-            ("--identity", identity),
-            ("--lease-duration", "3s"),
-            ("--renew-deadline", "2s"),
-            ("--retry-period", "300ms"),
-            ("--every", "20ms"),
-            ("--gate", &format!("http://{}", self.gate.gate)),
-            ("--path", &format!("/{NAME}/{identity}")),
-        ] {
-            command.args([flag, value]);
-        }
-        Candidate::start(command.args(more))
+        let url = format!("http://{}/{NAME}/{identity}", self.gate.gate);
+        let calm = ["--lease-duration", "3s", "--renew-deadline", "2s", "--retry-period", "300ms"];
+        Candidate::start(&self.server, (NAMESPACE, NAME), identity, &url, &[&calm, more].concat())
+    }
+
+    /// Somebody writes, from now on.
+    fn writes(&self, identity: &str) {
+        let before = self.has_written(identity);
+        until("its writes land", || self.has_written(identity) > before + 2);
     }
 
     /// Who wrote what the store has applied, and under which number, in order.
@@ -104,59 +81,6 @@ impl Place {
     }
 }
 
-struct Candidate {
-    child: Child,
-    lines: Arc<Mutex<Vec<Value>>>,
-}
-
-impl Candidate {
-    fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).stdin(Stdio::null()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let lines: Arc<Mutex<Vec<Value>>> = Arc::default();
-        let kept = Arc::clone(&lines);
-        std::thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                kept.lock().unwrap().push(serde_json::from_str(&line).unwrap());
-            }
-        });
-        Self { child, lines }
-    }
-
-    fn events(&self, wanted: &str) -> Vec<Value> {
-        self.lines.lock().unwrap().iter().filter(|line| line["event"] == wanted).cloned().collect()
-    }
-
-    /// The tokens that it has led with.
-    fn tokens(&self) -> Vec<String> {
-        self.events("leading").iter().map(|line| line["token"].as_str().unwrap().to_owned()).collect()
-    }
-
-    /// Leads, and has written since: its newest token.
-    fn leads(&self, place: &Place, identity: &str) -> String {
-        until("it leads", || !self.tokens().is_empty());
-        let before = place.has_written(identity);
-        until("its writes land", || place.has_written(identity) > before);
-        self.tokens().pop().unwrap()
-    }
-
-    /// How often the gate has refused it with this code.
-    fn refused(&self, code: &str) -> usize {
-        self.events("answer").iter().filter(|line| line["fence_error"] == code).count()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap(), signal).unwrap();
-    }
-}
-
-impl Drop for Candidate {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn transitions(token: &str) -> u32 {
     token.rsplit('.').next().unwrap().parse().unwrap()
 }
@@ -164,12 +88,13 @@ fn transitions(token: &str) -> u32 {
 #[test]
 fn the_next_candidate_takes_over_from_one_that_was_killed() {
     let place = Place::new();
-    let mut first = place.candidate("a", &[]);
-    let led = first.leads(&place, "a");
+    let first = place.candidate("a", &[]);
+    let led = first.leads();
+    place.writes("a");
     let second = place.candidate("b", &[]);
-    first.child.kill().unwrap();
-    let leads = second.leads(&place, "b");
-    assert_eq!(transitions(&leads), transitions(&led) + 1);
+    first.signal(Signal::KILL);
+    assert_eq!(transitions(&second.leads()), transitions(&led) + 1);
+    place.writes("b");
     assert_eq!(place.violations(), [""; 0]);
     assert_eq!(place.applied().last().unwrap().0, 2);
 }
@@ -178,21 +103,26 @@ fn the_next_candidate_takes_over_from_one_that_was_killed() {
 fn a_lease_that_is_given_back_goes_to_the_next_at_once() {
     let place = Place::new();
     let mut first = place.candidate("a", &["--release-on-cancel"]);
-    first.leads(&place, "a");
+    first.leads();
+    place.writes("a");
     let second = place.candidate("b", &[]);
     first.signal(Signal::TERM);
-    assert!(first.child.wait().unwrap().success());
-    second.leads(&place, "b");
-    assert_eq!((first.refused("WRITE_STALE_FENCE"), place.violations()), (0, vec![]));
+    assert!(first.ended().success());
+    second.leads();
+    place.writes("b");
+    let refused = first.rest().into_iter().filter(|event| event["fence_error"].is_string()).count();
+    assert_eq!((refused, place.violations()), (0, vec![]));
 }
 
 /// A leader stands still past its lease, while another is elected and writes; then it goes on.
 fn stop_and_go_on(place: &Place) -> (Candidate, Candidate) {
     let first = place.candidate("a", &[]);
-    first.leads(place, "a");
+    first.leads();
+    place.writes("a");
     let second = place.candidate("b", &[]);
     first.signal(Signal::STOP);
-    second.leads(place, "b");
+    second.leads();
+    place.writes("b");
     first.signal(Signal::CONT);
     (first, second)
 }
@@ -200,9 +130,9 @@ fn stop_and_go_on(place: &Place) -> (Candidate, Candidate) {
 #[test]
 fn a_leader_that_stood_still_past_its_lease_is_refused() {
     let place = Place::new();
-    let (first, second) = stop_and_go_on(&place);
-    until("its late write is refused", || first.refused("WRITE_STALE_FENCE") > 0);
-    second.leads(&place, "b");
+    let (first, _second) = stop_and_go_on(&place);
+    first.next("answer", |answer| answer["fence_error"] == "WRITE_STALE_FENCE");
+    place.writes("b");
     assert_eq!(place.violations(), [""; 0]);
 }
 
@@ -219,11 +149,12 @@ fn these_tests_notice_a_gate_that_forwards_stale_writes() {
 fn a_lease_that_is_deleted_under_its_leader_is_another_one_afterwards() {
     let place = Place::new();
     let leader = place.candidate("a", &["--stay"]);
-    let before = leader.leads(&place, "a");
+    let before = leader.leads();
+    place.writes("a");
     place.server.delete(NAMESPACE, NAME);
-    until("it leads by another Lease", || leader.tokens().last() != Some(&before));
-    let after = leader.leads(&place, "a");
+    let after = leader.leads();
     assert_ne!(after.split('.').nth(1), before.split('.').nth(1), "another uid");
+    place.writes("a");
     let late = place.gate.gate().call("PUT", "/users/late", &[("fence-token", &before)], b"late");
     late.refusal(412, "WRITE_STALE_FENCE");
     assert_eq!(place.violations(), [""; 0]);
@@ -233,17 +164,17 @@ fn a_lease_that_is_deleted_under_its_leader_is_another_one_afterwards() {
 fn a_watch_that_expires_and_an_api_server_that_is_killed_cost_writes_and_never_order() {
     let place = Place::new();
     let candidates = [place.candidate("a", &["--stay"]), place.candidate("b", &["--stay"])];
-    let written = || place.applied().len();
     let writes_on = || {
-        let before = written();
-        until("somebody writes", || written() > before + 5);
+        let before = place.applied().len();
+        until("somebody writes", || place.applied().len() > before + 5);
     };
     writes_on();
     place.server.compact();
     writes_on();
+    let leader = place.applied().pop().unwrap().1;
     place.server.stop();
     // The leader gives up by itself; whatever it sends until then is of its own term.
-    until("nobody leads any more", || candidates.iter().any(|each| !each.events("lost").is_empty()));
+    candidates[usize::from(leader == "b")].next("lost", |_| true);
     place.server.start_again();
     writes_on();
     assert_eq!(place.violations(), [""; 0]);

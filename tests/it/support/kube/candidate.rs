@@ -1,9 +1,10 @@
-//! A controller that elects its leader with client-go (tests/kubernetes/candidate), in its own process.
+//! A controller that elects its leader, in its own process: with client-go (tests/kubernetes/candidate) where
+//! `make test-kubernetes` has built it, else by a script with the same rules (tests/kubernetes/candidate.py).
 
 use std::{
     fs,
     io::{BufRead, BufReader},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc,
     thread,
@@ -35,8 +36,14 @@ impl Candidate {
     /// One that stands for a Lease, and writes to `url`, path and all, while it leads: a lease of 2 s, and everything
     /// else accordingly short, unless the flags say otherwise.
     pub fn start(server: &ApiServer, lease: (&str, &str), identity: &str, url: &str, flags: &[&str]) -> Self {
-        let programs = programs().expect("client-go is there only with `make test-kubernetes`");
-        let mut command = Command::new(programs.join("candidate"));
+        let mut command = match programs() {
+            Some(programs) => Command::new(programs.join("candidate")),
+            None => {
+                let mut python = Command::new("python3");
+                python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kubernetes/candidate.py"));
+                python
+            }
+        };
         let (gate, path) = url.split_at(url.match_indices('/').nth(2).expect("a url with a path").0);
         let (namespace, name) = lease;
         command.args(["--server", &server.url(), "--namespace", namespace, "--name", name, "--identity", identity]);
