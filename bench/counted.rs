@@ -11,7 +11,7 @@ use std::{
 use fencegate::{
     api::Gate,
     clock::Clock,
-    config::{GateKubernetes, LeaseSettings, Mode, RouteSettings, Settings},
+    config::{LeaseSettings, Mode, RouteSettings, Settings},
     fence::{Hlc, HolderId, ObjectId, TableKey, Ttl},
     kubernetes::elections::Elections,
     metrics::Metrics,
@@ -106,9 +106,9 @@ fn gate() -> Arc<Gate> {
         terms: Terms::default(),
     });
     let ledger = Ledger::start(core, &clock);
-    let (leases, about) = (GateKubernetes::default(), metrics.kubernetes.clone());
+    let about = metrics.kubernetes.clone();
     Arc::new(Gate {
-        elections: Elections::new(leases, 1, ledger.clone(), clock.clone(), about),
+        elections: Elections::new(1, ledger.clone(), clock.clone(), about),
         records,
         ledger,
         news,

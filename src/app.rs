@@ -142,7 +142,7 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     let routes = Routes::new(settings).map_err(Faults)?;
     let namespaces = routes.namespaces();
     let gate = assemble(settings, clock, begun, room, (authority, routes));
-    gate.elections.reach(&namespaces)?;
+    gate.elections.reach(&settings.kubernetes, &namespaces)?;
     gate.elections.look_at(&namespaces);
     let address = |key: &str, listener: &TcpListener| {
         listener.local_addr().map_err(|error| Faults(vec![Fault::new(key, format!("cannot listen: {error}"))]))
@@ -190,13 +190,8 @@ fn assemble(
         terms,
     });
     let ledger = Ledger::start(core, &clock);
-    let elections = Elections::new(
-        settings.kubernetes.clone(),
-        settings.table.cache_objects,
-        ledger.clone(),
-        clock.clone(),
-        metrics.kubernetes.clone(),
-    );
+    let elections =
+        Elections::new(settings.table.cache_objects, ledger.clone(), clock.clone(), metrics.kubernetes.clone());
     Arc::new(Gate {
         elections,
         records,
@@ -272,7 +267,7 @@ impl Running {
         let routes = Routes::new(settings).map_err(Faults)?;
         let namespaces = routes.namespaces();
         // What can go wrong goes first: a faulty file changes nothing.
-        self.gate.elections.reach(&namespaces)?;
+        self.gate.elections.reach(&settings.kubernetes, &namespaces)?;
         self.plane.reload(settings).await?;
         self.plane.metrics().certificate_holds(self.plane.certificate_not_after());
         self.gate.elections.look_at(&namespaces);

@@ -79,11 +79,7 @@ pub async fn advance(
     let governed = gate.routes.load().lease_of(&object);
     if let Some(lease) = governed {
         let claimant = claimant(&request.token.text(), lease, &object)?;
-        let moved = elect::advance(&gate, &object, claimant).await?;
-        return match &moved.record.state {
-            ObjectState::Draining { .. } => Err(Problem::refused(&Refused::Draining { object }, gate.now())),
-            ObjectState::Open { .. } | ObjectState::Free { .. } => Ok(moved_body(&gate, moved)),
-        };
+        return Ok(moved_body(&gate, elect::advance(&gate, &object, claimant).await?));
     }
     let number = number(&request, follows(&gate, &object)?)?;
     let stale = |fence: Fence| {
@@ -118,11 +114,11 @@ pub async fn confirm(
     Body(request): Body<AdvanceRequest>,
 ) -> Result<Json<MovedBody>, Problem> {
     let object = extract::object("object_id", &object)?;
-    let moved = if gate.routes.load().lease_of(&object).is_some() {
-        let election = Election::parse(&request.token.text());
-        let election = election.map_err(|fault| Problem::new(Code::FenceTokenMalformed, fault.to_string()))?;
+    let governed = gate.routes.load().lease_of(&object);
+    let moved = if let Some(lease) = governed {
+        let Claimant { election, lease, .. } = claimant(&request.token.text(), lease, &object)?;
         tracing::info!(%object, lowest = %election, "audit: an operator confirms the earliest term that may write");
-        gate.ledger.confirm_term(object, election).await
+        gate.ledger.confirm_term(object, lease, election).await
     } else {
         let Number { seq, .. } = number(&request, follows(&gate, &object)?)?;
         tracing::info!(%object, lowest = seq.get(), "audit: an operator confirms the lowest token that may write");

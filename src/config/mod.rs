@@ -314,7 +314,7 @@ impl Settings {
             ("log", self.log == other.log),
             ("journal", self.journal == other.journal),
             ("idempotency", self.idempotency == other.idempotency),
-            ("kubernetes", self.kubernetes == other.kubernetes),
+            ("kubernetes", self.kubernetes.way() == other.kubernetes.way()),
         ]
         .into_iter()
         .filter_map(|(key, is_same)| (!is_same).then_some(key))

@@ -31,6 +31,8 @@ const RETIRED_MAX: usize = 256;
 /// The term of leadership at a record's fence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elected {
+    /// The Lease that it is a term of.
+    pub lease: Arc<LeaseName>,
     pub election: Election,
     /// Its number. A fence above it means that the term is over, whatever the Lease says.
     pub seq: LeaseSeq,
@@ -38,7 +40,9 @@ pub struct Elected {
     pub holder: Option<HolderId>,
     /// The table's incarnation that it was noted in. In a later one, later terms may be missing.
     pub incarnation: Incarnation,
-    /// Leases that were there before, the newest last: their tokens are stale for ever.
+    /// Nobody has had it yet: an operator has said that it may write.
+    pub confirmed: bool,
+    /// Leases of this name that were there before, the newest last: their tokens are stale for ever.
     pub retired: Vec<Uid>,
 }
 
@@ -46,8 +50,9 @@ pub struct Elected {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sighting {
     /// There is no such Lease.
-    Gone,
+    Gone { lease: Arc<LeaseName> },
     Held {
+        lease: Arc<LeaseName>,
         election: Election,
         /// Nobody: it was given back.
         holder: Option<HolderId>,
@@ -67,9 +72,9 @@ impl Term {
         Self(AtomicU64::new(deadline.0))
     }
 
-    /// A renewal was seen.
-    pub fn extend(&self, deadline: BootMs) {
-        self.0.fetch_max(deadline.0, Ordering::Relaxed);
+    /// A renewal was seen: it lasts as long as that says, which may be shorter than before.
+    pub fn renew(&self, deadline: BootMs) {
+        self.0.store(deadline.0, Ordering::Relaxed);
     }
 
     /// It is over.
@@ -118,7 +123,7 @@ impl Claimant {
 impl Record {
     /// The lease that a term of leadership writes under.
     pub(super) fn judge_claimant(&self, sealed: bool, claimant: &Claimant, now: Now) -> Result<&Lease, Denial> {
-        let Some((lease, ended)) = self.place_of(claimant.election)? else {
+        let Some((lease, ended)) = self.place_of(claimant)? else {
             return Err(Denial::Unseen(claimant.election));
         };
         let (seq, fence) = (lease.seq, self.fence);
@@ -135,7 +140,11 @@ impl Record {
     }
 
     /// The lease of a term, and its end if it has one; `None` where the API server has to be asked.
-    fn place_of(&self, election: Election) -> Result<Option<(&Lease, Option<&super::Ended>)>, Refusal> {
+    fn place_of(
+        &self,
+        Claimant { election, holder, .. }: &Claimant,
+    ) -> Result<Option<(&Lease, Option<&super::Ended>)>, Refusal> {
+        let (election, holder) = (*election, holder.as_ref());
         let stale = || {
             let heir = self.open_lease().map(|lease| (&lease.holder, &lease.lease_id));
             let successor = heir.map(|(holder, id)| Successor { holder: holder.clone(), lease_id: id.clone() });
@@ -152,7 +161,14 @@ impl Record {
             return Ok(None);
         }
         match &self.state {
-            State::Draining { .. } => Err(Refusal::Draining { fence: self.fence }),
+            State::Draining { .. } => {
+                match elected.and_then(|elected| elected.holder.as_ref().zip(Some(elected.seq))) {
+                    Some((elect, seq)) if holder.is_some_and(|holder| holder != elect) => {
+                        Err(Refusal::OtherHolder { seq, holder: elect.clone() })
+                    }
+                    Some(_) | None => Err(Refusal::Draining { fence: self.fence }),
+                }
+            }
             // An operator has confirmed it, or it had been given back when it was seen.
             State::Free { last: None } => Ok(None),
             State::Free { last: Some((lease, ended)) } => Ok(Some((lease, Some(ended)))),
@@ -181,63 +197,71 @@ impl Record {
         if self.is_term_locked() {
             return refused(LeaseRefusal::Locked { fence: self.fence });
         }
-        let (election, holder, lapsed) = match sighting {
-            Sighting::Gone => return self.lose_its_lease(at),
-            Sighting::Held { election, holder, lapsed } => (election, holder, lapsed),
+        let (lease, election, holder, lapsed) = match sighting {
+            Sighting::Gone { lease } => return self.lose_its_lease(&lease, at),
+            Sighting::Held { lease, election, holder, lapsed } => (lease, election, holder, lapsed),
         };
         match self.elected.as_deref() {
             Some(elected) if self.is_over(elected, election) => refused(LeaseRefusal::Fenced { fence: self.fence }),
-            Some(elected) if elected.election == election => self.look_again(holder, lapsed, lease_id, at),
-            _ => self.begin_term(election, holder.as_ref(), lease_id, at),
+            Some(elected) if elected.election == election => self.look_again(elected, holder, lapsed, lease_id, at),
+            _ => self.begin_term((lease, election), holder.as_ref(), lease_id, at),
         }
     }
 
     /// The Lease is in the term that is known.
-    fn look_again(&self, holder: Option<HolderId>, lapsed: bool, lease_id: LeaseId, at: &At<'_>) -> Step {
+    fn look_again(
+        &self,
+        known: &Elected,
+        holder: Option<HolderId>,
+        lapsed: bool,
+        lease_id: LeaseId,
+        at: &At<'_>,
+    ) -> Step {
+        let unchanged = (Outcome::Unchanged, vec![]);
+        // Two holders with one token: nobody can tell their writes apart.
+        let two_holders = |holder: &HolderId| {
+            let reason = format!("its Lease went to {holder} without a transition");
+            self.advance(How::Fenced { reason }, None, at)
+        };
         match (&self.state, holder) {
-            // It was confirmed, or the drain that was to open it was cut short.
-            (State::Free { last: None }, Some(holder)) => {
-                let election = self.elected.as_ref().map(|elected| elected.election);
-                match election {
-                    Some(election) => self.begin_term(election, Some(&holder), lease_id, at),
-                    None => (Outcome::Unchanged, vec![]),
-                }
+            // It was confirmed, or the drain that was to open it was cut short. One that was nobody's when it was seen
+            // stays so: whoever wrote with it was told that it is over.
+            (State::Free { last: None }, Some(holder)) if known.confirmed || known.holder.as_ref() == Some(&holder) => {
+                self.begin_term((Arc::clone(&known.lease), known.election), Some(&holder), lease_id, at)
             }
+            (State::Draining { .. }, Some(holder)) if known.holder.as_ref() != Some(&holder) => two_holders(&holder),
+            (State::Draining { .. }, None) if known.holder.is_some() => self.advance(How::Released, None, at),
             (State::Open { lease }, None) => self.free(lease, How::Released, at, Outcome::Ended),
-            (State::Open { lease }, Some(holder)) if holder != lease.holder => {
-                // Two holders with one token: nobody can tell their writes apart.
-                let reason = format!("its Lease went to {holder} without a transition");
-                self.advance(How::Fenced { reason }, None, at)
-            }
+            (State::Open { lease }, Some(holder)) if holder != lease.holder => two_holders(&holder),
             (State::Open { lease }, Some(_)) if lapsed => self.free(lease, How::Expired, at, Outcome::Ended),
-            (State::Free { .. } | State::Draining { .. } | State::Open { .. }, _) => (Outcome::Unchanged, vec![]),
+            (State::Free { .. } | State::Draining { .. } | State::Open { .. }, _) => unchanged,
         }
     }
 
     /// A term that is new to this record.
-    fn begin_term(&self, election: Election, holder: Option<&HolderId>, lease_id: LeaseId, at: &At<'_>) -> Step {
-        let grant = holder.cloned().map(|holder| Grant {
-            lease_id,
-            holder,
-            ttl: Ttl::FOR_EVER,
-            request: None,
-            tainted: false,
-            window: None,
-            source: Source::Kubernetes,
-        });
+    fn begin_term(
+        &self,
+        (lease, election): (Arc<LeaseName>, Election),
+        holder: Option<&HolderId>,
+        lease_id: LeaseId,
+        at: &At<'_>,
+    ) -> Step {
+        let grant = holder.map(|holder| grant(lease_id, holder.clone()));
         let (outcome, mut effects) = self.advance(How::Fenced { reason: format!("{election}") }, grant, at);
         let mut retired = self.elected.as_ref().map(|elected| elected.retired.clone()).unwrap_or_default();
-        if let Some(before) = self.elected.as_ref().map(|elected| elected.election.uid)
-            && before != election.uid
+        if let Some(before) = self.elected.as_deref()
+            && before.election.uid != election.uid
+            && before.lease == lease
         {
-            retire(&mut retired, before);
+            retire(&mut retired, before.election.uid);
         }
         for effect in &mut effects {
             if let Effect::Store(record) = effect
                 && let Some(seq) = LeaseSeq::new(record.fence.get())
             {
+                let (lease, incarnation) = (Arc::clone(&lease), record.incarnation);
                 let (holder, retired) = (holder.cloned(), std::mem::take(&mut retired));
-                let elected = Elected { election, seq, holder, incarnation: record.incarnation, retired };
+                let elected = Elected { lease, election, seq, holder, incarnation, confirmed: false, retired };
                 record.elected = Some(Arc::new(elected));
             }
         }
@@ -245,8 +269,12 @@ impl Record {
     }
 
     /// There is no Lease any more: whoever held it may write no longer, and no term of it comes back.
-    fn lose_its_lease(&self, at: &At<'_>) -> Step {
-        let Some(elected) = self.elected.as_deref() else { return (Outcome::Unchanged, vec![]) };
+    fn lose_its_lease(&self, lease: &LeaseName, at: &At<'_>) -> Step {
+        // Of another Lease than its term is of, this says nothing: its route has changed, and whoever holds this one
+        // will begin a term.
+        let Some(elected) = self.elected.as_deref().filter(|elected| *elected.lease == *lease) else {
+            return (Outcome::Unchanged, vec![]);
+        };
         if elected.retired.contains(&elected.election.uid) {
             return (Outcome::Unchanged, vec![]);
         }
@@ -262,7 +290,7 @@ impl Record {
     }
 
     /// An operator says which term is the earliest that may still write.
-    pub(super) fn confirm_term(&self, election: Election, at: &At<'_>) -> Step {
+    pub(super) fn confirm_term(&self, lease: Arc<LeaseName>, election: Election, at: &At<'_>) -> Step {
         if !self.is_term_locked() {
             return (Outcome::Unchanged, vec![]);
         }
@@ -273,12 +301,13 @@ impl Record {
             return refused(LeaseRefusal::Fenced { fence: self.fence });
         };
         let mut retired = known.map(|known| known.retired.clone()).unwrap_or_default();
-        if let Some(known) = known.filter(|known| known.election.uid != election.uid) {
+        if let Some(known) = known.filter(|known| known.election.uid != election.uid && known.lease == lease) {
             retire(&mut retired, known.election.uid);
         }
         let mut record = self.with(self.fence, State::Free { last: None }, at);
-        let incarnation = record.incarnation;
-        record.elected = Some(Arc::new(Elected { election, seq, holder: None, incarnation, retired }));
+        let (incarnation, confirmed) = (record.incarnation, true);
+        let elected = Elected { lease, election, seq, holder: None, incarnation, confirmed, retired };
+        record.elected = Some(Arc::new(elected));
         (Outcome::Freed, vec![Effect::Store(record)])
     }
 
@@ -286,10 +315,19 @@ impl Record {
     #[must_use]
     pub fn elected_grant(&self, lease_id: LeaseId) -> Option<Grant> {
         let elected = self.elected.as_deref().filter(|elected| self.fence == Fence::from(elected.seq))?;
-        let holder = elected.holder.clone()?;
-        let (ttl, source) = (Ttl::FOR_EVER, Source::Kubernetes);
-        Some(Grant { lease_id, holder, ttl, request: None, tainted: false, window: None, source })
+        Some(grant(lease_id, elected.holder.clone()?))
     }
+
+    /// Whether the lease at its fence is a term of leadership, which no lease call ends.
+    pub(super) fn is_led(&self) -> bool {
+        let is_at_fence = |elected: &Elected| self.fence == Fence::from(elected.seq);
+        self.elected.as_deref().is_some_and(is_at_fence)
+    }
+}
+
+fn grant(lease_id: LeaseId, holder: HolderId) -> Grant {
+    let (ttl, source) = (Ttl::FOR_EVER, Source::Kubernetes);
+    Grant { lease_id, holder, ttl, request: None, tainted: false, window: None, source }
 }
 
 fn retire(retired: &mut Vec<Uid>, uid: Uid) {

@@ -32,9 +32,17 @@ fn id(name: &str) -> HolderId {
     HolderId::new(name).unwrap()
 }
 
+fn name() -> Arc<LeaseName> {
+    Arc::new(LeaseName { namespace: "default".to_owned(), name: "orders".to_owned() })
+}
+
 fn held(election: Election, holder: &str) -> Sighting {
     let holder = Some(holder).filter(|holder| !holder.is_empty()).map(id);
-    Sighting::Held { election, holder, lapsed: false }
+    Sighting::Held { lease: name(), election, holder, lapsed: false }
+}
+
+fn gone() -> Sighting {
+    Sighting::Gone { lease: name() }
 }
 
 fn store(record: &mut Record, effects: Vec<Effect>) -> Vec<Effect> {
@@ -64,8 +72,7 @@ fn see(record: &mut Record, sighting: Sighting, ms: u64) -> Outcome {
 }
 
 fn claimant(election: Election, until: u64) -> Claimant {
-    let lease = Arc::new(LeaseName { namespace: "default".to_owned(), name: "orders".to_owned() });
-    Claimant { election, lease, term: Some(Arc::new(Term::until(now(until).boot))), holder: None }
+    Claimant { election, lease: name(), term: Some(Arc::new(Term::until(now(until).boot))), holder: None }
 }
 
 /// What a write by this term is told; its Lease is known to be held until 10 s.
@@ -115,11 +122,11 @@ fn each_term_gets_the_next_number_and_older_ones_are_stale() {
 fn a_lease_that_was_made_anew_counts_from_0_and_the_old_one_is_stale_for_ever() {
     let mut record = fresh();
     see(&mut record, held(term(1, 7), "a"), 1);
-    see(&mut record, Sighting::Gone, 2);
+    see(&mut record, gone(), 2);
     for gone in [7, 8] {
         assert_eq!(verdict(&record, term(1, gone), 3), refused(Code::WriteStaleFence), "{gone}");
     }
-    assert_eq!(see(&mut record, Sighting::Gone, 3), Outcome::Unchanged);
+    assert_eq!(see(&mut record, gone(), 3), Outcome::Unchanged);
     assert_eq!(verdict(&record, term(2, 0), 3), unseen());
     see(&mut record, held(term(2, 0), "b"), 4);
     assert_eq!(verdict(&record, term(2, 0), 5), Ok(3));
@@ -144,7 +151,7 @@ fn a_lease_counts_as_held_for_as_long_as_it_is_seen_renewed() {
     assert_eq!(told(&record, claimant(term(1, 0), 5_000), 5_000), Err("lapsed".to_owned()));
     assert_eq!(told(&record, Claimant { term: None, ..claimant(term(1, 0), 0) }, 1), Err("lapsed".to_owned()));
     // Said to be over, it stays so.
-    let lapsed = Sighting::Held { election: term(1, 0), holder: Some(id("a")), lapsed: true };
+    let lapsed = Sighting::Held { lease: name(), election: term(1, 0), holder: Some(id("a")), lapsed: true };
     assert_eq!(see(&mut record, lapsed, 5_000), Outcome::Ended);
     assert_eq!(verdict(&record, term(1, 0), 5_001), refused(Code::LeaseExpired));
     assert_eq!(see(&mut record, held(term(1, 0), "a"), 5_002), Outcome::Unchanged);
@@ -164,6 +171,51 @@ fn a_lease_that_was_given_back_is_over() {
     assert_eq!(verdict(&record, term(1, 0), 5), refused(Code::WriteStaleFence));
     assert_eq!(verdict(&record, term(1, 1), 5), unseen());
     assert_eq!(see(&mut record, held(term(1, 1), ""), 6), Outcome::Unchanged);
+    // Whoever wrote with it was told that it is over; somebody who takes it without a transition changes nothing.
+    assert_eq!(see(&mut record, held(term(1, 1), "b"), 7), Outcome::Unchanged);
+    assert_eq!(verdict(&record, term(1, 1), 8), unseen());
+    see(&mut record, held(term(1, 2), "b"), 9);
+    assert_eq!(verdict(&record, term(1, 2), 10), Ok(3));
+}
+
+#[test]
+fn another_lease_by_a_changed_route_begins_a_term_and_retires_nobody() {
+    let other = || Arc::new(LeaseName { namespace: "default".to_owned(), name: "typo".to_owned() });
+    let mut record = fresh();
+    see(&mut record, held(term(1, 3), "a"), 1);
+    // That there is none of that name says nothing of the one that was seen.
+    assert_eq!(see(&mut record, Sighting::Gone { lease: other() }, 2), Outcome::Unchanged);
+    assert_eq!(verdict(&record, term(1, 3), 3), Ok(1));
+    let elsewhere = Sighting::Held { lease: other(), election: term(2, 0), holder: Some(id("b")), lapsed: false };
+    see(&mut record, elsewhere, 4);
+    assert_eq!((verdict(&record, term(2, 0), 5), verdict(&record, term(1, 3), 5)), (Ok(2), unseen()));
+    // Back again, whoever holds it goes on under a new number.
+    see(&mut record, held(term(1, 3), "a"), 6);
+    assert_eq!((verdict(&record, term(1, 3), 7), verdict(&record, term(2, 0), 7)), (Ok(3), unseen()));
+}
+
+#[test]
+fn a_holder_that_changes_while_it_drains_shuts_both_out() {
+    for after in ["b", ""] {
+        let mut record = fresh();
+        let lease_id = LeaseId::new("lease-1").unwrap();
+        let (_, effects) = record.step(Event::Sight { sighting: held(term(1, 0), "a"), lease_id }, &at(1));
+        store(&mut record, effects);
+        assert!(matches!(record.state, State::Draining { .. }));
+        see(&mut record, held(term(1, 0), after), 2);
+        assert_eq!(verdict(&record, term(1, 0), 3), refused(Code::WriteStaleFence), "{after:?}");
+    }
+}
+
+#[test]
+fn a_lease_call_takes_over_where_a_route_goes_back_to_the_gate() {
+    let mut record = fresh();
+    see(&mut record, held(term(1, 0), "a"), 1);
+    let grant = Grant { source: Source::Gate, ttl: Ttl(1_000), ..grant(LeaseId::new("own").unwrap(), id("x")) };
+    let (outcome, effects) = record.step(Event::Acquire { grant, takeover_after_ms: None }, &at(2));
+    assert_eq!(outcome, Outcome::Advancing);
+    store(&mut record, effects);
+    assert_eq!(verdict(&record, term(1, 0), 3), refused(Code::WriteStaleFence));
 }
 
 #[test]
@@ -232,7 +284,7 @@ fn where_part_of_the_past_is_lost_an_operator_must_say_which_term_may_write() {
         assert!(matches!(see(&mut record, held(election, "b"), 2), Outcome::Refused(LeaseRefusal::Locked { .. })));
     }
     let confirm = |record: &mut Record, election| {
-        let (outcome, effects) = record.step(Event::ConfirmTerm { election }, &at(3));
+        let (outcome, effects) = record.step(Event::ConfirmTerm { lease: name(), election }, &at(3));
         store(record, effects);
         outcome
     };

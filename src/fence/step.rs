@@ -15,7 +15,7 @@ use super::{
     RequestId, State, TableKey, Ttl, WallMs,
     authority::SignedGrant,
     elected::Sighting,
-    election::Election,
+    election::{Election, LeaseName},
     external::Number,
     lease::Start,
     record::{AdvanceId, Numbers},
@@ -132,6 +132,7 @@ pub enum Event {
     },
     /// An operator says which term of that Lease is the earliest that may still write.
     ConfirmTerm {
+        lease: Arc<LeaseName>,
         election: Election,
     },
     /// Nothing older is on its way to the store any more.
@@ -277,7 +278,7 @@ impl Record {
             Event::Follow { number, grant } => self.follow(number, grant, at),
             Event::Confirm { lowest } => self.confirm(lowest, at),
             Event::Sight { sighting, lease_id } => self.sight(sighting, lease_id, at),
-            Event::ConfirmTerm { election } => self.confirm_term(election, at),
+            Event::ConfirmTerm { lease, election } => self.confirm_term(lease, election, at),
             Event::Drained { seq, advance, then } => self.open(seq, advance, then, at),
         }
     }
@@ -287,7 +288,7 @@ impl Record {
             State::Draining { .. } => return held(None, DRAIN_RETRY_MS),
             State::Free { .. } => return self.advance(How::Expired, Some(grant), at),
             // Its lock was kept elsewhere; from here on it is the gate's.
-            State::Open { .. } if self.numbers == Numbers::External => {
+            State::Open { .. } if self.numbers == Numbers::External || self.is_led() => {
                 let how = How::Fenced { reason: "leases are the gate's own now".to_owned() };
                 return self.advance(how, Some(grant), at);
             }

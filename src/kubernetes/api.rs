@@ -84,6 +84,9 @@ impl Cluster {
             config
         };
         config.connect_timeout = Some(timeout);
+        // For what has no time of its own: a list, and the beginning of a watch.
+        config.read_timeout = Some(SILENCE);
+        config.reset_reader_on_write = true;
         // Whoever asks decides whether to ask again.
         config.default_retry = false;
         let client = Client::try_from(config).map_err(|error| ("url", error.to_string()))?;
@@ -172,6 +175,9 @@ fn chain(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+/// How long a connection may be silent while something is waited for: longer than a watch lasts.
+const SILENCE: Duration = Duration::from_secs(75);
 
 /// The longest time that a Lease may be held without a renewal: a day.
 const DURATION_MAX_S: i32 = 86_400;

@@ -5,14 +5,17 @@
 //! of a Lease never goes back, though two uids cannot be compared. A watch only says that there is something to read,
 //! or that a holder has renewed.
 //!
-//! Whoever asks while a read is under way waits for the next one, which all of them share. An API server that is away
+//! A reload that may give an object another Lease begins a new generation: what was asked under the old one is told to
+//! nobody any more. What is known of a Lease stays.
+//!
+//! Whoever asks while a read is under way waits for the next one, which all of them share, also if it fails. An API server that is away
 //! is not made up for: what is known counts until it runs out, and then nobody may write.
 
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -21,7 +24,7 @@ use tokio::{runtime::Handle, sync::Semaphore, task::JoinHandle};
 
 use super::{
     api::{Away, Cluster, LeaseName, Seen},
-    known::{Gist, Known},
+    known::Known,
     watch,
 };
 use crate::{
@@ -40,6 +43,8 @@ use crate::{
 const PACE: Duration = Duration::from_millis(100);
 /// Reads at once, of all Leases.
 const READS_MAX: usize = 8;
+/// Who may wait for one at once.
+const ASKS_MAX: usize = 4_096;
 /// Objects that one message to the ledger names.
 const TOLD_AT_ONCE: usize = 256;
 /// How often a Lease that a watch shows to have changed is tried to be read, and how far apart.
@@ -48,9 +53,9 @@ const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// How long to wait before the ledger is asked again that has no room.
 const NO_ROOM: Duration = Duration::from_millis(20);
 
-/// One Lease that governs objects in use.
+/// One Lease that governs objects in use. There is never another one of the same name while somebody has this one.
 pub struct Entry {
-    pub name: LeaseName,
+    pub name: Arc<LeaseName>,
     /// `None`: not looked at yet.
     known: Mutex<Option<Known>>,
     /// The objects that were told of it: each is told of every change.
@@ -59,6 +64,10 @@ pub struct Entry {
     begun: AtomicU64,
     /// Held by whoever reads; and by whoever tells the ledger, so that it is told in order.
     reading: tokio::sync::Mutex<LastRead>,
+    /// How often a watch has shown something new.
+    hints: AtomicU64,
+    /// Somebody looks into that.
+    looking: AtomicBool,
 }
 
 #[derive(Default)]
@@ -66,8 +75,6 @@ struct LastRead {
     number: u64,
     at: BootMs,
     failed: Option<Away>,
-    /// What its objects were last told.
-    told: Option<Gist>,
 }
 
 /// Why nothing can be said.
@@ -77,18 +84,18 @@ pub enum Unknown {
     Ledger(ledger::Refused),
 }
 
-/// What a write that asked is told: the object as its Lease has left it.
+/// What a write that asked is told.
 #[derive(Debug)]
 pub struct Told {
-    /// `None`: there is no such Lease.
+    /// The term that its Lease is in; `None`: there is no such Lease.
     pub election: Option<Election>,
     pub term: Arc<Term>,
-    pub moved: Moved,
+    /// The object as its Lease has left it.
+    pub moved: Result<Moved, ledger::Refused>,
 }
 
 /// Who was elected, everywhere.
 pub struct Elections {
-    settings: GateKubernetes,
     cluster: OnceLock<Cluster>,
     ledger: Ledger,
     clock: Clock,
@@ -96,12 +103,23 @@ pub struct Elections {
     /// Where its tasks run, whoever asks; there as soon as there is something to ask about.
     runtime: OnceLock<Handle>,
     reads: Semaphore,
-    /// The objects that were told of their Lease.
-    objects: RwLock<HashMap<ObjectId, Arc<Entry>>>,
+    asks: Arc<Semaphore>,
+    objects: RwLock<Objects>,
     objects_max: usize,
-    entries: Mutex<HashMap<LeaseName, Arc<Entry>>>,
+    entries: Mutex<HashMap<Arc<LeaseName>, Arc<Entry>>>,
     watches: Mutex<HashMap<String, JoinHandle<()>>>,
 }
+
+/// The objects that were told of their Lease.
+#[derive(Default)]
+struct Objects {
+    told: HashMap<ObjectId, Arc<Entry>>,
+    /// How often it may have changed which Lease an object has.
+    generation: u64,
+}
+
+/// How a Lease is, and what the ledger will say of the object that it was told for.
+type ToldOf = (Option<Election>, Arc<Term>, Option<ledger::Answer<Moved>>);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -110,21 +128,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Elections {
     /// Nothing is asked before a route needs it.
     #[must_use]
-    pub fn new(
-        settings: GateKubernetes,
-        objects_max: usize,
-        ledger: Ledger,
-        clock: Clock,
-        metrics: KubernetesMetrics,
-    ) -> Arc<Self> {
+    pub fn new(objects_max: usize, ledger: Ledger, clock: Clock, metrics: KubernetesMetrics) -> Arc<Self> {
         Arc::new(Self {
-            settings,
             cluster: OnceLock::new(),
             ledger,
             clock,
             metrics,
             runtime: OnceLock::new(),
             reads: Semaphore::new(READS_MAX),
+            asks: Arc::new(Semaphore::new(ASKS_MAX)),
             objects: RwLock::default(),
             objects_max,
             entries: Mutex::default(),
@@ -137,9 +149,9 @@ impl Elections {
     ///
     /// # Errors
     /// Where there is none by these settings.
-    pub fn reach(&self, namespaces: &[String]) -> Result<(), Faults> {
+    pub fn reach(&self, settings: &GateKubernetes, namespaces: &[String]) -> Result<(), Faults> {
         if !namespaces.is_empty() && self.cluster.get().is_none() {
-            let way = Cluster::new(&self.settings.way());
+            let way = Cluster::new(&settings.way());
             let way = way.map_err(|(key, what)| Faults(vec![Fault::new(format!("kubernetes.{key}"), what)]))?;
             // By the same settings, another one is as good.
             let _ = (self.cluster.set(way), self.runtime.set(Handle::current()));
@@ -164,9 +176,20 @@ impl Elections {
                 self.spawn(watch::run(this, namespace))
             });
         }
-        // Which Lease an object has may have changed: each is looked up anew.
-        self.objects.write().unwrap_or_else(PoisonError::into_inner).clear();
-        lock(&self.entries).clear();
+        // Which Lease an object has may have changed: each is looked up anew, and nobody tells it of the old one.
+        let mut objects = self.objects_mut();
+        objects.generation += 1;
+        objects.told.drain().for_each(|(object, entry)| {
+            lock(&entry.objects).remove(&object);
+        });
+    }
+
+    fn objects(&self) -> RwLockReadGuard<'_, Objects> {
+        self.objects.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn objects_mut(&self) -> RwLockWriteGuard<'_, Objects> {
+        self.objects.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stops looking.
@@ -190,8 +213,8 @@ impl Elections {
 
     /// Says what is known of a write's term without asking anyone.
     pub fn stand(&self, object: &str, claimant: &mut Claimant) {
-        let objects = self.objects.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(entry) = objects.get(object).filter(|entry| entry.name == *claimant.lease) else { return };
+        let objects = self.objects();
+        let Some(entry) = objects.told.get(object).filter(|entry| entry.name == claimant.lease) else { return };
         let known = lock(&entry.known);
         let known = known.as_ref().filter(|known| known.election() == Some(claimant.election));
         claimant.term = known.map(|known| Arc::clone(&known.term));
@@ -204,41 +227,7 @@ impl Elections {
     /// Where the API server, or the ledger, cannot say.
     pub async fn ask(self: &Arc<Self>, object: &ObjectId, claimant: &Claimant) -> Result<Told, Unknown> {
         let entry = self.entry(&claimant.lease);
-        let arrived = entry.begun.load(Ordering::Acquire);
-        let (this, object, election) = (Arc::clone(self), object.clone(), claimant.election);
-        // Whoever asked may hang up; what was begun is brought to its end.
-        let asked = self.spawn(async move {
-            let mut last = entry.reading.lock().await;
-            if this.needs_read(&entry, &last, arrived, Some(election)) {
-                this.read(&entry, &mut last).await.map_err(Unknown::Away)?;
-            }
-            this.tell(&entry, &mut last, Some(object)).await
-        });
-        let (election, term, answer) = asked.await.unwrap_or(Err(Unknown::Ledger(ledger::Refused::Stopping)))?;
-        let answer = answer.ok_or(Unknown::Ledger(ledger::Refused::Stopping))?;
-        let moved = answer.await.unwrap_or(Err(ledger::Refused::Stopping)).map_err(Unknown::Ledger)?;
-        Ok(Told { election, term, moved })
-    }
-
-    /// Asks about a write's term, unless it is known to be the present one, and tells nobody: the term that its Lease is
-    /// in, and until when that is held.
-    ///
-    /// # Errors
-    /// Where the API server cannot say.
-    pub async fn look(self: &Arc<Self>, claimant: &Claimant) -> Result<(Option<Election>, Arc<Term>), Away> {
-        let entry = self.entry(&claimant.lease);
-        let arrived = entry.begun.load(Ordering::Acquire);
-        let (this, election) = (Arc::clone(self), claimant.election);
-        let looked = self.spawn(async move {
-            let mut last = entry.reading.lock().await;
-            if this.needs_read(&entry, &last, arrived, Some(election)) {
-                this.read(&entry, &mut last).await?;
-            }
-            let known = lock(&entry.known);
-            Ok(known.as_ref().map(|known| (known.election(), Arc::clone(&known.term))))
-        });
-        let stopped = || Away::Unreachable("the gate is stopping".to_owned());
-        looked.await.unwrap_or_else(|_| Err(stopped())).and_then(|known| known.ok_or_else(stopped))
+        self.ask_of(entry, object, Some(claimant.election)).await
     }
 
     /// Asks about the Lease of an object anew, and tells the ledger.
@@ -246,30 +235,77 @@ impl Elections {
     /// # Errors
     /// Where the API server, or the ledger, cannot say.
     pub async fn ask_again(self: &Arc<Self>, object: &ObjectId) -> Result<(), Unknown> {
-        let entry = self.objects.read().unwrap_or_else(PoisonError::into_inner).get(object).map(Arc::clone);
-        let Some(entry) = entry else { return Ok(()) };
-        let arrived = entry.begun.load(Ordering::Acquire);
-        let (this, object) = (Arc::clone(self), object.clone());
-        let asked = self.spawn(async move {
-            let mut last = entry.reading.lock().await;
-            if this.needs_read(&entry, &last, arrived, None) {
-                this.read(&entry, &mut last).await.map_err(Unknown::Away)?;
-            }
-            this.tell(&entry, &mut last, Some(object)).await
+        let entry = self.objects().told.get(object).map(Arc::clone);
+        let Some(entry) = entry else { return Err(Unknown::Ledger(ledger::Refused::Overloaded)) };
+        self.ask_of(entry, object, None).await?.moved.map(drop).map_err(Unknown::Ledger)
+    }
+
+    async fn ask_of(
+        self: &Arc<Self>,
+        entry: Arc<Entry>,
+        object: &ObjectId,
+        election: Option<Election>,
+    ) -> Result<Told, Unknown> {
+        let (this, object, generation) = (Arc::clone(self), object.clone(), self.objects().generation);
+        let (election, term, answer) = self
+            .in_turn(entry, election, move |entry: Arc<Entry>| async move {
+                let told = this.tell(&entry, Some((object, generation)))?;
+                this.tell_all(&entry).await.map_err(Unknown::Ledger)?;
+                Ok(told)
+            })
+            .await?;
+        let moved = match answer {
+            Some(answer) => answer.await.unwrap_or(Err(ledger::Refused::Stopping)),
+            None => Err(ledger::Refused::Stopping),
+        };
+        Ok(Told { election, term, moved })
+    }
+
+    /// Asks about a write's term, unless it is known to be the present one, and moves nothing for it: the term that its
+    /// Lease is in, and until when that is held.
+    ///
+    /// # Errors
+    /// Where the API server cannot say.
+    pub async fn look(self: &Arc<Self>, claimant: &Claimant) -> Result<(Option<Election>, Arc<Term>), Unknown> {
+        let (this, entry) = (Arc::clone(self), self.entry(&claimant.lease));
+        let looked = self.in_turn(entry, Some(claimant.election), move |entry: Arc<Entry>| async move {
+            // Those who were told of it before are told, or else nobody would.
+            this.tell_all(&entry).await.map_err(Unknown::Ledger)?;
+            this.tell(&entry, None)
         });
-        let (_, _, answer) = asked.await.unwrap_or(Err(Unknown::Ledger(ledger::Refused::Stopping)))?;
-        let answer = answer.ok_or(Unknown::Ledger(ledger::Refused::Stopping))?;
-        answer.await.unwrap_or(Err(ledger::Refused::Stopping)).map(drop).map_err(Unknown::Ledger)
+        looked.await.map(|(election, term, _)| (election, term))
+    }
+
+    /// Reads a Lease, if what is known may not be good enough, and does something with it before anyone else can.
+    /// Whoever asked may hang up; what was begun is brought to its end.
+    async fn in_turn<T: Send + 'static, F: Future<Output = Result<T, Unknown>> + Send>(
+        self: &Arc<Self>,
+        entry: Arc<Entry>,
+        election: Option<Election>,
+        then: impl FnOnce(Arc<Entry>) -> F + Send + 'static,
+    ) -> Result<T, Unknown> {
+        let Ok(place) = Arc::clone(&self.asks).try_acquire_owned() else {
+            return Err(Unknown::Ledger(ledger::Refused::Overloaded));
+        };
+        let arrived = entry.begun.load(Ordering::Acquire);
+        let this = Arc::clone(self);
+        let asked = self.spawn(async move {
+            let _place = place;
+            let mut last = entry.reading.lock().await;
+            this.bring_up(&entry, &mut last, arrived, election).await.map_err(Unknown::Away)?;
+            then(Arc::clone(&entry)).await
+        });
+        asked.await.unwrap_or(Err(Unknown::Ledger(ledger::Refused::Stopping)))
     }
 
     /// A watch shows a Lease; `None`: it is gone.
     pub(super) fn hear(self: &Arc<Self>, name: &LeaseName, seen: Option<Seen>) {
         let Some(entry) = lock(&self.entries).get(name).map(Arc::clone) else { return };
         let now = self.clock.now();
-        // Before the first read there is nothing to compare it with, and that read is under way.
-        let is_known = lock(&entry.known).as_mut().is_none_or(|known| known.hear(seen, now));
+        // Before the first read there is nothing to compare it with, and that one may have begun too early.
+        let is_known = lock(&entry.known).as_mut().is_some_and(|known| known.hear(seen, now));
         if !is_known {
-            self.look_into(entry);
+            self.look_into(&entry);
         }
     }
 
@@ -280,39 +316,61 @@ impl Elections {
             let is_missing = entry.name.namespace == namespace && !names.contains(&entry.name.name);
             let was_there = lock(&entry.known).as_ref().is_some_and(|known| known.seen.is_some());
             if is_missing && was_there {
-                self.look_into(entry);
+                self.look_into(&entry);
             }
         }
     }
 
-    /// Reads a Lease of which a watch shows something new, and tells its objects.
-    fn look_into(self: &Arc<Self>, entry: Arc<Entry>) {
-        let this = Arc::clone(self);
-        let arrived = entry.begun.load(Ordering::Acquire);
+    /// Reads a Lease of which a watch shows something new, and tells its objects. One at a time.
+    fn look_into(self: &Arc<Self>, entry: &Arc<Entry>) {
+        entry.hints.fetch_add(1, Ordering::AcqRel);
+        if entry.looking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (this, entry) = (Arc::clone(self), Arc::clone(entry));
         self.spawn(async move {
-            for _ in 0..TRIES {
+            let mut tries = 0;
+            while tries < TRIES {
+                let hints = entry.hints.load(Ordering::Acquire);
+                let arrived = entry.begun.load(Ordering::Acquire);
                 let mut last = entry.reading.lock().await;
-                let is_known =
-                    !this.needs_read(&entry, &last, arrived, None) || this.read(&entry, &mut last).await.is_ok();
-                if is_known && this.tell(&entry, &mut last, None).await.is_ok() {
+                let is_read = this.bring_up(&entry, &mut last, arrived, None).await.is_ok();
+                let is_done = is_read && this.tell_all(&entry).await.is_ok();
+                drop(last);
+                if !is_done {
+                    tries += 1;
+                    tokio::time::sleep(TRY_AGAIN).await;
+                    continue;
+                }
+                entry.looking.store(false, Ordering::Release);
+                if entry.hints.load(Ordering::Acquire) == hints || entry.looking.swap(true, Ordering::AcqRel) {
                     return;
                 }
-                drop(last);
-                tokio::time::sleep(TRY_AGAIN).await;
             }
+            entry.looking.store(false, Ordering::Release);
             // The term that is known runs out, and whoever has another token is looked up.
             tracing::warn!(lease = %entry.name, "a Lease has changed, and could not be read");
         });
     }
 
-    /// Whether what is known may not be good enough. `arrived`: how many reads had begun when it was asked for.
-    fn needs_read(&self, entry: &Entry, last: &LastRead, arrived: u64, election: Option<Election>) -> bool {
-        let known = lock(&entry.known);
-        let Some(known) = known.as_ref() else { return true };
-        if last.number > arrived && last.failed.is_none() {
-            return false;
+    /// Reads a Lease, unless that was done since somebody arrived, or it is known to be in the term that is asked about.
+    /// `arrived`: how many reads had begun then.
+    async fn bring_up(
+        &self,
+        entry: &Entry,
+        last: &mut LastRead,
+        arrived: u64,
+        election: Option<Election>,
+    ) -> Result<(), Away> {
+        if last.number > arrived {
+            return last.failed.clone().map_or(Ok(()), Err);
         }
-        election.is_none_or(|election| known.election() != Some(election) || !known.term.is_live(self.clock.now()))
+        let is_present = election.is_some_and(|election| {
+            let known = lock(&entry.known);
+            let now = self.clock.now();
+            known.as_ref().is_some_and(|known| known.election() == Some(election) && known.term.is_live(now))
+        });
+        if is_present { Ok(()) } else { self.read(entry, last).await }
     }
 
     /// Reads a Lease as it is now.
@@ -345,78 +403,89 @@ impl Elections {
         Ok(())
     }
 
-    /// Tells the ledger how a Lease is: the object that was asked about, and all others if it has changed.
-    async fn tell(
-        &self,
-        entry: &Arc<Entry>,
-        last: &mut LastRead,
-        asked: Option<ObjectId>,
-    ) -> Result<(Option<Election>, Arc<Term>, Option<ledger::Answer<Moved>>), Unknown> {
-        let (sighting, gist, election, term) = {
-            let known = lock(&entry.known);
-            let known = known.as_ref().ok_or(Unknown::Ledger(ledger::Refused::Stopping))?;
-            let odd = |what: String| Unknown::Away(Away::Odd(what));
-            let sighting = known.sighting(self.clock.now()).map_err(odd)?;
-            (sighting, known.gist(), known.election(), Arc::clone(&known.term))
-        };
-        let answer = match asked {
-            None => None,
-            Some(object) => {
-                // From here on it is told of every change.
-                self.note(entry, &object);
-                Some(self.ledger.sight(object, sighting.clone()).map_err(Unknown::Ledger)?)
-            }
-        };
-        if last.told.as_ref() != Some(&gist) {
-            self.tell_all(entry, &sighting).await.map_err(Unknown::Ledger)?;
-            last.told = Some(gist);
+    /// Tells the ledger how the Lease of an object is; from here on the object is told of every change. Whoever calls
+    /// this reads nothing meanwhile, and nobody else does.
+    fn tell(&self, entry: &Arc<Entry>, asked: Option<(ObjectId, u64)>) -> Result<ToldOf, Unknown> {
+        let (sighting, election, term) = self.sighting(entry)?;
+        let Some((object, generation)) = asked else { return Ok((election, term, None)) };
+        let mut objects = self.objects_mut();
+        if objects.generation != generation {
+            // Another Lease may govern it by now.
+            return Err(Unknown::Ledger(ledger::Refused::Overloaded));
         }
-        Ok((election, term, answer))
+        self.note(&mut objects, entry, &object);
+        let answer = self.ledger.sight(object, sighting).map_err(Unknown::Ledger)?;
+        Ok((election, term, Some(answer)))
     }
 
-    async fn tell_all(&self, entry: &Entry, sighting: &Sighting) -> Result<(), ledger::Refused> {
+    fn sighting(&self, entry: &Entry) -> Result<(Sighting, Option<Election>, Arc<Term>), Unknown> {
+        let known = lock(&entry.known);
+        let known = known.as_ref().ok_or(Unknown::Ledger(ledger::Refused::Stopping))?;
+        let odd = |what: String| Unknown::Away(Away::Odd(what));
+        let sighting = known.sighting(&entry.name, self.clock.now()).map_err(odd)?;
+        Ok((sighting, known.election(), Arc::clone(&known.term)))
+    }
+
+    /// Tells all objects of a Lease how it is, unless they know.
+    async fn tell_all(&self, entry: &Entry) -> Result<(), ledger::Refused> {
+        if lock(&entry.known).as_ref().is_none_or(|known| known.is_told) {
+            return Ok(());
+        }
+        // What cannot be said to one cannot be said to any; whoever writes is told why.
+        let Ok((sighting, _, _)) = self.sighting(entry) else { return Ok(()) };
+        let generation = self.objects().generation;
         let objects: Vec<ObjectId> = lock(&entry.objects).iter().cloned().collect();
-        tracing::info!(lease = %entry.name, objects = objects.len(), ?sighting, "a Lease is in another term, or was given back");
+        tracing::info!(objects = objects.len(), ?sighting, "a Lease has changed");
         for some in objects.chunks(TOLD_AT_ONCE) {
             loop {
-                match self.ledger.sight_all(some.to_vec(), sighting.clone()) {
+                let sent = {
+                    let now = self.objects();
+                    if now.generation != generation {
+                        return Ok(());
+                    }
+                    self.ledger.sight_all(some.to_vec(), sighting.clone())
+                };
+                match sent {
                     Err(ledger::Refused::Overloaded) => tokio::time::sleep(NO_ROOM).await,
                     Err(refused) => return Err(refused),
                     Ok(()) => break,
                 }
             }
         }
+        lock(&entry.known).as_mut().into_iter().for_each(|known| known.is_told = true);
         Ok(())
     }
 
-    fn entry(&self, name: &LeaseName) -> Arc<Entry> {
+    fn entry(&self, name: &Arc<LeaseName>) -> Arc<Entry> {
         let mut entries = lock(&self.entries);
         if entries.len() >= self.objects_max {
-            // Those that govern nothing in use; whoever asks for one again finds a new one.
-            entries.retain(|_, entry| !lock(&entry.objects).is_empty());
+            // Those that govern nothing in use and that nobody has; whoever asks for one again finds a new one.
+            entries.retain(|_, entry| Arc::strong_count(entry) > 1 || !lock(&entry.objects).is_empty());
         }
         let new = || {
             Arc::new(Entry {
-                name: name.clone(),
+                name: Arc::clone(name),
                 known: Mutex::default(),
                 objects: Mutex::default(),
                 begun: AtomicU64::new(0),
                 reading: tokio::sync::Mutex::default(),
+                hints: AtomicU64::new(0),
+                looking: AtomicBool::new(false),
             })
         };
-        Arc::clone(entries.entry(name.clone()).or_insert_with(new))
+        Arc::clone(entries.entry(Arc::clone(name)).or_insert_with(new))
     }
 
-    fn note(&self, entry: &Arc<Entry>, object: &ObjectId) {
-        let mut objects = self.objects.write().unwrap_or_else(PoisonError::into_inner);
-        if objects.len() >= self.objects_max && !objects.contains_key(object) {
+    fn note(&self, objects: &mut Objects, entry: &Arc<Entry>, object: &ObjectId) {
+        let told = &mut objects.told;
+        if told.len() >= self.objects_max && !told.contains_key(object) {
             // Any will do: its next write asks, as the first one did.
-            let one = objects.keys().next().cloned();
-            if let Some(before) = one.and_then(|one| objects.remove_entry(&one)) {
+            let one = told.keys().next().cloned();
+            if let Some(before) = one.and_then(|one| told.remove_entry(&one)) {
                 lock(&before.1.objects).remove(&before.0);
             }
         }
         lock(&entry.objects).insert(object.clone());
-        objects.insert(object.clone(), Arc::clone(entry));
+        told.insert(object.clone(), Arc::clone(entry));
     }
 }

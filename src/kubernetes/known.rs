@@ -11,7 +11,7 @@ use super::api::Seen;
 use crate::fence::{
     BootMs, HolderId, Now, Ttl,
     elected::{Sighting, Term},
-    election::Election,
+    election::{Election, LeaseName},
 };
 
 /// One Lease, as it was last read.
@@ -23,10 +23,12 @@ pub struct Known {
     pub term: Arc<Term>,
     /// When a renewal, or another holder, was last seen; else when it was first looked at.
     changed: BootMs,
+    /// Everyone who has to know of its changes knows of this.
+    pub is_told: bool,
 }
 
-/// What is told of a Lease to whoever has to know of changes.
-pub type Gist = Option<(Election, Option<String>)>;
+/// What there is to know of a Lease but its renewals.
+type Gist = Option<(Election, Option<String>)>;
 
 fn duration(seen: &Seen) -> Ttl {
     Ttl(u64::try_from(seen.duration.as_millis()).unwrap_or(u64::MAX))
@@ -44,7 +46,7 @@ impl Known {
                 left => at.boot.after(Ttl(left)),
             }
         });
-        Self { seen, term: Arc::new(Term::until(deadline)), changed: at.boot }
+        Self { seen, term: Arc::new(Term::until(deadline)), changed: at.boot, is_told: false }
     }
 
     /// A later look at it.
@@ -57,26 +59,26 @@ impl Known {
         let held = seen.as_ref().filter(|seen| seen.holder.is_some());
         let deadline = held.map(|seen| at.boot.after(duration(seen)));
         if is_same_term {
-            deadline.inspect(|deadline| self.term.extend(*deadline));
+            deadline.inspect(|deadline| self.term.renew(*deadline));
         } else {
             self.term.end();
             self.term = Arc::new(Term::until(deadline.unwrap_or(BootMs::PAST)));
+            self.is_told = false;
         }
         self.changed = at.boot;
         self.seen = seen;
     }
 
-    /// A watch shows it. `false`: that is another term, or another holder, than is known; somebody has to ask.
+    /// A watch shows it. `false`: that is another term, or another holder, than everyone knows of; somebody has to ask.
     pub fn hear(&mut self, seen: Option<Seen>, at: Now) -> bool {
         let is_known = self.gist() == gist(seen.as_ref());
         if is_known {
             self.again(seen, at);
         }
-        is_known
+        is_known && self.is_told
     }
 
-    #[must_use]
-    pub fn gist(&self) -> Gist {
+    fn gist(&self) -> Gist {
         gist(self.seen.as_ref())
     }
 
@@ -89,13 +91,14 @@ impl Known {
     ///
     /// # Errors
     /// Where its holder has a name that no lease can have.
-    pub fn sighting(&self, now: Now) -> Result<Sighting, String> {
-        let Some(seen) = &self.seen else { return Ok(Sighting::Gone) };
+    pub fn sighting(&self, lease: &Arc<LeaseName>, now: Now) -> Result<Sighting, String> {
+        let lease = Arc::clone(lease);
+        let Some(seen) = &self.seen else { return Ok(Sighting::Gone { lease }) };
         let holder = seen.holder.as_deref().map(HolderId::new).transpose();
         let holder = holder.map_err(|fault| format!("its holderIdentity {fault}"))?;
         // Nobody is told that a lease is over, unless it was looked at for as long as it lasts.
         let lapsed = now.boot >= self.changed.after(duration(seen));
-        Ok(Sighting::Held { election: seen.election, holder, lapsed })
+        Ok(Sighting::Held { lease, election: seen.election, holder, lapsed })
     }
 }
 
@@ -127,8 +130,12 @@ mod tests {
         })
     }
 
+    fn name() -> Arc<LeaseName> {
+        Arc::new(LeaseName { namespace: "left".to_owned(), name: "users".to_owned() })
+    }
+
     fn lapsed(known: &Known, at: u64) -> bool {
-        matches!(known.sighting(now(at)), Ok(Sighting::Held { lapsed: true, .. }))
+        matches!(known.sighting(&name(), now(at)), Ok(Sighting::Held { lapsed: true, .. }))
     }
 
     #[test]
@@ -168,7 +175,7 @@ mod tests {
         assert!(!known.hear(None, now(2_000)), "nor does it end one");
         known.again(None, now(2_000));
         assert!(!known.term.is_live(now(2_000)));
-        assert_eq!(known.sighting(now(2_000)), Ok(Sighting::Gone));
+        assert_eq!(known.sighting(&name(), now(2_000)), Ok(Sighting::Gone { lease: name() }));
     }
 
     #[test]
@@ -177,13 +184,15 @@ mod tests {
         assert!(!known.hear(seen(1, "", 1_000), now(1_000)));
         known.again(seen(1, "", 1_000), now(1_000));
         assert!(!known.term.is_live(now(1_000)));
-        assert!(matches!(known.sighting(now(1_000)), Ok(Sighting::Held { holder: None, .. })));
+        assert!(matches!(known.sighting(&name(), now(1_000)), Ok(Sighting::Held { holder: None, .. })));
         assert!(!Known::first(seen(1, "", 0), now(0)).term.is_live(now(0)));
     }
 
     #[test]
     fn a_watch_shows_renewals() {
         let mut known = Known::first(seen(1, "a", 0), now(0));
+        assert!(!known.hear(seen(1, "a", 0), now(0)), "nobody was told of it");
+        known.is_told = true;
         assert!(known.hear(seen(1, "a", 9_000), now(10_000)));
         assert!(known.term.is_live(now(24_999)) && !known.term.is_live(now(25_000)));
     }

@@ -21,6 +21,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Watches a namespace for ever.
 pub async fn run(elections: Arc<Elections>, namespace: String) {
     let mut pause = PAUSE_MIN;
+    elections.metrics().watching(&namespace, false);
     loop {
         let Some(cluster) = elections.cluster() else { return };
         let mut events = Box::pin(watcher(cluster.leases(&namespace), watcher::Config::default().timeout(LASTS_S)));

@@ -324,6 +324,13 @@ fn kubernetes(given: &RouteSettings, settings: &Settings) -> Result<Option<Kuber
             )),
         }
     };
+    if !object.is_unambiguous() {
+        let what = format!(
+            "{:?}: with a / between its captures, or else two paths could be one object with two Leases",
+            given.object
+        );
+        return Err(("object", what));
+    }
     let (namespace_of, name_of) = (read("kubernetes.namespace", namespace)?, read("kubernetes.name", name)?);
     if let Some(odd) = settings.kubernetes.namespaces.iter().find(|name| !is_label(name, NAMESPACE_MAX, false)) {
         return Err(("kubernetes.namespace", format!("kubernetes.namespaces: {odd:?} is no namespace")));

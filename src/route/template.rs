@@ -232,6 +232,19 @@ impl ObjectTemplate {
         })
     }
 
+    /// Whether an id says which captures have made it: a capture holds no slash, so one between them is enough.
+    #[must_use]
+    pub fn is_unambiguous(&self) -> bool {
+        let mut since_capture = true;
+        self.pieces.iter().all(|piece| match piece {
+            Piece::Literal(literal) => {
+                since_capture |= literal.contains('/');
+                true
+            }
+            Piece::Capture(_) => std::mem::replace(&mut since_capture, false),
+        })
+    }
+
     /// The captures that make this id, by their places in the path (those that it does not use are empty), if there
     /// is one way to make it.
     #[must_use]

@@ -47,6 +47,8 @@ pub struct Terms {
     /// All of it is there, and a connection to send it on, so that it is judged once only: it may land from
     /// that moment on. For writes to one object.
     pub commits: bool,
+    /// It is forwarded whatever is said of it.
+    pub is_audit: bool,
     /// Where the record is likely to be: that of the client's last write.
     pub near: Option<Place>,
 }
@@ -56,7 +58,7 @@ pub fn decide_at_once(
     worker: &Worker,
     target: Target<'_>,
     others: Vec<Target<'_>>,
-    Terms { bound, patience_ms, commits, near }: Terms,
+    Terms { bound, patience_ms, commits, near, .. }: Terms,
     now: Now,
 ) -> Decided {
     let not_yet = |target: Target<'_>, others: Vec<Target<'_>>| {
@@ -116,7 +118,7 @@ async fn decide(
     worker: &Worker,
     mut target: Target<'_>,
     others: Vec<Target<'_>>,
-    bound: Ttl,
+    (bound, is_patient): (Ttl, bool),
 ) -> Result<InFlight, Refused> {
     let gate = &worker.plane.gate;
     let mut has_asked = false;
@@ -144,7 +146,7 @@ async fn decide(
             }
             Denial::Unseen(_) | Denial::Lapsed(_) => {
                 has_asked = true;
-                elect::ask(worker, &object, &mut target).await.map_err(|why| Refused { object, why })?;
+                elect::ask(worker, &object, &mut target, is_patient).await.map_err(|why| Refused { object, why })?;
             }
         }
     }
@@ -192,14 +194,14 @@ pub async fn decide_in_time(
     worker: &Worker,
     target: Target<'_>,
     others: Vec<Target<'_>>,
-    Terms { bound, patience_ms, .. }: Terms,
+    Terms { bound, patience_ms, is_audit, .. }: Terms,
 ) -> Result<InFlight, Refused> {
     if patience_ms == 0 {
-        return decide(worker, target, others, bound).await;
+        return decide(worker, target, others, (bound, !is_audit)).await;
     }
     let is_draining =
         |judged: &Result<InFlight, Refused>| matches!(judged, Err(Refused { why: Refusal::Draining { .. }, .. }));
-    let judge = || decide(worker, target.clone(), others.clone(), bound);
+    let judge = || decide(worker, target.clone(), others.clone(), (bound, !is_audit));
     let first = judge().await;
     if is_draining(&first)
         && let Some(_place) = Waiting::take(&worker.plane)

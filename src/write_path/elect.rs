@@ -1,7 +1,7 @@
 //! A write whose token is ahead of what is known of its Kubernetes Lease, or whose Lease has not been seen renewed:
 //! the API server is asked, the ledger told, and the write judged again.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use super::{
     Worker,
@@ -16,39 +16,66 @@ use crate::{
         elected::Claimant,
         election::Election,
         step::LeaseRefusal,
-        verdict::{Presented, Successor, Unusable},
+        verdict::{self, Presented, Successor, Unusable, View},
     },
-    kubernetes::elections::{Told, Unknown},
+    kubernetes::{
+        api::Away,
+        elections::{Told, Unknown},
+    },
     problem::Problem,
     table::ledger::{self, Moved},
 };
 
-/// Asks, and notes on the write what is known of its term now.
+/// Asks, and notes on the write what is known of its term now. `patient`: it is not forwarded without an answer.
 ///
 /// # Errors
 /// With the refusal that the write gets, where that can be said.
-pub(super) async fn ask(worker: &Worker, object: &ObjectId, target: &mut Target<'_>) -> Result<(), Refusal> {
+pub(super) async fn ask(
+    worker: &Worker,
+    object: &ObjectId,
+    target: &mut Target<'_>,
+    patient: bool,
+) -> Result<(), Refusal> {
     let Brought::Read(Presented::Claimant(claimant)) = &mut target.brought else { return Ok(()) };
     let Some(_place) = Waiting::take(&worker.plane) else { return Err(Refusal::Busy { stops: false }) };
     let gate = &worker.plane.gate;
-    match gate.elections.ask(object, claimant).await {
-        Ok(told) => take_in(claimant, told),
-        Err(unknown) => Err(refusal(gate, object, claimant.election, unknown)),
-    }
+    let asked = gate.elections.ask(object, claimant);
+    let told = if patient {
+        asked.await
+    } else {
+        tokio::time::timeout(IMPATIENCE, asked).await.unwrap_or_else(|_| Err(late()))
+    };
+    told.map_err(|unknown| refusal(gate, object, claimant.election, unknown))
+        .and_then(|told| take_in(gate, object, claimant, told))
+        .map(drop)
 }
 
-fn take_in(claimant: &mut Claimant, Told { election, term, moved }: Told) -> Result<(), Refusal> {
-    let (own, fence) = (claimant.election, moved.record.fence);
+/// How long a write that is forwarded anyway waits for what it would have been told.
+const IMPATIENCE: Duration = Duration::from_millis(100);
+
+fn late() -> Unknown {
+    Unknown::Away(Away::Unreachable("no answer yet".to_owned()))
+}
+
+/// Notes on the write that it is of the present term, if it is: the object as that has left it.
+fn take_in(gate: &Gate, object: &ObjectId, claimant: &mut Claimant, told: Told) -> Result<Moved, Refusal> {
+    let Told { election, term, moved } = told;
+    let own = claimant.election;
     match election {
         Some(election) if election == own => {
+            let moved = moved.map_err(|refused| refusal(gate, object, own, Unknown::Ledger(refused)))?;
             claimant.term = Some(term);
-            Ok(())
+            Ok(moved)
         }
-        Some(election) if election.is_before(own) => Err(Refusal::NotElected { election: own, fence }),
+        Some(election) if election.is_before(own) => {
+            Err(Refusal::NotElected { election: own, fence: fence(gate, object) })
+        }
         Some(_) | None => {
-            let heir = moved.record.open_lease();
+            let moved = moved.as_ref().ok();
+            let heir = moved.and_then(|moved| moved.record.open_lease());
             let successor =
                 heir.map(|lease| Successor { holder: lease.holder.clone(), lease_id: lease.lease_id.clone() });
+            let fence = moved.map_or_else(|| fence(gate, object), |moved| moved.record.fence);
             Err(Refusal::Deposed { election: own, fence, successor })
         }
     }
@@ -73,7 +100,7 @@ fn refusal(gate: &Gate, object: &ObjectId, election: Election, unknown: Unknown)
 }
 
 /// The API server was asked, and the write is no further for it.
-pub(super) fn still_unknown(gate: &Arc<Gate>, object: &ObjectId, why: &Denial) -> Refusal {
+pub(super) fn still_unknown(gate: &Gate, object: &ObjectId, why: &Denial) -> Refusal {
     let fence = fence(gate, object);
     match (why, LeaseSeq::new(fence.get())) {
         // It is in this term, and nobody holds it.
@@ -100,9 +127,14 @@ fn fence(gate: &Gate, object: &ObjectId) -> Fence {
 pub async fn advance(gate: &Gate, object: &ObjectId, mut claimant: Claimant) -> Result<Moved, Problem> {
     let told = gate.elections.ask(object, &claimant).await;
     let told = told.map_err(|unknown| refusal(gate, object, claimant.election, unknown));
-    let moved = told.and_then(|told| {
-        let moved = told.moved.clone();
-        take_in(&mut claimant, told).map(|()| moved)
+    let moved = told.and_then(|told| take_in(gate, object, &mut claimant, told));
+    let moved = moved.and_then(|moved| {
+        let view = View::Known { record: &moved.record, sealed: false };
+        match verdict::judge(view, &Presented::Claimant(claimant), gate.now()) {
+            Ok(_) => Ok(moved),
+            Err(Denial::Refused(why)) => Err(why),
+            Err(why) => Err(still_unknown(gate, object, &why)),
+        }
     });
     moved.map_err(|refusal| *Refused::from(refusal).of(object).problem)
 }

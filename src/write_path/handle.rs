@@ -224,6 +224,7 @@ fn look(
         bound: route.bound,
         patience_ms: route.drain_wait_ms,
         commits: lane.is_some(),
+        is_audit: route.mode == Mode::Audit,
         near: client.last_place.get(),
     };
     let may_go = match decide_at_once(worker, target, others, terms, now) {

@@ -581,8 +581,9 @@ fn find(
         // Whose an earlier term was is not known any more.
         Presented::Claimant(claimant) => {
             let record = records.read(&object)?;
+            let is_own = |holder: &HolderId| claimant.holder.as_ref().is_none_or(|own| own == holder);
             match record.elected.as_deref().filter(|elected| elected.election == claimant.election) {
-                Some(Elected { holder: Some(holder), seq, .. }) => (holder.clone(), *seq),
+                Some(Elected { holder: Some(holder), seq, .. }) if is_own(holder) => (holder.clone(), *seq),
                 Some(_) | None => return Ok(None),
             }
         }

@@ -10,7 +10,7 @@ use std::{
 use fencegate::{
     api::Gate,
     clock::{Clock, Driver},
-    config::{GateKubernetes, LeaseSettings, Settings},
+    config::{LeaseSettings, Settings},
     fence::{
         BootMs, FenceToken, Hlc, HolderId, Incarnation, LeaseId, Now, ObjectId, Record, State, TableKey, Ttl, WallMs,
         step::{Announcement, Kind},
@@ -121,9 +121,9 @@ impl World {
         // A clock calls back under a lock that shuttle does not know, so the ledger hears of the time by
         // `pass` alone: the clock that it listens to stands still.
         let ledger = Ledger::start(core, &Clock::driven(START).0);
-        let (leases, about) = (GateKubernetes::default(), METRICS.kubernetes.clone());
+        let about = METRICS.kubernetes.clone();
         let gate = Gate {
-            elections: Elections::new(leases, 1, ledger.clone(), clock.clone(), about),
+            elections: Elections::new(1, ledger.clone(), clock.clone(), about),
             records,
             ledger,
             news,
@@ -326,7 +326,10 @@ impl World {
         driver.advance(BOUND.0);
         assert!(gate.records.stripes.is_idle(), "a write was left behind");
         assert!(gate.records.stripes.is_all_settled(gate.now().boot), "something may still land");
-        Arc::into_inner(gate).expect("every write is over").ledger.abandon();
+        let Gate { ledger, elections, .. } = Arc::into_inner(gate).expect("every write is over");
+        // It has a way to the ledger, too.
+        drop(elections);
+        ledger.abandon();
     }
 }
 

@@ -11,7 +11,7 @@ use crate::fence::{
     State, TableKey, Ttl, WallMs,
     authority::FenceProof,
     elected::Elected,
-    election::{Election, Uid},
+    election::{Election, LeaseName, Uid},
     lease::Start,
     record::{AdvanceId, Numbers},
     time::Frame,
@@ -186,7 +186,8 @@ const IS_EXTERNAL: u8 = 0x20;
 const IS_ELECTED: u8 = 0x10;
 
 fn write_elected(row: Writer, elected: Option<&Elected>) -> Writer {
-    let Some(Elected { election, seq, holder, incarnation, retired }) = elected else { return row };
+    let Some(Elected { lease, election, seq, holder, incarnation, confirmed, retired }) = elected else { return row };
+    let row = row.text(&lease.namespace).text(&lease.name).u8((*confirmed).into());
     let row = row.bytes(&election.uid.0.to_be_bytes()).u32(election.transitions).u64(seq.get()).u32(incarnation.get());
     let row = match holder {
         None => row.u8(0),
@@ -201,12 +202,14 @@ fn read_elected(reader: &mut Reader<'_>, flags: u8) -> Result<Option<Arc<Elected
         return Ok(None);
     }
     let uid = |reader: &mut Reader<'_>| Ok(Uid(u128::from_be_bytes(reader.array()?)));
+    let lease = Arc::new(LeaseName { namespace: reader.text()?.to_owned(), name: reader.text()?.to_owned() });
+    let confirmed = reader.flag()?;
     let election = Election { uid: uid(reader)?, transitions: reader.u32()? };
     let (seq, incarnation) = (reader.seq()?, Incarnation::new(reader.u32()?));
     let holder = if reader.flag()? { Some(reader.holder()?) } else { None };
     let count = reader.u32()?;
     let retired = (0..count).map(|_| uid(reader)).collect::<Result<_, CodecFault>>()?;
-    Ok(Some(Arc::new(Elected { election, seq, holder, incarnation, retired })))
+    Ok(Some(Arc::new(Elected { lease, election, seq, holder, incarnation, confirmed, retired })))
 }
 
 fn write_signed_part(mut row: Writer, start: Option<Start>, certified: Option<&Certified>) -> Writer {

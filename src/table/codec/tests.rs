@@ -11,7 +11,7 @@ use crate::fence::{
 };
 use crate::fence::{
     elected::Elected,
-    election::{Election, Uid},
+    election::{Election, LeaseName, Uid},
     idempotency::{Answer, Entry, Response},
     record::Numbers,
 };
@@ -128,8 +128,11 @@ fn migration() -> impl Strategy<Value = MigrationRow> {
 
 fn elected() -> impl Strategy<Value = Elected> {
     let uids = proptest::collection::vec(any::<u128>().prop_map(Uid), 0..4);
-    (any::<u128>(), any::<u32>(), seq(), option::of(holder_id()), any::<u32>(), uids).prop_map(
-        |(uid, transitions, seq, holder, incarnation, retired)| Elected {
+    let lease = ("[a-z]{1,9}", "[a-z.]{1,9}", any::<bool>());
+    (any::<u128>(), any::<u32>(), seq(), option::of(holder_id()), any::<u32>(), uids, lease).prop_map(
+        |(uid, transitions, seq, holder, incarnation, retired, (namespace, name, confirmed))| Elected {
+            lease: Arc::new(LeaseName { namespace, name }),
+            confirmed,
             election: Election { uid: Uid(uid), transitions },
             seq,
             holder,

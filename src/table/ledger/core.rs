@@ -274,8 +274,8 @@ impl Core {
             }
             Command::Sight { object, sighting, reply } => self.sight(round, &object, sighting, reply),
             Command::SightAll { objects, sighting } => self.sight_all(round, &objects, &sighting),
-            Command::ConfirmTerm { object, election, reply } => {
-                let confirmed = self.confirm(round, &object, Event::ConfirmTerm { election });
+            Command::ConfirmTerm { object, lease, election, reply } => {
+                let confirmed = self.confirm(round, &object, Event::ConfirmTerm { lease, election });
                 answer(round, reply, confirmed);
             }
             Command::Migrate { progress, deed, reply } => {

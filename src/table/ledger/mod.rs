@@ -64,7 +64,7 @@ use crate::{
         Certified, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, RequestId, Ttl,
         authority::SignedGrant,
         elected::Sighting,
-        election::Election,
+        election::{Election, LeaseName},
         external::Number,
         idempotency::{Entry, Scope},
         step::LeaseRefusal,
@@ -245,6 +245,7 @@ pub enum Command {
     /// An operator says which term of that Lease is the earliest that may still write.
     ConfirmTerm {
         object: ObjectId,
+        lease: Arc<LeaseName>,
         election: Election,
         reply: Reply<Moved>,
     },
@@ -476,8 +477,13 @@ impl Ledger {
     ///
     /// # Errors
     /// With why not.
-    pub async fn confirm_term(&self, object: ObjectId, election: Election) -> Result<Moved, Refused> {
-        self.call(|reply| Command::ConfirmTerm { object, election, reply }).await
+    pub async fn confirm_term(
+        &self,
+        object: ObjectId,
+        lease: Arc<LeaseName>,
+        election: Election,
+    ) -> Result<Moved, Refused> {
+        self.call(|reply| Command::ConfirmTerm { object, lease, election, reply }).await
     }
 
     fn send(&self, command: Command) -> Result<(), Refused> {

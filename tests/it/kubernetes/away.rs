@@ -181,3 +181,24 @@ fn a_flood_of_strange_tokens_does_not_become_a_flood_of_reads() {
     // Four rounds; whoever asks during a read waits for the next.
     assert!((1..=16).contains(&reads), "{reads} reads for 64 tokens");
 }
+
+#[test]
+fn many_writers_share_what_an_api_server_that_is_away_does_not_say() {
+    let world = World::with(|settings| settings.kubernetes.request_timeout_ms = 300);
+    let token = world.take("a");
+    world.put(&token).applied();
+    world.server.hang();
+    world.passes(SECONDS);
+    let before = world.server.requests(Who::Gate, "get");
+    std::thread::scope(|scope| {
+        for _ in 0..64 {
+            scope.spawn(|| world.put(&token).refusal(503, "LEASE_SOURCE_UNAVAILABLE"));
+        }
+    });
+    // Whoever came during a read waits for the next, and all of them have that one.
+    let reads = world.server.requests(Who::Gate, "get") - before;
+    assert!((1..=8).contains(&reads), "{reads} reads for 64 writers");
+    world.server.resume();
+    world.take("a");
+    until("it goes on", || world.put(&token).status == 200);
+}

@@ -69,7 +69,12 @@ fn the_old_leaders_last_write_is_waited_for_before_the_new_ones_first() {
     world.put(&first).refusal(412, "WRITE_STALE_FENCE");
     let mut waiting = world.gate.gate();
     waiting.send("PUT", "/users/1", &[("fence-token", &second)], b"new").unwrap();
-    until("only the old write has come to the store", || world.store.saw("begun") == 1);
+    // Nothing comes of it while the old write is on its way.
+    let look = waiting.another_handle();
+    look.set_read_timeout(Some(std::time::Duration::from_millis(300))).unwrap();
+    assert!(look.peek(&mut [0]).is_err(), "it waits");
+    look.set_read_timeout(None).unwrap();
+    assert_eq!(world.store.saw("begun"), 1);
     hung.let_go().applied();
     let answer = waiting.receive().unwrap();
     if answer.status != 200 {
@@ -291,4 +296,97 @@ fn the_token_is_what_a_holder_reads_from_its_own_lease() {
     let token = format!("k8s.{}.{transitions}", uid.as_str().unwrap());
     assert_eq!(token, fence_token(&lease));
     world.put(&token).applied();
+}
+
+#[test]
+fn a_reload_forgets_nothing_and_a_mistyped_name_costs_nobody_their_term() {
+    let world = World::new();
+    let token = world.take("a");
+    world.put(&token).applied();
+    // The API server is away, and nothing of this has changed: its leader goes on.
+    world.server.stop();
+    world.gate.reload(&world.settings);
+    world.put(&token).applied();
+    world.server.start_again();
+    let mut mistyped = world.settings.clone();
+    mistyped.route[0].kubernetes.name = "typo-{object}".to_owned();
+    world.gate.reload(&mistyped);
+    world.put(&token).refusal(412, "WRITE_STALE_FENCE");
+    world.gate.reload(&world.settings);
+    until("it may write again", || world.put(&token).status == 200);
+    assert!(world.applied().is_sorted());
+}
+
+#[test]
+fn a_route_that_goes_back_to_the_gate_can_be_leased() {
+    let world = World::new();
+    let token = world.take("a");
+    world.put(&token).applied();
+    let mut own = world.settings.clone();
+    own.route[0].lease_source = fencegate::config::LeaseSource::Gate;
+    own.route[0].kubernetes = fencegate::config::RouteLease::default();
+    world.gate.reload(&own);
+    let wanted = json!({ "object_id": "users", "holder_id": "x", "ttl_ms": 10_000 });
+    let lease = world.api().post("/v1/leases", &wanted).expect(201);
+    assert_eq!(lease["lease_seq"], 2);
+    world.put(lease["fence_token"].as_str().unwrap()).applied();
+    // And back: the term that was there before is over, and the next one is not.
+    world.gate.reload(&world.settings);
+    world.put(&token).refusal(412, "WRITE_STALE_FENCE");
+    world.put(&world.take("b")).applied();
+    assert!(world.applied().is_sorted());
+}
+
+#[test]
+fn audit_waits_for_nobody() {
+    let world = World::with(|settings| settings.route[0].mode = fencegate::config::Mode::Audit);
+    let token = world.take("a");
+    until("it is known", || world.put(&token).header("fence-would").is_none());
+    let would = world.put("k8s.00000000-0000-4000-8000-000000000000.0");
+    assert_eq!((would.status, would.header("fence-would")), (200, Some("WRITE_STALE_FENCE")));
+    world.server.hang();
+    let would = world.put(&format!("{token}1"));
+    assert_eq!((would.status, would.header("fence-would")), (200, Some("LEASE_SOURCE_UNAVAILABLE")));
+    world.server.resume();
+}
+
+#[test]
+fn an_object_has_one_lease_or_the_settings_are_refused() {
+    let faults = |change: &dyn Fn(&mut fencegate::config::Settings)| {
+        let mut settings = crate::support::gate::settings();
+        settings.kubernetes.url = "http://127.0.0.1:1".to_owned();
+        settings.route = vec![super::world::route()];
+        change(&mut settings);
+        settings.all_faults().into_iter().map(|fault| fault.key).collect::<Vec<_>>()
+    };
+    assert_eq!(faults(&|_| {}), [""; 0]);
+    for (name, object, key) in [
+        ("{b}", "{a}", "route[0].kubernetes.name"),
+        ("{a}", "{a}-{b}", "route[0].object"),
+        ("{a}{b}", "{a}/x-{b}", ""),
+        ("Capital", "{a}", "route[0].kubernetes.name"),
+        ("", "{a}", "route[0].kubernetes.name"),
+    ] {
+        let found = faults(&|settings| {
+            settings.route[0].path = "/{a}/{b}/{rest...}".to_owned();
+            settings.route[0].object = object.to_owned();
+            settings.route[0].kubernetes.name = name.to_owned();
+        });
+        assert_eq!(
+            found,
+            [key].into_iter().filter(|key| !key.is_empty()).collect::<Vec<_>>(),
+            "{name:?} of {object:?}"
+        );
+    }
+    assert_eq!(
+        faults(&|settings| settings.route[0].kubernetes.namespace = "{object}".to_owned()),
+        ["route[0].kubernetes.namespace"]
+    );
+    assert_eq!(faults(&|settings| settings.table.create = true), ["route[0].lease_source"]);
+    assert_eq!(faults(&|settings| settings.gate.listen.set_ip([0, 0, 0, 0].into())), ["route[0].lease_source"]);
+    assert_eq!(faults(&|settings| settings.kubernetes.url = "http://192.0.2.1".to_owned()), ["kubernetes.url"]);
+    assert_eq!(
+        faults(&|settings| settings.route[0].lease_source = fencegate::config::LeaseSource::Gate),
+        ["route[0].kubernetes"]
+    );
 }
