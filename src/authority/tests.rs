@@ -76,5 +76,5 @@ fn the_gates_own_key_is_one_of_the_issuers_and_nobody_elses_to_read() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
     let told = faults(&own("a", vec![party("a", 1)]));
     assert_eq!(told[0].0, "authority.key_file");
-    assert!(told[0].1.contains("mode 640"), "{told:?}");
+    assert!(told[0].1.contains("mode 644"), "{told:?}");
 }

@@ -51,7 +51,7 @@ pub(super) async fn ask(
 }
 
 /// How long a write that is forwarded anyway waits for what it would have been told.
-const IMPATIENCE: Duration = Duration::from_millis(100);
+const IMPATIENCE: Duration = Duration::from_millis(250);
 
 fn late() -> Unknown {
     Unknown::Away(Away::Unreachable("no answer yet".to_owned()))
