@@ -36,6 +36,8 @@ pub struct Lanes {
     settings: GateWay,
     clock: Clock,
     idle: Mutex<Vec<(Lane, BootMs)>>,
+    /// Why there was no connection when one was last made.
+    fault: Mutex<Option<String>>,
 }
 
 /// One connection.
@@ -56,7 +58,7 @@ impl Lane {
 impl Lanes {
     #[must_use]
     pub fn new(way: Way, settings: GateWay, clock: Clock) -> Arc<Self> {
-        Arc::new(Self { way, settings, clock, idle: Mutex::default() })
+        Arc::new(Self { way, settings, clock, idle: Mutex::default(), fault: Mutex::default() })
     }
 
     /// A connection: an idle one, or a new one.
@@ -69,10 +71,25 @@ impl Lanes {
         }
         let patience = Duration::from_millis(self.settings.connect_timeout_ms);
         let connected = tokio::time::timeout(patience, self.connect()).await;
-        connected.unwrap_or_else(|_| {
+        let connected = connected.unwrap_or_else(|_| {
             let what = format!("no connection within {} ms", self.settings.connect_timeout_ms);
             Err(io::Error::new(io::ErrorKind::TimedOut, what))
-        })
+        });
+        self.note(connected.as_ref().err());
+        connected
+    }
+
+    /// Says what is in the way, once, and that nothing is any more.
+    fn note(&self, error: Option<&io::Error>) {
+        let fault = error.map(ToString::to_string);
+        let mut last = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        if *last != fault {
+            match &fault {
+                Some(why) => tracing::warn!(why, "no connection to the gate"),
+                None => tracing::info!("the gate can be reached again"),
+            }
+            *last = fault;
+        }
     }
 
     fn take_idle(&self) -> Option<Lane> {
@@ -110,7 +127,10 @@ impl Lanes {
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
         let stream = Counted { stream, sent: Arc::clone(&sent) };
         let sender = match &self.way.tls {
-            Some(tls) => begin(tls.connect(stream).await?).await,
+            Some(tls) => {
+                let patience = Duration::from_millis(self.settings.connect_timeout_ms / 2);
+                begin(tls.connect_welcome(stream, patience).await?).await
+            }
             None => begin(stream).await,
         };
         Ok(Lane { sender: sender.map_err(io::Error::other)?, sent, is_new: true })

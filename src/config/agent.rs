@@ -1,13 +1,16 @@
 //! Settings of `fencegate agent`; `config/agent.toml` holds every key with its default and advice.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use super::{
     Fault, GateKubernetes, GateSettings, LeaseRef, LeaseSource, Log, RouteLease, RouteSettings, Settings, Shutdown,
-    StoreSettings, load::Loadable, loopback,
+    load::Loadable, loopback,
 };
 use crate::{
     client::Client,
@@ -15,6 +18,7 @@ use crate::{
     kubernetes::candidate::TTL_MS_MAX,
     route::Routes,
     store::{Address, Way},
+    tls::{Connector, Files},
 };
 
 /// Everything that can be set.
@@ -55,6 +59,9 @@ pub struct GateWay {
     pub idle_max: usize,
     pub tls_ca_file: PathBuf,
     pub tls_server_name: String,
+    /// Shown to a gate that asks for one; both empty: none.
+    pub tls_cert_file: PathBuf,
+    pub tls_key_file: PathBuf,
 }
 
 /// The leases that are taken.
@@ -117,6 +124,8 @@ impl Default for GateWay {
             idle_max: 64,
             tls_ca_file: PathBuf::new(),
             tls_server_name: String::new(),
+            tls_cert_file: PathBuf::new(),
+            tls_key_file: PathBuf::new(),
         }
     }
 }
@@ -156,21 +165,44 @@ impl AgentRoute {
     }
 }
 
+/// A file, where one is named.
+fn given(path: &Path) -> Option<PathBuf> {
+    (!path.as_os_str().is_empty()).then(|| path.to_owned())
+}
+
 impl GateWay {
     /// Where the gate's own port is, and how to get there.
     ///
     /// # Errors
     /// With the key that is wrong, and what is.
     pub fn way(&self) -> Result<Way, (&'static str, String)> {
-        let store = StoreSettings {
-            url: self.url.clone(),
-            tls_ca_file: self.tls_ca_file.clone(),
-            tls_server_name: self.tls_server_name.clone(),
-            ..StoreSettings::default()
+        let shown = self.shown()?;
+        let address = Address::parse(&self.url).map_err(|what| ("url", what))?;
+        let tls = match &address {
+            Address::Unix(_) => return Err(("url", "a gate listens on a port".to_owned())),
+            Address::Tcp { .. } if shown.is_some() => {
+                return Err((
+                    "tls_cert_file",
+                    "needs a gate.url with https: nobody is shown a certificate else".to_owned(),
+                ));
+            }
+            Address::Tcp { .. } => None,
+            Address::Tls { host, .. } => {
+                let roots = given(&self.tls_ca_file);
+                let name = if self.tls_server_name.is_empty() { host } else { &self.tls_server_name };
+                Some(Connector::renewed(Files { roots, shown }, name)?)
+            }
         };
-        match store.way()? {
-            Way { address: Address::Unix(_), .. } => Err(("url", "a gate listens on a port".to_owned())),
-            way => Ok(way),
+        Ok(Way { address, tls })
+    }
+
+    /// The certificate to show, and its key.
+    fn shown(&self) -> Result<Option<(PathBuf, PathBuf)>, (&'static str, String)> {
+        match (given(&self.tls_cert_file), given(&self.tls_key_file)) {
+            (None, None) => Ok(None),
+            (Some(certificates), Some(key)) => Ok(Some((certificates, key))),
+            (Some(_), None) => Err(("tls_key_file", "is missing: gate.tls_cert_file needs its key".to_owned())),
+            (None, Some(_)) => Err(("tls_cert_file", "is missing: gate.tls_key_file is the key of one".to_owned())),
         }
     }
 
