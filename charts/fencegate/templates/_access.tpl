@@ -61,7 +61,8 @@ subjects:
 {{- define "fencegate.agent.rbac" -}}
 {{- if .Values.rbac.create -}}
 {{- $name := printf "%s-%s-take-leases" .Release.Namespace (include "fencegate.fullname" .) -}}
-{{- include "fencegate.leaseRoles" (dict "context" . "settings" (include "fencegate.agent.settings" . | fromJson) "others" .Values.agent.leaseNamespaces "name" $name "verbs" (list "get" "create" "update") "account" .Values.agent.serviceAccountName) -}}
+{{- $others := dig "kubernetes" "namespaces" list .Values.agent.config -}}
+{{- include "fencegate.leaseRoles" (dict "context" . "settings" (include "fencegate.agent.settings" . | fromJson) "others" $others "name" $name "verbs" (list "get" "create" "update") "account" .Values.agent.serviceAccountName) -}}
 {{- end -}}
 {{- end -}}
 

@@ -142,8 +142,8 @@
 {{- if not (dig "name" "" $route.kubernetes) -}}
 {{- fail (printf "%s says nothing of which Lease: set %s.name" $key $key) -}}
 {{- end -}}
-{{- if and (contains "{" (dig "namespace" "" $route.kubernetes)) (not $.Values.agent.leaseNamespaces) -}}
-{{- fail (printf "%s.namespace depends on the path: set agent.leaseNamespaces to those that Leases may be taken in" $key) -}}
+{{- if and (contains "{" (dig "namespace" "" $route.kubernetes)) (not (dig "kubernetes" "namespaces" list $config)) -}}
+{{- fail (printf "%s.namespace depends on the path: set agent.config.kubernetes.namespaces to those that Leases may be taken in" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
