@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 from alerts import promql
 from alerts.lab import BINARY, ROOT, Lab, traffic, until
+from tools import of_kind, rendered
 
 FILES = ROOT / "charts/fencegate/files"
 ALERTS = FILES / "alerts.yaml"
@@ -108,6 +109,18 @@ class Rules(unittest.TestCase):
                 self.assertEqual(set(notes), {"summary", "description", "runbook_url"})
                 self.assertNotIn("{{", notes["summary"], "people filter by it")
                 self.assertEqual(notes["runbook_url"], f"docs/runbooks.md#{name.lower()}")
+
+    def test_its_runbook_can_be_elsewhere(self):
+        def links(*more: str) -> dict[str, str]:
+            [rule] = of_kind(rendered("helm4", "everything", "1.37", *more), "PrometheusRule")
+            return {each["alert"]: each["annotations"]["runbook_url"]
+                    for group in rule["spec"]["groups"] for each in group["rules"]}
+        base = "https://wiki.example/on-call?page=fencegate&v=1"
+        for more, before in (((), "docs/runbooks.md"), (("--set", f"monitoring.rules.runbookBase={base}"), base)):
+            self.assertEqual(links(*more), {name: f"{before}#{name.lower()}" for name in rules()})
+        for wrong in ("wiki.example", "https://wiki.example/#on-call", "https://wiki.example/ on-call"):
+            with self.subTest(wrong=wrong), self.assertRaisesRegex(AssertionError, "runbookBase"):
+                links("--set", f"monitoring.rules.runbookBase={wrong}")
 
     def test_each_fires_where_it_should_and_only_there(self):
         fine, said = promtool("test", "rules", *CASES)

@@ -65,7 +65,8 @@ metadata:
     {{- end }}
 spec:
   {{- /* The file as it stands: Prometheus has templates of its own in it. */}}
-  {{- $.Files.Get "files/alerts.yaml" | nindent 2 }}
+  {{- $link := "runbook_url: docs/runbooks.md#" }}
+  {{- $.Files.Get "files/alerts.yaml" | replace $link (empty .runbookBase | ternary $link (printf "runbook_url: %s#" .runbookBase)) | nindent 2 }}
 {{- end }}
 {{- end }}
 {{- with .Values.monitoring.dashboard }}
