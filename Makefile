@@ -79,11 +79,13 @@ test-image: build ## make an image of the debug build, and run it from its root 
 	IMAGE_ARCHIVE=target/image/fencegate.tar charts/test/run Image FromItsRoot
 
 # What `make test` runs on a fake API server. Real ones are heavy, so two at a time.
-test-kubernetes: ## run the tests about Leases on a real kube-apiserver, which it builds once (minutes)
+test-kubernetes: build ## run the tests about Leases, and install the chart, on a real kube-apiserver, which it builds once (minutes)
 	@scripts/setup build test kubernetes
 	@scripts/kube-apiserver
 	FENCEGATE_TEST_KUBE_APISERVER=$(CURDIR)/target/kubernetes \
-		cargo test $(LOCKED) --test it kubernetes:: -- --test-threads 2
+		cargo test $(LOCKED) --test it kubernetes -- --test-threads 2
+	@scripts/setup chart
+	charts/test/run Install
 
 DURATION ?= 600
 

@@ -84,7 +84,8 @@ spec:
   ports:
     - name: gate
       port: {{ .Values.service.port }}
-      targetPort: gate
+      {{- /* By number: endpoints found no named port of a sidecar before 1.33. */}}
+      targetPort: {{ include "fencegate.port" $config.gate.listen }}
       protocol: TCP
 ---
 apiVersion: v1
@@ -101,7 +102,7 @@ spec:
   ports:
     - name: ops
       port: {{ include "fencegate.port" $config.ops.listen }}
-      targetPort: ops
+      targetPort: {{ include "fencegate.port" $config.ops.listen }}
       protocol: TCP
 {{- end -}}
 

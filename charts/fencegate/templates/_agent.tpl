@@ -68,7 +68,8 @@ name is left to it: the pod's name, and a word of its own for each process. */}}
 - name: fencegate-agent-tls
   secret:
     secretName: {{ . }}
-    defaultMode: 0440
+    {{- /* A writer's pod need not have an fsGroup; only the agent mounts it. */}}
+    defaultMode: 0444
 {{- end }}
 {{- if include "fencegate.hasLeases" $config }}
 {{ include "fencegate.tokenVolume" "fencegate-agent-token" }}

@@ -124,7 +124,7 @@ start when its startupProbe has succeeded, and it ends after them. Its preStop b
 {{- define "fencegate.tokenVolume" -}}
 - name: {{ . }}
   projected:
-    defaultMode: 0440
+    defaultMode: 0444
     sources:
       - serviceAccountToken:
           path: token

@@ -93,6 +93,7 @@ data:
 {{- define "fencegate.agent.podMonitor" -}}
 {{- $ask := . -}}
 {{- with .context.Values.monitoring.podMonitor -}}
+{{- if .enabled -}}
 apiVersion: monitoring.coreos.com/v1
 kind: PodMonitor
 metadata:
@@ -110,5 +111,6 @@ spec:
     - port: agent-status
       path: /metrics
       interval: {{ .interval }}
+{{- end -}}
 {{- end -}}
 {{- end -}}

@@ -83,7 +83,7 @@
 
 {{/* How long the gate may drain, in whole seconds. */}}
 {{- define "fencegate.gate.drainSeconds" -}}
-{{- divf (dig "shutdown" "deadline_ms" 25000 .Values.gate.config) 1000 | ceil -}}
+{{- divf (dig "shutdown" "deadline_ms" 25000 .Values.gate.config) 1000 | ceil | max 1 -}}
 {{- end -}}
 
 {{/* The gate drains while the store waits, then the store stops, then the gate closes its table. */}}

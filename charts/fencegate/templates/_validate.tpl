@@ -61,7 +61,8 @@
 {{- if and (ne $table.kind "emptyDir") (dig "table" "create" false .Values.gate.config) -}}
 {{- fail "gate.config.table.create is true: a lost volume would look like a new installation. Leave it out; table.init says who makes the table" -}}
 {{- end -}}
-{{- if not (hasPrefix "/var/lib/fencegate/" (dig "table" "path" "" .Values.gate.config)) -}}
+{{- $folder := dig "table" "path" "" .Values.gate.config -}}
+{{- if or (not (hasPrefix "/var/lib/fencegate/" $folder)) (contains ".." $folder) -}}
 {{- fail "gate.config.table.path is not below /var/lib/fencegate, where the table's volume is" -}}
 {{- end -}}
 {{- if and (eq $table.init "job") (or .Release.IsUpgrade (eq $table.kind "emptyDir")) -}}
@@ -112,8 +113,18 @@
 {{- if and .Values.standalone (not .Values.store.image) -}}
 {{- fail "store.image is empty: set the image of the store that the gate stands before; or standalone: false, to include the templates in a chart of your own" -}}
 {{- end -}}
+{{- range .Values.gate.env -}}
+{{- if regexMatch "^FENCEGATE__(TABLE__|STORE__URL$|SHUTDOWN__|[A-Z]+__LISTEN$|ROUTE__|KUBERNETES__)" (toString .name) -}}
+{{- fail (printf "gate.env has %s, which nothing here could check: set it in gate.config" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.gate.volumeMounts -}}
+{{- if hasPrefix "/var/lib/fencegate" (clean (toString .mountPath)) -}}
+{{- fail (printf "gate.volumeMounts has %s, which would lie over the table's volume: mount it elsewhere" .mountPath) -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.podDisruptionBudget -}}
-{{- if and .enabled (eq (toString .maxUnavailable) "0") -}}
+{{- if and .enabled (regexMatch "^0+%?$" (toString .maxUnavailable)) -}}
 {{- fail "podDisruptionBudget.maxUnavailable is 0: with one replica, no node could ever be drained. Set 1" -}}
 {{- end -}}
 {{- end -}}
