@@ -134,10 +134,11 @@ impl Elections {
         };
         let mut pause = Duration::ZERO;
         loop {
+            let mut is_draining = false;
             let given_up = async {
                 tokio::select! {
                     () = race.is_left() => {}
-                    () = drains() => {}
+                    () = drains() => is_draining = true,
                 }
             };
             tokio::select! {
@@ -146,7 +147,10 @@ impl Elections {
             }
             match candidate.campaign(|heard| race.heard(heard), given_up).await {
                 Some(term) => pause = self.lead(race, Arc::new(term)).await,
-                None => race.is_left().await,
+                // Nothing is asked for any more, whoever still has a seat.
+                None if is_draining => race.is_left().await,
+                // All had left. Giving back takes a while, and whoever came meanwhile wants a leader.
+                None => pause = Duration::ZERO,
             }
             if self.close(race) {
                 return;
@@ -186,5 +190,112 @@ impl Elections {
         // A gate that refuses one term after the other is not asked as fast as it can refuse.
         let was_short = self.clock.now().boot.since(begun) < self.timing.renew_deadline.0;
         if is_refused && was_short { Duration::from_millis(self.timing.retry.0) } else { Duration::ZERO }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tokio::{
+        io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufStream},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+    use crate::{
+        config::KubernetesSettings,
+        fence::{BootMs, Now, WallMs},
+    };
+
+    /// For what must happen; nothing is measured.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// How far an API server is that hangs in the first take of a Lease.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum At {
+        Begin,
+        Take,
+        GivingBack,
+        LetGo,
+    }
+
+    /// Knows of no Lease, and makes whatever it is asked to.
+    async fn serve(stream: TcpStream, at: watch::Sender<At>) -> std::io::Result<()> {
+        let mut stream = BufStream::new(stream);
+        loop {
+            let (mut head, mut length) = (String::new(), 0);
+            while stream.read_line(&mut head).await? > 2 {
+                let line = head.lines().last().unwrap_or_default().to_lowercase();
+                if let Some(value) = line.strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap();
+                }
+            }
+            let mut body = vec![0; length];
+            stream.read_exact(&mut body).await?;
+            let is_read = head.starts_with("GET");
+            at.send_if_modified(|at| {
+                let before = *at;
+                *at = match (before, is_read) {
+                    (At::Begin, false) => At::Take,
+                    (At::Take, true) => At::GivingBack,
+                    (other, _) => other,
+                };
+                *at != before
+            });
+            at.subscribe().wait_for(|at| matches!(at, At::Begin | At::LetGo)).await.unwrap();
+            let (status, answer) = if is_read {
+                ("404 Not Found", json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 }))
+            } else {
+                let mut lease: Value = serde_json::from_slice(&body).unwrap();
+                lease["metadata"]["uid"] = json!("8f2d3c1a-0b4e-4c6d-9a7f-112233445566");
+                ("200 OK", lease)
+            };
+            let answer = answer.to_string();
+            let head = format!(
+                "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+                answer.len()
+            );
+            stream.write_all(format!("{head}{answer}").as_bytes()).await?;
+            stream.flush().await?;
+        }
+    }
+
+    async fn within<T>(what: &str, is_so: impl Future<Output = T>) -> T {
+        tokio::time::timeout(PATIENCE, is_so).await.unwrap_or_else(|_| panic!("in vain: {what}"))
+    }
+
+    #[tokio::test]
+    async fn whoever_comes_while_a_lease_is_given_back_has_an_election() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let at = watch::Sender::new(At::Begin);
+        let shared = at.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(stream, shared.clone()));
+            }
+        });
+        let reached = async |far: At| {
+            within("the API server hangs", at.subscribe().wait_for(|at| *at == far)).await.unwrap();
+        };
+        let cluster = Cluster::new(&KubernetesSettings { url, ..KubernetesSettings::default() }).unwrap();
+        let (clock, _driver) = Clock::driven(Now { wall: WallMs(1_700_000_000_000), boot: BootMs(1_000) });
+        let (identity, metrics) = (HolderId::new("a").unwrap(), Arc::<AgentMetrics>::default());
+        let elections = Arc::new(Elections::new(cluster, identity, Timing::new(15_000), clock, metrics));
+        let lease = LeaseName { namespace: "left".to_owned(), name: "users".to_owned() };
+
+        let (first, race) = elections.join(&lease);
+        let (race, all) = (race.expect("it is new"), Arc::clone(&elections));
+        let election = tokio::spawn(async move { all.run(&race, std::future::pending::<()>).await });
+        reached(At::Take).await;
+        drop(first);
+        reached(At::GivingBack).await;
+        let (second, race) = elections.join(&lease);
+        assert!(race.is_none(), "it is the same election: nobody else runs one");
+        at.send_replace(At::LetGo);
+        let mut standing = second.standing();
+        within("it leads", standing.wait_for(|standing| matches!(standing, Standing::Leading(_)))).await.unwrap();
+        drop(second);
+        within("the election ends with its last seat", election).await.unwrap();
     }
 }
