@@ -463,7 +463,9 @@ fn carry(client: &TcpStream, target: SocketAddr, loses: &AtomicBool) -> io::Resu
 fn a_term_is_claimed_only_by_the_api_servers_word() {
     let bench = Bench::new();
     if bench.server.is_real() {
-        // Nobody can lose the right half of what is encrypted.
+        eprintln!(
+            "left out: a_term_is_claimed_only_by_the_api_servers_word: nobody can lose half of what is encrypted"
+        );
         return;
     }
     let way = Lossy::to(bench.server.url().trim_start_matches("http://").parse().unwrap());
