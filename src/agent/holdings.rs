@@ -252,13 +252,21 @@ impl Holdings {
         while keepers.join_next().await.is_some() {}
     }
 
-    /// How many objects this agent leads, and how many it waits for.
+    /// How many objects this agent leads, and how many it waits for. Those that it waits for in vain are neither: the
+    /// metrics are told of them.
     #[must_use]
     pub fn count(&self) -> (usize, usize) {
         let slots = lock(&self.slots);
-        let is_leading = |slot: &&Arc<Slot>| matches!(&*slot.standing.borrow(), Standing::Leading(_));
-        let leading = slots.values().filter(is_leading).count();
-        (leading, slots.len() - leading)
+        let (mut leading, mut refused) = (0, 0);
+        for slot in slots.values() {
+            match &*slot.standing.borrow() {
+                Standing::Leading(_) => leading += 1,
+                Standing::Refused(_) => refused += 1,
+                Standing::Asking | Standing::Following(_) | Standing::Cut(_) => {}
+            }
+        }
+        self.metrics.refused_objects(refused);
+        (leading, slots.len() - leading - refused)
     }
 
     /// Every object in use, or one.

@@ -1,6 +1,6 @@
 //! What an agent counts. A registry of its own: an agent is not a gate.
 
-use super::registry::{Counter, Counters, Gauges, Registry};
+use super::registry::{Counter, Counters, Gauge, Gauges, Registry};
 use crate::fence::Code;
 
 /// What alerts look at is at zero from the start: a counter that begins at 1 has not risen.
@@ -16,6 +16,7 @@ pub struct AgentMetrics {
     refusals: Counters,
     losses: Counters,
     objects: Gauges,
+    refused_objects: Gauge,
 }
 
 impl Default for AgentMetrics {
@@ -46,16 +47,20 @@ impl AgentMetrics {
         for reason in LOSSES {
             losses.with_label_values(&[reason]);
         }
+        let objects = registry.gauges(
+            "fencegate_agent_objects",
+            &["standing"],
+            "Objects that this agent leads, those it waits for, and those it is refused.",
+        );
+        let refused_objects = objects.with_label_values(&["refused"]);
+        refused_objects.set(0.0);
         Self {
             writes: forwarded.with_label_values(&["write"]),
             reads: forwarded.with_label_values(&["read"]),
             refusals,
             losses,
-            objects: registry.gauges(
-                "fencegate_agent_objects",
-                &["standing"],
-                "Objects that this agent leads, and those it waits for.",
-            ),
+            objects,
+            refused_objects,
             registry,
         }
     }
@@ -70,6 +75,12 @@ impl AgentMetrics {
 
     pub fn lost(&self, reason: &str) {
         self.losses.with_label_values(&[reason]).inc();
+    }
+
+    /// So many objects will not be granted: asking again will hardly change it.
+    #[allow(clippy::cast_precision_loss, reason = "a count of objects")]
+    pub fn refused_objects(&self, objects: usize) {
+        self.refused_objects.set(objects as f64);
     }
 
     /// Everything, in Prometheus' text format.

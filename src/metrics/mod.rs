@@ -90,6 +90,7 @@ pub struct LedgerMetrics {
     waiters: Gauge,
     draining: Gauge,
     drain_seconds: Histogram,
+    drain_oldest: Gauge,
     records_in_memory: Gauge,
     latched: Gauge,
     clock_step: Gauge,
@@ -153,6 +154,10 @@ impl LedgerMetrics {
                 "fencegate_drain_seconds",
                 &SECONDS,
                 "How long a change of hands waited for older writes, where it had to.",
+            ),
+            drain_oldest: registry.gauge(
+                "fencegate_drain_oldest_seconds",
+                "How long the oldest change of hands has waited for older writes so far; 0 where none waits.",
             ),
             records_in_memory: registry.gauge("fencegate_table_records_in_memory", "Objects in use, kept in memory."),
             latched: registry.gauge(
@@ -243,6 +248,11 @@ impl LedgerMetrics {
     #[allow(clippy::cast_precision_loss, reason = "a measurement")]
     pub fn drained(&self, waited_ms: u64) {
         self.drain_seconds.observe(waited_ms as f64 / 1_000.0);
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "a gauge")]
+    pub fn oldest_drain(&self, waits_ms: u64) {
+        self.drain_oldest.set(waits_ms as f64 / 1_000.0);
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge")]
@@ -346,6 +356,7 @@ mod tests {
         for line in [
             "fencegate_agent_refusals_total{code=\"GATE_UNREACHABLE\"} 0\n",
             "fencegate_agent_losses_total{reason=\"DEADLINE\"} 0\n",
+            "fencegate_agent_objects{standing=\"refused\"} 0\n",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }

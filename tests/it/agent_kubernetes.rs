@@ -272,12 +272,15 @@ fn rights_that_are_missing_are_named() {
     assert!(text(&body, "detail").contains("refuses with 403"), "{body}");
     assert_eq!((&body["retryable"], refused.header("retry-after")), (&json!(false), None));
     assert!(agent.log().contains("cannot take part in the election"), "{}", agent.log());
+    assert!(agent.shows("fencegate_agent_objects{standing=\"refused\"} 1\n"), "an alert goes by it");
+    assert!(agent.shows("fencegate_agent_objects{standing=\"waiting\"} 0\n"));
     // Rights that were taken away, and given back.
     bench.server.forbid(Who::Candidate);
     let agent = bench.agent("two", LONG_MS);
     assert!(text(&agent.put("/users/1").refusal(503, "NOT_LEADER"), "detail").contains("403"));
     bench.server.allow(Who::Candidate);
     until("it leads", || agent.put("/users/1").status == 200);
+    assert!(agent.shows("fencegate_agent_objects{standing=\"refused\"} 0\n"));
     assert_eq!(bench.gate.story(), ["PUT /users/1"]);
 }
 

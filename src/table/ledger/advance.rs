@@ -86,6 +86,11 @@ impl Advances {
         self.all.len()
     }
 
+    /// How long the oldest of them has waited.
+    pub(super) fn oldest_ms(&self, now: BootMs) -> u64 {
+        self.all.values().map(|advance| now.since(advance.begun)).max().unwrap_or(0)
+    }
+
     fn add(&mut self, advance: Advance) -> u64 {
         self.last_id += 1;
         for drain in &advance.drains {

@@ -433,6 +433,7 @@ impl Core {
         }
         self.setup.records.stripes.tick(now.boot);
         self.setup.metrics.in_memory(self.setup.records.stripes.len());
+        self.setup.metrics.oldest_drain(self.advances.oldest_ms(now.boot));
         self.waiters.forget_the_gone();
         self.jumps.forget_old_ones(now.boot);
         if !latched {

@@ -52,6 +52,39 @@ fn a_lease_changes_hands_only_when_the_write_on_its_way_has_settled() {
 }
 
 #[test]
+fn how_long_the_oldest_handover_has_waited_is_shown_until_it_ends() {
+    let bench = Bench::with(bounded);
+    let oldest = |seconds: u64| {
+        let line = format!("fencegate_drain_oldest_seconds {seconds}\n");
+        until(&line, || bench.gate.shows(&line));
+    };
+    let lease = acquire(&mut bench.gate.api(), "orders", "a", 60_000);
+    let (first, second) = (Held::new(), Held::new());
+    let users = begin_held(&bench, "/users/1", bench.token(), &first);
+    let orders = begin_held(&bench, "/orders/1", text(&lease, "fence_token"), &second);
+    bench.gate.clock.advance(30_000);
+    oldest(0);
+    let _told = ask(&bench.gate, "/v1/objects/users/revoke", &json!({ "reason": "test" }));
+    draining(&bench.gate, 1);
+    bench.gate.clock.advance(100_000);
+    let _told = ask(&bench.gate, "/v1/objects/orders/revoke", &json!({ "reason": "test" }));
+    draining(&bench.gate, 2);
+    bench.gate.clock.advance(30_000);
+    oldest(130);
+    // The younger one is the oldest now: another drain is not a longer one.
+    first.let_go();
+    users.recv().unwrap();
+    draining(&bench.gate, 1);
+    bench.gate.clock.advance(1_000);
+    oldest(31);
+    second.let_go();
+    orders.recv().unwrap();
+    draining(&bench.gate, 0);
+    bench.gate.clock.advance(1_000);
+    oldest(0);
+}
+
+#[test]
 fn the_report_of_a_handover_says_what_became_of_each_write() {
     let bench = Bench::with(bounded);
     let token = bench.token().to_owned();
