@@ -392,7 +392,7 @@ mod tests {
         let shown = Some((certificate.clone(), key));
         let own = Connector::renewed(Files { roots: Some(certificate.clone()), shown }, "gate.test").unwrap();
         let nobody = Connector::renewed(Files { roots: Some(certificate), shown: None }, "gate.test").unwrap();
-        let (short, long) = (Duration::from_millis(1), Duration::from_secs(600));
+        let (short, long) = (Duration::from_millis(1), Duration::from_mins(10));
         for (connector, acceptor, patience, is_in) in
             [(&own, &acceptor, long, true), (&own, &silent, short, true), (&nobody, &silent, long, false)]
         {
