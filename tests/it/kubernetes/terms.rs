@@ -332,10 +332,14 @@ fn audit_waits_for_nobody() {
     let world = World::with(|settings| settings.route[0].mode = fencegate::config::Mode::Audit);
     let token = world.take("a");
     until("it is known", || world.put(&token).header("fence-would").is_none());
-    let would = world.put("k8s.00000000-0000-4000-8000-000000000000.0");
-    assert_eq!((would.status, would.header("fence-would")), (200, Some("WRITE_STALE_FENCE")));
+    // As far as the API server says so in time.
+    until("it is looked up", || {
+        let would = world.put("k8s.00000000-0000-4000-8000-000000000000.0");
+        assert_eq!(would.status, 200);
+        would.header("fence-would") == Some("WRITE_STALE_FENCE")
+    });
     world.server.hang();
-    let would = world.put(&format!("{token}1"));
+    let would = world.put(&token.replace(".0", ".9"));
     assert_eq!((would.status, would.header("fence-would")), (200, Some("LEASE_SOURCE_UNAVAILABLE")));
     world.server.resume();
 }
