@@ -18,8 +18,8 @@
 //! server.stop();                                             // kill -9; start_again() on the same port
 //! ```
 //!
-//! With `make test-kubernetes` there is also a [`Candidate`] that uses client-go itself, for either server. Tests that
-//! need it are `#[ignore]`d elsewhere.
+//! A [`Candidate`] is client-go itself with `make test-kubernetes`, for either server, and a script with its rules
+//! elsewhere.
 //!
 //! Where the two differ:
 //! - `compact`: the real one keeps recent changes in its own memory, whatever etcd forgets. So etcd is compacted and
