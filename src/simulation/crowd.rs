@@ -1,7 +1,7 @@
 //! Other objects of the same gate, whose records take the places of ours in memory.
 //!
-//! Which stripe an object is in is a secret of the gate's run, so it is found out by trying: an object
-//! whose record is pushed out by another's shares its stripe.
+//! Which stripe an object is in is chance, and not the seed's: it is another in each run of a gate. So nothing
+//! that happens here may depend on it. Ours are kept apart, and each has others that share its stripe.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -16,39 +16,33 @@ pub(super) type Crowd = VecDeque<(ObjectId, ObjectId)>;
 /// How many there are for each.
 const EACH: usize = 2;
 
-/// A gate's memory with room for one record in each stripe, and the objects that share ours'.
-pub(super) fn find(memory: impl Fn() -> Arc<Records>, objects: &[ObjectId]) -> (Arc<Records>, Crowd) {
+/// A gate's memory in which none of ours share a stripe: where two did, a change of one would send whoever loads the
+/// other back to read it again, and the seed would play differently each time.
+pub(super) fn keep_apart(memory: impl Fn() -> Arc<Records>, objects: &[ObjectId]) -> Arc<Records> {
     loop {
         let records = memory();
-        for object in objects {
-            load(&records.stripes, object);
-        }
-        // Two of ours in one stripe would make the seed play differently each time.
-        if objects.iter().all(|object| is_in_memory(&records.stripes, object)) {
-            let mut crowd = find_in(&records.stripes, objects);
-            for object in objects {
-                press(&records, &mut crowd, object);
-            }
-            return (records, crowd);
+        let is_alone = |(n, object): (usize, &ObjectId)| {
+            objects[n + 1..].iter().all(|other| !records.stripes.are_together(object, other))
+        };
+        if objects.iter().enumerate().all(is_alone) {
+            return records;
         }
     }
 }
 
-fn find_in(stripes: &Stripes, objects: &[ObjectId]) -> Crowd {
-    let mut crowd = Crowd::new();
-    for n in 0_u64.. {
-        let other = ObjectId::new(&format!("other-{n}")).expect("an object's id");
-        stripes.publish(unknown(&other));
-        if let Some(gone) = objects.iter().find(|object| !is_in_memory(stripes, object)) {
-            crowd.push_back((gone.clone(), other));
-            load(stripes, gone);
-        }
-        let is_enough = |object| crowd.iter().filter(|(each, _)| each == object).count() >= EACH;
-        if objects.iter().all(is_enough) {
-            break;
-        }
+/// The objects that share ours' stripes. One of each is in memory from now on.
+pub(super) fn find(records: &Records, objects: &[ObjectId]) -> Crowd {
+    let others_of = |object| others(&records.stripes, object).take(EACH).map(|other| (ObjectId::clone(object), other));
+    let mut crowd = objects.iter().flat_map(others_of).collect();
+    for object in objects {
+        press(records, &mut crowd, object);
     }
     crowd
+}
+
+fn others(stripes: &Stripes, object: &ObjectId) -> impl Iterator<Item = ObjectId> {
+    let named = (0_u64..).map(|n| ObjectId::new(&format!("other-{n}")).expect("an object's id"));
+    named.filter(|other| stripes.are_together(object, other))
 }
 
 /// Publishes another object's record in the stripe of ours. `true`: ours has lost its place.
@@ -56,21 +50,44 @@ pub(super) fn press(records: &Records, crowd: &mut Crowd, object: &ObjectId) -> 
     let Some(place) = crowd.iter().position(|(each, _)| each == object) else { return false };
     let Some((object, other)) = crowd.remove(place) else { return false };
     let was_there = is_in_memory(&records.stripes, &object);
-    records.stripes.publish(unknown(&other));
+    records.stripes.publish(Record::unknown(other.clone(), Incarnation::default()));
     let is_there = is_in_memory(&records.stripes, &object);
     crowd.push_back((object, other));
     was_there && !is_there
 }
 
-fn unknown(object: &ObjectId) -> Record {
-    Record::unknown(object.clone(), Incarnation::default())
-}
-
-fn load(stripes: &Stripes, object: &ObjectId) {
-    let ticket = stripes.ticket(object);
-    stripes.offer(unknown(object), &ticket);
-}
-
 fn is_in_memory(stripes: &Stripes, object: &ObjectId) -> bool {
     stripes.view(object, |found| found.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::world::START, *};
+    use crate::{
+        fence::{TableKey, time::Frame},
+        table::{codec::Context, memory::MemoryTable},
+    };
+
+    fn memory() -> Arc<Records> {
+        let frame = Frame { run: 1, start: START, behind_mark: false };
+        let context = Context { frame, incarnation: Incarnation::default(), key: TableKey::from_bytes([7; 32]) };
+        Arc::new(Records::new(Arc::new(MemoryTable::default()), context, 1))
+    }
+
+    #[test]
+    fn no_two_of_ours_share_a_stripe_and_each_shares_it_with_others() {
+        // So many that by chance they would be apart in one of two memories.
+        let objects: Vec<ObjectId> = (0..40).map(|n| ObjectId::new(&format!("o{n}")).unwrap()).collect();
+        for _ in 0..30 {
+            let records = keep_apart(memory, &objects);
+            for object in &objects {
+                let together = objects.iter().filter(|other| records.stripes.are_together(object, other));
+                assert_eq!(together.count(), 1, "{object} and itself");
+            }
+        }
+        let records = keep_apart(memory, &objects);
+        let crowd = find(&records, &objects);
+        assert_eq!(crowd.len(), EACH * objects.len());
+        assert!(crowd.iter().all(|(object, other)| records.stripes.are_together(object, other) && object != other));
+    }
 }

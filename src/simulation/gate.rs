@@ -144,8 +144,10 @@ impl Simulation {
         let terms = Terms { bound_ms, ..Terms::default() };
         let begun = begin_on(Arc::clone(&disk) as Arc<dyn Table>, key(), Recovered::Whole, (&clock, terms), "memory");
         let Begun { table, context, meta, mark, was_clean, .. } = begun.expect("a table that was begun on before");
-        let memory = |capacity| Arc::new(Records::new(Arc::clone(&table), context.clone(), capacity));
-        let (records, crowd) = if evicts { crowd::find(|| memory(1), &objects) } else { (memory(ROOMY), Crowd::new()) };
+        let capacity = if evicts { 1 } else { ROOMY };
+        let memory = || Arc::new(Records::new(Arc::clone(&table), context.clone(), capacity));
+        let records = crowd::keep_apart(memory, &objects);
+        let crowd = if evicts { crowd::find(&records, &objects) } else { Crowd::new() };
         let news = Arc::new(News::new(1_024, mark));
         let setup = Setup {
             records: Arc::clone(&records),

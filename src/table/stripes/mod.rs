@@ -158,6 +158,12 @@ impl Stripes {
         Hashed { stripe: hash as u32 as usize % STRIPES, tag: (hash >> 32) as u32 }
     }
 
+    /// Whether two objects share a stripe: what is published of one then sends a load of the other back.
+    #[must_use]
+    pub fn are_together(&self, one: &ObjectId, other: &ObjectId) -> bool {
+        self.hash(one.as_str()).stripe == self.hash(other.as_str()).stripe
+    }
+
     fn lock(&self, stripe: usize) -> MutexGuard<'_, Stripe> {
         self.all[stripe].lock().unwrap_or_else(PoisonError::into_inner)
     }
