@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::{held::Held, holdings::Standing};
+use super::{held::Held, slot::Standing};
 use crate::{
     clock::Clock,
     fence::HolderId,

@@ -1,7 +1,8 @@
 //! The writer-side agent: stands beside an application that cannot hold a lease, and writes in its name.
 //!
 //! - [`port`]: the application's side: what is a read, what is a write, and what is refused.
-//! - [`holdings`]: the leases, one keeper each: asked for, kept, lost, given back. [`held`]: one in hand.
+//! - [`holdings`]: the leases of the objects in use ([`slot`]), for whoever writes. `keeper`: what asks for one, keeps
+//!   it, loses it, gives it back. [`held`]: one in hand.
 //! - [`elections`]: those on Kubernetes Leases, one for each Lease.
 //! - [`forward`]: sends a request on to the gate, once. [`lanes`]: the connections that it goes by.
 //! - [`status`]: who leads, for the application and for probes.
@@ -14,8 +15,10 @@ pub mod elections;
 pub mod forward;
 pub mod held;
 pub mod holdings;
+mod keeper;
 pub mod lanes;
 pub mod port;
+pub mod slot;
 pub mod status;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};

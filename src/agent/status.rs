@@ -11,7 +11,7 @@ use axum::{
 };
 use serde::Deserialize;
 
-use super::holdings::{Holdings, Shown};
+use super::{holdings::Holdings, slot::Shown};
 use crate::{api::extract::Query, fence::Code, metrics::AgentMetrics, problem::Problem};
 
 type Shared = (Arc<Holdings>, Arc<AgentMetrics>);

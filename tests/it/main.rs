@@ -8,8 +8,7 @@
 //! - `crash`: kill -9 in a loop, also with what was not synced thrown away.
 //! - `process`: starting, stopping, configuration faults, full disks, failing syncs.
 //! - `cli`: the commands. `client`: the library for writers, on a wire that goes wrong. `lock`: a command under a lease.
-//! - `agent`: the writer-side sidecar, in front of applications that know nothing of it. `agent_kubernetes`: led by a
-//!   Lease.
+//! - `agent`: the writer-side sidecar, in front of applications that know nothing of it.
 //! - `write_path`: writes and reads through the gate, against a recording store in its own process.
 //! - `tls`: on both sides. `reload`: SIGHUP. `secrets`: none leaks. `demo`, `readme`, `examples`: what they print works.
 //! - `conformance`: every refusal and every bad input, and what the store saw of it.
@@ -24,7 +23,6 @@
 #![allow(clippy::pedantic, reason = "tests are read, not called")]
 
 mod agent;
-mod agent_kubernetes;
 mod api;
 mod authority;
 mod cli;

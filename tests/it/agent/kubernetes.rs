@@ -15,14 +15,17 @@ use std::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::support::{
-    agent::{Agent, settings},
-    gate::text,
-    http::{Answer, Conn},
-    kube::{ApiServer, NAMESPACES, OUT_OF_SIGHT, Who, fence_token, micro_time},
-    process::{Gate, Site, stderr},
-    store::{Hung, Store},
-    until,
+use super::{
+    super::support::{
+        agent::{Agent, settings},
+        gate::text,
+        http::{Answer, Conn},
+        kube::{ApiServer, NAMESPACES, OUT_OF_SIGHT, Who, fence_token, micro_time},
+        process::{Gate, Site, stderr},
+        store::{Hung, Store},
+        until,
+    },
+    Okay,
 };
 
 const HERE: &str = NAMESPACES[0];
@@ -77,17 +80,6 @@ impl Bench {
     /// How often leases had changed hands when those were taken.
     fn transitions(&self) -> Vec<u32> {
         self.tokens().iter().map(|token| token.rsplit('.').next().unwrap().parse().unwrap()).collect()
-    }
-}
-
-trait Okay {
-    fn expect_ok(&self);
-}
-
-impl Okay for Answer {
-    #[track_caller]
-    fn expect_ok(&self) {
-        assert_eq!(self.status, 200, "{:?}", String::from_utf8_lossy(&self.body));
     }
 }
 

@@ -1,0 +1,127 @@
+//! What keeps one object's lease: asked for, held, asked for again when it is lost, given back; or follows the election
+//! on the Kubernetes Lease that leads the object. One task each.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    elections::Seat,
+    held::Held,
+    holdings::{Holdings, Phase},
+    slot::{Slot, Standing},
+};
+use crate::{
+    api::wire::LeaseState,
+    client::{Lease, Lost, NotHad, Wanted},
+    fence::HolderId,
+};
+
+/// After a refusal that asking again will hardly change.
+const REFUSED_PAUSE: Duration = Duration::from_secs(5);
+/// How long a look at who leads may take.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Follows the election that an object's seat is in, until the object is not wanted any more.
+pub(super) async fn follow(holdings: Arc<Holdings>, slot: Arc<Slot>, seat: Seat) {
+    let mut standing = seat.standing();
+    loop {
+        let now = standing.borrow_and_update().clone();
+        let leads = matches!(now, Standing::Leading(_));
+        slot.standing.send_replace(now);
+        tokio::select! {
+            // The sender lives as long as the seat.
+            _ = standing.changed() => continue,
+            () = holdings.reached(if leads { Phase::Releasing } else { Phase::Draining }) => {}
+            () = holdings.idle(&slot, leads) => {}
+        }
+        if holdings.forget(&slot) {
+            return;
+        }
+    }
+}
+
+/// Keeps one object's lease, until it is given back.
+pub(super) async fn keep(holdings: Arc<Holdings>, slot: Arc<Slot>) {
+    loop {
+        let goes_on = match ask(&holdings, &slot).await {
+            Ok(lease) => lead(&holdings, &slot, Arc::new(lease)).await,
+            Err(NotHad::Refused(why)) => {
+                tracing::error!(object = %slot.object, %why, "the gate grants no lease");
+                slot.standing.send_replace(Standing::Refused(why.to_string()));
+                // Asked again only for those who still want to write.
+                tokio::select! {
+                    () = tokio::time::sleep(REFUSED_PAUSE) => slot.up_front,
+                    () = holdings.reached(Phase::Draining) => false,
+                }
+            }
+            Err(NotHad::GivenUp | NotHad::Held { .. } | NotHad::Unreachable { .. }) => false,
+        };
+        if !goes_on {
+            if holdings.forget(&slot) {
+                return;
+            }
+            slot.standing.send_replace(Standing::Asking);
+        }
+    }
+}
+
+/// Waits for the lease, and finds out meanwhile who has it.
+async fn ask(holdings: &Holdings, slot: &Slot) -> Result<Lease, NotHad> {
+    let wanted = Wanted::new(slot.object.clone(), holdings.holder.clone()).with_ttl_ms(holdings.settings.ttl_ms);
+    let given_up = async {
+        tokio::select! {
+            () = holdings.reached(Phase::Draining) => {}
+            () = holdings.idle(slot, false) => {}
+        }
+    };
+    tokio::select! {
+        acquired = holdings.api.acquire_unless(&wanted, |progress| slot.heard(progress), given_up) => acquired,
+        never = look(holdings, slot) => match never {},
+    }
+}
+
+/// The holder may change while this agent waits in the queue.
+async fn look(holdings: &Holdings, slot: &Slot) -> std::convert::Infallible {
+    loop {
+        tokio::time::sleep(Duration::from_millis((holdings.settings.ttl_ms / 3).max(100))).await;
+        let Ok(object) = holdings.api.look(slot.object.as_str(), LOOK).await else { continue };
+        let held = object.lease.filter(|lease| lease.state == LeaseState::Held);
+        let leader = held.and_then(|lease| HolderId::new(&lease.holder_id).ok());
+        slot.standing.send_if_modified(|standing| match standing {
+            Standing::Following(known) if *known != leader && leader.is_some() => {
+                *standing = Standing::Following(leader);
+                true
+            }
+            _ => false,
+        });
+    }
+}
+
+/// Holds the lease; says whether to ask for it again when that is over.
+async fn lead(holdings: &Holdings, slot: &Slot, lease: Arc<Lease>) -> bool {
+    tracing::info!(object = %slot.object, lease_seq = lease.seq(), "leading");
+    slot.standing.send_replace(Standing::Leading(Held::Gate(Arc::clone(&lease))));
+    let (lost, goes_on) = loop {
+        tokio::select! {
+            why = lease.lost() => break (Some(why), true),
+            () = holdings.reached(Phase::Releasing) => break (None, false),
+            () = holdings.idle(slot, true) => if holdings.retire(slot) { break (None, false) },
+        }
+    };
+    if let Some(why) = &lost {
+        tracing::warn!(object = %slot.object, lease_seq = lease.seq(), %why, "the lease was lost");
+        holdings.metrics.lost(why.reason());
+    }
+    slot.standing.send_replace(match &lost {
+        // The gate is silent: nobody waits for it.
+        Some(why @ Lost::Deadline { last: Some(_) }) => Standing::Cut(why.to_string()),
+        _ => Standing::Asking,
+    });
+    // Where only this side has given it up, the gate may count it as held still. So it may be with a write to two
+    // objects, refused for one of them.
+    if matches!(lost, None | Some(Lost::Deadline { .. } | Lost::Write { .. }))
+        && let Err(failed) = lease.release().await
+    {
+        tracing::warn!(object = %slot.object, why = %failed, "a lease was not released, and runs out");
+    }
+    goes_on
+}

@@ -1,0 +1,186 @@
+//! An object in use: how this agent stands with it, what a writer is told of it, and who is writing to it now.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use serde::Serialize;
+use tokio::sync::watch;
+
+use super::{held::Held, holdings::Led};
+use crate::{
+    client::Progress,
+    fence::{BootMs, Code, HolderId, ObjectId, code::Plane},
+    kubernetes::api::LeaseName,
+    problem::Problem,
+};
+
+/// Where an agent stands with an object. Who grants its lease is the gate, or a Kubernetes API server.
+#[derive(Clone, Debug)]
+pub(super) enum Standing {
+    /// It was asked, and has not answered yet.
+    Asking,
+    Leading(Held),
+    /// Somebody else does, if it is known who.
+    Following(Option<HolderId>),
+    /// It cannot be reached, or cannot grant now.
+    Cut(String),
+    /// It will not grant it.
+    Refused(String),
+}
+
+/// An object in use.
+pub(super) struct Slot {
+    pub(super) object: ObjectId,
+    pub(super) by: Option<LeaseName>,
+    pub(super) up_front: bool,
+    pub(super) standing: watch::Sender<Standing>,
+    /// When it was last written to, on the boot clock.
+    used_at: AtomicU64,
+    writes: AtomicUsize,
+}
+
+/// A write is on its way to an object: its lease is not given back for want of use.
+pub(super) struct Writing(pub(super) Arc<Slot>);
+
+impl Writing {
+    pub(super) fn on(slot: Arc<Slot>) -> Self {
+        slot.writes.fetch_add(1, Ordering::AcqRel);
+        Self(slot)
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.0.writes.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// One object, as `GET /leader` shows it.
+#[derive(Debug, Serialize)]
+pub struct Shown {
+    /// Whether this agent holds it.
+    pub leader: bool,
+    /// Who does, as far as is known.
+    pub holder_id: Option<String>,
+    pub lease_seq: Option<u64>,
+    pub expires_in_ms: Option<u64>,
+    /// The Kubernetes Lease that leads it, where one does, and how often that one had changed hands when this agent
+    /// took it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubernetes_lease: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_transitions: Option<u32>,
+    /// Why this agent does not, where it is not that somebody else does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+impl Slot {
+    pub(super) fn new(led: &Led, up_front: bool, now: BootMs) -> Arc<Self> {
+        Arc::new(Self {
+            object: led.object.clone(),
+            by: led.by.clone(),
+            up_front,
+            standing: watch::Sender::new(Standing::Asking),
+            used_at: AtomicU64::new(now.0),
+            writes: AtomicUsize::new(0),
+        })
+    }
+
+    /// Somebody wants to write to it.
+    pub(super) fn touch(&self, now: BootMs) {
+        self.used_at.store(now.0, Ordering::Release);
+    }
+
+    /// How long ago that was.
+    pub(super) fn untouched_for(&self, now: BootMs) -> u64 {
+        now.since(BootMs(self.used_at.load(Ordering::Acquire)))
+    }
+
+    /// Whether writes to it are on their way.
+    pub(super) fn is_written(&self) -> bool {
+        self.writes.load(Ordering::Acquire) > 0
+    }
+
+    /// Where it stands, once the gate has answered; or that it has not. A lease that was just lost is about to be
+    /// asked for again.
+    pub(super) async fn settled(&self, patience: Duration) -> Standing {
+        let mut standing = self.standing.subscribe();
+        let settled = standing.wait_for(|standing| match standing {
+            Standing::Asking => false,
+            Standing::Leading(held) => held.token().is_ok(),
+            Standing::Following(_) | Standing::Cut(_) | Standing::Refused(_) => true,
+        });
+        match tokio::time::timeout(patience, settled).await {
+            Ok(Ok(standing)) => standing.clone(),
+            Ok(Err(_)) | Err(_) => Standing::Asking,
+        }
+    }
+
+    pub(super) fn give_up_asking(&self) {
+        self.standing.send_if_modified(|standing| {
+            let is_asking = matches!(standing, Standing::Asking);
+            if is_asking {
+                *standing = Standing::Cut(self.is_silent());
+            }
+            is_asking
+        });
+    }
+
+    pub(super) fn heard(&self, progress: &Progress) {
+        self.standing.send_replace(match progress {
+            Progress::Held { by } => Standing::Following(by.as_deref().and_then(|by| HolderId::new(by).ok())),
+            Progress::Unreachable { why } => Standing::Cut(why.clone()),
+        });
+    }
+
+    /// Who grants its lease.
+    fn granter(&self) -> &'static str {
+        if self.by.is_some() { "the API server" } else { "the gate" }
+    }
+
+    pub(super) fn is_silent(&self) -> String {
+        format!("{} has not answered yet", self.granter())
+    }
+
+    pub(super) fn unreachable(&self, why: &str) -> Problem {
+        let what =
+            format!("{} does not say whether this agent holds the object, and nothing was sent: {why}", self.granter());
+        Problem::on(Plane::Data, Code::GateUnreachable, what).with_object(&self.object)
+    }
+
+    pub(super) fn shown(&self) -> Shown {
+        let mut shown = Shown {
+            leader: false,
+            holder_id: None,
+            lease_seq: None,
+            expires_in_ms: None,
+            kubernetes_lease: self.by.as_ref().map(ToString::to_string),
+            lease_transitions: None,
+            why: None,
+        };
+        match &*self.standing.borrow() {
+            Standing::Leading(held) => match held.token() {
+                Ok(_) => {
+                    shown.leader = true;
+                    shown.holder_id = Some(held.holder().to_owned());
+                    match held {
+                        Held::Gate(lease) => shown.lease_seq = Some(lease.seq()),
+                        Held::Kubernetes(term) => shown.lease_transitions = Some(term.election().transitions),
+                    }
+                    shown.expires_in_ms = Some(held.left_ms());
+                }
+                Err(lost) => shown.why = Some(lost),
+            },
+            Standing::Following(leader) => shown.holder_id = leader.as_ref().map(ToString::to_string),
+            Standing::Asking => shown.why = Some(self.is_silent()),
+            Standing::Cut(why) | Standing::Refused(why) => shown.why = Some(why.clone()),
+        }
+        shown
+    }
+}
