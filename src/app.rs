@@ -151,7 +151,8 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     let cannot = |error| Faults(vec![Fault::new("gate.listen", format!("cannot listen: {error}"))]);
     let listens = ports.gate[0].local_addr().map_err(cannot)?;
     let plane = Plane::new(Arc::clone(&gate), settings, room.gate, earlier.as_ref())?;
-    plane.metrics().certificate_holds(plane.certificate_not_after());
+    let shows = Arc::downgrade(&plane);
+    plane.metrics().ask_for_certificate(move || shows.upgrade()?.certificate_not_after());
     let workers = accept::start(&plane, ports.gate, &gate.stopping.subscribe()).map_err(cannot)?;
     let servers = vec![
         listen::serve(ports.api, room.api, api::router(Arc::clone(&gate)), gate.stopping.subscribe()),
@@ -269,7 +270,6 @@ impl Running {
         // What can go wrong goes first: a faulty file changes nothing.
         self.gate.elections.reach(&settings.kubernetes, &namespaces)?;
         self.plane.reload(settings).await?;
-        self.plane.metrics().certificate_holds(self.plane.certificate_not_after());
         self.gate.elections.look_at(&namespaces);
         self.gate.authority.store(Arc::new(authority));
         self.gate.routes.store(Arc::new(routes));

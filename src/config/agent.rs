@@ -190,7 +190,7 @@ impl GateWay {
             Address::Tls { host, .. } => {
                 let roots = given(&self.tls_ca_file);
                 let name = if self.tls_server_name.is_empty() { host } else { &self.tls_server_name };
-                Some(Connector::renewed(Files { roots, shown }, name)?)
+                Some(Connector::new(Files { roots, shown }, name)?)
             }
         };
         Ok(Way { address, tls })

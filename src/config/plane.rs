@@ -9,7 +9,7 @@ use crate::{
     fence::external,
     route::Routes,
     store::{Address, Way},
-    tls::{Acceptor, Connector},
+    tls::{Acceptor, Connector, Files},
     write_path::carry::AHEAD_BYTES,
 };
 
@@ -116,9 +116,9 @@ impl StoreSettings {
     pub fn way(&self) -> Result<Way, (&'static str, String)> {
         let address = Address::parse(&self.url).map_err(|what| ("url", what))?;
         let Address::Tls { host, .. } = &address else { return Ok(Way { address, tls: None }) };
-        let roots = Some(self.tls_ca_file.as_path()).filter(|path| !path.as_os_str().is_empty());
+        let roots = Some(self.tls_ca_file.clone()).filter(|path| !path.as_os_str().is_empty());
         let name = if self.tls_server_name.is_empty() { host } else { &self.tls_server_name };
-        let tls = Connector::new(roots, name).map_err(|what| ("tls_ca_file", what))?;
+        let tls = Connector::new(Files { roots, shown: None }, name)?;
         Ok(Way { address, tls: Some(tls) })
     }
 }
@@ -127,14 +127,14 @@ impl GateSettings {
     /// What this port takes TLS connections in with; `None` where it takes plain ones.
     ///
     /// # Errors
-    /// With what is wrong.
-    pub fn tls(&self) -> Result<Option<Acceptor>, String> {
+    /// With the key that is wrong, and what is.
+    pub fn tls(&self) -> Result<Option<Acceptor>, (&'static str, String)> {
         let clients = Some(self.tls_client_ca_file.as_path()).filter(|path| !path.as_os_str().is_empty());
         match (self.tls_cert_file.as_os_str().is_empty(), self.tls_key_file.as_os_str().is_empty()) {
-            (true, true) if clients.is_some() => Err("gate.tls_client_ca_file needs gate.tls_cert_file".to_owned()),
+            (true, true) if clients.is_some() => Err(("tls_client_ca_file", "needs gate.tls_cert_file".to_owned())),
             (true, true) => Ok(None),
-            (false, false) => Acceptor::load(&self.tls_cert_file, &self.tls_key_file, clients).map(Some),
-            _ => Err("gate.tls_cert_file and gate.tls_key_file go together".to_owned()),
+            (false, false) => Acceptor::new(&self.tls_cert_file, &self.tls_key_file, clients).map(Some),
+            _ => Err(("tls_cert_file", "gate.tls_cert_file and gate.tls_key_file go together".to_owned())),
         }
     }
 }
@@ -393,8 +393,8 @@ impl Settings {
             "idempotency.response_bytes_max",
             "must be at most 65536: what is longer streams",
         );
-        if let Err(what) = gate.tls() {
-            faults.push(Fault::new("gate.tls_cert_file", what));
+        if let Err((key, what)) = gate.tls() {
+            faults.push(Fault::new(format!("gate.{key}"), what));
         }
         if let Err((key, what)) = store.way() {
             faults.push(Fault::new(format!("store.{key}"), what));

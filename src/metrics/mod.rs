@@ -71,6 +71,7 @@ impl Metrics {
     /// The text that Prometheus scrapes.
     #[must_use]
     pub fn render(&self) -> String {
+        self.plane.look();
         self.registry.render()
     }
 }

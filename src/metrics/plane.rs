@@ -1,6 +1,8 @@
 //! What the data plane counts, all workers together. What every write counts, a worker counts on its own
 //! first: see [`super::tally`].
 
+use std::sync::OnceLock;
+
 use super::{
     SECONDS,
     registry::{Counter, Counters, Gauge, Gauges, Histogram, Histograms, Registry},
@@ -81,6 +83,8 @@ pub struct PlaneMetrics {
     reload_failed: Gauge,
     /// Without labels: a value that is not there is not shown.
     certificate_not_after: Gauges,
+    /// Who knows it.
+    certificate: OnceLock<Box<dyn Fn() -> Option<i64> + Send + Sync>>,
 }
 
 impl PlaneMetrics {
@@ -137,6 +141,7 @@ impl PlaneMetrics {
                 &[],
                 "Until when the certificate of the gate's port holds, as Unix time. Not there without TLS.",
             ),
+            certificate: OnceLock::new(),
         }
     }
 
@@ -176,10 +181,15 @@ impl PlaneMetrics {
         self.reload_failed.set(f64::from(u8::from(!applied)));
     }
 
-    /// Until when the certificate of the gate's port holds, where it has one.
+    /// Asks with each scrape until when the certificate of the gate's port holds, where it has one.
+    pub fn ask_for_certificate(&self, not_after: impl Fn() -> Option<i64> + Send + Sync + 'static) {
+        let _ = self.certificate.set(Box::new(not_after));
+    }
+
+    /// What is asked for with each scrape.
     #[allow(clippy::cast_precision_loss, reason = "seconds since 1970")]
-    pub fn certificate_holds(&self, until: Option<i64>) {
-        match until {
+    pub(super) fn look(&self) {
+        match self.certificate.get().and_then(|not_after| not_after()) {
             Some(until) => self.certificate_not_after.with_label_values(NO_LABELS).set(until as f64),
             // It may not have been there.
             None => drop(self.certificate_not_after.remove_label_values(NO_LABELS)),
@@ -265,6 +275,11 @@ impl RouteMetrics {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    };
+
     use crate::metrics::Metrics;
 
     #[test]
@@ -272,12 +287,15 @@ mod tests {
         let metrics = Metrics::new();
         let name = "fencegate_tls_certificate_not_after_seconds";
         assert!(!metrics.render().contains(name));
+        let not_after = Arc::new(AtomicI64::new(0));
+        let shown = Arc::clone(&not_after);
+        metrics.plane.ask_for_certificate(move || Some(shown.load(Ordering::Relaxed)).filter(|until| *until > 0));
         for until in [1_800_000_000, 1_900_000_000] {
-            metrics.plane.certificate_holds(Some(until));
+            not_after.store(until, Ordering::Relaxed);
             let line = format!("\n{name} {until}\n");
             assert!(metrics.render().contains(&line), "{}", metrics.render());
         }
-        metrics.plane.certificate_holds(None);
+        not_after.store(0, Ordering::Relaxed);
         assert!(!metrics.render().contains(name));
     }
 }

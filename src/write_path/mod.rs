@@ -62,6 +62,7 @@ use crate::{
     fence::{BootMs, Now},
     metrics::{PlaneMetrics, RouteTally, Tally},
     table::generation::Generation,
+    tls::Acceptor,
 };
 
 /// What all workers share.
@@ -142,7 +143,7 @@ impl Plane {
     /// Until when the certificate of the gate's port holds, where it has one.
     #[must_use]
     pub fn certificate_not_after(&self) -> Option<i64> {
-        self.plan.load().tls.as_ref().map(|tls| tls.not_after)
+        self.plan.load().tls.as_ref().map(Acceptor::not_after)
     }
 
     pub fn metrics(&self) -> &PlaneMetrics {

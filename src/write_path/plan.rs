@@ -47,7 +47,7 @@ impl Plan {
             generation: before.plan().map_or(0, |before| before.generation + 1),
             versions,
             settings: settings.gate.clone(),
-            tls: settings.gate.tls().map_err(|what| one("gate.tls_cert_file".to_owned(), what))?,
+            tls: settings.gate.tls().map_err(|(key, what)| one(format!("gate.{key}"), what))?,
             ways: routes.stores.iter().map(way).collect::<Result<_, _>>()?,
             metrics: routes.all().iter().map(|route| metrics.route(&route.name)).collect(),
             routes,

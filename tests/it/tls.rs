@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
+    os::unix::fs::symlink,
     path::Path,
     process::Command,
 };
@@ -20,8 +21,12 @@ use super::support::{
 
 /// A site whose gate's port has a certificate for `gate.test`.
 fn with_port_tls(authority: &Authority, store: &str) -> Site {
-    let site = Site::with_table();
     let (cert, key) = authority.sign("gate.test");
+    with_port_tls_of(&cert, &key, store)
+}
+
+fn with_port_tls_of(cert: &Path, key: &Path, store: &str) -> Site {
+    let site = Site::with_table();
     let config = fs::read_to_string(site.config()).unwrap();
     let tls = format!("[gate]\ntls_cert_file = '{}'\ntls_key_file = '{}'", cert.display(), key.display());
     fs::write(site.config(), format!("{}[store]\n{store}", config.replacen("[gate]", &tls, 1))).unwrap();
@@ -64,20 +69,49 @@ fn the_gates_port_speaks_tls_with_both_protocols() {
 }
 
 #[test]
-fn a_reload_exchanges_the_certificate() {
+fn a_certificate_that_was_renewed_is_shown_from_the_next_connection_on() {
     let (store, authority) = (Store::start(), Authority::new());
     let site = with_port_tls(&authority, &format!("url = '{}'\n", store.url()));
     let gate = site.serve();
     assert_eq!(curl(&gate, &authority.ca(), &[]), "GET /users/1 0\n 2 200");
     let other = Authority::new();
     let (cert, key) = other.sign("gate.test");
-    for (from, to) in [(cert, "gate.test-cert.pem"), (key, "gate.test-key.pem")] {
-        fs::copy(from, authority.folder.path().join(to)).unwrap();
-    }
-    assert_eq!(curl(&gate, &authority.ca(), &[]), "GET /users/1 0\n 2 200", "not before it is told to");
-    gate.signal(Signal::HUP);
-    until("the new certificate", || curl(&gate, &other.ca(), &[]) == "GET /users/1 0\n 2 200");
+    let renew = |from, to| fs::copy(from, authority.folder.path().join(to)).unwrap();
+    renew(cert, "gate.test-cert.pem");
+    assert_eq!(curl(&gate, &authority.ca(), &[]), "GET /users/1 0\n 2 200", "not before it goes with its key");
+    renew(key, "gate.test-key.pem");
+    assert_eq!(curl(&gate, &other.ca(), &[]), "GET /users/1 0\n 2 200");
     assert_eq!(curl(&gate, &authority.ca(), &[]), " 0 000", "the old one is no longer shown");
+    fs::remove_file(authority.folder.path().join("gate.test-key.pem")).unwrap();
+    assert_eq!(curl(&gate, &other.ca(), &[]), "GET /users/1 0\n 2 200", "the last one that could be used");
+    gate.stop();
+}
+
+/// As Kubernetes keeps a Secret: the files are links, through one to the folder that counts.
+#[test]
+fn a_secret_that_kubernetes_exchanges_is_read_again() {
+    let (store, first, second) = (Store::start(), Authority::new(), Authority::new());
+    let folder = tempfile::tempdir().unwrap();
+    let publish = |name: &str, authority: &Authority| {
+        let made = folder.path().join(name);
+        fs::create_dir(&made).unwrap();
+        let (cert, key) = authority.sign("gate.test");
+        fs::copy(cert, made.join("tls.crt")).unwrap();
+        fs::copy(key, made.join("tls.key")).unwrap();
+        symlink(name, folder.path().join("..tmp")).unwrap();
+        fs::rename(folder.path().join("..tmp"), folder.path().join("..data")).unwrap();
+    };
+    publish("..1", &first);
+    for file in ["tls.crt", "tls.key"] {
+        symlink(format!("..data/{file}"), folder.path().join(file)).unwrap();
+    }
+    let at = |file| folder.path().join(file);
+    let site = with_port_tls_of(&at("tls.crt"), &at("tls.key"), &format!("url = '{}'\n", store.url()));
+    let gate = site.serve();
+    assert_eq!(curl(&gate, &first.ca(), &[]), "GET /users/1 0\n 2 200");
+    publish("..2", &second);
+    assert_eq!(curl(&gate, &second.ca(), &[]), "GET /users/1 0\n 2 200");
+    gate.stop();
 }
 
 #[test]
@@ -95,11 +129,10 @@ fn the_metrics_say_until_when_the_certificate_holds() {
     let gate = site.serve();
     assert_eq!(shown(&gate).as_deref(), Some("2208988800"));
     authority.sign_until("gate.test", 2041);
-    assert_eq!(shown(&gate).as_deref(), Some("2208988800"), "what is served, not what lies there");
-    gate.signal(Signal::HUP);
-    until("the new certificate's end", || shown(&gate).as_deref() == Some("2240611200"));
+    assert_eq!(shown(&gate).as_deref(), Some("2240611200"), "it was renewed");
     // A faulty file changes nothing; without TLS there is nothing to show.
     fs::write(authority.folder.path().join("gate.test-cert.pem"), "no certificate\n").unwrap();
+    assert_eq!(shown(&gate).as_deref(), Some("2240611200"), "what is served, not what lies there");
     gate.signal(Signal::HUP);
     until("the fault", || {
         String::from_utf8(gate.ops().get("/metrics").body).unwrap().contains("fencegate_reload_failed 1\n")
@@ -136,6 +169,12 @@ fn clients_must_show_a_certificate_where_they_are_asked_to() {
         assert!(call(stranger).ends_with(" 000"), "nobody is answered without one");
     }
     assert_eq!(store.story().len(), 1);
+    // Whom to trust is read again, too.
+    let heirs = Authority::new();
+    fs::copy(heirs.ca(), clients.ca()).unwrap();
+    assert_eq!(call(Some(&heirs)), "PUT /users/1 5\n 2 200");
+    assert!(call(Some(&clients)).ends_with(" 000"), "it is no longer trusted");
+    assert_eq!(store.story().len(), 2);
     gate.stop();
 }
 
@@ -151,24 +190,32 @@ fn an_https_store_must_prove_who_it_is() {
         site.configure(&format!("[store]\nurl = '{url}'\n{tls}"));
         let gate = site.serve();
         let lease = acquire(&mut gate.api(), "users", "a", 60_000);
-        let token = text(&lease, "fence_token").to_owned();
-        let mut conn = gate.gate();
-        let answers: Vec<_> =
-            (0..3).map(|_| conn.call("PUT", "/users/1", &[("fence-token", &token)], &[7; 100_000])).collect();
-        (site, answers)
+        (site, gate, text(&lease, "fence_token").to_owned())
     };
-    let (_site, answers) = serve(&authority.ca(), "store.test");
+    let put = |gate: &Gate, token: &str| {
+        let mut conn = gate.gate();
+        let mut call = || conn.call("PUT", "/users/1", &[("fence-token", token)], &[7; 100_000]);
+        [call(), call(), call()]
+    };
+    let (_site, gate, token) = serve(&authority.ca(), "store.test");
+    let answers = put(&gate, &token);
     assert!(answers.iter().all(|answer| answer.body == b"PUT /users/1 100000\n"), "{answers:?}");
     assert_eq!(store.story().len(), 3);
     let stranger = Authority::new();
-    for (ca, name) in [(stranger.ca(), "store.test"), (authority.ca(), "other.test")] {
-        let (_site, answers) = serve(&ca, name);
-        for answer in answers {
+    for (ca, name) in [(authority.ca(), "other.test"), (stranger.ca(), "store.test")] {
+        let (_site, gate, token) = serve(&ca, name);
+        for answer in put(&gate, &token) {
             let refused = answer.refusal(502, "STORE_UNREACHABLE");
             assert!(text(&refused, "detail").contains("certificate"), "{refused}");
         }
+        assert_eq!(store.story().len(), 3, "nothing is sent to a store that has not proved who it is");
+        if ca == stranger.ca() {
+            // Whom to trust is read again before the next connection.
+            fs::copy(authority.ca(), ca).unwrap();
+            assert!(put(&gate, &token).iter().all(|answer| answer.body == b"PUT /users/1 100000\n"));
+        }
     }
-    assert_eq!(store.story().len(), 3, "nothing is sent to a store that has not proved who it is");
+    assert_eq!(store.story().len(), 6);
 }
 
 #[test]

@@ -1,17 +1,20 @@
-//! TLS, on the gate's port, towards the store, and from an agent to its gate. The only file that knows rustls.
+//! TLS, on the gate's port, towards the store, and from an agent to its gate. The only folder that knows rustls.
 //!
-//! Certificates and keys are read from PEM files when settings are read, and again by a reload. An agent has no reload:
-//! it looks at its files before each connection, and reads them again when they have changed.
+//! Certificates and keys are in PEM files. They are read when settings are, and again by whoever makes or takes a
+//! connection after they have changed: a certificate that was renewed needs neither a signal nor a restart.
+//!
+//! - `pem`: what is in a file. `renewed`: whether it has changed.
+
+mod pem;
+mod renewed;
 
 use std::{
-    fs,
     future::poll_fn,
     io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     task::{Poll, ready},
@@ -22,45 +25,46 @@ use rustls::{
     AlertDescription, ClientConfig, ProtocolVersion, RootCertStore, ServerConfig, SignatureScheme,
     client::ResolvesClientCert,
     crypto::aws_lc_rs,
-    pki_types::{
-        CertificateDer, PrivateKeyDer, ServerName,
-        pem::{self, PemObject},
-    },
+    pki_types::ServerName,
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
     sign::CertifiedKey,
 };
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 pub use tokio_rustls::{client::TlsStream as StoreStream, server::TlsStream as ClientStream};
-use x509_parser::{certificate::X509Certificate, prelude::FromDer};
+
+use self::{
+    pem::{not_after, read_certificates, read_key},
+    renewed::{Renewed, Wrong},
+};
 
 /// Takes TLS connections in.
 #[derive(Clone)]
-pub struct Acceptor {
-    acceptor: TlsAcceptor,
-    /// The last second in which the certificate that is shown holds, as Unix time.
-    pub not_after: i64,
+pub struct Acceptor(Arc<Renewed<Shown>>);
+
+/// What clients are shown, and asked for.
+struct Shown {
+    config: Arc<ServerConfig>,
+    not_after: i64,
 }
 
 impl Acceptor {
-    /// Reads a certificate chain and its key. With `clients`, whoever connects must show a certificate of one of
-    /// the authorities in that file.
+    /// A certificate chain and its key. With `clients`, whoever connects must show a certificate of one of the
+    /// authorities in that file.
     ///
     /// # Errors
-    /// With what is wrong, never with what is in the files.
-    pub fn load(certificates: &Path, key: &Path, clients: Option<&Path>) -> Result<Self, String> {
-        let chain = read_certificates(certificates)?;
-        let shown = chain[0].clone();
-        let key = read_key(key)?;
-        let mut config = ServerConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .map_err(|fault| fault.to_string())?
-            .with_client_cert_verifier(verifier(clients)?)
-            .with_single_cert(chain, key)
-            .map_err(|fault| format!("certificate and key do not go together: {fault}"))?;
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        let not_after = not_after(&shown).map_err(|what| format!("{}: {what}", certificates.display()))?;
-        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), not_after })
+    /// With the key that is wrong, and what is; never with what is in the files.
+    pub fn new(certificates: &Path, key: &Path, clients: Option<&Path>) -> Result<Self, Wrong> {
+        let (certificates, key, clients) = (certificates.to_owned(), key.to_owned(), clients.map(Path::to_owned));
+        let paths = [&certificates, &key].into_iter().chain(&clients).cloned().collect();
+        let read = move || Shown::read(&certificates, &key, clients.as_deref());
+        Ok(Self(Arc::new(Renewed::new(paths, read)?)))
+    }
+
+    /// The last second in which the certificate that is shown holds, as Unix time.
+    #[must_use]
+    pub fn not_after(&self) -> i64 {
+        self.0.get().not_after
     }
 
     /// Shakes hands with a client.
@@ -68,7 +72,24 @@ impl Acceptor {
     /// # Errors
     /// Where the client does not.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<ClientStream<S>> {
-        self.acceptor.accept(stream).await
+        TlsAcceptor::from(Arc::clone(&self.0.get().config)).accept(stream).await
+    }
+}
+
+impl Shown {
+    fn read(certificates: &Path, key: &Path, clients: Option<&Path>) -> Result<Self, Wrong> {
+        let of_chain = |what| ("tls_cert_file", what);
+        let chain = read_certificates(certificates).map_err(of_chain)?;
+        let not_after = not_after(&chain[0]).map_err(|what| of_chain(format!("{}: {what}", certificates.display())))?;
+        let key = read_key(key).map_err(|what| ("tls_key_file", what))?;
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|fault| of_chain(fault.to_string()))?
+            .with_client_cert_verifier(verifier(clients).map_err(|what| ("tls_client_ca_file", what))?)
+            .with_single_cert(chain, key)
+            .map_err(|fault| of_chain(format!("certificate and key do not go together: {fault}")))?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Self { config: Arc::new(config), not_after })
     }
 }
 
@@ -76,18 +97,8 @@ impl Acceptor {
 #[derive(Clone)]
 pub struct Connector {
     name: ServerName<'static>,
-    made: Made,
+    config: Arc<Renewed<ClientConfig>>,
 }
-
-#[derive(Clone)]
-enum Made {
-    Once(Arc<ClientConfig>),
-    /// Of files that are looked at before each connection.
-    Anew(Arc<Renewed>),
-}
-
-/// Which key of the settings is wrong, and what is.
-type Wrong = (&'static str, String);
 
 /// What a client goes by, as PEM files.
 #[derive(Clone, Debug)]
@@ -99,28 +110,15 @@ pub struct Files {
 }
 
 impl Connector {
-    /// Trusts the certificates in `roots`, or the system's where that is `None`, for a store that calls
-    /// itself `name`.
-    ///
-    /// # Errors
-    /// With what is wrong.
-    pub fn new(roots: Option<&Path>, name: &str) -> Result<Self, String> {
-        let files = Files { roots: roots.map(Path::to_owned), shown: None };
-        let config = files.read().map_err(|(_, what)| what)?;
-        Ok(Self { name: named(name)?, made: Made::Once(config) })
-    }
-
-    /// The same of files that are read again whenever they have changed. Until all of them can be, what was read last
-    /// is used.
+    /// For connections to who calls itself `name`.
     ///
     /// # Errors
     /// With the key that is wrong, and what is; never with what is in the files.
-    pub fn renewed(files: Files, name: &str) -> Result<Self, Wrong> {
-        let name = named(name).map_err(|what| ("tls_server_name", what))?;
-        // Looked at before they are read: what changes in between is read once more.
-        let marks = files.marks();
-        let last = Mutex::new(Last { config: files.read()?, marks, fault: None });
-        Ok(Self { name, made: Made::Anew(Arc::new(Renewed { files, last })) })
+    pub fn new(files: Files, name: &str) -> Result<Self, Wrong> {
+        let name = ServerName::try_from(name.to_owned())
+            .map_err(|_| ("tls_server_name", format!("{name:?} is not a name a certificate can carry")))?;
+        let config = Renewed::new(files.paths(), move || files.read())?;
+        Ok(Self { name, config: Arc::new(config) })
     }
 
     /// Shakes hands with the other side.
@@ -128,7 +126,7 @@ impl Connector {
     /// # Errors
     /// Where it does not prove to be who it should be.
     pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<StoreStream<S>> {
-        TlsConnector::from(self.config()).connect(self.name.clone(), stream).await
+        TlsConnector::from(self.config.get()).connect(self.name.clone(), stream).await
     }
 
     /// The same, and where the other side asks for a certificate, it has also said that it takes what it was shown: in
@@ -142,7 +140,7 @@ impl Connector {
         stream: S,
         patience: Duration,
     ) -> io::Result<StoreStream<S>> {
-        let mut config = (*self.config()).clone();
+        let mut config = (*self.config.get()).clone();
         let asked = Arc::new(Asked { shown: config.client_auth_cert_resolver, was: AtomicBool::new(false) });
         config.client_auth_cert_resolver = Arc::clone(&asked) as Arc<dyn ResolvesClientCert>;
         let connected = TlsConnector::from(Arc::new(config)).connect(self.name.clone(), stream).await;
@@ -153,13 +151,6 @@ impl Connector {
             tokio::time::timeout(patience, verdict(&mut stream)).await.unwrap_or(Ok(())).map_err(refused)?;
         }
         Ok(stream)
-    }
-
-    fn config(&self) -> Arc<ClientConfig> {
-        match &self.made {
-            Made::Once(config) => Arc::clone(config),
-            Made::Anew(renewed) => renewed.config(),
-        }
     }
 }
 
@@ -219,24 +210,13 @@ fn refused(error: io::Error) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, what)
 }
 
-fn named(name: &str) -> Result<ServerName<'static>, String> {
-    ServerName::try_from(name.to_owned()).map_err(|_| format!("{name:?} is not a name a certificate can carry"))
-}
-
-/// What tells a file from the one that was there before: Kubernetes swaps a link, others write into the file.
-type Mark = (u64, u64, u64, i64, i64);
-
 impl Files {
-    fn marks(&self) -> Vec<Option<Mark>> {
+    fn paths(&self) -> Vec<PathBuf> {
         let shown = self.shown.iter().flat_map(|(certificates, key)| [certificates, key]);
-        let mark = |path: &PathBuf| {
-            let it = fs::metadata(path).ok()?;
-            Some((it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec()))
-        };
-        self.roots.iter().chain(shown).map(mark).collect()
+        self.roots.iter().chain(shown).cloned().collect()
     }
 
-    fn read(&self) -> Result<Arc<ClientConfig>, Wrong> {
+    fn read(&self) -> Result<ClientConfig, Wrong> {
         let mut trusted = RootCertStore::empty();
         let (certificates, whence) = match &self.roots {
             Some(path) => (read_certificates(path).map_err(|what| ("tls_ca_file", what))?, path.display().to_string()),
@@ -250,7 +230,7 @@ impl Files {
             .with_safe_default_protocol_versions()
             .map_err(|fault| ("tls_ca_file", fault.to_string()))?
             .with_root_certificates(trusted);
-        let config = match &self.shown {
+        Ok(match &self.shown {
             None => config.with_no_client_auth(),
             Some((certificates, key)) => {
                 let chain = read_certificates(certificates).map_err(|what| ("tls_cert_file", what))?;
@@ -259,45 +239,7 @@ impl Files {
                     .with_client_auth_cert(chain, key)
                     .map_err(|fault| ("tls_cert_file", format!("certificate and key do not go together: {fault}")))?
             }
-        };
-        Ok(Arc::new(config))
-    }
-}
-
-/// What connections are made with, as the files have it.
-struct Renewed {
-    files: Files,
-    last: Mutex<Last>,
-}
-
-struct Last {
-    config: Arc<ClientConfig>,
-    /// Of the files that it was made of.
-    marks: Vec<Option<Mark>>,
-    /// What is wrong with those that came after; said once.
-    fault: Option<Wrong>,
-}
-
-impl Renewed {
-    fn config(&self) -> Arc<ClientConfig> {
-        let marks = self.files.marks();
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if marks != last.marks {
-            match self.files.read() {
-                Ok(config) => {
-                    tracing::info!("the certificates for the way to the gate have changed, and were read again");
-                    *last = Last { config, marks, fault: None };
-                }
-                // Files are exchanged one after the other: the next connection looks again.
-                Err(wrong) if last.fault.as_ref() != Some(&wrong) => {
-                    let (key, what) = &wrong;
-                    tracing::warn!(key, what, "certificates have changed and cannot be used; the last ones still are");
-                    last.fault = Some(wrong);
-                }
-                Err(_) => {}
-            }
-        }
-        Arc::clone(&last.config)
+        })
     }
 }
 
@@ -312,42 +254,6 @@ fn verifier(clients: Option<&Path>) -> Result<Arc<dyn ClientCertVerifier>, Strin
 
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
-}
-
-/// Until when a certificate holds. rustls has no word for it: to who shows a certificate it does not matter.
-fn not_after(certificate: &CertificateDer<'_>) -> Result<i64, String> {
-    let (_, read) = X509Certificate::from_der(certificate)
-        .map_err(|fault| format!("until when the certificate holds cannot be read: {fault}"))?;
-    Ok(read.validity().not_after.timestamp())
-}
-
-/// One at least.
-fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let unreadable = |fault| format!("no certificate can be read from {}: {}", path.display(), in_words(&fault));
-    let certificates: Vec<_> =
-        CertificateDer::pem_file_iter(path).map_err(unreadable)?.collect::<Result<_, _>>().map_err(unreadable)?;
-    if certificates.is_empty() {
-        return Err(format!("{} holds no certificate", path.display()));
-    }
-    Ok(certificates)
-}
-
-fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
-    PrivateKeyDer::from_pem_file(path)
-        .map_err(|fault| format!("no private key can be read from {}: {}", path.display(), in_words(&fault)))
-}
-
-/// What is wrong with a PEM file. Its own words may cite a whole line, and a key may be one line.
-fn in_words(fault: &pem::Error) -> String {
-    match fault {
-        pem::Error::MissingSectionEnd { .. } | pem::Error::IllegalSectionStart { .. } => {
-            "a section has no end, or its first line has more in it; were line breaks lost?".to_owned()
-        }
-        pem::Error::Base64Decode(_) => "what is in a section is not base64".to_owned(),
-        pem::Error::Io(error) => error.to_string(),
-        pem::Error::NoItemsFound => "there is none".to_owned(),
-        _ => "it is not PEM".to_owned(),
-    }
 }
 
 #[cfg(test)]
@@ -373,7 +279,7 @@ mod tests {
         fs::write(&key, own.serialize_pem()).unwrap();
         for (first, second, not_after) in [(0, 1, 1_927_843_200), (1, 0, 2_682_374_400)] {
             fs::write(&chain, certificate(ends[first]) + &certificate(ends[second])).unwrap();
-            assert_eq!(Acceptor::load(&chain, &key, None).map(|acceptor| acceptor.not_after), Ok(not_after));
+            assert_eq!(Acceptor::new(&chain, &key, None).map(|acceptor| acceptor.not_after()).unwrap(), not_after);
         }
     }
 
@@ -385,26 +291,20 @@ mod tests {
         let params = CertificateParams::new(vec!["gate.test".to_owned()]).unwrap();
         fs::write(&certificate, params.self_signed(&own).unwrap().pem()).unwrap();
         fs::write(&key, own.serialize_pem()).unwrap();
-        let acceptor = Acceptor::load(&certificate, &key, Some(&certificate)).unwrap().acceptor;
-        let mut silent = (**acceptor.config()).clone();
+        let loud = Shown::read(&certificate, &key, Some(&certificate)).unwrap().config;
+        let mut silent = (*loud).clone();
         silent.send_tls13_tickets = 0;
-        let silent = TlsAcceptor::from(Arc::new(silent));
+        let (loud, silent) = (TlsAcceptor::from(loud), TlsAcceptor::from(Arc::new(silent)));
         let shown = Some((certificate.clone(), key));
-        let own = Connector::renewed(Files { roots: Some(certificate.clone()), shown }, "gate.test").unwrap();
-        let nobody = Connector::renewed(Files { roots: Some(certificate), shown: None }, "gate.test").unwrap();
+        let own = Connector::new(Files { roots: Some(certificate.clone()), shown }, "gate.test").unwrap();
+        let nobody = Connector::new(Files { roots: Some(certificate), shown: None }, "gate.test").unwrap();
         let (short, long) = (Duration::from_millis(1), Duration::from_mins(10));
         for (connector, acceptor, patience, is_in) in
-            [(&own, &acceptor, long, true), (&own, &silent, short, true), (&nobody, &silent, long, false)]
+            [(&own, &loud, long, true), (&own, &silent, short, true), (&nobody, &silent, long, false)]
         {
             let (near, far) = tokio::io::duplex(1 << 16);
             let both = tokio::join!(acceptor.accept(far), connector.connect_welcome(near, patience));
             assert_eq!((both.0.is_ok(), both.1.is_ok()), (is_in, is_in), "{:?}", both.1.err());
         }
-    }
-
-    #[test]
-    fn what_is_no_certificate_has_no_end() {
-        let fault = not_after(&CertificateDer::from(&b"nothing"[..])).unwrap_err();
-        assert!(fault.starts_with("until when the certificate holds cannot be read"), "{fault}");
     }
 }
