@@ -142,8 +142,8 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     let routes = Routes::new(settings).map_err(Faults)?;
     let namespaces = routes.namespaces();
     let gate = assemble(settings, clock, begun, room, (authority, routes));
-    gate.elections.reach(&settings.kubernetes, &namespaces)?;
-    gate.elections.look_at(&namespaces);
+    let cluster = gate.elections.reach(&settings.kubernetes, &namespaces)?;
+    gate.elections.look_at(cluster, &namespaces, 0);
     let address = |key: &str, listener: &TcpListener| {
         listener.local_addr().map_err(|error| Faults(vec![Fault::new(key, format!("cannot listen: {error}"))]))
     };
@@ -268,11 +268,11 @@ impl Running {
         let routes = Routes::new(settings).map_err(Faults)?;
         let namespaces = routes.namespaces();
         // What can go wrong goes first: a faulty file changes nothing.
-        self.gate.elections.reach(&settings.kubernetes, &namespaces)?;
-        self.plane.reload(settings).await?;
-        self.gate.elections.look_at(&namespaces);
+        let cluster = self.gate.elections.reach(&settings.kubernetes, &namespaces)?;
+        let generation = self.plane.reload(settings).await?;
         self.gate.authority.store(Arc::new(authority));
         self.gate.routes.store(Arc::new(routes));
+        self.gate.elections.look_at(cluster, &namespaces, generation);
         Ok(())
     }
 

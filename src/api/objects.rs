@@ -76,10 +76,12 @@ pub async fn advance(
     Body(request): Body<AdvanceRequest>,
 ) -> Result<Json<MovedBody>, Problem> {
     let object = extract::object("object_id", &object)?;
+    // Before the routes: those of a reload are there before they count.
+    let generation = gate.elections.generation();
     let governed = gate.routes.load().lease_of(&object);
     if let Some(lease) = governed {
         let claimant = claimant(&request.token.text(), lease, &object)?;
-        return Ok(moved_body(&gate, elect::advance(&gate, &object, claimant).await?));
+        return Ok(moved_body(&gate, elect::advance(&gate, &object, claimant, generation).await?));
     }
     let number = number(&request, follows(&gate, &object)?)?;
     let stale = |fence: Fence| {

@@ -24,9 +24,9 @@ use super::{
     verdict::{Denial, Refusal, Successor},
 };
 
-/// How many Leases that are gone a record remembers. More have never to be asked about: what the API server says of
-/// one Lease is read in order.
-const RETIRED_MAX: usize = 256;
+/// How many Leases that led an object before a record remembers. More have never to be asked about: what the API server
+/// says of one Lease is read in order.
+const FLOORS_MAX: usize = 256;
 
 /// The term of leadership at a record's fence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,8 +42,22 @@ pub struct Elected {
     pub incarnation: Incarnation,
     /// Nobody has had it yet: an operator has said that it may write.
     pub confirmed: bool,
-    /// Leases of this name that were there before, the newest last: their tokens are stale for ever.
-    pub retired: Vec<Uid>,
+    /// Leases that led the object before, the newest last.
+    pub floors: Vec<Floor>,
+}
+
+/// Up to where the terms of a Lease are over, whatever the API server says of it: it was there before the present one of
+/// its name, or another route has led to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Floor {
+    pub uid: Uid,
+    /// Its first term that may write again; or [`Floor::GONE`].
+    pub first: u32,
+}
+
+impl Floor {
+    /// None of its terms may: leaseTransitions does not get this far.
+    pub const GONE: u32 = u32::MAX;
 }
 
 /// What the API server says of an object's Lease.
@@ -182,7 +196,7 @@ impl Record {
         let has_passed = self.fence > Fence::from(elected.seq) && !self.is_term_locked();
         (elected.election == election && has_passed)
             || election.is_before(elected.election)
-            || elected.retired.contains(&election.uid)
+            || elected.floors.iter().any(|floor| floor.uid == election.uid && election.transitions < floor.first)
     }
 
     /// Whether nobody knows which terms are over: part of the table's past is lost.
@@ -192,8 +206,8 @@ impl Record {
         self.incarnation > known.unwrap_or_default()
     }
 
-    /// Takes in what the API server says of its Lease.
-    pub(super) fn sight(&self, sighting: Sighting, lease_id: LeaseId, at: &At<'_>) -> Step {
+    /// Takes in what the API server says of its Lease. `begins`: also where no term of that Lease is known.
+    pub(super) fn sight(&self, sighting: Sighting, begins: bool, lease_id: LeaseId, at: &At<'_>) -> Step {
         if self.is_term_locked() {
             return refused(LeaseRefusal::Locked { fence: self.fence });
         }
@@ -204,7 +218,11 @@ impl Record {
         match self.elected.as_deref() {
             Some(elected) if self.is_over(elected, election) => refused(LeaseRefusal::Fenced { fence: self.fence }),
             Some(elected) if elected.election == election => self.look_again(elected, holder, lapsed, lease_id, at),
-            _ => self.begin_term((lease, election), holder.as_ref(), lease_id, at),
+            Some(elected) if elected.lease == lease || begins => {
+                self.begin_term((lease, election), holder.as_ref(), lease_id, at)
+            }
+            None if begins => self.begin_term((lease, election), holder.as_ref(), lease_id, at),
+            Some(_) | None => (Outcome::Unchanged, vec![]),
         }
     }
 
@@ -248,24 +266,43 @@ impl Record {
     ) -> Step {
         let grant = holder.map(|holder| grant(lease_id, holder.clone()));
         let (outcome, mut effects) = self.advance(How::Fenced { reason: format!("{election}") }, grant, at);
-        let mut retired = self.elected.as_ref().map(|elected| elected.retired.clone()).unwrap_or_default();
-        if let Some(before) = self.elected.as_deref()
-            && before.election.uid != election.uid
-            && before.lease == lease
-        {
-            retire(&mut retired, before.election.uid);
-        }
+        let mut floors = self.floors_below(&lease, election);
         for effect in &mut effects {
             if let Effect::Store(record) = effect
                 && let Some(seq) = LeaseSeq::new(record.fence.get())
             {
                 let (lease, incarnation) = (Arc::clone(&lease), record.incarnation);
-                let (holder, retired) = (holder.cloned(), std::mem::take(&mut retired));
-                let elected = Elected { lease, election, seq, holder, incarnation, confirmed: false, retired };
+                let (holder, floors) = (holder.cloned(), std::mem::take(&mut floors));
+                let elected = Elected { lease, election, seq, holder, incarnation, confirmed: false, floors };
                 record.elected = Some(Arc::new(elected));
             }
         }
         (outcome, effects)
+    }
+
+    /// What is remembered of the Leases before this term's.
+    fn floors_below(&self, lease: &LeaseName, election: Election) -> Vec<Floor> {
+        let Some(before) = self.elected.as_deref() else { return vec![] };
+        let mut floors = before.floors.clone();
+        let Election { uid, transitions } = before.election;
+        if uid != election.uid {
+            // Under another name it may be led to again, by a route that is changed back: then its term goes on, unless
+            // somebody was told that it is over.
+            let is_gone = *before.lease == *lease;
+            let first = if is_gone { Floor::GONE } else { transitions + u32::from(self.has_ended(before)) };
+            raise(&mut floors, Floor { uid, first });
+        }
+        floors
+    }
+
+    /// Whether the term that is known is over, though its Lease may be in it.
+    fn has_ended(&self, known: &Elected) -> bool {
+        self.fence > Fence::from(known.seq)
+            || match &self.state {
+                State::Free { last: Some(_) } => true,
+                State::Free { last: None } => known.holder.is_none() && !known.confirmed,
+                State::Draining { .. } | State::Open { .. } => false,
+            }
     }
 
     /// There is no Lease any more: whoever held it may write no longer, and no term of it comes back.
@@ -275,15 +312,16 @@ impl Record {
         let Some(elected) = self.elected.as_deref().filter(|elected| *elected.lease == *lease) else {
             return (Outcome::Unchanged, vec![]);
         };
-        if elected.retired.contains(&elected.election.uid) {
+        let gone = Floor { uid: elected.election.uid, first: Floor::GONE };
+        if elected.floors.contains(&gone) {
             return (Outcome::Unchanged, vec![]);
         }
         let (outcome, mut effects) = self.advance(How::Fenced { reason: "its Lease is gone".to_owned() }, None, at);
         for effect in &mut effects {
             if let Effect::Store(record) = effect {
-                let mut gone = elected.clone();
-                retire(&mut gone.retired, elected.election.uid);
-                record.elected = Some(Arc::new(gone));
+                let mut elected = elected.clone();
+                raise(&mut elected.floors, gone);
+                record.elected = Some(Arc::new(elected));
             }
         }
         (outcome, effects)
@@ -294,19 +332,14 @@ impl Record {
         if !self.is_term_locked() {
             return (Outcome::Unchanged, vec![]);
         }
-        let known = self.elected.as_deref();
-        let is_stale =
-            known.is_some_and(|known| election.is_before(known.election) || known.retired.contains(&election.uid));
+        let is_stale = self.elected.as_deref().is_some_and(|known| self.is_over(known, election));
         let Some(seq) = LeaseSeq::new(self.fence.get()).filter(|_| !is_stale) else {
             return refused(LeaseRefusal::Fenced { fence: self.fence });
         };
-        let mut retired = known.map(|known| known.retired.clone()).unwrap_or_default();
-        if let Some(known) = known.filter(|known| known.election.uid != election.uid && known.lease == lease) {
-            retire(&mut retired, known.election.uid);
-        }
+        let floors = self.floors_below(&lease, election);
         let mut record = self.with(self.fence, State::Free { last: None }, at);
         let (incarnation, confirmed) = (record.incarnation, true);
-        let elected = Elected { lease, election, seq, holder: None, incarnation, confirmed, retired };
+        let elected = Elected { lease, election, seq, holder: None, incarnation, confirmed, floors };
         record.elected = Some(Arc::new(elected));
         (Outcome::Freed, vec![Effect::Store(record)])
     }
@@ -330,12 +363,13 @@ fn grant(lease_id: LeaseId, holder: HolderId) -> Grant {
     Grant { lease_id, holder, ttl, request: None, tainted: false, window: None, source }
 }
 
-fn retire(retired: &mut Vec<Uid>, uid: Uid) {
-    retired.retain(|each| *each != uid);
-    if retired.len() == RETIRED_MAX {
-        retired.remove(0);
+fn raise(floors: &mut Vec<Floor>, Floor { uid, first }: Floor) {
+    let before = floors.iter().find(|floor| floor.uid == uid).map_or(0, |floor| floor.first);
+    floors.retain(|floor| floor.uid != uid);
+    if floors.len() == FLOORS_MAX {
+        floors.remove(0);
     }
-    retired.push(uid);
+    floors.push(Floor { uid, first: first.max(before) });
 }
 
 #[cfg(test)]

@@ -58,10 +58,15 @@ fn store(record: &mut Record, effects: Vec<Effect>) -> Vec<Effect> {
         .collect()
 }
 
-/// Both steps of a sighting, as the ledger takes them where nothing is on its way.
+/// Both steps of a sighting by somebody who has come with the present term, as the ledger takes them where nothing is on
+/// its way.
 fn see(record: &mut Record, sighting: Sighting, ms: u64) -> Outcome {
+    see_if(record, sighting, true, ms)
+}
+
+fn see_if(record: &mut Record, sighting: Sighting, begins: bool, ms: u64) -> Outcome {
     let lease_id = LeaseId::new(&format!("lease-{ms}")).unwrap();
-    let (outcome, effects) = record.step(Event::Sight { sighting, lease_id }, &at(ms));
+    let (outcome, effects) = record.step(Event::Sight { sighting, begins, lease_id }, &at(ms));
     for effect in store(record, effects) {
         if let Effect::Drain { seq, advance, then } = effect {
             let (_, effects) = record.step(Event::Drained { seq, advance, then }, &at(ms));
@@ -179,16 +184,81 @@ fn a_lease_that_was_given_back_is_over() {
 }
 
 #[test]
+fn whoever_comes_with_another_token_begins_nothing() {
+    let mut record = fresh();
+    for sighting in [held(term(1, 0), "a"), gone()] {
+        assert_eq!(see_if(&mut record, sighting, false, 1), Outcome::Unchanged);
+        assert_eq!(record, fresh(), "nothing is kept of it");
+    }
+    see(&mut record, held(term(1, 0), "a"), 2);
+    assert_eq!(see_if(&mut record, elsewhere(), false, 3), Outcome::Unchanged, "its route has changed");
+    assert_eq!(verdict(&record, term(1, 0), 4), Ok(1));
+    // Of the Lease that it knows it is told whatever there is.
+    see_if(&mut record, held(term(1, 1), "b"), false, 5);
+    assert_eq!(
+        (verdict(&record, term(1, 0), 6), verdict(&record, term(1, 1), 6)),
+        (refused(Code::WriteStaleFence), Ok(2))
+    );
+}
+
+/// Another Lease, where a route has changed.
+fn other() -> Arc<LeaseName> {
+    Arc::new(LeaseName { namespace: "default".to_owned(), name: "typo".to_owned() })
+}
+
+fn elsewhere() -> Sighting {
+    Sighting::Held { lease: other(), election: term(2, 0), holder: Some(id("b")), lapsed: false }
+}
+
+#[test]
+fn a_term_that_was_over_stays_so_when_its_route_is_changed_and_changed_back() {
+    type End = fn(&mut Record);
+    let ends: [(&str, End); 5] = [
+        ("revoked", |record| {
+            let (_, effects) = record.step(Event::Revoke { reason: "stuck".to_owned(), is_external: false }, &at(2));
+            store(record, effects);
+        }),
+        ("expired", |record| {
+            let lapsed = Sighting::Held { lease: name(), election: term(1, 3), holder: Some(id("a")), lapsed: true };
+            see(record, lapsed, 2);
+        }),
+        ("given back", |record| drop(see(record, held(term(1, 3), ""), 2))),
+        ("two holders", |record| drop(see(record, held(term(1, 3), "c"), 2))),
+        ("deleted", |record| drop(see(record, gone(), 2))),
+    ];
+    for (how, end) in ends {
+        let mut record = fresh();
+        see(&mut record, held(term(1, 3), "a"), 1);
+        end(&mut record);
+        see(&mut record, elsewhere(), 3);
+        assert_eq!(verdict(&record, term(1, 3), 4), refused(Code::WriteStaleFence), "{how}");
+        for back in [3, 2] {
+            let seen = see(&mut record, held(term(1, back), "c"), 5);
+            assert!(matches!(seen, Outcome::Refused(LeaseRefusal::Fenced { .. })), "{how}: {seen:?}");
+        }
+        let after = see(&mut record, held(term(1, 4), "c"), 6);
+        assert_eq!(matches!(after, Outcome::Refused(_)), how == "deleted", "{how}: {after:?}");
+        // And round again.
+        see(&mut record, elsewhere(), 7);
+        assert_eq!(verdict(&record, term(1, 3), 8), refused(Code::WriteStaleFence), "{how}");
+    }
+    // Nobody's when it was first seen: that was told to whoever came with it.
+    let mut record = fresh();
+    see(&mut record, held(term(1, 3), ""), 1);
+    see(&mut record, elsewhere(), 2);
+    assert_eq!(verdict(&record, term(1, 3), 3), refused(Code::WriteStaleFence));
+}
+
+#[test]
 fn another_lease_by_a_changed_route_begins_a_term_and_retires_nobody() {
-    let other = || Arc::new(LeaseName { namespace: "default".to_owned(), name: "typo".to_owned() });
     let mut record = fresh();
     see(&mut record, held(term(1, 3), "a"), 1);
     // That there is none of that name says nothing of the one that was seen.
     assert_eq!(see(&mut record, Sighting::Gone { lease: other() }, 2), Outcome::Unchanged);
     assert_eq!(verdict(&record, term(1, 3), 3), Ok(1));
-    let elsewhere = Sighting::Held { lease: other(), election: term(2, 0), holder: Some(id("b")), lapsed: false };
-    see(&mut record, elsewhere, 4);
+    see(&mut record, elsewhere(), 4);
     assert_eq!((verdict(&record, term(2, 0), 5), verdict(&record, term(1, 3), 5)), (Ok(2), unseen()));
+    assert_eq!(verdict(&record, term(1, 2), 5), refused(Code::WriteStaleFence));
     // Back again, whoever holds it goes on under a new number.
     see(&mut record, held(term(1, 3), "a"), 6);
     assert_eq!((verdict(&record, term(1, 3), 7), verdict(&record, term(2, 0), 7)), (Ok(3), unseen()));
@@ -199,7 +269,8 @@ fn a_holder_that_changes_while_it_drains_shuts_both_out() {
     for after in ["b", ""] {
         let mut record = fresh();
         let lease_id = LeaseId::new("lease-1").unwrap();
-        let (_, effects) = record.step(Event::Sight { sighting: held(term(1, 0), "a"), lease_id }, &at(1));
+        let (_, effects) =
+            record.step(Event::Sight { sighting: held(term(1, 0), "a"), begins: true, lease_id }, &at(1));
         store(&mut record, effects);
         assert!(matches!(record.state, State::Draining { .. }));
         see(&mut record, held(term(1, 0), after), 2);
@@ -260,7 +331,7 @@ fn draining_comes_before_the_term_is_looked_at_and_a_crash_in_it_opens_for_the_s
     let mut record = fresh();
     let lease_id = LeaseId::new("lease-1").unwrap();
     let (_, effects) =
-        record.step(Event::Sight { sighting: held(term(1, 0), "a"), lease_id: lease_id.clone() }, &at(1));
+        record.step(Event::Sight { sighting: held(term(1, 0), "a"), begins: true, lease_id: lease_id.clone() }, &at(1));
     store(&mut record, effects);
     assert_eq!(verdict(&record, term(1, 0), 2), refused(Code::FenceDraining));
     assert!(matches!(record.state, State::Draining { opens: Some(_), .. }));
@@ -306,11 +377,11 @@ fn where_part_of_the_past_is_lost_an_operator_must_say_which_term_may_write() {
 #[test]
 fn so_many_uids_are_remembered() {
     let mut record = fresh();
-    let last = RETIRED_MAX as u128 + 10;
+    let last = FLOORS_MAX as u128 + 10;
     for uid in 0..=last {
         see(&mut record, held(term(uid, 0), "a"), 1 + u64::try_from(uid).unwrap());
     }
-    let retired = &record.elected.as_ref().unwrap().retired;
-    assert_eq!((retired.len(), retired.last()), (RETIRED_MAX, Some(&Uid(last - 1))));
+    let floors = &record.elected.as_ref().unwrap().floors;
+    assert_eq!((floors.len(), floors.last()), (FLOORS_MAX, Some(&Floor { uid: Uid(last - 1), first: Floor::GONE })));
     assert_eq!(verdict(&record, term(last - 1, 5), 900), refused(Code::WriteStaleFence));
 }

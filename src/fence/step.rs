@@ -128,6 +128,8 @@ pub enum Event {
     /// What the API server says of the Kubernetes Lease that governs it.
     Sight {
         sighting: Sighting,
+        /// Also where no term of its Lease is known.
+        begins: bool,
         lease_id: LeaseId,
     },
     /// An operator says which term of that Lease is the earliest that may still write.
@@ -277,7 +279,7 @@ impl Record {
             Event::Grant(signed) => self.grant(signed, at),
             Event::Follow { number, grant } => self.follow(number, grant, at),
             Event::Confirm { lowest } => self.confirm(lowest, at),
-            Event::Sight { sighting, lease_id } => self.sight(sighting, lease_id, at),
+            Event::Sight { sighting, begins, lease_id } => self.sight(sighting, begins, lease_id, at),
             Event::ConfirmTerm { lease, election } => self.confirm_term(lease, election, at),
             Event::Drained { seq, advance, then } => self.open(seq, advance, then, at),
         }

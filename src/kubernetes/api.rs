@@ -34,6 +34,14 @@ pub enum Away {
     Odd(String),
 }
 
+impl Away {
+    /// No answer in time.
+    #[must_use]
+    pub fn late(after: Duration) -> Self {
+        Self::Unreachable(format!("no answer within {} ms", after.as_millis()))
+    }
+}
+
 impl fmt::Display for Away {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -93,6 +101,12 @@ impl Cluster {
         Ok(Self { client, timeout })
     }
 
+    /// How long one request may take.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// The Leases of a namespace.
     #[must_use]
     pub fn leases(&self, namespace: &str) -> Api<Lease> {
@@ -146,7 +160,7 @@ enum Failed {
 
 fn away(failed: Failed) -> Away {
     match failed {
-        Failed::Late(after) => Away::Unreachable(format!("no answer within {} ms", after.as_millis())),
+        Failed::Late(after) => Away::late(after),
         Failed::With(error) => match *error {
             kube::Error::Api(status) => Away::Refused { status: status.code, what: status.message },
             kube::Error::SerdeError(error) => Away::Odd(error.to_string()),

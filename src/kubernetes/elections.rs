@@ -8,8 +8,13 @@
 //! A reload that may give an object another Lease begins a new generation: what was asked under the old one is told to
 //! nobody any more. What is known of a Lease stays.
 //!
-//! Whoever asks while a read is under way waits for the next one, which all of them share, also if it fails. An API server that is away
-//! is not made up for: what is known counts until it runs out, and then nobody may write.
+//! Whoever asks while a read is under way waits for the next one, which all of them share, also if it fails; nobody
+//! waits for longer than one request may take. An API server that is away is not made up for: what is known counts until
+//! it runs out, and then nobody may write.
+//!
+//! Anyone can send a token, and name an object. So a token that is not of the present term leaves nothing behind, and
+//! reads for the sake of tokens are limited: of one Lease by `PACE`, of all by [`Pace`]. Changes that a watch shows are
+//! read apart from them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -41,8 +46,10 @@ use crate::{
 
 /// Reads of one Lease are at least so far apart, so that nobody's tokens make them a flood.
 const PACE: Duration = Duration::from_millis(100);
-/// Reads at once, of all Leases.
+/// Reads at once, of all Leases: for whoever asks; and as many for what a watch shows.
 const READS_MAX: usize = 8;
+/// Reads for whoever asks, of all Leases: so many in a second, and at once after a second without any.
+const READS_PER_S: u64 = 100;
 /// Who may wait for one at once.
 const ASKS_MAX: usize = 4_096;
 /// Objects that one message to the ledger names.
@@ -102,20 +109,58 @@ pub struct Elections {
     metrics: KubernetesMetrics,
     /// Where its tasks run, whoever asks; there as soon as there is something to ask about.
     runtime: OnceLock<Handle>,
-    reads: Semaphore,
+    asked_reads: Semaphore,
+    shown_reads: Semaphore,
+    pace: Pace,
     asks: Arc<Semaphore>,
     objects: RwLock<Objects>,
     objects_max: usize,
-    entries: Mutex<HashMap<Arc<LeaseName>, Arc<Entry>>>,
+    entries: Mutex<Entries>,
     watches: Mutex<HashMap<String, JoinHandle<()>>>,
 }
 
-/// The objects that were told of their Lease.
+/// The objects that were told of their Lease. Each is in its entry's own list, and in no other's.
 #[derive(Default)]
 struct Objects {
     told: HashMap<ObjectId, Arc<Entry>>,
-    /// How often it may have changed which Lease an object has.
+    /// The routes that say which Lease an object has: a number for each reload.
     generation: u64,
+}
+
+/// The Leases that govern objects in use, and those that somebody has asked about.
+#[derive(Default)]
+struct Entries {
+    all: HashMap<Arc<LeaseName>, Arc<Entry>>,
+    /// How many there may be before those that nobody needs are looked for.
+    sweep_at: usize,
+}
+
+/// Reads for the sake of tokens, spread over time.
+#[derive(Default)]
+struct Pace {
+    /// Until when the reads that were let go reach, on the boot clock.
+    taken: Mutex<u64>,
+}
+
+impl Pace {
+    const EACH_MS: u64 = 1_000 / READS_PER_S;
+
+    /// How long to wait before the next read.
+    fn take(&self, now: BootMs) -> Duration {
+        let mut taken = lock(&self.taken);
+        let begins = (*taken).max(now.0.saturating_sub(1_000));
+        *taken = begins + Self::EACH_MS;
+        Duration::from_millis(begins.saturating_sub(now.0))
+    }
+}
+
+/// Who wants a Lease to be read.
+#[derive(Clone, Copy)]
+enum Reader {
+    /// A write with this token; `None`: one that was admitted.
+    Asks(Option<Election>),
+    /// A watch, which has shown something new.
+    Watches,
 }
 
 /// How a Lease is, and what the ledger will say of the object that it was told for.
@@ -135,7 +180,9 @@ impl Elections {
             clock,
             metrics,
             runtime: OnceLock::new(),
-            reads: Semaphore::new(READS_MAX),
+            asked_reads: Semaphore::new(READS_MAX),
+            shown_reads: Semaphore::new(READS_MAX),
+            pace: Pace::default(),
             asks: Arc::new(Semaphore::new(ASKS_MAX)),
             objects: RwLock::default(),
             objects_max,
@@ -144,23 +191,26 @@ impl Elections {
         })
     }
 
-    /// Finds the way to the API server, if there are namespaces to look at. Whether it answers is not asked. Needs a tokio
-    /// runtime.
+    /// Finds the way to the API server, if there are namespaces to look at and it is not known yet. Whether it answers is
+    /// not asked. Needs a tokio runtime.
     ///
     /// # Errors
     /// Where there is none by these settings.
-    pub fn reach(&self, settings: &GateKubernetes, namespaces: &[String]) -> Result<(), Faults> {
-        if !namespaces.is_empty() && self.cluster.get().is_none() {
-            let way = Cluster::new(&settings.way());
-            let way = way.map_err(|(key, what)| Faults(vec![Fault::new(format!("kubernetes.{key}"), what)]))?;
+    pub fn reach(&self, settings: &GateKubernetes, namespaces: &[String]) -> Result<Option<Cluster>, Faults> {
+        if namespaces.is_empty() || self.cluster.get().is_some() {
+            return Ok(None);
+        }
+        let way = Cluster::new(&settings.way());
+        way.map(Some).map_err(|(key, what)| Faults(vec![Fault::new(format!("kubernetes.{key}"), what)]))
+    }
+
+    /// Looks at these namespaces from now on, and at no other. `way`: of [`Self::reach`]. `generation`: of the routes that
+    /// name them. Needs a tokio runtime.
+    pub fn look_at(self: &Arc<Self>, way: Option<Cluster>, namespaces: &[String], generation: u64) {
+        if let Some(way) = way {
             // By the same settings, another one is as good.
             let _ = (self.cluster.set(way), self.runtime.set(Handle::current()));
         }
-        Ok(())
-    }
-
-    /// Looks at these namespaces from now on, and at no other.
-    pub fn look_at(self: &Arc<Self>, namespaces: &[String]) {
         let mut watches = lock(&self.watches);
         watches.retain(|namespace, task| {
             let stays = namespaces.contains(namespace);
@@ -178,7 +228,7 @@ impl Elections {
         }
         // Which Lease an object has may have changed: each is looked up anew, and nobody tells it of the old one.
         let mut objects = self.objects_mut();
-        objects.generation += 1;
+        objects.generation = generation;
         objects.told.drain().for_each(|(object, entry)| {
             lock(&entry.objects).remove(&object);
         });
@@ -190,6 +240,12 @@ impl Elections {
 
     fn objects_mut(&self) -> RwLockWriteGuard<'_, Objects> {
         self.objects.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Of the routes that objects are told by. To be asked for before those are looked at.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.objects().generation
     }
 
     /// Stops looking.
@@ -221,13 +277,18 @@ impl Elections {
     }
 
     /// Asks about a write's term, unless it is known to be the present one, and lets the ledger know of the Lease.
-    /// Older writes are waited for a while.
+    /// Older writes are waited for a while. `generation`: of the routes by which that Lease governs the object.
     ///
     /// # Errors
     /// Where the API server, or the ledger, cannot say.
-    pub async fn ask(self: &Arc<Self>, object: &ObjectId, claimant: &Claimant) -> Result<Told, Unknown> {
+    pub async fn ask(
+        self: &Arc<Self>,
+        object: &ObjectId,
+        claimant: &Claimant,
+        generation: u64,
+    ) -> Result<Told, Unknown> {
         let entry = self.entry(&claimant.lease);
-        self.ask_of(entry, object, Some(claimant.election)).await
+        self.ask_of(entry, (object, generation), Some(claimant.election)).await
     }
 
     /// Asks about the Lease of an object anew, and tells the ledger.
@@ -235,21 +296,24 @@ impl Elections {
     /// # Errors
     /// Where the API server, or the ledger, cannot say.
     pub async fn ask_again(self: &Arc<Self>, object: &ObjectId) -> Result<(), Unknown> {
-        let entry = self.objects().told.get(object).map(Arc::clone);
+        let (entry, generation) = {
+            let objects = self.objects();
+            (objects.told.get(object).map(Arc::clone), objects.generation)
+        };
         let Some(entry) = entry else { return Err(Unknown::Ledger(ledger::Refused::Overloaded)) };
-        self.ask_of(entry, object, None).await?.moved.map(drop).map_err(Unknown::Ledger)
+        self.ask_of(entry, (object, generation), None).await?.moved.map(drop).map_err(Unknown::Ledger)
     }
 
     async fn ask_of(
         self: &Arc<Self>,
         entry: Arc<Entry>,
-        object: &ObjectId,
+        (object, generation): (&ObjectId, u64),
         election: Option<Election>,
     ) -> Result<Told, Unknown> {
-        let (this, object, generation) = (Arc::clone(self), object.clone(), self.objects().generation);
+        let (this, object) = (Arc::clone(self), object.clone());
         let (election, term, answer) = self
             .in_turn(entry, election, move |entry: Arc<Entry>| async move {
-                let told = this.tell(&entry, Some((object, generation)))?;
+                let told = this.tell(&entry, Some((object, generation, election)))?;
                 this.tell_all(&entry).await.map_err(Unknown::Ledger)?;
                 Ok(told)
             })
@@ -277,7 +341,7 @@ impl Elections {
     }
 
     /// Reads a Lease, if what is known may not be good enough, and does something with it before anyone else can.
-    /// Whoever asked may hang up; what was begun is brought to its end.
+    /// Whoever asked may hang up, or run out of time; what was begun is brought to its end.
     async fn in_turn<T: Send + 'static, F: Future<Output = Result<T, Unknown>> + Send>(
         self: &Arc<Self>,
         entry: Arc<Entry>,
@@ -292,15 +356,19 @@ impl Elections {
         let asked = self.spawn(async move {
             let _place = place;
             let mut last = entry.reading.lock().await;
-            this.bring_up(&entry, &mut last, arrived, election).await.map_err(Unknown::Away)?;
+            this.bring_up(&entry, &mut last, arrived, Reader::Asks(election)).await.map_err(Unknown::Away)?;
             then(Arc::clone(&entry)).await
         });
-        asked.await.unwrap_or(Err(Unknown::Ledger(ledger::Refused::Stopping)))
+        let patience = self.cluster().map(Cluster::timeout).unwrap_or_default();
+        match tokio::time::timeout(patience, asked).await {
+            Ok(told) => told.unwrap_or(Err(Unknown::Ledger(ledger::Refused::Stopping))),
+            Err(_) => Err(Unknown::Away(Away::late(patience))),
+        }
     }
 
     /// A watch shows a Lease; `None`: it is gone.
     pub(super) fn hear(self: &Arc<Self>, name: &LeaseName, seen: Option<Seen>) {
-        let Some(entry) = lock(&self.entries).get(name).map(Arc::clone) else { return };
+        let Some(entry) = lock(&self.entries).all.get(name).map(Arc::clone) else { return };
         let now = self.clock.now();
         // Before the first read there is nothing to compare it with, and that one may have begun too early.
         let is_known = lock(&entry.known).as_mut().is_some_and(|known| known.hear(seen, now));
@@ -311,7 +379,7 @@ impl Elections {
 
     /// A watch has begun anew, and these are all the Leases that there are.
     pub(super) fn hear_all(self: &Arc<Self>, namespace: &str, names: &HashSet<String>) {
-        let all: Vec<Arc<Entry>> = lock(&self.entries).values().map(Arc::clone).collect();
+        let all: Vec<Arc<Entry>> = lock(&self.entries).all.values().map(Arc::clone).collect();
         for entry in all {
             let is_missing = entry.name.namespace == namespace && !names.contains(&entry.name.name);
             let was_there = lock(&entry.known).as_ref().is_some_and(|known| known.seen.is_some());
@@ -334,7 +402,7 @@ impl Elections {
                 let hints = entry.hints.load(Ordering::Acquire);
                 let arrived = entry.begun.load(Ordering::Acquire);
                 let mut last = entry.reading.lock().await;
-                let is_read = this.bring_up(&entry, &mut last, arrived, None).await.is_ok();
+                let is_read = this.bring_up(&entry, &mut last, arrived, Reader::Watches).await.is_ok();
                 let is_done = is_read && this.tell_all(&entry).await.is_ok();
                 drop(last);
                 if !is_done {
@@ -355,33 +423,39 @@ impl Elections {
 
     /// Reads a Lease, unless that was done since somebody arrived, or it is known to be in the term that is asked about.
     /// `arrived`: how many reads had begun then.
-    async fn bring_up(
-        &self,
-        entry: &Entry,
-        last: &mut LastRead,
-        arrived: u64,
-        election: Option<Election>,
-    ) -> Result<(), Away> {
+    async fn bring_up(&self, entry: &Entry, last: &mut LastRead, arrived: u64, reader: Reader) -> Result<(), Away> {
         if last.number > arrived {
             return last.failed.clone().map_or(Ok(()), Err);
         }
-        let is_present = election.is_some_and(|election| {
+        if let Reader::Asks(Some(election)) = reader {
             let known = lock(&entry.known);
             let now = self.clock.now();
-            known.as_ref().is_some_and(|known| known.election() == Some(election) && known.term.is_live(now))
-        });
-        if is_present { Ok(()) } else { self.read(entry, last).await }
+            if known.as_ref().is_some_and(|known| known.election() == Some(election) && known.term.is_live(now)) {
+                return Ok(());
+            }
+        }
+        self.read(entry, last, reader).await
     }
 
     /// Reads a Lease as it is now.
-    async fn read(&self, entry: &Entry, last: &mut LastRead) -> Result<(), Away> {
-        let since = self.clock.now().boot.since(last.at);
-        let early = PACE.saturating_sub(Duration::from_millis(since));
-        if last.number > 0 && !early.is_zero() {
+    async fn read(&self, entry: &Entry, last: &mut LastRead, reader: Reader) -> Result<(), Away> {
+        let now = self.clock.now().boot;
+        let mut early = PACE.saturating_sub(Duration::from_millis(now.since(last.at)));
+        if last.number == 0 {
+            early = Duration::ZERO;
+        }
+        let reads = match reader {
+            Reader::Asks(_) => {
+                early = early.max(self.pace.take(now));
+                &self.asked_reads
+            }
+            Reader::Watches => &self.shown_reads,
+        };
+        if !early.is_zero() {
             tokio::time::sleep(early).await;
         }
         // It is never closed.
-        let _place = self.reads.acquire().await.ok();
+        let _place = reads.acquire().await.ok();
         let cluster = self.cluster().ok_or_else(|| Away::Unreachable("no route leads to a Lease".to_owned()))?;
         last.number = entry.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let at = self.clock.now();
@@ -403,18 +477,21 @@ impl Elections {
         Ok(())
     }
 
-    /// Tells the ledger how the Lease of an object is; from here on the object is told of every change. Whoever calls
-    /// this reads nothing meanwhile, and nobody else does.
-    fn tell(&self, entry: &Arc<Entry>, asked: Option<(ObjectId, u64)>) -> Result<ToldOf, Unknown> {
+    /// Tells the ledger how the Lease of an object is; where somebody has come with its present term, the object is told
+    /// of every change from here on. Whoever calls this reads nothing meanwhile, and nobody else does.
+    fn tell(&self, entry: &Arc<Entry>, asked: Option<(ObjectId, u64, Option<Election>)>) -> Result<ToldOf, Unknown> {
         let (sighting, election, term) = self.sighting(entry)?;
-        let Some((object, generation)) = asked else { return Ok((election, term, None)) };
+        let Some((object, generation, token)) = asked else { return Ok((election, term, None)) };
+        let begins = token.is_none() || token == election;
         let mut objects = self.objects_mut();
         if objects.generation != generation {
             // Another Lease may govern it by now.
             return Err(Unknown::Ledger(ledger::Refused::Overloaded));
         }
-        self.note(&mut objects, entry, &object);
-        let answer = self.ledger.sight(object, sighting).map_err(Unknown::Ledger)?;
+        if begins {
+            self.note(&mut objects, entry, &object);
+        }
+        let answer = self.ledger.sight(object, sighting, begins).map_err(Unknown::Ledger)?;
         Ok((election, term, Some(answer)))
     }
 
@@ -422,7 +499,7 @@ impl Elections {
         let known = lock(&entry.known);
         let known = known.as_ref().ok_or(Unknown::Ledger(ledger::Refused::Stopping))?;
         let odd = |what: String| Unknown::Away(Away::Odd(what));
-        let sighting = known.sighting(&entry.name, self.clock.now()).map_err(odd)?;
+        let sighting = known.sighting(&entry.name).map_err(odd)?;
         Ok((sighting, known.election(), Arc::clone(&known.term)))
     }
 
@@ -458,9 +535,12 @@ impl Elections {
 
     fn entry(&self, name: &Arc<LeaseName>) -> Arc<Entry> {
         let mut entries = lock(&self.entries);
-        if entries.len() >= self.objects_max {
+        let Entries { all, sweep_at } = &mut *entries;
+        if all.len() >= (*sweep_at).max(self.objects_max) {
             // Those that govern nothing in use and that nobody has; whoever asks for one again finds a new one.
-            entries.retain(|_, entry| Arc::strong_count(entry) > 1 || !lock(&entry.objects).is_empty());
+            all.retain(|_, entry| Arc::strong_count(entry) > 1 || !lock(&entry.objects).is_empty());
+            // So that it is not looked for each time where most of them are needed.
+            *sweep_at = all.len() + self.objects_max / 2 + 1;
         }
         let new = || {
             Arc::new(Entry {
@@ -473,7 +553,7 @@ impl Elections {
                 looking: AtomicBool::new(false),
             })
         };
-        Arc::clone(entries.entry(Arc::clone(name)).or_insert_with(new))
+        Arc::clone(all.entry(Arc::clone(name)).or_insert_with(new))
     }
 
     fn note(&self, objects: &mut Objects, entry: &Arc<Entry>, object: &ObjectId) {
@@ -485,7 +565,9 @@ impl Elections {
                 lock(&before.1.objects).remove(&before.0);
             }
         }
+        if let Some(before) = told.insert(object.clone(), Arc::clone(entry)) {
+            lock(&before.objects).remove(object);
+        }
         lock(&entry.objects).insert(object.clone());
-        told.insert(object.clone(), Arc::clone(entry));
     }
 }

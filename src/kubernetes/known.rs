@@ -23,6 +23,8 @@ pub struct Known {
     pub term: Arc<Term>,
     /// When a renewal, or another holder, was last seen; else when it was first looked at.
     changed: BootMs,
+    /// When it was last looked at: as of the question, however late the answer came.
+    looked: BootMs,
     /// Everyone who has to know of its changes knows of this.
     pub is_told: bool,
 }
@@ -46,11 +48,12 @@ impl Known {
                 left => at.boot.after(Ttl(left)),
             }
         });
-        Self { seen, term: Arc::new(Term::until(deadline)), changed: at.boot, is_told: false }
+        Self { seen, term: Arc::new(Term::until(deadline)), changed: at.boot, looked: at.boot, is_told: false }
     }
 
     /// A later look at it.
     pub fn again(&mut self, seen: Option<Seen>, at: Now) {
+        self.looked = self.looked.max(at.boot);
         let is_same_term = self.gist() == gist(seen.as_ref());
         let renewed = |seen: &Option<Seen>| seen.as_ref().map(|seen| (seen.renewed_us, seen.duration));
         if is_same_term && renewed(&self.seen) == renewed(&seen) {
@@ -72,7 +75,10 @@ impl Known {
     /// A watch shows it. `false`: that is another term, or another holder, than everyone knows of; somebody has to ask.
     pub fn hear(&mut self, seen: Option<Seen>, at: Now) -> bool {
         let is_known = self.gist() == gist(seen.as_ref());
-        if is_known {
+        // A watch may be behind what was read: an older renewal is no news.
+        let is_older =
+            seen.as_ref().zip(self.seen.as_ref()).is_some_and(|(seen, known)| seen.renewed_us < known.renewed_us);
+        if is_known && !is_older {
             self.again(seen, at);
         }
         is_known && self.is_told
@@ -91,13 +97,13 @@ impl Known {
     ///
     /// # Errors
     /// Where its holder has a name that no lease can have.
-    pub fn sighting(&self, lease: &Arc<LeaseName>, now: Now) -> Result<Sighting, String> {
+    pub fn sighting(&self, lease: &Arc<LeaseName>) -> Result<Sighting, String> {
         let lease = Arc::clone(lease);
         let Some(seen) = &self.seen else { return Ok(Sighting::Gone { lease }) };
         let holder = seen.holder.as_deref().map(HolderId::new).transpose();
         let holder = holder.map_err(|fault| format!("its holderIdentity {fault}"))?;
         // Nobody is told that a lease is over, unless it was looked at for as long as it lasts.
-        let lapsed = now.boot >= self.changed.after(duration(seen));
+        let lapsed = self.looked >= self.changed.after(duration(seen));
         Ok(Sighting::Held { lease, election: seen.election, holder, lapsed })
     }
 }
@@ -134,8 +140,11 @@ mod tests {
         Arc::new(LeaseName { namespace: "left".to_owned(), name: "users".to_owned() })
     }
 
-    fn lapsed(known: &Known, at: u64) -> bool {
-        matches!(known.sighting(&name(), now(at)), Ok(Sighting::Held { lapsed: true, .. }))
+    /// Whether it counts as over after one more look, which finds it as it was.
+    fn lapsed(known: &mut Known, at: u64) -> bool {
+        let seen = known.seen.clone();
+        known.again(seen, now(at));
+        matches!(known.sighting(&name()), Ok(Sighting::Held { lapsed: true, .. }))
     }
 
     #[test]
@@ -148,17 +157,17 @@ mod tests {
         // Whatever the holder's clock says of it.
         known.again(seen(1, "a", -90_000), now(9_000));
         assert!(known.term.is_live(now(23_999)) && !known.term.is_live(now(24_000)));
-        assert!(!lapsed(&known, 23_999) && lapsed(&known, 24_000));
+        assert!(!lapsed(&mut known, 23_999) && lapsed(&mut known, 24_000));
     }
 
     #[test]
     fn the_first_look_makes_a_lease_no_longer_than_it_is() {
         let known = Known::first(seen(1, "a", -10_000), now(0));
         assert!(known.term.is_live(now(4_999)) && !known.term.is_live(now(5_000)));
-        let old = Known::first(seen(1, "a", -60_000), now(0));
+        let mut old = Known::first(seen(1, "a", -60_000), now(0));
         assert!(!old.term.is_live(now(0)));
         // That it is over is said once it was looked at for as long as it lasts.
-        assert!(!lapsed(&old, 14_999) && lapsed(&old, 15_000));
+        assert!(!lapsed(&mut old, 14_999) && lapsed(&mut old, 15_000));
         // A holder whose clock is ahead gains nothing.
         let ahead = Known::first(seen(1, "a", 60_000), now(0));
         assert!(ahead.term.is_live(now(14_999)) && !ahead.term.is_live(now(15_000)));
@@ -175,7 +184,7 @@ mod tests {
         assert!(!known.hear(None, now(2_000)), "nor does it end one");
         known.again(None, now(2_000));
         assert!(!known.term.is_live(now(2_000)));
-        assert_eq!(known.sighting(&name(), now(2_000)), Ok(Sighting::Gone { lease: name() }));
+        assert_eq!(known.sighting(&name()), Ok(Sighting::Gone { lease: name() }));
     }
 
     #[test]
@@ -184,7 +193,7 @@ mod tests {
         assert!(!known.hear(seen(1, "", 1_000), now(1_000)));
         known.again(seen(1, "", 1_000), now(1_000));
         assert!(!known.term.is_live(now(1_000)));
-        assert!(matches!(known.sighting(&name(), now(1_000)), Ok(Sighting::Held { holder: None, .. })));
+        assert!(matches!(known.sighting(&name()), Ok(Sighting::Held { holder: None, .. })));
         assert!(!Known::first(seen(1, "", 0), now(0)).term.is_live(now(0)));
     }
 
@@ -195,5 +204,20 @@ mod tests {
         known.is_told = true;
         assert!(known.hear(seen(1, "a", 9_000), now(10_000)));
         assert!(known.term.is_live(now(24_999)) && !known.term.is_live(now(25_000)));
+        // One that is behind what was read renews nothing.
+        known.again(seen(1, "a", 20_000), now(20_000));
+        for late in [9_000, 15_000, 20_000] {
+            assert!(known.hear(seen(1, "a", late), now(30_000)));
+            assert!(known.term.is_live(now(34_999)) && !known.term.is_live(now(35_000)), "{late}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_slow_ends_nothing() {
+        let mut known = Known::first(seen(1, "a", 0), now(0));
+        // It is told of long after the question; what it says is as of then.
+        known.again(seen(1, "a", 14_000), now(14_500));
+        assert!(matches!(known.sighting(&name()), Ok(Sighting::Held { lapsed: false, .. })));
+        assert!(!lapsed(&mut known, 29_499) && lapsed(&mut known, 29_500));
     }
 }

@@ -380,6 +380,49 @@ fn parse(given: &RouteSettings) -> Result<(PathTemplate, ObjectTemplate), (&'sta
     Ok((path, object))
 }
 
+impl Route {
+    /// Whether it and another route could give one object leases of two kinds. (Where only one of them has a Kubernetes
+    /// Lease, or an outside lock service, for some of the other's objects, each change is an advance like any other.)
+    fn has_other_leases(&self, other: &Self) -> bool {
+        let is_same = self.object.in_terms_of(&self.object) == other.object.in_terms_of(&other.object);
+        match (&self.kubernetes, &other.kubernetes) {
+            (Some(own), Some(others)) => {
+                own.check_holder != others.check_holder && is_same
+                    || self.object.meets(&other.object) && !self.has_lease_of(own, other, others)
+            }
+            (None, _) | (_, None) => is_same && self.source != other.source,
+        }
+    }
+
+    /// Whether none of these paths gets to a route, since all of them are this one's first.
+    fn takes_all_of(&self, path: &PathTemplate, route: &Self) -> bool {
+        self.path.literal_prefix() > route.path.literal_prefix() && self.path.covers(path)
+    }
+
+    /// Whether every object that both can make has one Lease, by either.
+    fn has_lease_of(&self, own: &Kubernetes, other: &Self, others: &Kubernetes) -> bool {
+        let templates = |route: &Self, lease: &Kubernetes| {
+            [&lease.namespace, &lease.name].map(|template| template.in_terms_of(&route.object))
+        };
+        let (here, there) = (templates(self, own), templates(other, others));
+        if here == there && here.iter().all(|template| template.literal().is_some()) {
+            return true;
+        }
+        if let Some(id) = self.object.literal().or_else(|| other.object.literal()) {
+            // Where there is no one way to make it, it is not made by both, or told as another fault.
+            let (Some(mine), Some(theirs)) = (self.object.captures_of(&id), other.object.captures_of(&id)) else {
+                return true;
+            };
+            let lease =
+                |lease: &Kubernetes, captures: &[Cow<'_, str>]| lease.lease(&captures.iter().collect::<Vec<_>>());
+            return lease(own, &mine) == lease(others, &theirs)
+                || self.takes_all_of(&other.path.filled(&theirs), other)
+                || other.takes_all_of(&self.path.filled(&mine), self);
+        }
+        here == there && self.object.in_terms_of(&self.object) == other.object.in_terms_of(&other.object)
+    }
+}
+
 /// Two routes that could take the same path, with nothing but their order to choose by, must not
 /// differ in what they would do with it.
 fn disagreements(routes: &[Route]) -> Vec<Fault> {
@@ -396,8 +439,9 @@ fn disagreements(routes: &[Route]) -> Vec<Fault> {
                 );
                 faults.push(Fault::new(format!("route[{place}].journal"), what));
             }
-            if route.object == other.object && (route.source != other.source || route.kubernetes != other.kubernetes) {
-                let what = format!("route {:?} has the same object, and its leases come from elsewhere", other.name);
+            if route.has_other_leases(other) {
+                let what =
+                    format!("route {:?} can have the same object, and its leases come from elsewhere", other.name);
                 faults.push(Fault::new(format!("route[{place}].lease_source"), what));
             }
             if tie && !agree {

@@ -1,6 +1,6 @@
 //! Templates: `/data/{domain}/{rest...}` for paths, `/data/{domain}/` for object ids.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::HashSet};
 
 use smallvec::SmallVec;
 use thiserror::Error;
@@ -139,6 +139,36 @@ impl PathTemplate {
             })
     }
 
+    /// The same with these captures, by their places, in place of its own; those that are empty stay.
+    #[must_use]
+    pub fn filled(&self, captures: &[Cow<'_, str>]) -> Self {
+        let mut given = captures.iter();
+        let fill = |segment: &Segment| match segment {
+            Segment::Literal(_) => segment.clone(),
+            Segment::Capture => match given.next() {
+                Some(text) if !text.is_empty() => Segment::Literal(text.to_string()),
+                Some(_) | None => Segment::Capture,
+            },
+        };
+        Self { segments: self.segments.iter().map(fill).collect(), ..self.clone() }
+    }
+
+    /// Whether every path that fits `other` fits this one, too.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        let lengths = match (&self.rest, &other.rest) {
+            (None, None) => self.segments.len() == other.segments.len(),
+            (Some(_), _) => self.segments.len() <= other.segments.len(),
+            (None, Some(_)) => false,
+        };
+        lengths
+            && self.segments.iter().zip(&other.segments).all(|pair| match pair {
+                (Segment::Capture, _) => true,
+                (Segment::Literal(one), Segment::Literal(two)) => one == two,
+                (Segment::Literal(_), Segment::Capture) => false,
+            })
+    }
+
     /// Whether some path fits both.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
@@ -160,6 +190,13 @@ impl PathTemplate {
 enum Piece {
     Literal(String),
     Capture(usize),
+}
+
+/// A letter of an id, or what stands for one or more that are no slash.
+#[derive(Clone, Copy)]
+enum Letter {
+    Fixed(char),
+    Any,
 }
 
 /// An object id's template.
@@ -222,6 +259,68 @@ impl ObjectTemplate {
             }
         }
         fits(&self.pieces, id)
+    }
+
+    /// The same with its captures numbered as they first appear in `object`: templates of two paths can be compared then.
+    #[must_use]
+    pub fn in_terms_of(&self, object: &Self) -> Self {
+        let mut order = vec![];
+        for place in object.captures() {
+            if !order.contains(&place) {
+                order.push(place);
+            }
+        }
+        let number = |piece: &Piece| match piece {
+            Piece::Literal(text) => Piece::Literal(text.clone()),
+            // One that the object does not have keeps away from those that it has.
+            Piece::Capture(place) => {
+                Piece::Capture(order.iter().position(|each| each == place).unwrap_or(order.len() + place))
+            }
+        };
+        Self { pieces: self.pieces.iter().map(number).collect() }
+    }
+
+    /// The one id that it makes, if it has no captures.
+    #[must_use]
+    pub fn literal(&self) -> Option<Cow<'_, str>> {
+        self.captures().next().is_none().then(|| self.fill(&[]))
+    }
+
+    /// Whether some id can be made by both: none is missed, but where one uses a capture twice, some may be told that
+    /// cannot.
+    #[must_use]
+    pub fn meets(&self, other: &Self) -> bool {
+        let (one, two) = (self.letters(), other.letters());
+        let (mut reached, mut seen) = (vec![(0, 0)], HashSet::from([(0, 0)]));
+        while let Some((at, beside)) = reached.pop() {
+            let (here, there) = (one.get(at), two.get(beside));
+            let (Some(here), Some(there)) = (here, there) else {
+                if here.is_none() && there.is_none() {
+                    return true;
+                }
+                continue;
+            };
+            // What a capture takes may go on in it, or end there.
+            let steps: &[(usize, usize)] = match (here, there) {
+                (Letter::Fixed(one), Letter::Fixed(two)) if one == two => &[(1, 1)],
+                (Letter::Fixed(_), Letter::Fixed(_)) => &[],
+                (Letter::Fixed('/'), Letter::Any) | (Letter::Any, Letter::Fixed('/')) => &[],
+                (Letter::Fixed(_), Letter::Any) => &[(1, 0), (1, 1)],
+                (Letter::Any, Letter::Fixed(_)) => &[(0, 1), (1, 1)],
+                (Letter::Any, Letter::Any) => &[(0, 1), (1, 0), (1, 1)],
+            };
+            let next = steps.iter().map(|(far, wide)| (at + far, beside + wide));
+            reached.extend(next.filter(|place| seen.insert(*place)));
+        }
+        false
+    }
+
+    fn letters(&self) -> Vec<Letter> {
+        let letters = |piece: &Piece| match piece {
+            Piece::Literal(text) => text.chars().map(Letter::Fixed).collect(),
+            Piece::Capture(_) => vec![Letter::Any],
+        };
+        self.pieces.iter().flat_map(letters).collect()
     }
 
     /// The captures that it uses, by their places in the path.
@@ -323,6 +422,52 @@ mod tests {
         assert_eq!(object("/{a}/x/{b}", "{b}-{a}", "/1/x/2").as_deref(), Some("2-1"));
         assert_eq!(object("/{a}/x/{b}", "{b}-{a}", "/1/x/2/3"), None);
         assert_eq!(object("/{a}/x/{b}", "one", "/1/x/2").as_deref(), Some("one"));
+    }
+
+    #[test]
+    fn a_path_covers_what_fits_it() {
+        let path = |text: &str| PathTemplate::parse(text).unwrap();
+        for (one, two, covers) in [
+            ("/users/{rest...}", "/users/{rest...}", true),
+            ("/users/{rest...}", "/users/1", true),
+            ("/users/{rest...}", "/users/1/{rest...}", true),
+            ("/users/{id}", "/users/{rest...}", false),
+            ("/users/{id}", "/users/1", true),
+            ("/users/{id}", "/users/1/2", false),
+            ("/users/{rest...}", "/{object}/{rest...}", false),
+            ("/{object}/{rest...}", "/users/{rest...}", true),
+        ] {
+            assert_eq!(path(one).covers(&path(two)), covers, "{one} and {two}");
+        }
+        let filled = path("/{a}/x/{b}/{rest...}").filled(&[Cow::Borrowed("1"), Cow::Borrowed("")]);
+        assert!(filled.covers(&path("/1/x/9/y")) && !filled.covers(&path("/2/x/9/y")));
+    }
+
+    #[test]
+    fn templates_that_can_make_one_id_meet() {
+        let path = PathTemplate::parse("/{a}/{b}/{c}").unwrap();
+        let template = |text: &str| ObjectTemplate::parse(text, &path).unwrap();
+        for (one, two, meet) in [
+            ("{a}", "{b}", true),
+            ("{a}", "users", true),
+            ("users", "users", true),
+            ("users", "user", false),
+            ("{a}", "x/{b}", false),
+            ("x/{a}", "x/{b}", true),
+            ("x/{a}", "y/{b}", false),
+            ("{a}/x", "{b}/{c}", true),
+            ("{a}/x", "{b}/y-{c}", false),
+            ("a-{a}", "{b}-z", true),
+            ("a-{a}", "b-{b}", false),
+            ("{a}b", "ab{c}", true),
+            ("ab", "ab{c}", false),
+            ("{a}{b}", "x", false),
+            ("{a}{b}", "xy", true),
+            ("/data/{a}/", "/data/{b}/{c}", false),
+        ] {
+            assert_eq!(template(one).meets(&template(two)), meet, "{one} and {two}");
+            assert_eq!(template(two).meets(&template(one)), meet, "{two} and {one}");
+        }
     }
 
     #[test]

@@ -51,6 +51,8 @@ pub struct Terms {
     pub is_audit: bool,
     /// Where the record is likely to be: that of the client's last write.
     pub near: Option<Place>,
+    /// The generation of the plan that it goes by.
+    pub plan: u64,
 }
 
 /// Judges a write by what is in memory. `now`: the time to judge by.
@@ -118,7 +120,7 @@ async fn decide(
     worker: &Worker,
     mut target: Target<'_>,
     others: Vec<Target<'_>>,
-    (bound, is_patient): (Ttl, bool),
+    Terms { bound, is_audit, plan, .. }: Terms,
 ) -> Result<InFlight, Refused> {
     let gate = &worker.plane.gate;
     let mut has_asked = false;
@@ -146,7 +148,8 @@ async fn decide(
             }
             Denial::Unseen(_) | Denial::Lapsed(_) => {
                 has_asked = true;
-                elect::ask(worker, &object, &mut target, is_patient).await.map_err(|why| Refused { object, why })?;
+                let asked = elect::ask(worker, &object, &mut target, (!is_audit, plan)).await;
+                asked.map_err(|why| Refused { object, why })?;
             }
         }
     }
@@ -160,22 +163,27 @@ async fn follow(worker: &Worker, object: ObjectId, number: Number) -> Result<(),
         Some(_place) => worker.plane.gate.ledger.follow(object.clone(), number).await,
         None => Err(ledger::Refused::Overloaded),
     };
-    let why = match moved {
-        Ok(_) => return Ok(()),
-        Err(ledger::Refused::Lease { why, .. }) => match why {
-            LeaseRefusal::Ahead { fence, .. } => Refusal::Jump { seq, fence, max_jump: number.terms.max_jump },
-            LeaseRefusal::Locked { fence } => Refusal::Locked { fence },
-            LeaseRefusal::ClockUntrusted => Refusal::Unusable(Unusable::Clock),
-            LeaseRefusal::Expired { ended } => Refusal::Ended { seq, holder: external::holder(), ended },
-            LeaseRefusal::Fenced { fence } => Refusal::Stale { seq, fence, successor: None, certified: None },
-            LeaseRefusal::TokenMismatch => Refusal::WrongSecret { seq },
-            _ => Refusal::Busy { stops: false },
-        },
-        Err(ledger::Refused::Overloaded) => Refusal::Busy { stops: false },
-        Err(ledger::Refused::Stopping) => Refusal::Busy { stops: true },
-        Err(_) => Refusal::Unusable(Unusable::Table),
+    let of_number = |why| match why {
+        LeaseRefusal::Ahead { fence, .. } => Some(Refusal::Jump { seq, fence, max_jump: number.terms.max_jump }),
+        LeaseRefusal::Expired { ended } => Some(Refusal::Ended { seq, holder: external::holder(), ended }),
+        LeaseRefusal::Fenced { fence } => Some(Refusal::Stale { seq, fence, successor: None, certified: None }),
+        LeaseRefusal::TokenMismatch => Some(Refusal::WrongSecret { seq }),
+        _ => None,
     };
-    Err(Refused { object, why })
+    moved.map(drop).map_err(|refused| Refused { object, why: not_moved(refused, of_number) })
+}
+
+/// What is told to a write for which the ledger has not moved the fence. `of_source`: what its own source of leases
+/// makes of it.
+pub(super) fn not_moved(refused: ledger::Refused, of_source: impl FnOnce(LeaseRefusal) -> Option<Refusal>) -> Refusal {
+    match refused {
+        ledger::Refused::Lease { why: LeaseRefusal::Locked { fence }, .. } => Refusal::Locked { fence },
+        ledger::Refused::Lease { why: LeaseRefusal::ClockUntrusted, .. } => Refusal::Unusable(Unusable::Clock),
+        ledger::Refused::Lease { why, .. } => of_source(why).unwrap_or(Refusal::Busy { stops: false }),
+        ledger::Refused::Overloaded => Refusal::Busy { stops: false },
+        ledger::Refused::Stopping => Refusal::Busy { stops: true },
+        _ => Refusal::Unusable(Unusable::Table),
+    }
 }
 
 fn unusable(object: ObjectId) -> Refused {
@@ -194,14 +202,14 @@ pub async fn decide_in_time(
     worker: &Worker,
     target: Target<'_>,
     others: Vec<Target<'_>>,
-    Terms { bound, patience_ms, is_audit, .. }: Terms,
+    terms: Terms,
 ) -> Result<InFlight, Refused> {
-    if patience_ms == 0 {
-        return decide(worker, target, others, (bound, !is_audit)).await;
+    if terms.patience_ms == 0 {
+        return decide(worker, target, others, terms).await;
     }
     let is_draining =
         |judged: &Result<InFlight, Refused>| matches!(judged, Err(Refused { why: Refusal::Draining { .. }, .. }));
-    let judge = || decide(worker, target.clone(), others.clone(), (bound, !is_audit));
+    let judge = || decide(worker, target.clone(), others.clone(), terms);
     let first = judge().await;
     if is_draining(&first)
         && let Some(_place) = Waiting::take(&worker.plane)
@@ -215,7 +223,7 @@ pub async fn decide_in_time(
                 }
             }
         };
-        return tokio::time::timeout(Duration::from_millis(patience_ms), opened).await.unwrap_or(first);
+        return tokio::time::timeout(Duration::from_millis(terms.patience_ms), opened).await.unwrap_or(first);
     }
     first
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{
     Worker,
     classify::{Brought, Target},
-    decide::Waiting,
+    decide::{self, Waiting},
     reply::Refused,
 };
 use crate::{
@@ -16,17 +16,18 @@ use crate::{
         elected::Claimant,
         election::Election,
         step::LeaseRefusal,
-        verdict::{self, Presented, Successor, Unusable, View},
+        verdict::{self, Presented, Successor, View},
     },
     kubernetes::{
         api::Away,
         elections::{Told, Unknown},
     },
     problem::Problem,
-    table::ledger::{self, Moved},
+    table::ledger::Moved,
 };
 
-/// Asks, and notes on the write what is known of its term now. `patient`: it is not forwarded without an answer.
+/// Asks, and notes on the write what is known of its term now. `patient`: it is not forwarded without an answer. `plan`:
+/// the generation of the plan that it goes by.
 ///
 /// # Errors
 /// With the refusal that the write gets, where that can be said.
@@ -34,12 +35,12 @@ pub(super) async fn ask(
     worker: &Worker,
     object: &ObjectId,
     target: &mut Target<'_>,
-    patient: bool,
+    (patient, plan): (bool, u64),
 ) -> Result<(), Refusal> {
     let Brought::Read(Presented::Claimant(claimant)) = &mut target.brought else { return Ok(()) };
     let Some(_place) = Waiting::take(&worker.plane) else { return Err(Refusal::Busy { stops: false }) };
     let gate = &worker.plane.gate;
-    let asked = gate.elections.ask(object, claimant);
+    let asked = gate.elections.ask(object, claimant, plan);
     let told = if patient {
         asked.await
     } else {
@@ -54,7 +55,7 @@ pub(super) async fn ask(
 const IMPATIENCE: Duration = Duration::from_millis(250);
 
 fn late() -> Unknown {
-    Unknown::Away(Away::Unreachable("no answer yet".to_owned()))
+    Unknown::Away(Away::late(IMPATIENCE))
 }
 
 /// Notes on the write that it is of the present term, if it is: the object as that has left it.
@@ -83,19 +84,14 @@ fn take_in(gate: &Gate, object: &ObjectId, claimant: &mut Claimant, told: Told) 
 
 /// What is told to a write of which nothing can be said.
 fn refusal(gate: &Gate, object: &ObjectId, election: Election, unknown: Unknown) -> Refusal {
-    let fence = fence(gate, object);
+    let of_term = |why| match why {
+        // The API server itself has gone back to a term that is over.
+        LeaseRefusal::Fenced { fence } => Some(Refusal::Deposed { election, fence, successor: None }),
+        _ => None,
+    };
     match unknown {
-        Unknown::Away(_) => Refusal::Unheard { fence },
-        Unknown::Ledger(ledger::Refused::Lease { why, .. }) => match why {
-            LeaseRefusal::Locked { fence } => Refusal::Locked { fence },
-            LeaseRefusal::ClockUntrusted => Refusal::Unusable(Unusable::Clock),
-            // The API server itself has gone back to a term that is over.
-            LeaseRefusal::Fenced { fence } => Refusal::Deposed { election, fence, successor: None },
-            _ => Refusal::Busy { stops: false },
-        },
-        Unknown::Ledger(ledger::Refused::Overloaded) => Refusal::Busy { stops: false },
-        Unknown::Ledger(ledger::Refused::Stopping) => Refusal::Busy { stops: true },
-        Unknown::Ledger(_) => Refusal::Unusable(Unusable::Table),
+        Unknown::Away(_) => Refusal::Unheard { fence: fence(gate, object) },
+        Unknown::Ledger(refused) => decide::not_moved(refused, of_term),
     }
 }
 
@@ -121,11 +117,17 @@ fn fence(gate: &Gate, object: &ObjectId) -> Fence {
 }
 
 /// Brings an object up to a term of leadership that somebody has come to, and waits a while for older writes.
+/// `generation`: of the routes by which its Lease governs the object.
 ///
 /// # Errors
 /// With why a write by it would be refused.
-pub async fn advance(gate: &Gate, object: &ObjectId, mut claimant: Claimant) -> Result<Moved, Problem> {
-    let told = gate.elections.ask(object, &claimant).await;
+pub async fn advance(
+    gate: &Gate,
+    object: &ObjectId,
+    mut claimant: Claimant,
+    generation: u64,
+) -> Result<Moved, Problem> {
+    let told = gate.elections.ask(object, &claimant, generation).await;
     let told = told.map_err(|unknown| refusal(gate, object, claimant.election, unknown));
     let moved = told.and_then(|told| take_in(gate, object, &mut claimant, told));
     let moved = moved.and_then(|moved| {

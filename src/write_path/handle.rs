@@ -226,6 +226,7 @@ fn look(
         commits: lane.is_some(),
         is_audit: route.mode == Mode::Audit,
         near: client.last_place.get(),
+        plan: outfit.plan.generation,
     };
     let may_go = match decide_at_once(worker, target, others, terms, now) {
         Decided::Yes(in_flight) => {

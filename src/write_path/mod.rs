@@ -109,11 +109,11 @@ impl Plane {
         }))
     }
 
-    /// Goes by other settings from the next request on.
+    /// Goes by other settings from the next request on: the generation of their plan.
     ///
     /// # Errors
     /// With what is wrong with them; the old ones stay.
-    pub async fn reload(&self, settings: &Settings) -> Result<(), Faults> {
+    pub async fn reload(&self, settings: &Settings) -> Result<u64, Faults> {
         let before = self.plan.load_full();
         let plan = Arc::new(Plan::new(settings, Before::Plan(&before), self.gate.now().boot, &self.gate.metrics)?);
         let terms = plan.routes.terms;
@@ -130,7 +130,7 @@ impl Plane {
         self.generation.store(generation, Ordering::Release);
         // If nobody hears of it, the table goes on saying that both may be in use.
         let _ = self.gate.ledger.adopt(terms).await;
-        Ok(())
+        Ok(generation)
     }
 
     /// Whether another connection may be made.

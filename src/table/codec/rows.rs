@@ -10,7 +10,7 @@ use crate::fence::{
     BootMs, Certified, Ended, Fence, How, Incarnation, Lease, LeaseId, LeaseRow, LeaseSeq, ObjectId, Record, RequestId,
     State, TableKey, Ttl, WallMs,
     authority::FenceProof,
-    elected::Elected,
+    elected::{Elected, Floor},
     election::{Election, LeaseName, Uid},
     lease::Start,
     record::{AdvanceId, Numbers},
@@ -186,15 +186,16 @@ const IS_EXTERNAL: u8 = 0x20;
 const IS_ELECTED: u8 = 0x10;
 
 fn write_elected(row: Writer, elected: Option<&Elected>) -> Writer {
-    let Some(Elected { lease, election, seq, holder, incarnation, confirmed, retired }) = elected else { return row };
+    let Some(Elected { lease, election, seq, holder, incarnation, confirmed, floors }) = elected else { return row };
     let row = row.text(&lease.namespace).text(&lease.name).u8((*confirmed).into());
     let row = row.bytes(&election.uid.0.to_be_bytes()).u32(election.transitions).u64(seq.get()).u32(incarnation.get());
     let row = match holder {
         None => row.u8(0),
         Some(holder) => row.u8(1).text(holder.as_str()),
     };
-    let count = u32::try_from(retired.len()).expect("so many are never kept");
-    retired.iter().fold(row.u32(count), |row, uid| row.bytes(&uid.0.to_be_bytes()))
+    let count = u32::try_from(floors.len()).expect("so many are never kept");
+    let write = |row: Writer, floor: &Floor| row.bytes(&floor.uid.0.to_be_bytes()).u32(floor.first);
+    floors.iter().fold(row.u32(count), write)
 }
 
 fn read_elected(reader: &mut Reader<'_>, flags: u8) -> Result<Option<Arc<Elected>>, CodecFault> {
@@ -208,8 +209,9 @@ fn read_elected(reader: &mut Reader<'_>, flags: u8) -> Result<Option<Arc<Elected
     let (seq, incarnation) = (reader.seq()?, Incarnation::new(reader.u32()?));
     let holder = if reader.flag()? { Some(reader.holder()?) } else { None };
     let count = reader.u32()?;
-    let retired = (0..count).map(|_| uid(reader)).collect::<Result<_, CodecFault>>()?;
-    Ok(Some(Arc::new(Elected { lease, election, seq, holder, incarnation, confirmed, retired })))
+    let floor = |_| Ok(Floor { uid: uid(reader)?, first: reader.u32()? });
+    let floors = (0..count).map(floor).collect::<Result<_, CodecFault>>()?;
+    Ok(Some(Arc::new(Elected { lease, election, seq, holder, incarnation, confirmed, floors })))
 }
 
 fn write_signed_part(mut row: Writer, start: Option<Start>, certified: Option<&Certified>) -> Writer {

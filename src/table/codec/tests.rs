@@ -10,7 +10,7 @@ use crate::fence::{
     authority::FenceProof, lease::Start, record::AdvanceId, time::Frame,
 };
 use crate::fence::{
-    elected::Elected,
+    elected::{Elected, Floor},
     election::{Election, LeaseName, Uid},
     idempotency::{Answer, Entry, Response},
     record::Numbers,
@@ -127,17 +127,18 @@ fn migration() -> impl Strategy<Value = MigrationRow> {
 }
 
 fn elected() -> impl Strategy<Value = Elected> {
-    let uids = proptest::collection::vec(any::<u128>().prop_map(Uid), 0..4);
+    let floor = (any::<u128>(), any::<u32>()).prop_map(|(uid, first)| Floor { uid: Uid(uid), first });
+    let floors = proptest::collection::vec(floor, 0..4);
     let lease = ("[a-z]{1,9}", "[a-z.]{1,9}", any::<bool>());
-    (any::<u128>(), any::<u32>(), seq(), option::of(holder_id()), any::<u32>(), uids, lease).prop_map(
-        |(uid, transitions, seq, holder, incarnation, retired, (namespace, name, confirmed))| Elected {
+    (any::<u128>(), any::<u32>(), seq(), option::of(holder_id()), any::<u32>(), floors, lease).prop_map(
+        |(uid, transitions, seq, holder, incarnation, floors, (namespace, name, confirmed))| Elected {
             lease: Arc::new(LeaseName { namespace, name }),
             confirmed,
             election: Election { uid: Uid(uid), transitions },
             seq,
             holder,
             incarnation: Incarnation::new(incarnation),
-            retired,
+            floors,
         },
     )
 }

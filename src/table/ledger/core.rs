@@ -272,7 +272,9 @@ impl Core {
                 let confirmed = self.confirm(round, &object, Event::Confirm { lowest });
                 answer(round, reply, confirmed);
             }
-            Command::Sight { object, sighting, reply } => self.sight(round, &object, sighting, reply),
+            Command::Sight { object, sighting, begins, reply } => {
+                self.sight(round, &object, (sighting, begins), reply);
+            }
             Command::SightAll { objects, sighting } => self.sight_all(round, &objects, &sighting),
             Command::ConfirmTerm { object, lease, election, reply } => {
                 let confirmed = self.confirm(round, &object, Event::ConfirmTerm { lease, election });

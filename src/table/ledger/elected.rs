@@ -12,14 +12,20 @@ use super::{
 use crate::fence::{Event, ObjectId, elected::Sighting};
 
 impl Core {
-    pub(super) fn sight(&mut self, round: &mut Round, object: &ObjectId, sighting: Sighting, reply: Reply<Moved>) {
-        let changed = self.take_in(round, object, sighting);
+    pub(super) fn sight(
+        &mut self,
+        round: &mut Round,
+        object: &ObjectId,
+        (sighting, begins): (Sighting, bool),
+        reply: Reply<Moved>,
+    ) {
+        let changed = self.take_in(round, object, sighting, begins);
         self.answer_move(round, object, changed, reply);
     }
 
     pub(super) fn sight_all(&mut self, round: &mut Round, objects: &[ObjectId], sighting: &Sighting) {
         for object in objects {
-            match self.take_in(round, object, sighting.clone()) {
+            match self.take_in(round, object, sighting.clone(), false) {
                 Ok(Changed::Draining(drains)) => {
                     self.keep_advance(drains, Asked::Nobody);
                     self.look_at_advances_of(round, object);
@@ -32,9 +38,15 @@ impl Core {
         }
     }
 
-    fn take_in(&mut self, round: &mut Round, object: &ObjectId, sighting: Sighting) -> Result<Changed, super::Refused> {
+    fn take_in(
+        &mut self,
+        round: &mut Round,
+        object: &ObjectId,
+        sighting: Sighting,
+        begins: bool,
+    ) -> Result<Changed, super::Refused> {
         self.resume_drain(round, object);
         let lease_id = self.new_lease_id();
-        self.change(round, object, Event::Sight { sighting, lease_id })
+        self.change(round, object, Event::Sight { sighting, begins, lease_id })
     }
 }

@@ -376,6 +376,29 @@ fn an_object_has_one_lease_or_the_settings_are_refused() {
             "{name:?} of {object:?}"
         );
     }
+    // Two routes to the same object, by whatever path and capture.
+    for (first, second, is_fine) in [
+        (("/data/{d}/{rest...}", "{d}", "a-{d}"), ("/bulk/{job}/{d}/{rest...}", "{d}", "b-{d}"), false),
+        (("/data/{d}/{rest...}", "{d}", "a-{d}"), ("/bulk/{job}/{d}/{rest...}", "{d}", "a-{d}"), true),
+        (("/data/{d}/{rest...}", "{d}", "a-{d}"), ("/bulk/{job}/{d}/{rest...}", "{d}", "a-{job}"), false),
+        (("/data/{d}/{rest...}", "{d}", "a-{d}"), ("/users/{rest...}", "users", "a-users"), true),
+        (("/data/{d}/{rest...}", "{d}", "a-{d}"), ("/users/{rest...}", "users", "users"), false),
+        (("/data/{d}/{rest...}", "{d}", "a-{d}"), ("/users/{rest...}", "x/users", "users"), true),
+        (("/{d}/{rest...}", "{d}", "a-{d}"), ("/users/{rest...}", "users", "users"), true),
+        (("/{d}/{rest...}", "{d}", "a-{d}"), ("/users/{id}", "users", "users"), false),
+        (("/data/{d}/{rest...}", "d-{d}", "all"), ("/bulk/{job}/{rest...}", "{job}-b", "all"), true),
+        (("/data/{d}/{rest...}", "d-{d}", "all"), ("/bulk/{job}/{rest...}", "{job}-b", "others"), false),
+        (("/data/{d}/{rest...}", "d-{d}", "a-{d}"), ("/bulk/{job}/{rest...}", "{job}-b", "a-{job}"), false),
+    ] {
+        let found = faults(&|settings| {
+            settings.route.push(super::world::route());
+            for (route, (path, object, name)) in settings.route.iter_mut().zip([first, second]) {
+                (route.path, route.object) = (path.to_owned(), object.to_owned());
+                (route.name, route.kubernetes.name) = (object.to_owned() + path, name.to_owned());
+            }
+        });
+        assert_eq!(found.is_empty(), is_fine, "{first:?} and {second:?}: {found:?}");
+    }
     assert_eq!(
         faults(&|settings| settings.route[0].kubernetes.namespace = "{object}".to_owned()),
         ["route[0].kubernetes.namespace"]

@@ -1,0 +1,409 @@
+//! The way to the ledger: a call for each thing that it can be asked.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use tokio::sync::oneshot;
+
+use super::{
+    Core,
+    command::{Answer, Certificate, Command, Deed, Granted, JournalLines, Moved, Progress, Refused, Reply, Wanted},
+    keyed::{Attempt, Begun},
+    work,
+};
+use crate::{
+    clock::Clock,
+    fence::{
+        FenceToken, HolderId, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, Ttl,
+        authority::SignedGrant,
+        elected::Sighting,
+        election::{Election, LeaseName},
+        external::Number,
+        idempotency::{Entry, Scope},
+    },
+    table::{
+        codec::Terms,
+        sync::{
+            mpsc::{SyncSender, TrySendError, sync_channel},
+            thread::{self, JoinHandle},
+        },
+    },
+};
+
+/// Calls that may wait for a round; more are turned away.
+const QUEUE: usize = 8_192;
+
+/// The way to the ledger. Clone it freely.
+#[derive(Clone)]
+pub struct Ledger {
+    queue: Arc<SyncSender<Command>>,
+    thread: Arc<Mutex<Option<JoinHandle<()>>>>,
+}
+
+impl Ledger {
+    /// Starts the ledger on a thread of its own.
+    ///
+    /// # Panics
+    /// Where the system has no thread to give.
+    #[must_use]
+    pub fn start(core: Core, clock: &Clock) -> Self {
+        let (queue, calls) = sync_channel(QUEUE);
+        let queue = Arc::new(queue);
+        let wake = |queue: &Weak<SyncSender<Command>>| {
+            // A full queue wakes the ledger anyway, and one that is gone needs no waking.
+            let _ = queue.upgrade().map(|queue| queue.try_send(Command::Tick));
+        };
+        let (by_clock, by_writes) = (Arc::downgrade(&queue), Arc::downgrade(&queue));
+        clock.on_change(move || wake(&by_clock));
+        core.records().stripes.on_drained(move || wake(&by_writes));
+        let clock = clock.clone();
+        let thread = thread::Builder::new()
+            .name("ledger".to_owned())
+            .spawn(move || work(core, &calls, &clock))
+            .expect("a thread for the ledger");
+        Self { queue, thread: Arc::new(Mutex::new(Some(thread))) }
+    }
+
+    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+        let (reply, answer) = oneshot::channel();
+        self.send(command(reply))?;
+        answer.await.unwrap_or(Err(Refused::Stopping))
+    }
+
+    /// Grants leases, all or none. Dropping the future takes the call back, and a lease that was
+    /// granted meanwhile with it (unless the call has a `request_id` to ask for it again).
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn acquire(&self, wanted: Wanted) -> Result<Vec<Granted>, Refused> {
+        let gives_back = wanted.request.is_none();
+        let command = |reply| Command::Acquire { wanted, reply };
+        self.call_for_leases(command, gives_back).await
+    }
+
+    async fn call_for_leases<T: Leases>(
+        &self,
+        command: impl FnOnce(Reply<T>) -> Command,
+        gives_back: bool,
+    ) -> Result<T, Refused> {
+        let (reply, answer) = oneshot::channel();
+        let mut pending = Pending { answer, ledger: self, gives_back };
+        self.send(command(reply))?;
+        (&mut pending.answer).await.unwrap_or(Err(Refused::Stopping))
+    }
+
+    /// Renews a lease, or rotates it. Dropping the future takes a rotated lease back.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn renew(
+        &self,
+        lease_id: LeaseId,
+        holder: HolderId,
+        token: FenceToken,
+        ttl: Ttl,
+        rotate: bool,
+    ) -> Result<Granted, Refused> {
+        let command = |reply| Command::Renew { lease_id, holder, token, ttl, rotate, reply };
+        self.call_for_leases(command, rotate).await
+    }
+
+    /// Releases a lease. The record is the object's, as the release left it.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn release(
+        &self,
+        lease_id: LeaseId,
+        holder: Option<HolderId>,
+        token: FenceToken,
+    ) -> Result<Record, Refused> {
+        self.call(|reply| Command::Release { lease_id, holder, token, reply }).await
+    }
+
+    /// Makes the end of leases past their deadline durable. Those that live on are left alone.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Refused> {
+        self.call(|reply| Command::End { leases, reply }).await
+    }
+
+    /// Gives back leases that were granted to a caller who was gone by then. Those that were used
+    /// since are left alone.
+    ///
+    /// # Errors
+    /// Where the table is not usable: they then run out by themselves.
+    pub async fn withdraw(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Refused> {
+        self.call(|reply| Command::Withdraw { leases, reply }).await
+    }
+
+    /// Moves an object's fence past whoever holds it. The record is as the revocation left it. `force`:
+    /// do not wait for writes that are on their way; the next lease is tainted. `is_external`: its lock is kept
+    /// elsewhere.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn revoke(
+        &self,
+        object: ObjectId,
+        reason: String,
+        force: bool,
+        is_external: bool,
+    ) -> Result<Moved, Refused> {
+        self.call(|reply| Command::Revoke { object, reason, force, is_external, reply }).await
+    }
+
+    /// Moves an object's fence past the lease that a certificate names, and waits a while for its last writes:
+    /// the record says whether they are done.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn certify(
+        &self,
+        certificate: Certificate,
+        max_jump: u64,
+        migration: Option<Progress>,
+    ) -> Result<Moved, Refused> {
+        let (certificate, migration) = (Box::new(certificate), migration.map(Box::new));
+        self.call(|reply| Command::Certify { certificate, max_jump, migration, reply }).await
+    }
+
+    /// Gives an object to whom an issuer says.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn grant(
+        &self,
+        domain: ObjectId,
+        signed: SignedGrant,
+        migration: Option<Progress>,
+    ) -> Result<Granted, Refused> {
+        let (signed, migration) = (Box::new(signed), migration.map(Box::new));
+        self.call(|reply| Command::Grant { domain, signed, migration, reply }).await
+    }
+
+    /// Takes in what the API server says of the Kubernetes Lease of an object. It is behind all that was sent before
+    /// when this returns; the answer comes once it is durable, and a while may be waited for the last writes of an
+    /// earlier term. `begins`: somebody has come with its present term; else an object that knows of none stays so.
+    ///
+    /// # Errors
+    /// Where the ledger cannot take it.
+    pub fn sight(&self, object: ObjectId, sighting: Sighting, begins: bool) -> Result<Answer<Moved>, Refused> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Sight { object, sighting, begins, reply }).map(|()| answer)
+    }
+
+    /// The same of many objects, for nobody who waits.
+    ///
+    /// # Errors
+    /// Where the ledger cannot take it.
+    pub fn sight_all(&self, objects: Vec<ObjectId>, sighting: Sighting) -> Result<(), Refused> {
+        self.send(Command::SightAll { objects, sighting })
+    }
+
+    /// An operator says which term of its Kubernetes Lease is the earliest that may still write an object.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn confirm_term(
+        &self,
+        object: ObjectId,
+        lease: Arc<LeaseName>,
+        election: Election,
+    ) -> Result<Moved, Refused> {
+        self.call(|reply| Command::ConfirmTerm { object, lease, election, reply }).await
+    }
+
+    fn send(&self, command: Command) -> Result<(), Refused> {
+        self.queue.try_send(command).map_err(|failed| match failed {
+            TrySendError::Full(_) => Refused::Overloaded,
+            TrySendError::Disconnected(_) => Refused::Stopping,
+        })
+    }
+
+    /// Moves an object's fence to an outside lock service's number, unless it is there, and waits a while for the
+    /// last writes of lower ones: the record says whether they are done, or whether a higher one has overtaken.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn follow(&self, object: ObjectId, number: Number) -> Result<Moved, Refused> {
+        self.call(|reply| Command::Follow { object, number, reply }).await
+    }
+
+    /// Opens a locked object to outside numbers from `lowest` on.
+    ///
+    /// # Errors
+    /// With why not.
+    pub async fn confirm(&self, object: ObjectId, lowest: LeaseSeq) -> Result<Moved, Refused> {
+        self.call(|reply| Command::Confirm { object, lowest, reply }).await
+    }
+
+    /// Writes down how far a migration is.
+    ///
+    /// # Errors
+    /// Where it is not where it was thought to be, or the table is not usable.
+    pub async fn migrate(&self, progress: Progress, deed: Deed) -> Result<(), Refused> {
+        let progress = Box::new(progress);
+        self.call(|reply| Command::Migrate { progress, deed, reply }).await
+    }
+
+    /// Throws a parked certificate away.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn unpark(&self, certificate: Certificate) -> Result<(), Refused> {
+        let certificate = Box::new(certificate);
+        self.call(|reply| Command::Unpark { certificate, reply }).await
+    }
+
+    /// Forgets migrations that ended long ago.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn forget_migrations(&self, ids: Vec<MigrationId>) -> Result<(), Refused> {
+        self.call(|reply| Command::ForgetMigrations { ids, reply }).await
+    }
+
+    /// Remembers a keyed write, unless its key is known: durable when this returns.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn begin_keyed(&self, attempt: Attempt) -> Result<Begun, Refused> {
+        let attempt = Box::new(attempt);
+        self.call(|reply| Command::BeginKeyed { attempt, reply }).await
+    }
+
+    /// Remembers a keyed write's answer: durable when this returns.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn end_keyed(&self, scope: Scope, attempt: u64, entry: Entry) -> Result<(), Refused> {
+        let entry = Some(Box::new(entry));
+        self.call(|reply| Command::EndKeyed { scope, attempt, entry, reply }).await
+    }
+
+    /// Forgets a keyed write of which nothing was sent, before what is asked from here on. Gives it back where the
+    /// ledger has no room for it now.
+    ///
+    /// # Errors
+    /// With the scope.
+    pub fn void_keyed(&self, scope: Scope, attempt: u64) -> Result<(), Scope> {
+        let (reply, _) = oneshot::channel();
+        match self.queue.try_send(Command::EndKeyed { scope, attempt, entry: None, reply }) {
+            Err(TrySendError::Full(Command::EndKeyed { scope, .. })) => Err(scope),
+            // A ledger that is gone leaves it as it is: unknown, which is safe.
+            Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Ok(()),
+        }
+    }
+
+    /// Writes down what became of writes: durable when this returns.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn journal(&self, lines: JournalLines) -> Result<(), Refused> {
+        self.call(|reply| Command::Journal { lines, reply }).await
+    }
+
+    /// The same, for whoever does not wait: it is written down behind what was asked before, and before what is
+    /// asked from here on.
+    ///
+    /// # Errors
+    /// With the lines, where the ledger has no room for them now.
+    pub fn journal_later(&self, lines: JournalLines) -> Result<(), JournalLines> {
+        let (reply, _) = oneshot::channel();
+        match self.queue.try_send(Command::Journal { lines, reply }) {
+            Err(TrySendError::Full(Command::Journal { lines, .. })) => Err(lines),
+            // A ledger that is gone ends its run; where that was not in good order, the journal has a gap.
+            Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Ok(()),
+        }
+    }
+
+    /// Writes are about to go by other terms: durable when this returns.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn announce(&self, terms: Terms) -> Result<(), Refused> {
+        self.call(|reply| Command::Announce { terms, reply }).await
+    }
+
+    /// From here on writes go by these terms only, but for those that are on their way.
+    ///
+    /// # Errors
+    /// Where the ledger is gone already.
+    pub async fn adopt(&self, terms: Terms) -> Result<(), Refused> {
+        self.call(|reply| Command::Adopt { terms, reply }).await
+    }
+
+    /// Grants nothing more from here on: whoever waits or asks gets [`Refused::Stopping`]. Renewals
+    /// and releases go on. Returns when every change before it is done.
+    ///
+    /// # Errors
+    /// Where the ledger is gone already.
+    pub async fn close(&self) -> Result<(), Refused> {
+        self.call(|reply| Command::Close { reply }).await
+    }
+
+    /// Ends the ledger's thread where it stands, as a crash would: nothing more is written. For tests
+    /// and the simulation; this must be the last way to the ledger.
+    pub fn abandon(self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(self.queue);
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+
+    /// Closes the table in good order and ends the ledger's thread.
+    ///
+    /// # Errors
+    /// Where the clean flag could not be set: the next start counts as unclean.
+    pub async fn stop(&self) -> Result<(), Refused> {
+        let closed = self.call(|reply| Command::Stop { reply }).await;
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // It has answered, so it is about to end.
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+        closed
+    }
+}
+
+/// An answer with leases in it.
+trait Leases {
+    fn ids(self) -> Vec<(ObjectId, LeaseId)>;
+}
+
+impl Leases for Granted {
+    fn ids(self) -> Vec<(ObjectId, LeaseId)> {
+        vec![(self.object, self.lease.lease_id)]
+    }
+}
+
+impl Leases for Vec<Granted> {
+    fn ids(self) -> Vec<(ObjectId, LeaseId)> {
+        self.into_iter().flat_map(Leases::ids).collect()
+    }
+}
+
+/// A call for leases whose answer is being waited for. Whoever stops waiting gives back what was granted
+/// to it and not taken, unless it can be asked for again.
+struct Pending<'a, T: Leases> {
+    answer: oneshot::Receiver<Result<T, Refused>>,
+    ledger: &'a Ledger,
+    gives_back: bool,
+}
+
+impl<T: Leases> Drop for Pending<'_, T> {
+    fn drop(&mut self) {
+        // From here on the ledger itself notices that nobody is there.
+        self.answer.close();
+        if let Ok(Ok(granted)) = self.answer.try_recv()
+            && self.gives_back
+        {
+            let leases = granted.ids();
+            let (reply, _) = oneshot::channel();
+            // Where the ledger has no time for it, the lease runs out by itself.
+            let _ = self.ledger.queue.try_send(Command::Withdraw { leases, reply });
+        }
+    }
+}
