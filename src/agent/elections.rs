@@ -223,15 +223,7 @@ mod tests {
     async fn serve(stream: TcpStream, at: watch::Sender<At>) -> std::io::Result<()> {
         let mut stream = BufStream::new(stream);
         loop {
-            let (mut head, mut length) = (String::new(), 0);
-            while stream.read_line(&mut head).await? > 2 {
-                let line = head.lines().last().unwrap_or_default().to_lowercase();
-                if let Some(value) = line.strip_prefix("content-length:") {
-                    length = value.trim().parse().unwrap();
-                }
-            }
-            let mut body = vec![0; length];
-            stream.read_exact(&mut body).await?;
+            let (head, body) = receive(&mut stream).await?;
             let is_read = head.starts_with("GET");
             at.send_if_modified(|at| {
                 let before = *at;
@@ -243,21 +235,52 @@ mod tests {
                 *at != before
             });
             at.subscribe().wait_for(|at| matches!(at, At::Begin | At::LetGo)).await.unwrap();
-            let (status, answer) = if is_read {
-                ("404 Not Found", json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 }))
+            if is_read {
+                answer(&mut stream, None).await?;
             } else {
                 let mut lease: Value = serde_json::from_slice(&body).unwrap();
                 lease["metadata"]["uid"] = json!("8f2d3c1a-0b4e-4c6d-9a7f-112233445566");
-                ("200 OK", lease)
-            };
-            let answer = answer.to_string();
-            let head = format!(
-                "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-                answer.len()
-            );
-            stream.write_all(format!("{head}{answer}").as_bytes()).await?;
-            stream.flush().await?;
+                answer(&mut stream, Some(lease)).await?;
+            }
         }
+    }
+
+    /// A request's head and body.
+    async fn receive(stream: &mut BufStream<TcpStream>) -> std::io::Result<(String, Vec<u8>)> {
+        let (mut head, mut length) = (String::new(), 0);
+        while stream.read_line(&mut head).await? > 2 {
+            let line = head.lines().last().unwrap_or_default().to_lowercase();
+            if let Some(value) = line.strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+        }
+        if head.is_empty() {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body).await?;
+        Ok((head, body))
+    }
+
+    async fn answer(stream: &mut BufStream<TcpStream>, lease: Option<Value>) -> std::io::Result<()> {
+        let (status, answer) = match lease {
+            None => {
+                ("404 Not Found", json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 }))
+            }
+            Some(lease) => ("200 OK", lease),
+        };
+        let answer = answer.to_string();
+        let head =
+            format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", answer.len());
+        stream.write_all(format!("{head}{answer}").as_bytes()).await?;
+        stream.flush().await
+    }
+
+    fn elections(url: String) -> Arc<Elections> {
+        let cluster = Cluster::new(&KubernetesSettings { url, ..KubernetesSettings::default() }).unwrap();
+        let (clock, _driver) = Clock::driven(Now { wall: WallMs(1_700_000_000_000), boot: BootMs(1_000) });
+        let (identity, metrics) = (HolderId::new("a").unwrap(), Arc::<AgentMetrics>::default());
+        Arc::new(Elections::new(cluster, identity, Timing::new(3_000), clock, metrics))
     }
 
     async fn within<T>(what: &str, is_so: impl Future<Output = T>) -> T {
@@ -278,10 +301,7 @@ mod tests {
         let reached = async |far: At| {
             within("the API server hangs", at.subscribe().wait_for(|at| *at == far)).await.unwrap();
         };
-        let cluster = Cluster::new(&KubernetesSettings { url, ..KubernetesSettings::default() }).unwrap();
-        let (clock, _driver) = Clock::driven(Now { wall: WallMs(1_700_000_000_000), boot: BootMs(1_000) });
-        let (identity, metrics) = (HolderId::new("a").unwrap(), Arc::<AgentMetrics>::default());
-        let elections = Arc::new(Elections::new(cluster, identity, Timing::new(15_000), clock, metrics));
+        let elections = elections(url);
         let lease = LeaseName { namespace: "left".to_owned(), name: "users".to_owned() };
 
         let (first, race) = elections.join(&lease);
@@ -297,5 +317,65 @@ mod tests {
         within("it leads", standing.wait_for(|standing| matches!(standing, Standing::Leading(_)))).await.unwrap();
         drop(second);
         within("the election ends with its last seat", election).await.unwrap();
+    }
+
+    /// An API server that takes its time to carry out the first creation, and says nothing of it.
+    #[derive(Default)]
+    struct Slow {
+        lease: Option<Value>,
+        reads: usize,
+        creates: usize,
+        is_let_go: bool,
+    }
+
+    async fn serve_slowly(stream: TcpStream, slow: watch::Sender<Slow>) -> std::io::Result<()> {
+        let mut stream = BufStream::new(stream);
+        loop {
+            let (head, body) = receive(&mut stream).await?;
+            if head.starts_with("GET") {
+                slow.send_modify(|slow| slow.reads += 1);
+            } else {
+                let mut lease: Value = serde_json::from_slice(&body).unwrap();
+                if head.starts_with("POST") {
+                    slow.send_modify(|slow| slow.creates += 1);
+                    slow.subscribe().wait_for(|slow| slow.is_let_go).await.unwrap();
+                }
+                lease["metadata"]["uid"] = json!("8f2d3c1a-0b4e-4c6d-9a7f-112233445566");
+                slow.send_modify(|slow| {
+                    let version = if slow.lease.is_some() { "2" } else { "1" };
+                    lease["metadata"]["resourceVersion"] = json!(version);
+                    slow.lease = Some(lease);
+                });
+            }
+            let now = slow.borrow().lease.clone();
+            answer(&mut stream, now).await?;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_comes_of_a_take_after_it_was_given_up_is_given_back_too() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let slow = watch::Sender::new(Slow::default());
+        let shared = slow.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve_slowly(stream, shared.clone()));
+            }
+        });
+        let elections = elections(url);
+        let lease = LeaseName { namespace: "left".to_owned(), name: "users".to_owned() };
+        let (seat, race) = elections.join(&lease);
+        let (race, all) = (race.expect("it is new"), Arc::clone(&elections));
+        let election = tokio::spawn(async move { all.run(&race, std::future::pending::<()>).await });
+        let mut seen = slow.subscribe();
+        within("it is about to take it", seen.wait_for(|slow| slow.creates == 1)).await.unwrap();
+        drop(seat);
+        // The first to look, and the next to give back: there is nothing yet.
+        within("it looks for what to give back", seen.wait_for(|slow| slow.reads >= 2)).await.unwrap();
+        slow.send_modify(|slow| slow.is_let_go = true);
+        let is_free = |slow: &Slow| slow.lease.as_ref().is_some_and(|lease| lease["spec"]["holderIdentity"] == "");
+        within("it is given back", seen.wait_for(is_free)).await.unwrap();
+        within("the election ends", election).await.unwrap();
     }
 }

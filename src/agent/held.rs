@@ -72,7 +72,7 @@ impl Held {
             }
             Self::Kubernetes(term) => term.renew().await.map_err(|not| match not {
                 term::NotRenewed::Over(over) => Not::Held(over.to_string()),
-                term::NotRenewed::Unconfirmed(why) => Not::Confirmed(why),
+                term::NotRenewed::Unconfirmed(away) => Not::Confirmed(away.to_string()),
             }),
         }
     }

@@ -22,7 +22,7 @@ use crate::{
     config::AgentLease,
     fence::{Code, HolderId, ObjectId, code::Plane},
     kubernetes::api::LeaseName,
-    metrics::AgentMetrics,
+    metrics::{AgentMetrics, Standings},
     problem::Problem,
 };
 
@@ -176,21 +176,19 @@ impl Holdings {
         while keepers.join_next().await.is_some() {}
     }
 
-    /// How many objects this agent leads, and how many it waits for. Those that it waits for in vain are neither: the
-    /// metrics are told of them.
+    /// How many objects there are in use, by how this agent stands with them.
     #[must_use]
-    pub fn count(&self) -> (usize, usize) {
-        let slots = lock(&self.slots);
-        let (mut leading, mut refused) = (0, 0);
-        for slot in slots.values() {
-            match &*slot.standing.borrow() {
-                Standing::Leading(_) => leading += 1,
-                Standing::Refused(_) => refused += 1,
-                Standing::Asking | Standing::Following(_) | Standing::Cut(_) => {}
-            }
+    pub fn count(&self) -> Standings {
+        let mut count = Standings::default();
+        for slot in lock(&self.slots).values() {
+            *match &*slot.standing.borrow() {
+                Standing::Leading(_) => &mut count.leading,
+                Standing::Asking | Standing::Following(_) => &mut count.waiting,
+                Standing::Cut(_) => &mut count.cut,
+                Standing::Refused(_) => &mut count.refused,
+            } += 1;
         }
-        self.metrics.refused_objects(refused);
-        (leading, slots.len() - leading - refused)
+        count
     }
 
     /// Every object in use, or one.

@@ -59,6 +59,6 @@ async fn ready(State((holdings, _)): State<Shared>) -> impl IntoResponse {
 }
 
 async fn show_metrics(State((holdings, metrics)): State<Shared>) -> impl IntoResponse {
-    let (leading, waiting) = holdings.count();
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render(leading, waiting))
+    let text = metrics.render(&holdings.count());
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }

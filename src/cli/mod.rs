@@ -22,6 +22,7 @@ mod token;
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
 
 use crate::config::{self, Faults, LogFormat, Settings};
 
@@ -194,9 +195,11 @@ fn log(settings: &config::Log, format: Option<LogFormat>) {
         LogFormat::Text => false,
         LogFormat::Json => true,
     };
+    // The client of the API server logs every call that fails, as an error; whoever makes the call says what follows.
+    let clients = if level >= tracing::Level::DEBUG { level.as_str() } else { "off" };
     let log = tracing_subscriber::fmt()
         .log_internal_errors(false)
-        .with_max_level(level)
+        .with_env_filter(EnvFilter::new(format!("{level},kube_client={clients}")))
         .with_writer(std::io::stderr)
         .with_ansi(on_terminal);
     // A second gate in one process keeps the first one's log.

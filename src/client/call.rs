@@ -236,7 +236,7 @@ fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, Failed> {
 }
 
 /// A span on the boot clock.
-pub(super) fn lasting(span: Duration) -> Ttl {
+pub(crate) fn lasting(span: Duration) -> Ttl {
     Ttl(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
 }
 

@@ -23,8 +23,10 @@ use crate::{
 
 /// A timer does not count while the machine sleeps, but the deadline does: so it is looked at this often.
 const LOOK: Duration = Duration::from_secs(1);
-/// A release is tried for so long. What cannot be released runs out.
+/// A release is tried for so long, and each try for less: a connection that hangs is not the last one. What cannot be
+/// released runs out.
 const RELEASE: Duration = Duration::from_secs(5);
+const RELEASE_TRY: Duration = Duration::from_millis(1_500);
 const BACKOFF_MS: (u64, u64) = (50, 2_000);
 
 /// Why a lease is no longer held.
@@ -188,7 +190,7 @@ impl Lease {
         let mut backoff = Backoff::new(BACKOFF_MS.0, BACKOFF_MS.1);
         let give_up = self.held.api.now().after(lasting(RELEASE));
         loop {
-            let failed = match self.held.api.release(&self.held.lease_id, &self.held.token, RELEASE).await {
+            let failed = match self.held.api.release(&self.held.lease_id, &self.held.token, RELEASE_TRY).await {
                 Ok(()) => return Ok(()),
                 Err(Failed::Refused(refusal)) if refusal.ends_lease() => return Ok(()),
                 Err(failed) => failed,

@@ -158,6 +158,10 @@ pub enum Refusal {
         holder: HolderId,
         ended: Ended,
     },
+    /// The gate's own numbers for this object are used up.
+    Exhausted {
+        fence: Fence,
+    },
     /// The gate has no time for it now, or is about to stop.
     Busy {
         stops: bool,
@@ -190,6 +194,7 @@ impl Refusal {
             Self::Unheard { .. } => Code::LeaseSourceUnavailable,
             Self::Ahead { .. } | Self::Jump { .. } | Self::NotElected { .. } => Code::WriteFenceAhead,
             Self::Locked { .. } => Code::ObjectLocked,
+            Self::Exhausted { .. } => Code::SeqExhausted,
             Self::Busy { stops: true } => Code::GateStopping,
             Self::Busy { stops: false } => Code::GateOverloaded,
             Self::WrongSecret { .. } | Self::OtherHolder { .. } => Code::FenceTokenInvalid,
@@ -232,6 +237,7 @@ impl Denial {
                 | Refusal::Jump { .. }
                 | Refusal::Locked { .. }
                 | Refusal::NotElected { .. }
+                | Refusal::Exhausted { .. }
                 | Refusal::Unheard { .. },
             )
             | Self::Behind(_)

@@ -28,13 +28,22 @@ pub struct Seen {
 pub enum Away {
     /// It cannot be reached, or does not answer in time.
     Unreachable(String),
-    /// It refuses: its rights, or a fault of its own.
-    Refused { status: u16, what: String },
+    /// It refuses: its rights, or a fault of its own. It may say how long to wait.
+    Refused { status: u16, what: String, asked_ms: Option<u64> },
     /// What it says of this Lease cannot be understood.
     Odd(String),
 }
 
 impl Away {
+    /// How long it has asked to be left alone.
+    #[must_use]
+    pub fn asked_ms(&self) -> Option<u64> {
+        match self {
+            Self::Refused { asked_ms, .. } => *asked_ms,
+            Self::Unreachable(_) | Self::Odd(_) => None,
+        }
+    }
+
     /// No answer in time.
     #[must_use]
     pub fn late(after: Duration) -> Self {
@@ -46,7 +55,7 @@ impl fmt::Display for Away {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable(what) => write!(f, "the API server cannot be reached: {what}"),
-            Self::Refused { status, what } => write!(f, "the API server refuses with {status}: {what}"),
+            Self::Refused { status, what, .. } => write!(f, "the API server refuses with {status}: {what}"),
             Self::Odd(what) => write!(f, "the API server's answer cannot be understood: {what}"),
         }
     }
@@ -86,7 +95,13 @@ impl Cluster {
             }
             if !settings.token_file.as_os_str().is_empty() {
                 let file = settings.token_file.display().to_string();
-                std::fs::metadata(&settings.token_file).map_err(|error| ("token_file", format!("{file}: {error}")))?;
+                let text = std::fs::read_to_string(&settings.token_file);
+                let text = text.map_err(|error| ("token_file", format!("{file}: {error}")))?;
+                if text.is_empty() || text.contains(char::is_whitespace) {
+                    // It is sent as it stands there, and no header can hold it.
+                    let what = "must hold the token and nothing else, not even a line break at its end";
+                    return Err(("token_file", format!("{file} {what}")));
+                }
                 config.auth_info = AuthInfo { token_file: Some(file), ..AuthInfo::default() };
             }
             config
@@ -162,7 +177,11 @@ fn away(failed: Failed) -> Away {
     match failed {
         Failed::Late(after) => Away::late(after),
         Failed::With(error) => match *error {
-            kube::Error::Api(status) => Away::Refused { status: status.code, what: status.message },
+            kube::Error::Api(status) => {
+                let seconds = status.details.map(|details| u64::from(details.retry_after_seconds));
+                let asked_ms = seconds.filter(|seconds| *seconds > 0).map(|seconds| seconds * 1_000);
+                Away::Refused { status: status.code, what: status.message, asked_ms }
+            }
             kube::Error::SerdeError(error) => Away::Odd(error.to_string()),
             error => Away::Unreachable(chain(&error)),
         },
@@ -213,5 +232,40 @@ impl Seen {
         let holder = spec.holder_identity.filter(|holder| !holder.is_empty());
         let renewed_us = spec.renew_time.map_or(0, |time| time.0.as_microsecond());
         Ok(Self { election: Election { uid, transitions }, holder, duration, renewed_us })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::{Status, response::StatusDetails};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_token_that_no_header_could_hold_stops_the_start() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let cluster = |token: &str| {
+            std::fs::write(file.path(), token).unwrap();
+            let (url, token_file) = ("http://127.0.0.1:1".to_owned(), file.path().to_owned());
+            Cluster::new(&KubernetesSettings { url, token_file, ..KubernetesSettings::default() }).map(drop)
+        };
+        assert_eq!(cluster("abc.def"), Ok(()));
+        for odd in ["", "secret\n", "secret\r\n", " secret", "sec ret"] {
+            let (key, what) = cluster(odd).unwrap_err();
+            assert!(key == "token_file" && what.contains("not even a line break"), "{key}: {what}");
+            assert!(odd.is_empty() || !what.contains(odd.trim()), "the token is told: {what}");
+        }
+    }
+
+    #[test]
+    fn an_api_server_that_asks_for_time_is_heard() {
+        let refused = |seconds| {
+            let details: StatusDetails =
+                serde_json::from_value(serde_json::json!({ "retryAfterSeconds": seconds })).unwrap();
+            let status = Status::failure("too many", "TooManyRequests").with_code(429).with_details(details);
+            away(Failed::With(Box::new(kube::Error::Api(Box::new(status)))))
+        };
+        assert_eq!((refused(0).asked_ms(), refused(3).asked_ms()), (None, Some(3_000)));
+        assert_eq!(Away::late(SILENCE).asked_ms(), None);
     }
 }

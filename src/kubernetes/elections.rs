@@ -77,6 +77,20 @@ pub struct Entry {
     looking: AtomicBool,
 }
 
+impl Entry {
+    fn new(name: &Arc<LeaseName>) -> Arc<Self> {
+        Arc::new(Self {
+            name: Arc::clone(name),
+            known: Mutex::default(),
+            objects: Mutex::default(),
+            begun: AtomicU64::new(0),
+            reading: tokio::sync::Mutex::default(),
+            hints: AtomicU64::new(0),
+            looking: AtomicBool::new(false),
+        })
+    }
+}
+
 #[derive(Default)]
 struct LastRead {
     number: u64,
@@ -125,6 +139,24 @@ struct Objects {
     told: HashMap<ObjectId, Arc<Entry>>,
     /// The routes that say which Lease an object has: a number for each reload.
     generation: u64,
+}
+
+impl Objects {
+    /// An object is told of its Lease from now on, and of no other.
+    fn note(&mut self, entry: &Arc<Entry>, object: &ObjectId, max: usize) {
+        let told = &mut self.told;
+        if told.len() >= max && !told.contains_key(object) {
+            // Any will do: its next write asks, as the first one did.
+            let one = told.keys().next().cloned();
+            if let Some((one, entry)) = one.and_then(|one| told.remove_entry(&one)) {
+                lock(&entry.objects).remove(&one);
+            }
+        }
+        if let Some(before) = told.insert(object.clone(), Arc::clone(entry)) {
+            lock(&before.objects).remove(object);
+        }
+        lock(&entry.objects).insert(object.clone());
+    }
 }
 
 /// The Leases that govern objects in use, and those that somebody has asked about.
@@ -489,7 +521,7 @@ impl Elections {
             return Err(Unknown::Ledger(ledger::Refused::Overloaded));
         }
         if begins {
-            self.note(&mut objects, entry, &object);
+            objects.note(entry, &object, self.objects_max);
         }
         let answer = self.ledger.sight(object, sighting, begins).map_err(Unknown::Ledger)?;
         Ok((election, term, Some(answer)))
@@ -542,32 +574,48 @@ impl Elections {
             // So that it is not looked for each time where most of them are needed.
             *sweep_at = all.len() + self.objects_max / 2 + 1;
         }
-        let new = || {
-            Arc::new(Entry {
-                name: Arc::clone(name),
-                known: Mutex::default(),
-                objects: Mutex::default(),
-                begun: AtomicU64::new(0),
-                reading: tokio::sync::Mutex::default(),
-                hints: AtomicU64::new(0),
-                looking: AtomicBool::new(false),
-            })
-        };
-        Arc::clone(all.entry(Arc::clone(name)).or_insert_with(new))
+        Arc::clone(all.entry(Arc::clone(name)).or_insert_with(|| Entry::new(name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str) -> Arc<Entry> {
+        Entry::new(&Arc::new(LeaseName { namespace: "left".to_owned(), name: name.to_owned() }))
     }
 
-    fn note(&self, objects: &mut Objects, entry: &Arc<Entry>, object: &ObjectId) {
-        let told = &mut objects.told;
-        if told.len() >= self.objects_max && !told.contains_key(object) {
-            // Any will do: its next write asks, as the first one did.
-            let one = told.keys().next().cloned();
-            if let Some(before) = one.and_then(|one| told.remove_entry(&one)) {
-                lock(&before.1.objects).remove(&before.0);
-            }
-        }
-        if let Some(before) = told.insert(object.clone(), Arc::clone(entry)) {
-            lock(&before.objects).remove(object);
-        }
-        lock(&entry.objects).insert(object.clone());
+    fn told_by(entry: &Entry) -> Vec<String> {
+        let mut all: Vec<String> = lock(&entry.objects).iter().map(ToString::to_string).collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn an_object_is_told_of_one_lease_only_and_so_many_are() {
+        let object = |name: &str| ObjectId::new(name).unwrap();
+        let (mut objects, one, other) = (Objects::default(), entry("one"), entry("other"));
+        objects.note(&one, &object("x"), 2);
+        objects.note(&one, &object("y"), 2);
+        objects.note(&one, &object("x"), 2);
+        assert_eq!(told_by(&one), ["x", "y"]);
+        objects.note(&other, &object("x"), 2);
+        assert_eq!((told_by(&one), told_by(&other)), (vec!["y".to_owned()], vec!["x".to_owned()]));
+        objects.note(&other, &object("z"), 2);
+        assert_eq!(objects.told.len(), 2);
+        assert_eq!(told_by(&one).len() + told_by(&other).len(), 2, "whoever has gone is in no list");
+    }
+
+    #[test]
+    fn reads_for_the_sake_of_tokens_are_spread_over_time() {
+        let (pace, now) = (Pace::default(), BootMs(10_000));
+        let waits: Vec<u128> = (0..300).map(|_| pace.take(now).as_millis()).collect();
+        // A second's worth at once, then one every ten milliseconds.
+        assert_eq!(waits.iter().filter(|wait| **wait == 0).count(), 101, "{waits:?}");
+        assert_eq!(waits.last(), Some(&1_990));
+        assert_eq!(pace.take(BootMs(12_000)), Duration::ZERO);
+        // Nothing is saved up beyond that.
+        assert_eq!((0..300).filter(|_| pace.take(BootMs(90_000)).is_zero()).count(), 101);
     }
 }

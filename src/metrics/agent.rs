@@ -1,6 +1,6 @@
 //! What an agent counts. A registry of its own: an agent is not a gate.
 
-use super::registry::{Counter, Counters, Gauge, Gauges, Registry};
+use super::registry::{Counter, Counters, Gauges, Registry};
 use crate::fence::Code;
 
 /// What alerts look at is at zero from the start: a counter that begins at 1 has not risen.
@@ -16,7 +16,17 @@ pub struct AgentMetrics {
     refusals: Counters,
     losses: Counters,
     objects: Gauges,
-    refused_objects: Gauge,
+}
+
+/// How many objects are in use, by how an agent stands with them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standings {
+    pub leading: usize,
+    pub waiting: usize,
+    /// Nobody says who leads.
+    pub cut: usize,
+    /// They will not be granted: asking again will hardly change it.
+    pub refused: usize,
 }
 
 impl Default for AgentMetrics {
@@ -50,17 +60,14 @@ impl AgentMetrics {
         let objects = registry.gauges(
             "fencegate_agent_objects",
             &["standing"],
-            "Objects that this agent leads, those it waits for, and those it is refused.",
+            "Objects that this agent leads, those it waits for, those of which nobody says who leads, and those it is refused.",
         );
-        let refused_objects = objects.with_label_values(&["refused"]);
-        refused_objects.set(0.0);
         Self {
             writes: forwarded.with_label_values(&["write"]),
             reads: forwarded.with_label_values(&["read"]),
             refusals,
             losses,
             objects,
-            refused_objects,
             registry,
         }
     }
@@ -77,18 +84,13 @@ impl AgentMetrics {
         self.losses.with_label_values(&[reason]).inc();
     }
 
-    /// So many objects will not be granted: asking again will hardly change it.
-    #[allow(clippy::cast_precision_loss, reason = "a count of objects")]
-    pub fn refused_objects(&self, objects: usize) {
-        self.refused_objects.set(objects as f64);
-    }
-
     /// Everything, in Prometheus' text format.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a count of objects")]
-    pub fn render(&self, leading: usize, waiting: usize) -> String {
-        self.objects.with_label_values(&["leading"]).set(leading as f64);
-        self.objects.with_label_values(&["waiting"]).set(waiting as f64);
+    pub fn render(&self, &Standings { leading, waiting, cut, refused }: &Standings) -> String {
+        for (standing, count) in [("leading", leading), ("waiting", waiting), ("cut", cut), ("refused", refused)] {
+            self.objects.with_label_values(&[standing]).set(count as f64);
+        }
         self.registry.render()
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use super::{
-    SECONDS,
+    LONG_SECONDS, SECONDS,
     registry::{Counter, Counters, Gauge, Gauges, Histogram, Histograms, Registry},
     tally::{RouteTally, Tally},
 };
@@ -94,7 +94,7 @@ impl PlaneMetrics {
         let store_seconds = registry.histograms(
             "fencegate_store_response_seconds",
             &["kind"],
-            &SECONDS,
+            &LONG_SECONDS,
             "From the sending of a request (of a long write: from its last byte) to the head of the store's answer.",
         );
         let bytes = registry.counters(

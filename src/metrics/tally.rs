@@ -148,6 +148,7 @@ impl OperationTally {
                 | Refusal::Busy { .. }
                 | Refusal::NotYet { .. }
                 | Refusal::Unheard { .. }
+                | Refusal::Exhausted { .. }
                 | Refusal::Locked { .. },
             ) => {}
             Some(Refusal::Stale { .. } | Refusal::Deposed { .. }) => {

@@ -87,6 +87,7 @@ fn refusal(gate: &Gate, object: &ObjectId, election: Election, unknown: Unknown)
     let of_term = |why| match why {
         // The API server itself has gone back to a term that is over.
         LeaseRefusal::Fenced { fence } => Some(Refusal::Deposed { election, fence, successor: None }),
+        LeaseRefusal::SeqExhausted => Some(Refusal::Exhausted { fence: fence(gate, object) }),
         _ => None,
     };
     match unknown {

@@ -231,6 +231,11 @@ impl From<Refusal> for Refused {
                 "the Kubernetes API server cannot be asked about this term now, or the Lease has not been seen renewed yet; nothing was sent. Try again in a moment",
             )
             .numbered(None, Some(fence)),
+            Refusal::Exhausted { fence } => Self::new(
+                code,
+                "this object's fence can go no higher than 2^53-1, so no other term can be told from this one; use another object id",
+            )
+            .numbered(None, Some(fence)),
             Refusal::WrongSecret { seq } => {
                 Self::new(code, "this token was not made by this gate's table").numbered(Some(seq), None)
             }

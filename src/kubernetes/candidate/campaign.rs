@@ -5,7 +5,7 @@ use std::{pin::pin, time::Duration};
 use k8s_openapi::api::coordination::v1::Lease;
 
 use super::{
-    Observed, Step, Timing, created, decide, taken,
+    Observed, Step, Timing, Unanswered, created, decide, taken,
     term::{Term, give_back},
 };
 use crate::{
@@ -69,73 +69,98 @@ impl Candidate {
     /// Waits its turn. `heard` is told what stands in the way, whenever it is heard of. `None` when it was given up;
     /// what may have been won by then is given back.
     pub async fn campaign(&self, mut heard: impl FnMut(Heard), given_up: impl Future<Output = ()>) -> Option<Term> {
-        let mut may_have = false;
-        let given_up = pin!(given_up);
-        tokio::select! {
-            biased;
-            () = given_up => {}
-            term = self.win(&mut heard, &mut may_have) => return Some(term),
-        }
-        if may_have && let Err(why) = give_back(self, None, |seen| self.holds(seen)).await {
-            tracing::warn!(lease = %self.at, why, "the Lease may not have been given back, and runs out");
-        }
-        None
-    }
-
-    async fn win(&self, heard: &mut impl FnMut(Heard), may_have: &mut bool) -> Term {
-        let mut observed = Observed::default();
+        let (mut observed, mut claim) = (Observed::default(), Claim::default());
         let mut backoff = Backoff::new(BACKOFF_MS, self.timing.retry.0.max(BACKOFF_MS));
+        let mut given_up = pin!(given_up);
         loop {
-            let pause = match self.look(&mut observed, may_have).await {
-                Ok(Looked::Won(term)) => return *term,
+            let next = tokio::select! {
+                biased;
+                () = &mut given_up => break,
+                next = self.look(&mut observed, &mut claim) => next,
+            };
+            // What was sent is waited for, also by who gives up: else nobody could say what becomes of it.
+            let looked = match next {
+                Ok(Next::Write(write)) => self.write(*write, &mut claim).await,
+                Ok(Next::Wait { holder, until }) => Ok(Looked::Held { by: holder, until }),
+                Err(away) => Err(away),
+            };
+            let pause = match looked {
+                Ok(Looked::Won(term)) => return Some(*term),
                 Ok(Looked::TooLate) => backoff.next(None),
                 Ok(Looked::Held { by, until }) => {
                     heard(Heard::Held { by });
                     backoff.reset();
                     let left = Duration::from_millis(until.since(self.clock.now().boot).max(1));
-                    self.a_while().min(left)
+                    self.a_while(None).min(left)
                 }
                 Err(away) => {
+                    let asked_ms = away.asked_ms();
                     let told = Heard::from(away);
-                    let pause = if matches!(told, Heard::Refused { .. }) { REFUSED_PAUSE } else { self.a_while() };
+                    let is_refused = matches!(told, Heard::Refused { .. });
                     heard(told);
-                    pause
+                    if is_refused { REFUSED_PAUSE } else { self.a_while(asked_ms) }
                 }
             };
-            tokio::time::sleep(pause).await;
+            tokio::select! {
+                biased;
+                () = &mut given_up => break,
+                () = tokio::time::sleep(pause) => {}
+            }
         }
+        let Claim { is_seen, unanswered } = claim;
+        if (is_seen || unanswered.is_some())
+            && let Err(why) = give_back(self, None, unanswered.as_ref(), |seen| self.holds(seen)).await
+        {
+            tracing::warn!(lease = %self.at, why, "the Lease may not have been given back, and runs out");
+        }
+        None
     }
 
     /// One look, and what follows from it.
-    async fn look(&self, observed: &mut Observed, may_have: &mut bool) -> Result<Looked, Away> {
+    async fn look(&self, observed: &mut Observed, claim: &mut Claim) -> Result<Next, Away> {
         let Self { cluster, at, identity, timing, clock } = self;
         let read = self.in_time(cluster.read(at)).await.unwrap_or_else(Err)?;
+        claim.unanswered.take_if(|unanswered| !unanswered.may_come(read.as_ref()));
         let seen = read.as_ref().map(Seen::of).transpose()?;
-        *may_have = seen.as_ref().is_some_and(|seen| self.holds(seen));
+        claim.is_seen = seen.as_ref().is_some_and(|seen| self.holds(seen));
         let now = clock.now();
         let since = observed.note(seen.as_ref(), now.boot);
-        // Counted from before it is sent: whoever sees it sees it later.
-        let written = match decide(seen.as_ref(), since, now.boot, identity.as_str(), timing) {
-            Step::Wait { holder, until } => return Ok(Looked::Held { by: holder, until }),
+        let (lease, how) = match decide(seen.as_ref(), since, now.boot, identity.as_str(), timing) {
+            Step::Wait { holder, until } => return Ok(Next::Wait { holder, until }),
             Step::Spent => {
                 return Err(Away::Odd("its leaseTransitions can go no higher; delete this Lease".to_owned()));
             }
-            Step::Create => {
-                *may_have = true;
-                self.in_time(cluster.create(&created(at, identity.as_str(), timing, now.wall))).await
-            }
+            Step::Create => (created(at, identity.as_str(), timing, now.wall), Unanswered::Create),
             Step::Take { transitions } => {
-                *may_have = true;
-                let lease = taken(read.unwrap_or_default(), identity.as_str(), transitions, timing, now.wall);
-                self.in_time(cluster.replace(&lease)).await
+                let lease = read.unwrap_or_default();
+                let version = lease.metadata.resource_version.clone();
+                (taken(lease, identity.as_str(), transitions, timing, now.wall), Unanswered::Take { version })
             }
         };
-        // Without an answer nobody knows: the next look shows it.
+        // Counted from before it is sent: whoever sees it sees it later.
+        Ok(Next::Write(Box::new(Write { lease, how, begun: now.boot })))
+    }
+
+    /// Writes a Lease that may be taken.
+    async fn write(&self, Write { lease, how, begun }: Write, claim: &mut Claim) -> Result<Looked, Away> {
+        let is_new = how == Unanswered::Create;
+        claim.unanswered = Some(how);
+        let written = if is_new {
+            self.in_time(self.cluster.create(&lease)).await
+        } else {
+            self.in_time(self.cluster.replace(&lease)).await
+        };
+        // Without an answer nobody knows: a later look shows it.
         match written.unwrap_or_else(|late| Err(NotWritten::Away(late))) {
-            Ok(lease) => self.begin(lease, now.boot),
+            Ok(lease) => self.begin(lease, begun),
             Err(NotWritten::Conflict) => Ok(Looked::TooLate),
-            Err(NotWritten::Away(Away::Refused { status: 404, .. })) if seen.is_some() => Ok(Looked::TooLate),
-            Err(NotWritten::Away(away)) => Err(away),
+            Err(NotWritten::Away(Away::Refused { status: 404, .. })) if !is_new => Ok(Looked::TooLate),
+            Err(NotWritten::Away(away)) => {
+                if away.is_final() {
+                    claim.unanswered = None;
+                }
+                Err(away)
+            }
         }
     }
 
@@ -151,16 +176,37 @@ impl Candidate {
         seen.holder.as_deref() == Some(self.identity.as_str())
     }
 
-    /// Not all at the same moment.
-    fn a_while(&self) -> Duration {
-        Backoff::new(self.timing.retry.0.max(1), 0).next(None)
+    /// Not all at the same moment, and not sooner than was asked for.
+    fn a_while(&self, asked_ms: Option<u64>) -> Duration {
+        Backoff::new(self.timing.retry.0.max(1), 0).next(asked_ms)
     }
 
     async fn in_time<T>(&self, call: impl Future<Output = T>) -> Result<T, Away> {
         let patience = self.timing.patience();
-        let late = |_| Away::Unreachable(format!("no answer within {} ms", patience.as_millis()));
-        tokio::time::timeout(patience, call).await.map_err(late)
+        tokio::time::timeout(patience, call).await.map_err(|_| Away::late(patience))
     }
+}
+
+/// Whether this candidate may have the Lease, though it was not told so.
+#[derive(Default)]
+struct Claim {
+    /// It was read that it has.
+    is_seen: bool,
+    /// It may have come to it since.
+    unanswered: Option<Unanswered>,
+}
+
+/// What a look has led to.
+enum Next {
+    Wait { holder: String, until: BootMs },
+    Write(Box<Write>),
+}
+
+/// A Lease to be written.
+struct Write {
+    lease: Lease,
+    how: Unanswered,
+    begun: BootMs,
 }
 
 enum Looked {

@@ -110,6 +110,27 @@ pub fn decide(seen: Option<&Seen>, since: BootMs, now: BootMs, identity: &str, t
     next.map_or(Step::Spent, |transitions| Step::Take { transitions })
 }
 
+/// A write of a Lease of which nobody knows whether it was carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    Create,
+    /// With the resourceVersion that it would replace.
+    Take {
+        version: Option<String>,
+    },
+}
+
+impl Unanswered {
+    /// Whether it may still be: the Lease is as it was before it. Once it is not, it was carried out or never will be.
+    #[must_use]
+    pub fn may_come(&self, now: Option<&Lease>) -> bool {
+        match self {
+            Self::Create => now.is_none(),
+            Self::Take { version } => now.is_some_and(|lease| lease.metadata.resource_version == *version),
+        }
+    }
+}
+
 /// Why a term is over.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Over {

@@ -12,17 +12,19 @@ use k8s_openapi::api::coordination::v1::Lease;
 use thiserror::Error;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 
-use super::{Over, Timing, campaign::Candidate, released, renewed, still_of};
+use super::{Over, Timing, Unanswered, campaign::Candidate, released, renewed, still_of};
 use crate::{
-    client::{Token, backoff::Backoff},
+    client::{Token, backoff::Backoff, call::lasting},
     fence::{BootMs, HolderId, election::Election},
     kubernetes::api::{Away, LeaseName, NotWritten, Seen},
 };
 
 /// A timer does not count while the machine sleeps, but the deadline does: so it is looked at this often.
 const LOOK: Duration = Duration::from_secs(1);
-/// A release is tried for so long. What cannot be released runs out.
+/// A release is tried for so long, and each call for less: a connection that hangs is not the last one. What cannot be
+/// released runs out.
 const RELEASE: Duration = Duration::from_secs(5);
+const RELEASE_CALL: Duration = Duration::from_millis(1_500);
 /// First wait between tries.
 const BACKOFF_MS: u64 = 50;
 /// How often a renewal is tried again at once, after somebody else has changed the Lease and left it ours.
@@ -35,7 +37,7 @@ pub enum NotRenewed {
     Over(Over),
     /// The term may be good still: nobody knows.
     #[error("{0}")]
-    Unconfirmed(String),
+    Unconfirmed(Away),
 }
 
 /// A term of this process, from when the API server has confirmed it.
@@ -129,14 +131,13 @@ impl Term {
     pub async fn renew(&self) -> Result<(), NotRenewed> {
         self.check().map_err(NotRenewed::Over)?;
         let patience = self.who.timing.patience();
-        let late =
-            || NotRenewed::Unconfirmed(format!("no answer of the API server within {} ms", patience.as_millis()));
-        tokio::time::timeout(patience, self.renew_after(self.now())).await.unwrap_or_else(|_| Err(late()))
+        let late = |_| Err(NotRenewed::Unconfirmed(Away::late(patience)));
+        tokio::time::timeout(patience, self.renew_after(self.now())).await.unwrap_or_else(late)
     }
 
     async fn renew_after(&self, asked: BootMs) -> Result<(), NotRenewed> {
         let Candidate { cluster, at, identity, timing, clock } = &self.who;
-        let unconfirmed = |away: Away| NotRenewed::Unconfirmed(away.to_string());
+        let unconfirmed = NotRenewed::Unconfirmed;
         let mut lease = self.lease.lock().await;
         for _ in 0..CONFLICTS {
             if self.renewed_at() > asked {
@@ -164,7 +165,7 @@ impl Term {
         if self.renewed_at() > asked {
             return self.check().map_err(NotRenewed::Over);
         }
-        Err(NotRenewed::Unconfirmed("somebody else keeps changing this Lease".to_owned()))
+        Err(NotRenewed::Unconfirmed(Away::Odd("somebody else keeps changing this Lease".to_owned())))
     }
 
     fn is_still_ours(&self, seen: Option<&Seen>) -> Result<(), NotRenewed> {
@@ -186,7 +187,9 @@ impl Term {
                 over = self.over() => return over,
                 renewed = self.renew() => renewed,
                 // The renewal's own timer does not count while the machine sleeps.
-                () = self.sleep_until(BootMs(u64::MAX)) => Err(NotRenewed::Unconfirmed("no answer in time".to_owned())),
+                () = self.sleep_until(BootMs(u64::MAX)) => {
+                    Err(NotRenewed::Unconfirmed(Away::late(self.who.timing.patience())))
+                }
             };
             next = match renewed {
                 Ok(()) => {
@@ -194,13 +197,11 @@ impl Term {
                     self.renewed_at().after(retry)
                 }
                 Err(NotRenewed::Over(over)) => return over,
-                Err(NotRenewed::Unconfirmed(why)) => {
-                    if self.set_last(Some(why.clone())).is_none() {
-                        tracing::warn!(lease = %self.who.at, why, left_ms = self.left_ms(), "a renewal was not confirmed");
+                Err(NotRenewed::Unconfirmed(away)) => {
+                    if self.set_last(Some(away.to_string())).is_none() {
+                        tracing::warn!(lease = %self.who.at, %away, left_ms = self.left_ms(), "a renewal was not confirmed");
                     }
-                    BootMs(
-                        self.now().0.saturating_add(u64::try_from(backoff.next(None).as_millis()).unwrap_or(retry.0)),
-                    )
+                    self.now().after(lasting(backoff.next(away.asked_ms())))
                 }
             };
         }
@@ -213,7 +214,7 @@ impl Term {
     pub async fn release(&self) -> Result<(), String> {
         self.end(Over::Released);
         let known = self.lease.lock().await.clone();
-        give_back(&self.who, Some(known), |seen| self.is_still_ours(Some(seen)).is_ok()).await
+        give_back(&self.who, Some(known), None, |seen| self.is_still_ours(Some(seen)).is_ok()).await
     }
 
     fn now(&self) -> BootMs {
@@ -269,10 +270,12 @@ impl Term {
     }
 }
 
-/// Writes that nobody holds a Lease, if it `is_ours` as it was read.
+/// Writes that nobody holds a Lease, if it `is_ours` as it was read; where it is not, only once `unanswered` can no longer
+/// make it so.
 pub(super) async fn give_back(
     who: &Candidate,
     known: Option<Lease>,
+    unanswered: Option<&Unanswered>,
     is_ours: impl Fn(&Seen) -> bool,
 ) -> Result<(), String> {
     let Candidate { cluster, at, clock, .. } = who;
@@ -282,30 +285,36 @@ pub(super) async fn give_back(
         loop {
             let read = match known.take() {
                 Some(lease) => Ok(Some(lease)),
-                None => cluster.read(at).await,
+                None => soon(cluster.read(at)).await.unwrap_or_else(Err),
             };
             let away = match read {
-                Ok(None) => return Ok(()),
-                Ok(Some(lease)) => {
-                    if !Seen::of(&lease).is_ok_and(|seen| is_ours(&seen)) {
-                        return Ok(());
-                    }
-                    match cluster.replace(&released(lease, clock.now().wall)).await {
+                Ok(Some(lease)) if Seen::of(&lease).is_ok_and(|seen| is_ours(&seen)) => {
+                    let written = soon(cluster.replace(&released(lease, clock.now().wall))).await;
+                    match written.unwrap_or_else(|late| Err(NotWritten::Away(late))) {
                         Ok(_) => return Ok(()),
                         Err(NotWritten::Conflict | NotWritten::Away(Away::Refused { status: 404, .. })) => continue,
                         Err(NotWritten::Away(away)) => away,
                     }
                 }
+                Ok(lease) if unanswered.is_some_and(|unanswered| unanswered.may_come(lease.as_ref())) => {
+                    Away::Unreachable("the last write of this Lease was not answered".to_owned())
+                }
+                Ok(_) => return Ok(()),
                 Err(away) => away,
             };
             if away.is_final() {
                 return Err(away.to_string());
             }
-            tokio::time::sleep(backoff.next(None)).await;
+            tokio::time::sleep(backoff.next(away.asked_ms())).await;
         }
     };
     let late = || Err(format!("the API server did not confirm within {} s", RELEASE.as_secs()));
     tokio::time::timeout(RELEASE, give).await.unwrap_or_else(|_| late())
+}
+
+/// A call that is given up before the release is.
+async fn soon<T>(call: impl Future<Output = T>) -> Result<T, Away> {
+    tokio::time::timeout(RELEASE_CALL, call).await.map_err(|_| Away::late(RELEASE_CALL))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use super::{
         agent::{Agent, settings},
         gate::text,
         http::{Answer, Conn},
-        kube::{ApiServer, NAMESPACES, OUT_OF_SIGHT, Who, fence_token, micro_time},
+        kube::{ApiServer, Candidate, NAMESPACES, OUT_OF_SIGHT, Who, fence_token, micro_time},
         process::{Gate, Site, stderr},
         store::{Hung, Store},
         until,
@@ -83,6 +83,13 @@ impl Bench {
     }
 }
 
+/// An agent that was stopped in the middle of a renewal does not know whether it was the last to hold the Lease.
+#[track_caller]
+fn is_refused(answer: &Answer) {
+    let code = answer.header("fence-error").unwrap_or_default();
+    assert!(answer.status == 503 && ["NOT_LEADER", "GATE_UNREACHABLE"].contains(&code), "{answer:?}");
+}
+
 fn lost(agent: &Agent, reason: &str) -> bool {
     agent.shows(&format!("fencegate_agent_losses_total{{reason=\"{reason}\"}} 1\n"))
 }
@@ -140,7 +147,7 @@ fn a_leader_that_was_stopped_sends_nothing_of_its_old_term() {
     let late: Vec<Conn> = (0..20).map(late).collect();
     one.signal(Signal::CONT);
     for mut conn in late {
-        conn.receive().unwrap().refusal(503, "NOT_LEADER");
+        is_refused(&conn.receive().unwrap());
     }
     until("it follows", || one.put("/users/1").header("fence-leader").is_some_and(|by| by.starts_with("two_")));
     assert_eq!(bench.transitions(), [0, 1], "one write of each term, and no other");
@@ -346,15 +353,54 @@ fn renewing_before_each_write_finds_out_before_the_gate_has_to() {
         agent.put("/users/1").expect_ok();
         assert!(bench.server.requests(Who::Candidate, "update") > before, "write {n} went without a renewal");
     }
+    // Those that come at the same time share one.
+    bench.server.hang();
+    let before = bench.server.requests(Who::Candidate, "update");
+    thread::scope(|scope| {
+        let writes: Vec<_> = (0..20).map(|_| scope.spawn(|| agent.put("/users/1"))).collect();
+        until("the first of them is being renewed", || {
+            bench.server.is_real() || bench.server.requests(Who::Candidate, "update") > before
+        });
+        bench.server.resume();
+        writes.into_iter().for_each(|write| write.join().unwrap().expect_ok());
+    });
+    let renewals = bench.server.requests(Who::Candidate, "update") - before;
+    assert!((1..=15).contains(&renewals), "{renewals} renewals for 20 writes");
     bench.server.take(HERE, "users", "another", 600);
     let refused = agent.put("/users/2");
     assert!(text(&refused.refusal(503, "NOT_LEADER"), "detail").contains("the Lease was taken by another"));
-    assert_eq!(bench.gate.story(), ["PUT /users/1"; 3]);
+    assert_eq!(bench.gate.story(), ["PUT /users/1"; 23]);
     // Without the API server's word, nothing goes on.
     agent.put("/other/1").expect_ok();
     bench.server.stop();
     agent.put("/other/2").refusal(503, "GATE_UNREACHABLE");
-    assert_eq!(bench.gate.story().len(), 4);
+    assert_eq!(bench.gate.story().len(), 24);
+}
+
+#[test]
+fn a_controller_that_elects_by_client_go_takes_part_in_the_same_election() {
+    let bench = Bench::new();
+    let url = format!("{}/users/by-itself", bench.gate.url());
+    let controller =
+        |identity: &str| Candidate::start(&bench.server, (HERE, "users"), identity, &url, &["--release-on-cancel"]);
+    let mut one = bench.agent("one", LONG_MS);
+    one.put("/users/1").expect_ok();
+    let mut other = controller("other");
+    let led = other.next("leader", |_| true);
+    assert_eq!(text(&led, "leader"), bench.holder("users"));
+    one.signal(Signal::TERM);
+    assert!(one.child.wait().unwrap().success());
+    let token = other.leads();
+    assert_eq!(token, fence_token(&bench.lease("users")));
+    other.next("answer", |answer| answer["token"] == token);
+    // And back.
+    let two = bench.agent("two", LONG_MS);
+    assert_eq!(two.put("/users/1").header("fence-leader"), Some("other"));
+    other.signal(Signal::TERM);
+    assert_eq!(other.ended().code(), Some(0));
+    until("the agent leads", || two.put("/users/1").status == 200);
+    let terms = bench.transitions();
+    assert!(terms.is_sorted() && [0, 1, 2].iter().all(|term| terms.contains(term)), "{terms:?}");
 }
 
 #[test]
@@ -535,7 +581,7 @@ fn the_gate_takes_the_leaders_writes_and_counts_its_terms() {
     let mut late = one.conn();
     late.send("PUT", "/users/late", &[], b"value").unwrap();
     one.signal(Signal::CONT);
-    late.receive().unwrap().refusal(503, "NOT_LEADER");
+    is_refused(&late.receive().unwrap());
     two.signal(Signal::TERM);
     until("the first one's write lands again", || one.put("/users/1").status == 200);
     let after = seqs();

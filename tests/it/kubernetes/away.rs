@@ -1,5 +1,6 @@
 //! An API server that is gone, hangs, refuses, or has forgotten where a watch was; and gates that start again.
 
+use fencegate::clock::Clock;
 use serde_json::json;
 
 use super::world::{NAMESPACE, SECONDS, World};
@@ -37,12 +38,19 @@ fn without_an_api_server_what_is_known_counts_until_it_runs_out() {
 
 #[test]
 fn an_api_server_that_hangs_is_waited_for_as_long_as_the_settings_say() {
-    let world = World::with(|settings| settings.kubernetes.request_timeout_ms = 200);
-    let token = world.take("a");
-    world.server.hang();
-    world.put(&token).refusal(503, "LEASE_SOURCE_UNAVAILABLE");
-    world.server.resume();
-    until("it is answered", || world.put(&token).status == 200);
+    let waited = [100, 3_000].map(|ms| {
+        let world = World::with(|settings| settings.kubernetes.request_timeout_ms = ms);
+        let token = world.take("a");
+        world.server.hang();
+        let begun = Clock::machine().now().boot;
+        world.put(&token).refusal(503, "LEASE_SOURCE_UNAVAILABLE");
+        let waited = Clock::machine().now().boot.since(begun);
+        assert!(waited >= ms - 1, "{waited} of {ms} ms");
+        world.server.resume();
+        until("it is answered", || world.put(&token).status == 200);
+        waited
+    });
+    assert!(waited[0] < waited[1], "{waited:?}");
 }
 
 #[test]

@@ -333,7 +333,11 @@ fn a_route_that_goes_back_to_the_gate_can_be_leased() {
 
 #[test]
 fn audit_waits_for_nobody() {
-    let world = World::with(|settings| settings.route[0].mode = fencegate::config::Mode::Audit);
+    let world = World::with(|settings| {
+        settings.route[0].mode = fencegate::config::Mode::Audit;
+        // Longer than anyone here waits for an answer.
+        settings.kubernetes.request_timeout_ms = 300_000;
+    });
     let token = world.take("a");
     until("it is known", || world.put(&token).header("fence-would").is_none());
     // As far as the API server says so in time.

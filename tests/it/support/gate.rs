@@ -31,7 +31,7 @@ pub struct TestGate {
     pub table: Arc<MemoryTable>,
     pub clock: Driver,
     pub running: Option<Running>,
-    runtime: Runtime,
+    pub runtime: Runtime,
 }
 
 /// Free ports, and small limits.

@@ -113,6 +113,8 @@ trait Backend: Send + Sync {
     fn stop(&self);
     fn start_again(&self);
     fn hang(&self, hangs: bool);
+    fn hold_next_read(&self, holds: bool);
+    fn holds_a_read(&self) -> bool;
     fn drop_watches(&self);
     fn compact(&self);
     fn forbid(&self, who: Who, forbidden: bool);
@@ -206,6 +208,19 @@ impl ApiServer {
     /// What waited is answered.
     pub fn resume(&self) {
         self.server.hang(false);
+    }
+
+    /// The answer to the gate's next read of a Lease is held back, with what it says as of then. Not by a real one.
+    pub fn hold_next_read(&self) {
+        self.server.hold_next_read(true);
+    }
+
+    pub fn holds_a_read(&self) -> bool {
+        self.server.holds_a_read()
+    }
+
+    pub fn release_read(&self) {
+        self.server.hold_next_read(false);
     }
 
     /// Breaks the connections of all watches.

@@ -58,8 +58,18 @@ struct Shared {
     /// Watches of an earlier round are cut off.
     round: watch::Sender<u64>,
     hangs: watch::Sender<bool>,
+    hold: watch::Sender<Hold>,
     forbidden: Mutex<BTreeSet<Who>>,
     counts: Mutex<Counts>,
+}
+
+/// An answer to one of the gate's reads that is held back.
+#[derive(Clone, Copy, PartialEq)]
+enum Hold {
+    None,
+    /// That of the next one.
+    Next,
+    Held,
 }
 
 impl Fake {
@@ -69,6 +79,7 @@ impl Fake {
             revision: watch::Sender::new(1),
             round: watch::Sender::new(0),
             hangs: watch::Sender::new(false),
+            hold: watch::Sender::new(Hold::None),
             forbidden: Mutex::default(),
             counts: Mutex::default(),
         };
@@ -104,6 +115,14 @@ impl Backend for Fake {
 
     fn hang(&self, hangs: bool) {
         self.shared.hangs.send_replace(hangs);
+    }
+
+    fn hold_next_read(&self, holds: bool) {
+        self.shared.hold.send_replace(if holds { Hold::Next } else { Hold::None });
+    }
+
+    fn holds_a_read(&self) -> bool {
+        *self.shared.hold.borrow() == Hold::Held
     }
 
     fn drop_watches(&self) {
@@ -182,10 +201,16 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respo
     }
     let sent = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     shared.awake().await;
+    let is_read = call.as_ref().is_ok_and(|call| call.who == Who::Gate && call.verb == "get");
     let outcome = call.and_then(|call| {
         allowed(&shared, &call)?;
         if call.verb == "watch" { watch_answer(&shared, &call) } else { act(&shared, &call, &sent) }
     });
+    // What is said is as of now, however late it is.
+    let holds = |hold: &mut Hold| std::mem::replace(hold, Hold::Held) == Hold::Next;
+    if is_read && *shared.hold.borrow() == Hold::Next && shared.hold.send_if_modified(holds) {
+        let _ = shared.hold.subscribe().wait_for(|hold| *hold == Hold::None).await;
+    }
     Ok(outcome.unwrap_or_else(|failure| json_answer(failure.code, &failure.status())))
 }
 

@@ -171,6 +171,14 @@ impl Backend for Real {
     }
 
     /// Its sockets are borrowed from it, and shut down.
+    fn hold_next_read(&self, _: bool) {
+        unreachable!("nobody can hold back one answer of a real one");
+    }
+
+    fn holds_a_read(&self) -> bool {
+        false
+    }
+
     fn drop_watches(&self) {
         let pid = self.pid();
         let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
