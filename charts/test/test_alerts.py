@@ -32,6 +32,10 @@ def rules() -> dict[str, dict]:
     return {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]}
 
 
+def minutes(duration: str) -> int:
+    return int(duration[:-1]) * {"m": 1, "h": 60}[duration[-1]]
+
+
 def dashboard() -> dict:
     return json.loads(DASHBOARD.read_text())
 
@@ -122,6 +126,16 @@ class Rules(unittest.TestCase):
             with self.subTest(wrong=wrong), self.assertRaisesRegex(AssertionError, "runbookBase"):
                 links("--set", f"monitoring.rules.runbookBase={wrong}")
 
+    def test_a_moment_of_what_heals_by_itself_wakes_nobody(self):
+        """A counter's jump is in its rate for as long as the window: so that has to last. All else is told at once."""
+        looked = 0
+        for name, rule in rules().items():
+            for window in re.findall(r"\brate\([^\[]*\[(\w+)\]", rule["expr"]):
+                with self.subTest(alert=name):
+                    looked += 1
+                    self.assertTrue(minutes(rule["for"]) in (0, *range(minutes(window), 60)), "it fires for one moment")
+        self.assertGreater(looked, 5)
+
     def test_each_fires_where_it_should_and_only_there(self):
         fine, said = promtool("test", "rules", *CASES)
         self.assertTrue(fine, said)
@@ -163,6 +177,14 @@ class Runbooks(unittest.TestCase):
                 self.assertEqual(re.findall(r"^\*\*[A-Z][\w ]*\.\*\*", text, re.M), words)
                 self.assertRegex(text, r"```sh\n", "commands")
 
+    def test_it_says_how_long_a_thing_has_to_last(self):
+        for name, text in self.sections(RUNBOOKS.read_text()).items():
+            rule, means = rules()[name], text.partition("**At stake.**")[0]
+            said = re.findall(r"\b[Ff]or (\d+) minutes", means + rule["annotations"]["description"])
+            with self.subTest(alert=name):
+                self.assertLessEqual({f"{count}m" for count in said}, {rule["for"]})
+                if "rate(" in rule["expr"] and minutes(rule["for"]):
+                    self.assertRegex(means, rf"\b[Ff]or {minutes(rule['for'])} minutes")
 
     def test_every_command_is_one_that_fencegate_has(self):
         word = re.compile(r"(?:^|[/ ])fencegate ((?:[a-z]+ )?[a-z]+)(?= --| |$)", re.M)

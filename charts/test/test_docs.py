@@ -1,10 +1,155 @@
-"""What the chart's README says of the values is what values.yaml says."""
+"""What the chart's README says of the values is what values.yaml says. And what docs/kubernetes.md tells people to do
+can be done: its values are rendered, its manifests validated, and its commands name what the chart makes."""
+import re
+import tempfile
 import unittest
+from pathlib import Path
 
 import yaml
 
 import readme
 import tools
+import validators
+from tools import containers, of_kind, pods
+
+PAGE = tools.ROOT / "docs/kubernetes.md"
+RUNBOOKS = tools.ROOT / "docs/runbooks.md"
+
+
+def section(title: str) -> str:
+    """What stands under a heading of the page."""
+    [text] = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
+    return text
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S)
+
+
+def commands(block: str) -> list[str]:
+    """A block's commands, each in a line."""
+    joined = re.sub(r" *\\\n *", " ", block)
+    return [re.sub(r" +#.*", "", line) for line in joined.splitlines() if line and not line.startswith("#")]
+
+
+def values() -> str:
+    """The values.yaml that the page installs with."""
+    [text] = re.findall(r"^cat > values.yaml <<'END'\n(.*?)^END$", blocks(section("Installing"), "sh")[0], re.M | re.S)
+    return text
+
+
+def release(*more: str, extra: str = "{}") -> list[tools.Document]:
+    """What the page's release comes to, by both helms."""
+    with tempfile.TemporaryDirectory(prefix="fencegate-chart-") as folder:
+        first, second = Path(folder) / "values.yaml", Path(folder) / "more.yaml"
+        first.write_text(values())
+        second.write_text(extra)
+        # Named as on the page.
+        asked = ("template", "ledger", tools.CHART, "--namespace", "ledger", "--kube-version", "1.37",
+                 "--values", first, "--values", second, *more)
+        answers = [tools.run(program, *asked) for program in tools.HELMS.values()]
+    for answer in answers:
+        if answer.returncode:
+            raise AssertionError(answer.stderr)
+    found = [tools.documents(answer.stdout) for answer in answers]
+    assert found[0] == found[1]
+    return found[0]
+
+
+class Page(unittest.TestCase):
+    def test_its_example_is_for_writers_in_other_pods(self):
+        for route in yaml.safe_load(values())["gate"]["config"]["route"]:
+            self.assertIn(route.get("lease_source"), ("kubernetes", "external"))
+        manifests = release()
+        for kubernetes in tools.KUBERNETES:
+            for manifest in manifests:
+                self.assertEqual(validators.faults(manifest, kubernetes), [])
+
+    def test_a_table_can_be_made_where_a_job_has_failed(self):
+        """What is left of it goes first; then the file that has claim and Job; and the Job is waited for, and goes."""
+        first, library = blocks(section("First start"), "sh")
+        delete, make, wait, tidy = commands(first)
+        rendering = re.search(r"helm template ledger charts/fencegate .*?(--set .*) \| kubectl create -f -$", make)[1]
+        claim, job = release(*rendering.split())
+        self.assertEqual((claim["kind"], job["kind"]), ("PersistentVolumeClaim", "Job"))
+        name = job["metadata"]["name"]
+        self.assertEqual(delete, f"kubectl -n ledger delete job {name} --ignore-not-found")
+        self.assertRegex(wait, rf"^kubectl -n ledger wait --for=condition=complete --timeout=\w+ job/{name}$")
+        self.assertEqual(tidy, f"kubectl -n ledger delete job {name}")
+        self.assertIn(f"kubectl -n ledger delete job/{name} pvc/{claim['metadata']['name']}`", section("First start"))
+        # In a chart of one's own, nothing but the chart and the key's section is another.
+        ours = make.replace("charts/fencegate", "YOUR_CHART").replace("table.init", "fencegate.table.init", 1)
+        self.assertEqual(commands(library), [ours])
+
+    def test_a_claim_can_be_made_without_a_table(self):
+        manifests = release("--set", "table.init=never", "--show-only", "templates/table.yaml")
+        self.assertEqual([manifest["kind"] for manifest in manifests], ["PersistentVolumeClaim"])
+
+    def test_its_manifests_are_valid(self):
+        found = [document for text in blocks(PAGE.read_text(), "yaml") for document in tools.documents(text)
+                 if "apiVersion" in document]
+        self.assertEqual([manifest["kind"] for manifest in found], ["PersistentVolumeClaim", "Job"])
+        for kubernetes in tools.KUBERNETES:
+            for manifest in found:
+                with self.subTest(kind=manifest["kind"], kubernetes=kubernetes):
+                    self.assertEqual(validators.faults(manifest, kubernetes), [])
+
+    def test_a_backup_is_put_back_where_the_gate_looks_as_the_gates_user(self):
+        claim, extra, restore = (text for text in blocks(section("Backup and restore"), "yaml"))
+        backups = yaml.safe_load(claim)["metadata"]["name"]
+        mended = yaml.safe_load(restore)
+        job, pod = mended["spec"], mended["spec"]["template"]["spec"]
+        manifests = release(extra=extra)
+        [(_, chart)] = pods(of_kind(manifests, "Job"))
+        [workload] = of_kind(manifests, "StatefulSet")
+        [ours], [theirs] = containers(mended["spec"]["template"]), containers(chart)
+        for key in ("securityContext", "restartPolicy", "automountServiceAccountToken", "enableServiceLinks"):
+            self.assertEqual(pod[key], chart["spec"][key], key)
+        for key in ("image", "command", "env", "resources", "securityContext", "terminationMessagePolicy"):
+            self.assertEqual(ours[key], theirs[key], key)
+        self.assertEqual(job["backoffLimit"], 0, "what was restored once is not restored again by itself")
+        # The same two volumes in the same places as in the gate's pod.
+        gate = containers(workload["spec"]["template"])[0]
+        mounts = [mount for mount in gate["volumeMounts"] if mount["name"] in ("fencegate-table", "backup")]
+        volumes = [volume for volume in workload["spec"]["template"]["spec"]["volumes"]
+                   if volume["name"] in ("fencegate-table", "backup")]
+        self.assertEqual((ours["volumeMounts"], pod["volumes"]), (mounts, volumes))
+        self.assertEqual(volumes[1]["persistentVolumeClaim"], {"claimName": backups})
+        # What is put back is what was made, while the gate is away.
+        made, told = map(commands, blocks(section("Backup and restore"), "sh"))
+        self.assertEqual(ours["args"], ["table", "restore", "--config", "/dev/null", "--from", made[0].split()[-1]])
+        self.assertTrue(made[0].split()[-1].startswith(mounts[1]["mountPath"] + "/"))
+        name, gates = mended["metadata"]["name"], workload["metadata"]["name"]
+        self.assertEqual([re.sub(r" --timeout=\w+", "", command) for command in told], [
+            f"kubectl -n ledger scale statefulset/{gates} --replicas=0",
+            f"kubectl -n ledger wait --for=delete pod/{gates}-0",
+            "kubectl create -f restore.yaml",
+            f"kubectl -n ledger wait --for=condition=complete job/{name}",
+            f"kubectl -n ledger logs job/{name}",
+            f"kubectl -n ledger delete job {name}",
+            f"kubectl -n ledger scale statefulset/{gates} --replicas=1",
+        ])
+
+    def test_the_grace_period_is_the_one_that_is_told(self):
+        [workload] = of_kind(release(), "StatefulSet")
+        seconds = workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        self.assertIn(f"{seconds} s in all", section("The order of a start, and of a stop"))
+        self.assertIn(f"{seconds} s with the defaults", RUNBOOKS.read_text())
+
+
+class Runbooks(unittest.TestCase):
+    def test_they_name_the_charts_containers_and_files(self):
+        top = RUNBOOKS.read_text().partition("\n## ")[0]
+        seen = set()
+        for _, pod in pods(of_kind(tools.rendered("helm4", "consumer", "1.37"), "StatefulSet", "Deployment")):
+            ours = pod["spec"]["initContainers"][0]
+            seen.add(ours["name"])
+            self.assertIn(f"`{ours['name']}`, `{ours['args'][-1]}`", top)
+        self.assertEqual(seen, {"fencegate", "fencegate-agent"})
+
+    def test_an_alert_that_names_no_object_says_how_to_find_it(self):
+        text = RUNBOOKS.read_text().partition("## FencegateDrainWaiting")[2].partition("\n## ")[0]
+        self.assertIn("fencegate lease list --api $API --state draining", text)
 
 
 class Readme(unittest.TestCase):

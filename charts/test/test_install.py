@@ -97,5 +97,17 @@ class Install(unittest.TestCase):
             with self.subTest(helm=helm):
                 code, jobs = self.helm(helm, space, "install", ends="Failed")
                 self.assertEqual((code, jobs), (1, 1), self.said)
-                self.assertIsNotNone(self.claim(space))
+                claim = self.claim(space)
+                self.assertIsNotNone(claim)
                 self.assertEqual(self.workloads(space), [])
+                # Neither goes with the release, so the docs have the Job deleted before another one is made.
+                self.helm(helm, space, "uninstall")
+                self.assertEqual(self.claim(space), claim)
+                self.assertIn(JOB, self.cluster.listed(f"/apis/batch/v1/namespaces/{space}/jobs"))
+
+    def test_the_job_that_is_made_by_hand_is_not_installed(self):
+        for helm, space in self.each_helm():
+            with self.subTest(helm=helm):
+                self.assertEqual(self.helm(helm, space, "install", "--set", "table.init=job"), (1, 0), self.said)
+                self.assertIn("Set table.init: hook for helm install", self.said)
+                self.assertIsNone(self.claim(space))

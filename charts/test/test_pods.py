@@ -1,4 +1,5 @@
 """What the pods and the objects round them must have, whatever the values."""
+import json
 import math
 import tomllib
 import unittest
@@ -66,7 +67,13 @@ class Pods(unittest.TestCase):
                 drain = settings["shutdown"]["deadline_ms"] / 1000
                 self.assertEqual(seconds, math.ceil(drain))
                 stop = 60 if name.startswith("everything") else 30
-                self.assertGreaterEqual(pod["spec"]["terminationGracePeriodSeconds"], drain + stop + 5)
+                # The drain, the store, the gate's own stop within the same deadline, and its table: src/app.rs.
+                self.assertGreaterEqual(pod["spec"]["terminationGracePeriodSeconds"], drain + stop + drain + 2)
+
+    def test_a_writers_pod_has_time_for_its_agent_to_give_leases_back(self):
+        [(_, pod)] = pods(of_kind(rendered("helm4", "consumer", "1.37"), "Deployment"))
+        # The writer's own 30 seconds, then the agent's deadline, its releases and its last answers: src/agent/mod.rs.
+        self.assertGreaterEqual(pod["spec"]["terminationGracePeriodSeconds"], 30 + 25 + 8 + 5)
 
     def test_where_the_kubelet_cannot_sleep_the_stores_image_does(self):
         def wait(name, kubernetes):
@@ -103,13 +110,39 @@ class Pods(unittest.TestCase):
                 if name not in ("kubernetes", "consumer"):
                     self.assertEqual(kinds, [])
                 for role in of_kind(kinds, "Role"):
-                    [rule] = role["rules"]
-                    self.assertEqual((rule["apiGroups"], rule["resources"]), (["coordination.k8s.io"], ["leases"]))
+                    for rule in role["rules"]:
+                        self.assertEqual((rule["apiGroups"], rule["resources"]), (["coordination.k8s.io"], ["leases"]))
                     takes = role["metadata"]["name"].endswith("-take-leases")
-                    self.assertEqual(rule["verbs"], ["get", "create", "update"] if takes else ["get", "list", "watch"])
+                    self.assertEqual([rule["verbs"] for rule in role["rules"]],
+                                     [["get", "update"], ["create"]] if takes else [["get", "list", "watch"]])
                 self.assertEqual(of_kind(kinds, "ClusterRole", "ClusterRoleBinding"), [])
         where = [role["metadata"]["namespace"] for role in of_kind(rendered("helm4", "kubernetes", "1.37"), "Role")]
         self.assertEqual(where, ["control", "tenants"])
+
+    def test_an_agent_may_change_no_leases_but_those_of_its_routes(self):
+        def limits(routes, namespaces=()):
+            """By namespace: whose Leases may be read and changed. None: all of them."""
+            given = [{"name": f"r{place}", "match": f"/r{place}/{{a}}/{{rest...}}", "object": f"r{place}/{{a}}",
+                      "kubernetes": lease} for place, lease in enumerate(routes)]
+            config = {"route": given, "kubernetes": {"namespaces": list(namespaces)}}
+            asked = ("--set-json", f"fencegate.agent.config={json.dumps(config)}")
+            found = {}
+            for role in of_kind(rendered("helm4", "consumer", "1.37", *asked), "Role"):
+                if role["metadata"]["name"].endswith("-take-leases"):
+                    changes, creates = role["rules"]
+                    self.assertNotIn("resourceNames", creates, "a right to create has none")
+                    found[role["metadata"]["namespace"]] = changes.get("resourceNames")
+            return found
+
+        here = {"namespace": "ledger", "name": "writer"}
+        self.assertEqual(limits([here]), {"ledger": ["writer"]})
+        self.assertEqual(limits([here, here, {"name": "other"}]), {"ledger": ["other", "writer"]})
+        self.assertEqual(limits([here, {"namespace": "away", "name": "w-{a}"}]), {"away": None, "ledger": ["writer"]})
+        self.assertEqual(limits([here, {"namespace": "ledger", "name": "w-{a}"}]), {"ledger": None})
+        self.assertEqual(limits([here, {"namespace": "{a}", "name": "tenant"}], ["one", "ledger"]),
+                         {"ledger": ["tenant", "writer"], "one": ["tenant"]})
+        self.assertEqual(limits([here, {"namespace": "{a}", "name": "w-{a}"}], ["one"]),
+                         {"ledger": ["writer"], "one": None})
 
     def test_only_the_gates_port_is_let_in(self):
         for name, manifests, _, pod, gate in self.each():
@@ -163,6 +196,21 @@ class Pods(unittest.TestCase):
         self.assertEqual([[p["name"] for p in service["spec"]["ports"]] for service in found], [["ops"]])
         self.assertEqual([end["port"] for end in monitor["spec"]["endpoints"]], ["ops"])
 
+    def test_agents_are_scraped_however_the_gate_is(self):
+        for gate, kinds in (("serviceMonitor", ["ServiceMonitor", "PodMonitor"]), ("podMonitor", ["PodMonitor"] * 2)):
+            asked = [f"fencegate.monitoring.{each}.enabled={str(each == gate).lower()}"
+                     for each in ("serviceMonitor", "podMonitor")]
+            manifests = rendered("helm4", "consumer", "1.37", "--set", ",".join(asked))
+            monitors = of_kind(manifests, "ServiceMonitor", "PodMonitor")
+            self.assertCountEqual([monitor["kind"] for monitor in monitors], kinds)
+            [agents] = [each["spec"] for each in monitors if each["metadata"]["name"] == "ledger-fencegate-agent"]
+            [(_, pod)] = pods(of_kind(manifests, "Deployment"))
+            self.assertLessEqual(agents["selector"]["matchLabels"].items(), pod["metadata"]["labels"].items())
+            ports = {port["name"] for container in containers(pod) for port in container.get("ports", [])}
+            self.assertLessEqual({end["port"] for end in agents["podMetricsEndpoints"]}, ports)
+        off = rendered("helm4", "consumer", "1.37", "--set", "fencegate.monitoring.agentPodMonitor.enabled=false")
+        self.assertEqual(of_kind(off, "PodMonitor"), [])
+
 
 class TheTable(unittest.TestCase):
     """Only an installation makes a table, and nothing deletes one."""
@@ -205,16 +253,19 @@ class TheTable(unittest.TestCase):
     def test_the_job_by_hand_is_no_hook_and_leaves_a_claim_of_yours_alone(self):
         claims, [job] = self.table_of("table-job")
         self.assertEqual(claims, [])
-        self.assertNotIn("annotations", job["metadata"])
+        # Argo CD would keep it as an object that is always there, and always failed.
+        self.assertEqual(job["metadata"]["annotations"], {"argocd.argoproj.io/hook": "Skip"})
         [volume] = job["spec"]["template"]["spec"]["volumes"]
         self.assertEqual(volume["persistentVolumeClaim"], {"claimName": "fences"})
 
     def test_the_command_of_the_docs_renders_claim_and_job_and_nothing_else(self):
-        asked = ("--set", "table.init=job", "--show-only", "templates/table.yaml")
-        manifests = rendered("helm4", "default", "1.37", *asked)
-        self.assertEqual([manifest["kind"] for manifest in manifests], ["PersistentVolumeClaim", "Job"])
-        for manifest in manifests:
-            self.assertNotIn("helm.sh/hook", manifest["metadata"].get("annotations", {}))
+        for name, key in (("default", "table.init"), ("consumer", "fencegate.table.init")):
+            for helm in tools.HELMS:
+                asked = ("--set", f"{key}=job", "--show-only", "templates/table.yaml")
+                manifests = rendered(helm, name, "1.37", *asked)
+                self.assertEqual([manifest["kind"] for manifest in manifests], ["PersistentVolumeClaim", "Job"])
+                for manifest in manifests:
+                    self.assertNotIn("helm.sh/hook", manifest["metadata"]["annotations"])
 
     def test_the_job_and_the_pod_use_one_claim_in_one_place(self):
         for name, manifests in everything():

@@ -1,4 +1,5 @@
-"""What the chart has a pod run, run here by the real program: the Job, the start, the probes, the preStop, the end."""
+"""What the chart has a pod run, run here by the real program: the Job, the start, the probes, the preStop, the end; and
+the restore of docs/kubernetes.md."""
 import os
 import re
 import shutil
@@ -9,6 +10,9 @@ import unittest
 import urllib.request
 from pathlib import Path
 
+import yaml
+
+import test_docs
 from tools import FENCEGATE, containers, of_kind, pods, rendered
 
 # Ports of this machine that nobody has, in place of the pod's own.
@@ -20,12 +24,17 @@ class Start(unittest.TestCase):
         if not FENCEGATE.exists():
             raise AssertionError(f"{FENCEGATE} is missing: run `make build` first")
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="fencegate-chart-")))
-        self.volume = self.folder / "volume"
+        self.volume, self.backups = self.folder / "volume", self.folder / "backups"
         self.volume.mkdir()
+        self.backups.mkdir()
 
     def here(self, text: str) -> str:
         """With this test's folders in place of the pod's."""
-        return text.replace("/var/lib/fencegate", str(self.volume)).replace("/etc/fencegate", str(self.folder))
+        places = {"/var/lib/fencegate": self.volume, "/etc/fencegate": self.folder, "/backup/": f"{self.backups}/"}
+        for inside, outside in places.items():
+            if text.startswith(inside):
+                return text.replace(inside, str(outside), 1)
+        return text
 
     def command(self, container, **more):
         """A container's program, with its arguments and its environment."""
@@ -45,7 +54,8 @@ class Start(unittest.TestCase):
     def gate(self, name):
         manifests = rendered("helm4", name, "1.37")
         [config] = [m for m in of_kind(manifests, "ConfigMap") if "fencegate.toml" in m["data"]]
-        (self.folder / "fencegate.toml").write_text(self.here(config["data"]["fencegate.toml"]))
+        settings = config["data"]["fencegate.toml"].replace("/var/lib/fencegate", str(self.volume))
+        (self.folder / "fencegate.toml").write_text(settings)
         [(_, pod)] = pods(of_kind(manifests, "StatefulSet"))
         return containers(pod)[0]
 
@@ -74,6 +84,32 @@ class Start(unittest.TestCase):
         code, hopeless, said = self.job()
         self.assertTrue(hopeless, code)
         self.assertIn("already; nothing was changed", said)
+        self.starts_and_stops("default")
+
+    def test_the_backup_of_the_docs_is_put_back_by_its_job_and_the_gate_starts_on_it(self):
+        text = test_docs.section("Backup and restore")
+        commands = [line for block in test_docs.blocks(text, "sh") for line in test_docs.commands(block)]
+        [made] = [line for line in commands if " exec " in line]
+        [manifest] = [yaml.safe_load(block) for block in test_docs.blocks(text, "yaml") if "kind: Job" in block]
+        [restore] = containers(manifest["spec"]["template"])
+        self.assertEqual(self.job()[0], 0)
+        with subprocess.Popen(**self.command(self.gate("default"), **PORTS)) as process:
+            self.addCleanup(process.kill)
+            api = re.search(r"api=(\S+)", process.stdout.readline())[1]
+            backup = {"command": made.partition(" -- ")[2].replace("127.0.0.1:8081", api).split()}
+            done = subprocess.run(**self.command(backup), timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            process.kill()
+            process.communicate(timeout=60)
+        # A table that is there is left alone.
+        refused = subprocess.run(**self.command(restore), timeout=60)
+        self.assertEqual(refused.returncode, 2, refused.stderr)
+        self.assertIn("--replace", refused.stderr)
+        shutil.rmtree(self.volume)
+        self.volume.mkdir()
+        done = subprocess.run(**self.command(restore), timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("restored as incarnation", done.stdout)
         self.starts_and_stops("default")
 
     def test_on_an_empty_volume_the_gate_stops_and_says_why(self):

@@ -16,7 +16,7 @@ automountServiceAccountToken: false
 {{- end -}}
 
 {{/* A Role and its binding in each namespace; takes a dict of context, settings, others (namespaces), name,
-verbs and account. */}}
+rules (the template that has them) and account. */}}
 {{- define "fencegate.leaseRoles" -}}
 {{- $ask := . -}}
 {{- range include "fencegate.leaseNamespaces" (list .settings .others) | fromJsonArray }}
@@ -27,10 +27,7 @@ metadata:
   name: {{ $ask.name }}
   namespace: {{ . }}
   labels: {{- include "fencegate.labels" $ask.context | nindent 4 }}
-rules:
-  - apiGroups: [coordination.k8s.io]
-    resources: [leases]
-    verbs: {{ toJson $ask.verbs }}
+rules: {{- include $ask.rules (dict "namespace" . "settings" $ask.settings "others" $ask.others) | nindent 2 }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
@@ -49,12 +46,42 @@ subjects:
 {{- end }}
 {{- end -}}
 
+{{/* The gate finds out by itself which Leases there are. */}}
+{{- define "fencegate.gate.leaseRules" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, list, watch]
+{{- end -}}
+
+{{/* The agent changes no Leases but those of its routes, where their names are known; a right to create cannot be
+limited to a name. Takes a dict of namespace, settings and others. */}}
+{{- define "fencegate.agent.leaseRules" -}}
+{{- $names := list -}}
+{{- range .settings.route -}}
+{{- with .kubernetes -}}
+{{- if or (eq .namespace $.namespace) (and (contains "{" .namespace) (has $.namespace $.others)) -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $known := and $names (not (contains "{" (join "" $names))) -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, update]
+  {{- if $known }}
+  resourceNames: {{ $names | uniq | sortAlpha | toJson }}
+  {{- end }}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+{{- end -}}
+
 {{/* The name has the release's namespace in it: two releases of one name may read Leases of a third namespace. */}}
 {{- define "fencegate.gate.rbac" -}}
 {{- if .Values.rbac.create -}}
 {{- $name := printf "%s-%s-read-leases" .Release.Namespace (include "fencegate.fullname" .) -}}
 {{- $others := dig "kubernetes" "namespaces" list .Values.gate.config -}}
-{{- include "fencegate.leaseRoles" (dict "context" . "settings" (include "fencegate.gate.settings" . | fromJson) "others" $others "name" $name "verbs" (list "get" "list" "watch") "account" (include "fencegate.serviceAccountName" .)) -}}
+{{- include "fencegate.leaseRoles" (dict "context" . "settings" (include "fencegate.gate.settings" . | fromJson) "others" $others "name" $name "rules" "fencegate.gate.leaseRules" "account" (include "fencegate.serviceAccountName" .)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -62,7 +89,7 @@ subjects:
 {{- if .Values.rbac.create -}}
 {{- $name := printf "%s-%s-take-leases" .Release.Namespace (include "fencegate.fullname" .) -}}
 {{- $others := dig "kubernetes" "namespaces" list .Values.agent.config -}}
-{{- include "fencegate.leaseRoles" (dict "context" . "settings" (include "fencegate.agent.settings" . | fromJson) "others" $others "name" $name "verbs" (list "get" "create" "update") "account" .Values.agent.serviceAccountName) -}}
+{{- include "fencegate.leaseRoles" (dict "context" . "settings" (include "fencegate.agent.settings" . | fromJson) "others" $others "name" $name "rules" "fencegate.agent.leaseRules" "account" .Values.agent.serviceAccountName) -}}
 {{- end -}}
 {{- end -}}
 

@@ -81,9 +81,10 @@ name is left to it: the pod's name, and a word of its own for each process. */}}
 fencegate/agent-config-sha256: {{ include "fencegate.agent.settings" . | sha256sum }}
 {{- end -}}
 
-{{/* What a writer's pod needs at least, once the writer itself has stopped. */}}
+{{/* What a writer's pod needs at least, once the writer itself has stopped: the writes on their way, then up to eight
+seconds to give the leases back, five for the last answers, and two for the kubelet. */}}
 {{- define "fencegate.agent.graceSeconds" -}}
-{{- add (divf (dig "shutdown" "deadline_ms" 25000 .Values.agent.config) 1000 | ceil) 5 -}}
+{{- add (divf (dig "shutdown" "deadline_ms" 25000 .Values.agent.config) 1000 | ceil) 15 -}}
 {{- end -}}
 
 {{- define "fencegate.agent.config" -}}

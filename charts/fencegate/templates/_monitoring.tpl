@@ -83,16 +83,19 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 data:
+  {{- /* The same name in every release. Two files with one dashboard in them would have Grafana take in no dashboard of
+  its folder any more; of two with one name it sees one. */}}
   fencegate.json: |
     {{- $.Files.Get "files/dashboard.json" | nindent 4 }}
 {{- end }}
 {{- end }}
 {{- end -}}
 
-{{/* For agents, in the pods of a writer; takes a dict of context and matchLabels. */}}
+{{/* For agents, in the pods of a writer; takes a dict of context and matchLabels. It has a switch of its own: how the
+gate is scraped says nothing of them. */}}
 {{- define "fencegate.agent.podMonitor" -}}
 {{- $ask := . -}}
-{{- with .context.Values.monitoring.podMonitor -}}
+{{- with .context.Values.monitoring.agentPodMonitor -}}
 {{- if .enabled -}}
 apiVersion: monitoring.coreos.com/v1
 kind: PodMonitor

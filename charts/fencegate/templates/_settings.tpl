@@ -57,6 +57,11 @@
 {{- if or (hasPrefix "127." .) (hasPrefix "[::1]:" .) }}true{{ end -}}
 {{- end -}}
 
+{{/* "true" where a URL leads to the pod itself. */}}
+{{- define "fencegate.isLocalUrl" -}}
+{{- if regexMatch "^https?://(127\\.[0-9.]+|localhost|\\[::1\\])(:|/|$)" . }}true{{ end -}}
+{{- end -}}
+
 {{/* Namespaces with Leases, as JSON: those that routes name, and a list of others. Takes settings and that list. */}}
 {{- define "fencegate.leaseNamespaces" -}}
 {{- $config := first . -}}
@@ -86,9 +91,12 @@
 {{- divf (dig "shutdown" "deadline_ms" 25000 .Values.gate.config) 1000 | ceil | max 1 -}}
 {{- end -}}
 
-{{/* The gate drains while the store waits, then the store stops, then the gate closes its table. */}}
+{{/* The gate drains while the store waits, then the store stops, then the gate does. It has a deadline of the same
+length for that: answers that clients are still taking may hold it up. Behind it, it has two seconds to close its
+table; the rest of the five is for the kubelet. A gate that is killed before its end starts unclean. */}}
 {{- define "fencegate.gate.leastGraceSeconds" -}}
-{{- add (include "fencegate.gate.drainSeconds" . | int) (.Values.store.stopSeconds | int) 5 -}}
+{{- $drain := include "fencegate.gate.drainSeconds" . | int -}}
+{{- add $drain (.Values.store.stopSeconds | int) $drain 5 -}}
 {{- end -}}
 
 {{- define "fencegate.gate.graceSeconds" -}}

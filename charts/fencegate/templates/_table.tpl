@@ -76,13 +76,13 @@ metadata:
   labels:
     {{- include "fencegate.labels" . | nindent 4 }}
     app.kubernetes.io/component: table-init
-  {{- if eq .Values.table.init "hook" }}
   annotations:
+    {{- if eq .Values.table.init "hook" }}
     helm.sh/hook: pre-install
     helm.sh/hook-weight: "-1"
     helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+    {{- end }}
     argocd.argoproj.io/hook: Skip
-  {{- end }}
 spec:
   backoffLimit: 3
   podFailurePolicy:

@@ -45,7 +45,7 @@
 {{- if and $values.standalone (not (and $values.store.socket.enabled (hasPrefix $shared .url))) -}}
 {{- fail (printf "%s is %s, which gate and store do not share: set store.socket.enabled: true, and a path below store.socket.path" .key .url) -}}
 {{- end -}}
-{{- else if not (or $values.gate.allowRemoteStore (regexMatch "^https?://(127\\.[0-9.]+|localhost|\\[::1\\])(:|/|$)" .url)) -}}
+{{- else if not (or $values.gate.allowRemoteStore (include "fencegate.isLocalUrl" .url)) -}}
 {{- fail (printf "%s is %s, which others can reach past the gate: bind the store to loopback or a Unix socket; or set gate.allowRemoteStore: true, if something else keeps everybody but this gate away" .key .url) -}}
 {{- end -}}
 {{- end -}}
@@ -68,6 +68,11 @@
 {{- if and (eq $table.init "job") (or .Release.IsUpgrade (eq $table.kind "emptyDir")) -}}
 {{- fail "table.init: job is for `helm template ... | kubectl create -f -`, with a table on a claim. Set table.init to hook or never" -}}
 {{- end -}}
+{{- /* Kinds are known only where a cluster was asked: by `helm install`, or by Argo CD, which says what it found there.
+`lookup` would need the right to read something that is in every cluster. */ -}}
+{{- if and (eq $table.init "job") (.Capabilities.APIVersions.Has "v1/Pod") -}}
+{{- fail "table.init is job, and this is no `helm template` by hand: what it renders is for `kubectl create`, once. Set table.init: hook for helm install, and never for Argo CD" -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "fencegate.validate.ports" -}}
@@ -88,13 +93,35 @@
 {{- if has "0" $ports -}}
 {{- fail "gate.config: port 0 is one that nobody knows before the start: set gate.listen, api.listen and ops.listen to real ones" -}}
 {{- end -}}
+{{- include "fencegate.validate.portNumbers" (dict "section" "gate.config" "ports" $ports) -}}
 {{- $direct := dig "gate" "tls_cert_file" "" $config -}}
 {{- if and $direct .Values.gate.tls.secretName -}}
 {{- fail "gate.tls.secretName and gate.config.gate.tls_cert_file are both set: leave one of them out" -}}
 {{- end -}}
 {{- end -}}
 
+{{/* Takes a dict of section and ports. */}}
+{{- define "fencegate.validate.portNumbers" -}}
+{{- range .ports -}}
+{{- if gt (atoi .) 65535 -}}
+{{- fail (printf "%s has port %s: there is none beyond 65535. Set a lower one" $.section .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels that pods are found by, and Helm's own: twice in one object, the second would count. */}}
+{{- define "fencegate.validate.labels" -}}
+{{- range $section := list "commonLabels" "podLabels" -}}
+{{- range $label, $_ := index $.Values $section -}}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by)|helm\\.sh/chart)$" $label -}}
+{{- fail (printf "%s has %s, which the chart sets itself: use a label of your own; nameOverride changes app.kubernetes.io/name" $section $label) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "fencegate.validate.workload" -}}
+{{- include "fencegate.validate.labels" . -}}
 {{- with .Values.workload -}}
 {{- if gt (int .replicas) 1 -}}
 {{- fail (printf "workload.replicas is %d: more than one gate before one store needs a fleet, which this version does not have. Set 1, and install one release per store" (int .replicas)) -}}
@@ -104,17 +131,21 @@
 {{- end -}}
 {{- $least := include "fencegate.gate.leastGraceSeconds" $ | int -}}
 {{- if lt (include "fencegate.gate.graceSeconds" $ | int) $least -}}
-{{- fail (printf "workload.terminationGracePeriodSeconds is %d: the drain (gate.config.shutdown.deadline_ms), store.stopSeconds and the gate's own end take up to %d. Set at least that, or leave it empty" (int .terminationGracePeriodSeconds) $least) -}}
+{{- fail (printf "workload.terminationGracePeriodSeconds is %d: the drain (gate.config.shutdown.deadline_ms), store.stopSeconds, the gate's own stop (that deadline again) and five more take up to %d. Set at least that, or leave it empty" (int .terminationGracePeriodSeconds) $least) -}}
 {{- end -}}
 {{- if and (eq .kind "Deployment") $.Values.store.volumeClaimTemplates -}}
 {{- fail "store.volumeClaimTemplates need a StatefulSet: set workload.kind: StatefulSet, or use extraVolumes" -}}
 {{- end -}}
 {{- end -}}
+{{- if and (eq .Values.store.drainWait.kind "sleep") (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "store.drainWait.kind is sleep, which Kubernetes %s does not have by default: the store would stop before the gate has drained. Set auto, or exec" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- if and .Values.standalone (not .Values.store.image) -}}
 {{- fail "store.image is empty: set the image of the store that the gate stands before; or standalone: false, to include the templates in a chart of your own" -}}
 {{- end -}}
 {{- range .Values.gate.env -}}
-{{- if regexMatch "^FENCEGATE__(TABLE__|STORE__URL$|SHUTDOWN__|[A-Z]+__LISTEN$|ROUTE__|KUBERNETES__)" (toString .name) -}}
+{{- /* In any case: the program takes FENCEGATE__table__create for what it is. */ -}}
+{{- if regexMatch "(?i)^FENCEGATE__(TABLE__|STORE__URL$|SHUTDOWN__|[A-Z]+__LISTEN$|ROUTE__|KUBERNETES__)" (toString .name) -}}
 {{- fail (printf "gate.env has %s, which nothing here could check: set it in gate.config" .name) -}}
 {{- end -}}
 {{- end -}}
@@ -144,12 +175,17 @@
 {{- if and .Values.agent.tls.clientCertificate (not .Values.agent.tls.secretName) -}}
 {{- fail "agent.tls.clientCertificate is set: set agent.tls.secretName, where it is" -}}
 {{- end -}}
+{{- include "fencegate.validate.portNumbers" (dict "section" "agent.config" "ports" (list (include "fencegate.port" $config.agent.listen) (include "fencegate.port" $config.status.listen))) -}}
 {{- if and (include "fencegate.hasLeases" $config) .Values.rbac.create (not .Values.agent.serviceAccountName) -}}
 {{- fail "an agent's route takes a Lease: set agent.serviceAccountName to the writer's, so that it may; or rbac.create: false" -}}
 {{- end -}}
-{{- range $place, $route := $config.route -}}
-{{- if $route.kubernetes -}}
+{{- /* Without a route it has one of its own, which goes by the gate's leases. */ -}}
+{{- range $place, $route := default (list dict) $config.route -}}
 {{- $key := printf "agent.config.route[%d].kubernetes" $place -}}
+{{- if and (not $route.kubernetes) (include "fencegate.isLocalUrl" $config.gate.api) (not (include "fencegate.isLocalUrl" $config.gate.url)) -}}
+{{- fail (printf "%s is not set, so the gate's own leases lead, and agent.config.gate.api is %s: that is the writer's own pod, and the gate is at %s. Set %s, with lease_source: kubernetes on the gate's route; or agent.config.gate.api to a way that leads there, or gate.url to the same tunnel" $key $config.gate.api $config.gate.url $key) -}}
+{{- end -}}
+{{- if $route.kubernetes -}}
 {{- if not (dig "name" "" $route.kubernetes) -}}
 {{- fail (printf "%s says nothing of which Lease: set %s.name" $key $key) -}}
 {{- end -}}
