@@ -355,6 +355,18 @@ impl Settings {
         faults
     }
 
+    /// What is wrong with the way to a store.
+    fn store_fault(&self, section: &str, store: &StoreSettings) -> Option<Fault> {
+        let (key, what) = match store.way() {
+            Err(wrong) => wrong,
+            Ok(way) if way.address.is_at(self.gate.listen) => {
+                ("url", "is the gate's own port (gate.listen): name the store's".to_owned())
+            }
+            Ok(_) => return None,
+        };
+        Some(Fault::new(format!("{section}.{key}"), what))
+    }
+
     /// What is wrong with the data plane's settings.
     pub(super) fn plane_faults(&self) -> Vec<Fault> {
         let mut faults = vec![];
@@ -396,15 +408,13 @@ impl Settings {
         if let Err((key, what)) = gate.tls() {
             faults.push(Fault::new(format!("gate.{key}"), what));
         }
-        if let Err((key, what)) = store.way() {
-            faults.push(Fault::new(format!("store.{key}"), what));
-        }
-        for (place, route) in self.route.iter().enumerate().filter(|(_, route)| route.store != StoreOverride::default())
-        {
-            if let Err((key, what)) = route.store.over(store).way() {
-                faults.push(Fault::new(format!("route[{place}].store.{key}"), what));
-            }
-        }
+        faults.extend(self.store_fault("store", store));
+        let routes = self.route.iter().enumerate().filter(|(_, route)| route.store != StoreOverride::default());
+        faults.extend(
+            routes.filter_map(|(place, route)| {
+                self.store_fault(&format!("route[{place}].store"), &route.store.over(store))
+            }),
+        );
         faults.extend(self.outside_faults());
         faults.extend(Routes::new(self).err().unwrap_or_default());
         faults

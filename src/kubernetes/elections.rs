@@ -89,6 +89,15 @@ impl Entry {
             looking: AtomicBool::new(false),
         })
     }
+
+    /// What the ledger is told of it, and what writes are.
+    fn sighting(&self) -> Result<(Sighting, Option<Election>, Arc<Term>), Unknown> {
+        let known = lock(&self.known);
+        let known = known.as_ref().ok_or(Unknown::Ledger(ledger::Refused::Stopping))?;
+        let odd = |what: String| Unknown::Away(Away::Odd(what));
+        let sighting = known.sighting(&self.name).map_err(odd)?;
+        Ok((sighting, known.election(), Arc::clone(&known.term)))
+    }
 }
 
 #[derive(Default)]
@@ -512,7 +521,7 @@ impl Elections {
     /// Tells the ledger how the Lease of an object is; where somebody has come with its present term, the object is told
     /// of every change from here on. Whoever calls this reads nothing meanwhile, and nobody else does.
     fn tell(&self, entry: &Arc<Entry>, asked: Option<(ObjectId, u64, Option<Election>)>) -> Result<ToldOf, Unknown> {
-        let (sighting, election, term) = self.sighting(entry)?;
+        let (sighting, election, term) = entry.sighting()?;
         let Some((object, generation, token)) = asked else { return Ok((election, term, None)) };
         let begins = token.is_none() || token == election;
         let mut objects = self.objects_mut();
@@ -527,21 +536,13 @@ impl Elections {
         Ok((election, term, Some(answer)))
     }
 
-    fn sighting(&self, entry: &Entry) -> Result<(Sighting, Option<Election>, Arc<Term>), Unknown> {
-        let known = lock(&entry.known);
-        let known = known.as_ref().ok_or(Unknown::Ledger(ledger::Refused::Stopping))?;
-        let odd = |what: String| Unknown::Away(Away::Odd(what));
-        let sighting = known.sighting(&entry.name).map_err(odd)?;
-        Ok((sighting, known.election(), Arc::clone(&known.term)))
-    }
-
     /// Tells all objects of a Lease how it is, unless they know.
     async fn tell_all(&self, entry: &Entry) -> Result<(), ledger::Refused> {
         if lock(&entry.known).as_ref().is_none_or(|known| known.is_told) {
             return Ok(());
         }
         // What cannot be said to one cannot be said to any; whoever writes is told why.
-        let Ok((sighting, _, _)) = self.sighting(entry) else { return Ok(()) };
+        let Ok((sighting, _, _)) = entry.sighting() else { return Ok(()) };
         let generation = self.objects().generation;
         let objects: Vec<ObjectId> = lock(&entry.objects).iter().cloned().collect();
         tracing::info!(objects = objects.len(), ?sighting, "a Lease has changed");

@@ -303,8 +303,9 @@ impl ObjectTemplate {
             // What a capture takes may go on in it, or end there.
             let steps: &[(usize, usize)] = match (here, there) {
                 (Letter::Fixed(one), Letter::Fixed(two)) if one == two => &[(1, 1)],
-                (Letter::Fixed(_), Letter::Fixed(_)) => &[],
-                (Letter::Fixed('/'), Letter::Any) | (Letter::Any, Letter::Fixed('/')) => &[],
+                (Letter::Fixed(_), Letter::Fixed(_))
+                | (Letter::Fixed('/'), Letter::Any)
+                | (Letter::Any, Letter::Fixed('/')) => &[],
                 (Letter::Fixed(_), Letter::Any) => &[(1, 0), (1, 1)],
                 (Letter::Any, Letter::Fixed(_)) => &[(0, 1), (1, 1)],
                 (Letter::Any, Letter::Any) => &[(0, 1), (1, 0), (1, 1)],

@@ -14,7 +14,10 @@ mod counted;
 pub mod link;
 pub mod pool;
 
-use std::path::PathBuf;
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use crate::tls::Connector;
 
@@ -35,6 +38,21 @@ pub struct Way {
 }
 
 impl Address {
+    /// Whether it leads to whoever listens there, as far as the name says.
+    #[must_use]
+    pub fn is_at(&self, listens: SocketAddr) -> bool {
+        let (Self::Tcp { host, port } | Self::Tls { host, port }) = self else { return false };
+        let is_here = match host.parse::<IpAddr>() {
+            Ok(address) => {
+                address == listens.ip() || listens.ip().is_unspecified() && address.to_canonical().is_loopback()
+            }
+            Err(_) => {
+                host == "localhost" && (listens.ip().is_unspecified() || listens.ip().to_canonical().is_loopback())
+            }
+        };
+        is_here && *port == listens.port()
+    }
+
     /// Reads a store's URL.
     ///
     /// # Errors
@@ -67,6 +85,23 @@ impl Address {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_store_that_is_the_gate_itself_is_seen_by_its_name() {
+        for (url, listens, is_it) in [
+            ("http://127.0.0.1:8080", "127.0.0.1:8080", true),
+            ("http://localhost:8080", "127.0.0.1:8080", true),
+            ("https://127.0.0.1:8080", "0.0.0.0:8080", true),
+            ("http://[::1]:8080", "[::]:8080", true),
+            ("http://127.0.0.2:8080", "[::]:8080", true),
+            ("http://127.0.0.1:9000", "127.0.0.1:8080", false),
+            ("http://127.0.0.2:8080", "127.0.0.1:8080", false),
+            ("http://store:8080", "0.0.0.0:8080", false),
+            ("unix:/run/store.sock", "0.0.0.0:8080", false),
+        ] {
+            assert_eq!(Address::parse(url).unwrap().is_at(listens.parse().unwrap()), is_it, "{url} of {listens}");
+        }
+    }
 
     #[test]
     fn a_store_is_at_a_port_or_a_socket() {

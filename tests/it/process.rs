@@ -121,6 +121,9 @@ fn every_fault_of_a_configuration_is_listed_at_once() {
             assert!(said.contains(key), "{key} is not in {said}");
         }
     }
+    fs::write(site.config(), "[gate]\nlisten = '127.0.0.1:8080'\n[store]\nurl = 'http://localhost:8080'\n").unwrap();
+    let refused = site.run(&["check"]);
+    assert!(stderr(&refused).contains("store.url: is the gate's own port"), "{}", stderr(&refused));
     fs::write(site.config(), "[api\n").unwrap();
     let refused = site.run(&["check"]);
     assert!(refused.status.code() == Some(2) && stderr(&refused).contains("is not TOML"), "{}", stderr(&refused));
