@@ -50,6 +50,7 @@ SEEDS ?= 20000
 
 simulate: failpoints ## play the gate against an adversary, by seed (SEEDS=20000)
 	target/failpoints/fencegate simulate --seeds $(SEEDS)
+	target/failpoints/fencegate simulate --seeds $(SEEDS) --led
 
 test: setup-test ## run every test
 	$(build_failpoints)

@@ -19,13 +19,16 @@ pub(super) struct Args {
     /// Look at one promise only: DRAIN, STALE, UNIQUE, MONOTONIC, UNFENCED, EXPIRY, "NO REVIVAL" or "ONE ATTEMPT".
     #[arg(long, value_name = "NAME")]
     promise: Option<String>,
+    /// Kubernetes Leases say who may write.
+    #[arg(long)]
+    led: bool,
     /// Print what happens, line by line.
     #[arg(long)]
     log: bool,
 }
 
 pub(super) fn run(args: &Args) -> Done {
-    let game = Player::new(args.promise.clone());
+    let game = Player::new(args.promise.clone(), args.led);
     let mut total = Counts::default();
     let progress = output::Progress::new("seed");
     for seed in args.first..args.first + args.seeds {

@@ -37,12 +37,14 @@ pub enum Fault {
     ReloadNoWait,
     /// A lease that has ended goes on.
     Revive,
+    /// A Lease that led an object before another one is forgotten.
+    NoFloors,
     /// Writes are judged once and not counted, to measure what the barrier costs.
     NoBarrier,
 }
 
 impl Fault {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::NoSync,
         Self::ForwardStale,
         Self::NoDrain,
@@ -57,6 +59,7 @@ impl Fault {
         Self::PartialIsNone,
         Self::ReloadNoWait,
         Self::Revive,
+        Self::NoFloors,
         Self::NoBarrier,
     ];
 
@@ -78,6 +81,7 @@ impl Fault {
             Self::PartialIsNone => "partial-is-none",
             Self::ReloadNoWait => "reload-no-wait",
             Self::Revive => "revive",
+            Self::NoFloors => "no-floors",
             Self::NoBarrier => "no-barrier",
         }
     }

@@ -17,6 +17,8 @@ use std::{
     },
 };
 
+use crate::failpoints::{self, Fault};
+
 use super::{
     BootMs, Fence, HolderId, How, Incarnation, Lease, LeaseId, LeaseSeq, Now, Record, State, Ttl,
     election::{Election, LeaseName, Uid},
@@ -285,7 +287,7 @@ impl Record {
         let Some(before) = self.elected.as_deref() else { return vec![] };
         let mut floors = before.floors.clone();
         let Election { uid, transitions } = before.election;
-        if uid != election.uid {
+        if uid != election.uid && !failpoints::on(Fault::NoFloors) {
             // Under another name it may be led to again, by a route that is changed back: then its term goes on, unless
             // somebody was told that it is over.
             let is_gone = *before.lease == *lease;

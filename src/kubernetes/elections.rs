@@ -13,15 +13,12 @@
 //! it runs out, and then nobody may write.
 //!
 //! Anyone can send a token, and name an object. So a token that is not of the present term leaves nothing behind, and
-//! reads for the sake of tokens are limited: of one Lease by `PACE`, of all by [`Pace`]. Changes that a watch shows are
+//! reads for the sake of tokens are limited: of one Lease by `PACE`, of all by `pace`. Changes that a watch shows are
 //! read apart from them.
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering},
     time::Duration,
 };
 
@@ -29,15 +26,17 @@ use tokio::{runtime::Handle, sync::Semaphore, task::JoinHandle};
 
 use super::{
     api::{Away, Cluster, LeaseName, Seen},
+    entries::{Entries, Entry, LastRead, Objects, lock},
     known::Known,
+    pace::Pace,
     watch,
 };
 use crate::{
     clock::Clock,
     config::{Fault, Faults, GateKubernetes},
     fence::{
-        BootMs, ObjectId,
-        elected::{Claimant, Sighting, Term},
+        ObjectId,
+        elected::{Claimant, Term},
         election::Election,
     },
     metrics::KubernetesMetrics,
@@ -48,8 +47,6 @@ use crate::{
 const PACE: Duration = Duration::from_millis(100);
 /// Reads at once, of all Leases: for whoever asks; and as many for what a watch shows.
 const READS_MAX: usize = 8;
-/// Reads for whoever asks, of all Leases: so many in a second, and at once after a second without any.
-const READS_PER_S: u64 = 100;
 /// Who may wait for one at once.
 const ASKS_MAX: usize = 4_096;
 /// Objects that one message to the ledger names.
@@ -59,53 +56,6 @@ const TRIES: u32 = 30;
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// How long to wait before the ledger is asked again that has no room.
 const NO_ROOM: Duration = Duration::from_millis(20);
-
-/// One Lease that governs objects in use. There is never another one of the same name while somebody has this one.
-pub struct Entry {
-    pub name: Arc<LeaseName>,
-    /// `None`: not looked at yet.
-    known: Mutex<Option<Known>>,
-    /// The objects that were told of it: each is told of every change.
-    objects: Mutex<HashSet<ObjectId>>,
-    /// How many reads have begun.
-    begun: AtomicU64,
-    /// Held by whoever reads; and by whoever tells the ledger, so that it is told in order.
-    reading: tokio::sync::Mutex<LastRead>,
-    /// How often a watch has shown something new.
-    hints: AtomicU64,
-    /// Somebody looks into that.
-    looking: AtomicBool,
-}
-
-impl Entry {
-    fn new(name: &Arc<LeaseName>) -> Arc<Self> {
-        Arc::new(Self {
-            name: Arc::clone(name),
-            known: Mutex::default(),
-            objects: Mutex::default(),
-            begun: AtomicU64::new(0),
-            reading: tokio::sync::Mutex::default(),
-            hints: AtomicU64::new(0),
-            looking: AtomicBool::new(false),
-        })
-    }
-
-    /// What the ledger is told of it, and what writes are.
-    fn sighting(&self) -> Result<(Sighting, Option<Election>, Arc<Term>), Unknown> {
-        let known = lock(&self.known);
-        let known = known.as_ref().ok_or(Unknown::Ledger(ledger::Refused::Stopping))?;
-        let odd = |what: String| Unknown::Away(Away::Odd(what));
-        let sighting = known.sighting(&self.name).map_err(odd)?;
-        Ok((sighting, known.election(), Arc::clone(&known.term)))
-    }
-}
-
-#[derive(Default)]
-struct LastRead {
-    number: u64,
-    at: BootMs,
-    failed: Option<Away>,
-}
 
 /// Why nothing can be said.
 #[derive(Debug)]
@@ -142,59 +92,6 @@ pub struct Elections {
     watches: Mutex<HashMap<String, JoinHandle<()>>>,
 }
 
-/// The objects that were told of their Lease. Each is in its entry's own list, and in no other's.
-#[derive(Default)]
-struct Objects {
-    told: HashMap<ObjectId, Arc<Entry>>,
-    /// The routes that say which Lease an object has: a number for each reload.
-    generation: u64,
-}
-
-impl Objects {
-    /// An object is told of its Lease from now on, and of no other.
-    fn note(&mut self, entry: &Arc<Entry>, object: &ObjectId, max: usize) {
-        let told = &mut self.told;
-        if told.len() >= max && !told.contains_key(object) {
-            // Any will do: its next write asks, as the first one did.
-            let one = told.keys().next().cloned();
-            if let Some((one, entry)) = one.and_then(|one| told.remove_entry(&one)) {
-                lock(&entry.objects).remove(&one);
-            }
-        }
-        if let Some(before) = told.insert(object.clone(), Arc::clone(entry)) {
-            lock(&before.objects).remove(object);
-        }
-        lock(&entry.objects).insert(object.clone());
-    }
-}
-
-/// The Leases that govern objects in use, and those that somebody has asked about.
-#[derive(Default)]
-struct Entries {
-    all: HashMap<Arc<LeaseName>, Arc<Entry>>,
-    /// How many there may be before those that nobody needs are looked for.
-    sweep_at: usize,
-}
-
-/// Reads for the sake of tokens, spread over time.
-#[derive(Default)]
-struct Pace {
-    /// Until when the reads that were let go reach, on the boot clock.
-    taken: Mutex<u64>,
-}
-
-impl Pace {
-    const EACH_MS: u64 = 1_000 / READS_PER_S;
-
-    /// How long to wait before the next read.
-    fn take(&self, now: BootMs) -> Duration {
-        let mut taken = lock(&self.taken);
-        let begins = (*taken).max(now.0.saturating_sub(1_000));
-        *taken = begins + Self::EACH_MS;
-        Duration::from_millis(begins.saturating_sub(now.0))
-    }
-}
-
 /// Who wants a Lease to be read.
 #[derive(Clone, Copy)]
 enum Reader {
@@ -206,10 +103,6 @@ enum Reader {
 
 /// How a Lease is, and what the ledger will say of the object that it was told for.
 type ToldOf = (Option<Election>, Arc<Term>, Option<ledger::Answer<Moved>>);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Elections {
     /// Nothing is asked before a route needs it.
@@ -567,56 +460,6 @@ impl Elections {
     }
 
     fn entry(&self, name: &Arc<LeaseName>) -> Arc<Entry> {
-        let mut entries = lock(&self.entries);
-        let Entries { all, sweep_at } = &mut *entries;
-        if all.len() >= (*sweep_at).max(self.objects_max) {
-            // Those that govern nothing in use and that nobody has; whoever asks for one again finds a new one.
-            all.retain(|_, entry| Arc::strong_count(entry) > 1 || !lock(&entry.objects).is_empty());
-            // So that it is not looked for each time where most of them are needed.
-            *sweep_at = all.len() + self.objects_max / 2 + 1;
-        }
-        Arc::clone(all.entry(Arc::clone(name)).or_insert_with(|| Entry::new(name)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn entry(name: &str) -> Arc<Entry> {
-        Entry::new(&Arc::new(LeaseName { namespace: "left".to_owned(), name: name.to_owned() }))
-    }
-
-    fn told_by(entry: &Entry) -> Vec<String> {
-        let mut all: Vec<String> = lock(&entry.objects).iter().map(ToString::to_string).collect();
-        all.sort();
-        all
-    }
-
-    #[test]
-    fn an_object_is_told_of_one_lease_only_and_so_many_are() {
-        let object = |name: &str| ObjectId::new(name).unwrap();
-        let (mut objects, one, other) = (Objects::default(), entry("one"), entry("other"));
-        objects.note(&one, &object("x"), 2);
-        objects.note(&one, &object("y"), 2);
-        objects.note(&one, &object("x"), 2);
-        assert_eq!(told_by(&one), ["x", "y"]);
-        objects.note(&other, &object("x"), 2);
-        assert_eq!((told_by(&one), told_by(&other)), (vec!["y".to_owned()], vec!["x".to_owned()]));
-        objects.note(&other, &object("z"), 2);
-        assert_eq!(objects.told.len(), 2);
-        assert_eq!(told_by(&one).len() + told_by(&other).len(), 2, "whoever has gone is in no list");
-    }
-
-    #[test]
-    fn reads_for_the_sake_of_tokens_are_spread_over_time() {
-        let (pace, now) = (Pace::default(), BootMs(10_000));
-        let waits: Vec<u128> = (0..300).map(|_| pace.take(now).as_millis()).collect();
-        // A second's worth at once, then one every ten milliseconds.
-        assert_eq!(waits.iter().filter(|wait| **wait == 0).count(), 101, "{waits:?}");
-        assert_eq!(waits.last(), Some(&1_990));
-        assert_eq!(pace.take(BootMs(12_000)), Duration::ZERO);
-        // Nothing is saved up beyond that.
-        assert_eq!((0..300).filter(|_| pace.take(BootMs(90_000)).is_zero()).count(), 101);
+        lock(&self.entries).of(name, self.objects_max)
     }
 }

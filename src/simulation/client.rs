@@ -27,7 +27,7 @@ pub(super) struct Client {
     heard: Option<Heard>,
     /// The request that it may repeat.
     last_request: Option<Wanted>,
-    asleep_until: u64,
+    pub(super) asleep_until: u64,
 }
 
 /// A call of the ledger that was not answered yet.
@@ -145,7 +145,7 @@ impl World {
             }
             return;
         }
-        self.act(place);
+        if self.led.is_some() { self.candidate_step(place) } else { self.act(place) }
     }
 
     /// The answer arrives, or is lost: then the gate takes back what nobody can ask for again.
@@ -283,7 +283,7 @@ impl World {
         self.calls.push(Command::Release { lease_id, holder: None, token, reply });
     }
 
-    fn revoke(&mut self, place: usize) {
+    pub(super) fn revoke(&mut self, place: usize) {
         let object = self.any_object();
         let force = self.rng.percent(15);
         let word = if force { "revokes by force" } else { "revokes" };

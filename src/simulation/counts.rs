@@ -51,4 +51,8 @@ counts! {
     evictions,
     wall_steps,
     disk_faults,
+    /// Terms of leadership, by Leases; the gate's reads of those; routes that came to name another.
+    terms,
+    lease_reads,
+    reroutes,
 }

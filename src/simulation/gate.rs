@@ -9,6 +9,7 @@ use super::{
     client::Client,
     crowd::{self, Crowd},
     disk::Disk,
+    led::Led,
     world::{Run, World},
 };
 use crate::{
@@ -68,8 +69,8 @@ fn new_table() -> MemoryTable {
 }
 
 impl Simulation {
-    pub(super) fn new(seed: u64, promise: Option<&str>, metrics: &LedgerMetrics) -> Self {
-        let world = Arc::new(Mutex::new(World::new(seed, promise)));
+    pub(super) fn new(seed: u64, promise: Option<&str>, is_led: bool, metrics: &LedgerMetrics) -> Self {
+        let world = Arc::new(Mutex::new(World::new(seed, promise, is_led)));
         Self { world, metrics: metrics.clone(), gate: None, left: Some(new_table()) }
     }
 
@@ -330,6 +331,7 @@ impl World {
     fn end_run(&mut self) {
         self.run = None;
         self.crashed = None;
+        self.led.as_mut().into_iter().for_each(Led::forget);
         self.writes.clear();
         self.calls.clear();
         self.clients.iter_mut().for_each(Client::lose_call);

@@ -8,6 +8,7 @@
 //!
 //! - `world`: who there is, and whose turn it is. `rng`: chance, by seed.
 //! - `client`: writers and the adversary. `write`: a write on its way through the gate.
+//! - `led`: Kubernetes Leases in their place, an API server and the gate's reads of it.
 //! - `store`: the store and the network. `disk`: the table, and what happens while it syncs.
 //! - `gate`: rounds of the ledger, crashes, stops and starts. `crowd`: what pushes records out of memory.
 //! - `oracle`: what was told and what has landed; the promises. `counts`: what was seen.
@@ -19,6 +20,7 @@ mod counts;
 mod crowd;
 mod disk;
 mod gate;
+mod led;
 mod oracle;
 mod rng;
 mod store;
@@ -40,20 +42,21 @@ pub struct Played {
 /// Plays seeds.
 pub struct Player {
     promise: Option<String>,
+    is_led: bool,
     metrics: Metrics,
 }
 
 impl Player {
-    /// `promise`: the only one to look at, by its name.
+    /// `promise`: the only one to look at, by its name. `is_led`: Kubernetes Leases say who may write.
     #[must_use]
-    pub fn new(promise: Option<String>) -> Self {
-        Self { promise, metrics: Metrics::new() }
+    pub fn new(promise: Option<String>, is_led: bool) -> Self {
+        Self { promise, is_led, metrics: Metrics::new() }
     }
 
     /// Plays one seed.
     #[must_use]
     pub fn play(&self, seed: u64) -> Played {
-        let world = gate::Simulation::new(seed, self.promise.as_deref(), &self.metrics.ledger).play();
+        let world = gate::Simulation::new(seed, self.promise.as_deref(), self.is_led, &self.metrics.ledger).play();
         Played { counts: world.counts, violation: world.violation.map(|violation| violation.name), log: world.log }
     }
 }

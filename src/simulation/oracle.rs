@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::fence::{BootMs, LeaseId, ObjectId};
+use crate::fence::{BootMs, LeaseId, ObjectId, election::Election};
 
 /// A promise that was not kept.
 #[derive(Clone, Debug)]
@@ -31,6 +31,9 @@ struct Story {
     applied: u64,
     /// Numbers whose lease someone was told is over.
     over: BTreeSet<u64>,
+    /// Which term of leadership has written under a number, and which terms someone was told are over.
+    led: BTreeMap<u64, Election>,
+    terms_over: Vec<Election>,
 }
 
 struct Told {
@@ -48,6 +51,8 @@ pub(super) struct Oracle {
     forgiven: BTreeSet<u64>,
     /// Writes of which the store has seen something.
     sent: BTreeSet<u64>,
+    /// Terms that the gate has read are over.
+    read_over: Vec<Election>,
 }
 
 impl Oracle {
@@ -170,6 +175,42 @@ impl Oracle {
             ),
             Some(_) => Ok(()),
         }
+    }
+
+    /// The gate has read that these terms are over.
+    pub(super) fn terms_over(&mut self, terms: &[Election]) {
+        self.read_over.extend(terms.iter().filter(|term| !self.read_over.contains(term)).copied().collect::<Vec<_>>());
+    }
+
+    /// Someone was told that a term may write this object no more.
+    pub(super) fn term_over(&mut self, object: &ObjectId, term: Election) {
+        self.story(object).terms_over.push(term);
+    }
+
+    /// A write by a term of leadership was let through, to wait or to land.
+    pub(super) fn admitted_by(&mut self, object: &ObjectId, seq: u64, term: Election) -> Kept {
+        let is_over = self.read_over.contains(&term);
+        let story = self.story(object);
+        let what = format!("{object}: a write of {seq} by {term} was let through");
+        if is_over {
+            return broken("STALE", format!("{what}, after the Lease was read to be in another term"));
+        }
+        if seq < story.floor {
+            return broken("STALE", format!("{what}, after one of {} was answered", story.floor));
+        }
+        if story.over.contains(&seq) || story.terms_over.contains(&term) {
+            return broken("NO REVIVAL", format!("{what} though it was told to be over"));
+        }
+        match story.led.insert(seq, term) {
+            Some(other) if other != term => broken("UNIQUE", format!("{what}, and so was one by {other}")),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// A write by a term of leadership was answered: none of an older one lands any more.
+    pub(super) fn answered(&mut self, object: &ObjectId, seq: u64) {
+        let story = self.story(object);
+        story.floor = story.floor.max(seq);
     }
 
     /// A write begins to reach the store.

@@ -8,6 +8,7 @@ use super::{
     client::Client,
     counts::Counts,
     crowd::Crowd,
+    led::Led,
     oracle::{Oracle, Violation},
     rng::Rng,
     store::Message,
@@ -94,6 +95,8 @@ pub(super) struct World {
     pub(super) last_write: u64,
     pub(super) messages: Vec<Message>,
     pub(super) oracle: Oracle,
+    /// Where Kubernetes Leases say who may write.
+    pub(super) led: Option<Led>,
     /// When the ledger's last round began: what it decides is decided then.
     pub(super) round_at: BootMs,
     /// When each object was last asked for, in steps.
@@ -114,14 +117,17 @@ enum Turn {
     Store,
     Time,
     Wall,
+    Cluster,
 }
 
 impl World {
-    pub(super) fn new(seed: u64, promise: Option<&str>) -> Self {
+    /// `is_led`: by Kubernetes Leases.
+    pub(super) fn new(seed: u64, promise: Option<&str>, is_led: bool) -> Self {
         let mut rng = Rng::new(seed);
         let lot = Lot::draw(&mut rng);
         let (clock, driver) = Clock::driven(START);
         let clients = (0..rng.range(2, 5)).map(Client::new).collect();
+        let led = is_led.then(|| Led::new(&lot.objects));
         Self {
             rng,
             lot,
@@ -135,6 +141,7 @@ impl World {
             last_write: 0,
             messages: vec![],
             oracle: Oracle::default(),
+            led,
             round_at: START.boot,
             asked: BTreeMap::new(),
             crashed: None,
@@ -175,6 +182,7 @@ impl World {
             (busy(self.messages.len(), 25), Turn::Store),
             (10, Turn::Time),
             (self.lot.wall_steps / 5, Turn::Wall),
+            (if self.run.is_some() && self.led.as_ref().is_some_and(Led::is_busy) { 80 } else { 0 }, Turn::Cluster),
         ]);
         match turn {
             Turn::Client => {
@@ -191,6 +199,7 @@ impl World {
             }
             Turn::Time => self.pass_time(),
             Turn::Wall => self.step_wall(),
+            Turn::Cluster => self.cluster_step(),
         }
     }
 

@@ -11,17 +11,22 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{store::Answer, world::World};
+use super::{
+    led::{Asked, Claim},
+    store::Answer,
+    world::World,
+};
 use crate::{
     failpoints::{self, Fault},
     fence::{
-        BootMs, Denial, FenceToken, ObjectId, Record, Refusal, Ttl,
-        verdict::{self, Permit, Unusable, View},
+        BootMs, Denial, Fence, FenceToken, ObjectId, Record, Refusal, Ttl,
+        elected::Term,
+        verdict::{self, Permit, Presented, Unusable, View},
     },
     table::{
         codec::{Key, decode_record},
         flight::{Cancel, End, Stage},
-        ledger::{Command, Refused},
+        ledger::{Command, Moved, Refused},
         records::Records,
         stripes::{Place, Ticket},
     },
@@ -33,8 +38,9 @@ pub(super) struct Write {
     /// Who sent it.
     client: usize,
     object: ObjectId,
+    /// Of a term's, once it was admitted.
     seq: u64,
-    token: FenceToken,
+    brings: Brings,
     streams: bool,
     phase: Phase,
     /// Once it was admitted: by what right, and where it is counted.
@@ -44,6 +50,12 @@ pub(super) struct Write {
     sent_at: BootMs,
     /// Nothing happens to it before this step.
     paused_until: u64,
+}
+
+/// By what right it comes.
+enum Brings {
+    Token(FenceToken),
+    Term(Box<Claim>),
 }
 
 /// How far it is.
@@ -56,6 +68,10 @@ enum Phase {
     Offer(Ticket, Box<Record>),
     /// Its lease is being ended, since it is past its deadline.
     End(oneshot::Receiver<Result<(), Refused>>),
+    /// The API server is asked about its term.
+    Ask,
+    /// It has answered, and the ledger is told.
+    Told(Arc<Term>, oneshot::Receiver<Result<Moved, Refused>>),
     /// Admitted; nothing was sent.
     Held,
     /// Part of it may go.
@@ -79,14 +95,24 @@ enum Phase {
 impl World {
     /// A client sends a write.
     pub(super) fn begin_write(&mut self, client: usize, token: FenceToken) {
+        let (object, seq) = (token.object.clone(), token.seq.get());
+        self.begin(client, object, seq, Brings::Token(token));
+    }
+
+    /// The same by a term of leadership.
+    pub(super) fn begin_write_by_term(&mut self, client: usize, object: ObjectId, claim: Claim) {
+        self.begin(client, object, 0, Brings::Term(Box::new(claim)));
+    }
+
+    fn begin(&mut self, client: usize, object: ObjectId, seq: u64, brings: Brings) {
         self.last_write += 1;
         let streams = self.rng.percent(40);
         let write = Write {
             id: self.last_write,
             client,
-            object: token.object.clone(),
-            seq: token.seq.get(),
-            token,
+            object,
+            seq,
+            brings,
             streams,
             phase: Phase::Judge,
             permit: None,
@@ -96,7 +122,11 @@ impl World {
             paused_until: 0,
         };
         let how = if streams { "streams" } else { "sends" };
-        self.say(format!("client {client} {how} write {} of {} at {}", write.id, write.object, write.seq));
+        let by = match &write.brings {
+            Brings::Token(_) => write.seq.to_string(),
+            Brings::Term(claim) => claim.claimant.election.to_string(),
+        };
+        self.say(format!("client {client} {how} write {} of {} at {by}", write.id, write.object));
         self.writes.push(write);
     }
 
@@ -132,6 +162,17 @@ impl World {
                 Ok(Ok(())) => Phase::Held,
                 Ok(Err(_)) | Err(_) => self.drop_write(write, records),
             },
+            Phase::Ask => self.hear_of_term(write),
+            Phase::Told(term, mut moved) => match moved.try_recv() {
+                Err(oneshot::error::TryRecvError::Empty) => Phase::Told(term, moved),
+                Ok(Ok(_)) => {
+                    if let Brings::Term(claim) = &mut write.brings {
+                        claim.claimant.term = Some(term);
+                    }
+                    Phase::Judge
+                }
+                Ok(Err(_)) | Err(_) => Phase::Done,
+            },
             Phase::Held => self.leave_the_hold(write, records),
             Phase::Streaming { cancel, sent } => self.stream(write, records, cancel, sent),
             Phase::Committed { sent } => self.release(write, records, sent),
@@ -151,20 +192,30 @@ impl World {
             return self.refuse(write, &Refusal::Unusable(Unusable::Table));
         }
         let (now, object) = (self.now(), write.object.clone());
-        let text = write.token.expose();
-        let judge = |record: &_, sealed| verdict::judge_text(record, sealed, &text, now);
+        let judge = |record: &_, sealed| match &write.brings {
+            Brings::Token(token) => verdict::judge_text(record, sealed, &token.expose(), now),
+            Brings::Term(claim) => {
+                verdict::judge(View::Known { record, sealed }, &Presented::Claimant(claim.claimant.clone()), now)
+            }
+        };
         match records.stripes.admit(object.as_str(), judge) {
             None => Phase::Read(records.stripes.ticket(&object)),
             Some(Ok((permit, place))) => {
+                write.seq = permit.seq().get();
                 (write.permit, write.place) = (Some(permit), Some(place));
                 write.stage = Some(Stage::Waiting);
                 self.admitted(write, "admitted");
                 Phase::Held
             }
             Some(Err(Denial::Refused(refusal))) => self.refuse(write, &refusal),
-            Some(Err(Denial::Behind(_) | Denial::Unseen(_) | Denial::Lapsed(_))) => {
-                unreachable!("nobody brings outside numbers here")
-            }
+            Some(Err(Denial::Behind(_))) => unreachable!("nobody brings outside numbers here"),
+            Some(Err(Denial::Unseen(_) | Denial::Lapsed(_))) => match &mut write.brings {
+                Brings::Term(claim) if !claim.has_asked => {
+                    self.ask_about(write.id, &object, claim);
+                    Phase::Ask
+                }
+                Brings::Term(_) | Brings::Token(_) => self.refuse(write, &unheard()),
+            },
             Some(Err(Denial::Overdue(lease))) => {
                 let (reply, ended) = oneshot::channel();
                 self.calls.push(Command::End { leases: vec![(object, lease)], reply });
@@ -176,17 +227,39 @@ impl World {
     fn admitted(&mut self, write: &Write, how: &str) {
         self.counts.admitted += 1;
         self.say(format!("gate: write {} of {} at {} is {how}", write.id, write.object, write.seq));
-        let kept = self.oracle.admitted(&write.object, write.seq, self.now().boot);
+        let kept = match &write.brings {
+            Brings::Token(_) => self.oracle.admitted(&write.object, write.seq, self.now().boot),
+            Brings::Term(claim) => self.oracle.admitted_by(&write.object, write.seq, claim.claimant.election),
+        };
         self.judge(kept);
+    }
+
+    /// What the API server has said of its term.
+    fn hear_of_term(&mut self, write: &Write) -> Phase {
+        match self.led.as_mut().and_then(|led| led.answer(write.id)) {
+            None => Phase::Ask,
+            Some(Asked::No(refusal)) => self.refuse(write, &refusal),
+            Some(Asked::Moved(term, moved)) => Phase::Told(term, moved),
+        }
     }
 
     /// Whoever sent it is told why.
     fn refuse(&mut self, write: &Write, refusal: &Refusal) -> Phase {
         let code = refusal.code().as_str();
         self.say(format!("gate: write {} of {} at {} is refused: {code}", write.id, write.object, write.seq));
-        if let Refusal::Ended { .. } | Refusal::Stale { .. } = refusal {
-            self.oracle.over(&write.object, write.seq);
-            self.clients[write.client].give_up(&write.token);
+        match &write.brings {
+            Brings::Token(token) => {
+                if let Refusal::Ended { .. } | Refusal::Stale { .. } = refusal {
+                    self.oracle.over(&write.object, write.seq);
+                    self.clients[write.client].give_up(token);
+                }
+            }
+            Brings::Term(claim) => {
+                let is_of = self.led.as_ref().is_some_and(|led| led.is_of(&claim.claimant));
+                if let (Refusal::Ended { .. } | Refusal::Deposed { .. }, true) = (refusal, is_of) {
+                    self.oracle.term_over(&write.object, claim.claimant.election);
+                }
+            }
         }
         if let Refusal::Stale { fence, .. } | Refusal::Ahead { fence, .. } = refusal {
             let kept = self.oracle.fence_told(&write.object, fence.get());
@@ -234,8 +307,12 @@ impl World {
                 self.end_write(write, records, End::Nothing);
                 told
             }
-            Err(Denial::Behind(_) | Denial::Unseen(_) | Denial::Lapsed(_)) => {
-                unreachable!("nobody brings outside numbers here")
+            Err(Denial::Behind(_)) => unreachable!("nobody brings outside numbers here"),
+            // Whether its Lease is still held is not asked again.
+            Err(Denial::Unseen(_) | Denial::Lapsed(_)) => {
+                let told = self.refuse(write, &unheard());
+                self.end_write(write, records, End::Nothing);
+                told
             }
             Err(Denial::Overdue(lease)) => {
                 let (reply, ended) = oneshot::channel();
@@ -316,6 +393,9 @@ impl World {
             Answer::Whole { settles: true } => {
                 self.end_write(write, records, End::Settled);
                 self.forget(write.id);
+                if let Brings::Term(_) = &write.brings {
+                    self.oracle.answered(&write.object, write.seq);
+                }
                 Phase::Done
             }
             Answer::Head if failpoints::on(Fault::HeadSettles) => {
@@ -376,6 +456,11 @@ impl World {
             records.stripes.end(place, &from, how);
         }
     }
+}
+
+/// Nobody can say.
+fn unheard() -> Refusal {
+    Refusal::Unheard { fence: Fence::default() }
 }
 
 fn read_row(object: &ObjectId, records: &Records) -> Option<Record> {

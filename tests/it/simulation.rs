@@ -55,9 +55,30 @@ fn the_same_seed_gives_the_same_log_in_another_process() {
     assert_eq!(one, two);
 }
 
+#[test]
+fn nor_does_any_where_leases_of_a_cluster_lead() {
+    let (output, said) = simulate(None, &["--led", "--seeds", "500"]);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("played twice: the same"), "{said}");
+    let seen = [
+        ("terms", 1_000),
+        ("lease_reads", 1_000),
+        ("reroutes", 500),
+        ("applied", 1_000),
+        ("partial", 100),
+        ("cancelled", 30),
+        ("unknown", 100),
+        ("crashes", 100),
+        ("evictions", 100),
+    ];
+    for (name, least) in seen {
+        assert!(count(&said, name) >= least, "{name}: {said}");
+    }
+}
+
 /// The gate with this fault is caught breaking this promise, and the log that leads there is shown.
-fn is_caught(fault: &str, promise: &str) {
-    let (output, said) = simulate(Some(fault), &["--seeds", "500", "--promise", promise]);
+fn is_caught(fault: &str, promise: &str, more: &[&str]) {
+    let (output, said) = simulate(Some(fault), &[&["--seeds", "3000", "--promise", promise], more].concat());
     assert_eq!(output.status.code(), Some(1), "{fault} was not caught: {said}");
     let (first, history) = said.split_once('\n').unwrap();
     assert!(first.starts_with(&format!("VIOLATION {promise} seed=")), "{fault}: {said}");
@@ -65,10 +86,10 @@ fn is_caught(fault: &str, promise: &str) {
 }
 
 macro_rules! caught {
-    ($($name:ident: $fault:literal breaks $promise:literal;)*) => {
+    ($($name:ident: $fault:literal breaks $promise:literal $(with $more:literal)?;)*) => {
         $(#[test]
         fn $name() {
-            is_caught($fault, $promise);
+            is_caught($fault, $promise, &[$($more)?]);
         })*
     };
 }
@@ -85,4 +106,11 @@ caught! {
     an_unknown_write_that_nobody_waits_for_is_caught: "no-unknown-wait" breaks "DRAIN";
     a_partial_write_taken_for_none_is_caught: "partial-is-none" breaks "DRAIN";
     a_lease_that_lives_again_is_caught: "revive" breaks "NO REVIVAL";
+    a_term_whose_advance_does_not_drain_is_caught: "no-drain" breaks "DRAIN" with "--led";
+    a_term_whose_advance_does_not_seal_is_caught: "no-seal" breaks "DRAIN" with "--led";
+    a_write_by_a_term_that_is_not_judged_again_is_caught: "no-commit-check" breaks "DRAIN" with "--led";
+    a_term_that_opens_while_it_drains_is_caught: "no-draining-state" breaks "DRAIN" with "--led";
+    a_term_of_unknown_writes_that_nobody_waits_for_is_caught: "no-unknown-wait" breaks "DRAIN" with "--led";
+    a_slow_load_that_puts_an_old_term_back_is_caught: "stale-load" breaks "MONOTONIC" with "--led";
+    a_lease_that_is_forgotten_when_its_route_changes_is_caught: "no-floors" breaks "NO REVIVAL" with "--led";
 }

@@ -1,0 +1,152 @@
+//! The Leases that govern objects in use, one [`Entry`] each, and which objects are told of which. No I/O.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64},
+    },
+};
+
+use super::{
+    api::{Away, LeaseName},
+    elections::Unknown,
+    known::Known,
+};
+use crate::{
+    fence::{
+        BootMs, ObjectId,
+        elected::{Sighting, Term},
+        election::Election,
+    },
+    table::ledger,
+};
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One Lease that governs objects in use. There is never another one of the same name while somebody has this one.
+pub(super) struct Entry {
+    pub(super) name: Arc<LeaseName>,
+    /// `None`: not looked at yet.
+    pub(super) known: Mutex<Option<Known>>,
+    /// The objects that were told of it: each is told of every change.
+    pub(super) objects: Mutex<HashSet<ObjectId>>,
+    /// How many reads have begun.
+    pub(super) begun: AtomicU64,
+    /// Held by whoever reads; and by whoever tells the ledger, so that it is told in order.
+    pub(super) reading: tokio::sync::Mutex<LastRead>,
+    /// How often a watch has shown something new.
+    pub(super) hints: AtomicU64,
+    /// Somebody looks into that.
+    pub(super) looking: AtomicBool,
+}
+
+impl Entry {
+    fn new(name: &Arc<LeaseName>) -> Arc<Self> {
+        Arc::new(Self {
+            name: Arc::clone(name),
+            known: Mutex::default(),
+            objects: Mutex::default(),
+            begun: AtomicU64::new(0),
+            reading: tokio::sync::Mutex::default(),
+            hints: AtomicU64::new(0),
+            looking: AtomicBool::new(false),
+        })
+    }
+
+    /// What the ledger is told of it, and what writes are.
+    pub(super) fn sighting(&self) -> Result<(Sighting, Option<Election>, Arc<Term>), Unknown> {
+        let known = lock(&self.known);
+        let known = known.as_ref().ok_or(Unknown::Ledger(ledger::Refused::Stopping))?;
+        let odd = |what: String| Unknown::Away(Away::Odd(what));
+        let sighting = known.sighting(&self.name).map_err(odd)?;
+        Ok((sighting, known.election(), Arc::clone(&known.term)))
+    }
+}
+
+#[derive(Default)]
+pub(super) struct LastRead {
+    pub(super) number: u64,
+    pub(super) at: BootMs,
+    pub(super) failed: Option<Away>,
+}
+
+/// The objects that were told of their Lease. Each is in its entry's own list, and in no other's.
+#[derive(Default)]
+pub(super) struct Objects {
+    pub(super) told: HashMap<ObjectId, Arc<Entry>>,
+    /// The routes that say which Lease an object has: a number for each reload.
+    pub(super) generation: u64,
+}
+
+impl Objects {
+    /// An object is told of its Lease from now on, and of no other.
+    pub(super) fn note(&mut self, entry: &Arc<Entry>, object: &ObjectId, max: usize) {
+        let told = &mut self.told;
+        if told.len() >= max && !told.contains_key(object) {
+            // Any will do: its next write asks, as the first one did.
+            let one = told.keys().next().cloned();
+            if let Some((one, entry)) = one.and_then(|one| told.remove_entry(&one)) {
+                lock(&entry.objects).remove(&one);
+            }
+        }
+        if let Some(before) = told.insert(object.clone(), Arc::clone(entry)) {
+            lock(&before.objects).remove(object);
+        }
+        lock(&entry.objects).insert(object.clone());
+    }
+}
+
+/// The Leases that govern objects in use, and those that somebody has asked about.
+#[derive(Default)]
+pub(super) struct Entries {
+    pub(super) all: HashMap<Arc<LeaseName>, Arc<Entry>>,
+    /// How many there may be before those that nobody needs are looked for.
+    sweep_at: usize,
+}
+
+impl Entries {
+    /// The one of this name. `max`: about how many there may be that nobody needs.
+    pub(super) fn of(&mut self, name: &Arc<LeaseName>, max: usize) -> Arc<Entry> {
+        let Self { all, sweep_at } = self;
+        if all.len() >= (*sweep_at).max(max) {
+            // Those that govern nothing in use and that nobody has; whoever asks for one again finds a new one.
+            all.retain(|_, entry| Arc::strong_count(entry) > 1 || !lock(&entry.objects).is_empty());
+            // So that it is not looked for each time where most of them are needed.
+            *sweep_at = all.len() + max / 2 + 1;
+        }
+        Arc::clone(all.entry(Arc::clone(name)).or_insert_with(|| Entry::new(name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str) -> Arc<Entry> {
+        Entry::new(&Arc::new(LeaseName { namespace: "left".to_owned(), name: name.to_owned() }))
+    }
+
+    fn told_by(entry: &Entry) -> Vec<String> {
+        let mut all: Vec<String> = lock(&entry.objects).iter().map(ToString::to_string).collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn an_object_is_told_of_one_lease_only_and_so_many_are() {
+        let object = |name: &str| ObjectId::new(name).unwrap();
+        let (mut objects, one, other) = (Objects::default(), entry("one"), entry("other"));
+        objects.note(&one, &object("x"), 2);
+        objects.note(&one, &object("y"), 2);
+        objects.note(&one, &object("x"), 2);
+        assert_eq!(told_by(&one), ["x", "y"]);
+        objects.note(&other, &object("x"), 2);
+        assert_eq!((told_by(&one), told_by(&other)), (vec!["y".to_owned()], vec!["x".to_owned()]));
+        objects.note(&other, &object("z"), 2);
+        assert_eq!(objects.told.len(), 2);
+        assert_eq!(told_by(&one).len() + told_by(&other).len(), 2, "whoever has gone is in no list");
+    }
+}

@@ -1,0 +1,45 @@
+//! How fast Leases are read for the sake of tokens, which anyone can send.
+
+use std::{sync::Mutex, time::Duration};
+
+use super::entries::lock;
+use crate::fence::BootMs;
+
+/// So many in a second, and at once after a second without any.
+const READS_PER_S: u64 = 100;
+
+/// Reads for the sake of tokens, spread over time.
+#[derive(Default)]
+pub(super) struct Pace {
+    /// Until when the reads that were let go reach, on the boot clock.
+    taken: Mutex<u64>,
+}
+
+impl Pace {
+    const EACH_MS: u64 = 1_000 / READS_PER_S;
+
+    /// How long to wait before the next read.
+    pub(super) fn take(&self, now: BootMs) -> Duration {
+        let mut taken = lock(&self.taken);
+        let begins = (*taken).max(now.0.saturating_sub(1_000));
+        *taken = begins + Self::EACH_MS;
+        Duration::from_millis(begins.saturating_sub(now.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_for_the_sake_of_tokens_are_spread_over_time() {
+        let (pace, now) = (Pace::default(), BootMs(10_000));
+        let waits: Vec<u128> = (0..300).map(|_| pace.take(now).as_millis()).collect();
+        // A second's worth at once, then one every ten milliseconds.
+        assert_eq!(waits.iter().filter(|wait| **wait == 0).count(), 101, "{waits:?}");
+        assert_eq!(waits.last(), Some(&1_990));
+        assert_eq!(pace.take(BootMs(12_000)), Duration::ZERO);
+        // Nothing is saved up beyond that.
+        assert_eq!((0..300).filter(|_| pace.take(BootMs(90_000)).is_zero()).count(), 101);
+    }
+}

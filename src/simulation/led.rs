@@ -1,0 +1,414 @@
+//! Objects that Kubernetes Leases lead: an API server, candidates that take its Leases, renew, lose and delete them,
+//! routes that come to name other ones; and the gate's reads of it, whose answers may be late.
+//!
+//! `kubernetes::known`, the ledger and the judge are the product's own. What `kubernetes::elections` does with tasks and
+//! locks is done here step by step: reads of one Lease one behind the other, each told to the ledger before the next
+//! begins; a watch that lags; whoever asks under older routes is turned away.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+
+use super::world::{START, World};
+use crate::{
+    fence::{
+        Fence, Now, ObjectId, Refusal,
+        elected::{Claimant, Term},
+        election::{Election, LeaseName, Uid},
+    },
+    kubernetes::{api::Seen, known::Known},
+    table::ledger::{Command, Moved, Refused},
+};
+
+/// How many there are.
+const LEASES: usize = 2;
+
+/// The Leases, and what the gate knows of them.
+pub(super) struct Led {
+    leases: Vec<Lease>,
+    /// Which of them governs an object.
+    routes: BTreeMap<ObjectId, usize>,
+    /// Counts the changes of those.
+    generation: u64,
+    last_uid: u128,
+    /// Every term that there ever was, in the order in which they began.
+    pub(super) terms: Vec<Begun>,
+    /// What those who asked are told.
+    answers: BTreeMap<u64, Asked>,
+}
+
+/// A term of leadership, as whoever has won it knows it.
+#[derive(Clone)]
+pub(super) struct Begun {
+    pub(super) election: Election,
+    pub(super) holder: usize,
+    pub(super) lease: usize,
+}
+
+struct Lease {
+    name: Arc<LeaseName>,
+    /// As the API server has it.
+    now: Option<Seen>,
+    /// Changes that the watch has still to show.
+    unshown: VecDeque<Option<Seen>>,
+    /// What the gate knows; it is gone with the gate, and so is all that follows.
+    known: Option<Known>,
+    told: BTreeSet<ObjectId>,
+    asking: Vec<Ask>,
+    /// The watch has shown something new.
+    is_hinted: bool,
+    read: Option<Read>,
+}
+
+/// A write that wants to know whether its term is the present one.
+struct Ask {
+    write: u64,
+    object: ObjectId,
+    election: Election,
+    generation: u64,
+}
+
+/// A read on its way.
+struct Read {
+    sent: Now,
+    /// What the API server has found, and how many terms had begun by then.
+    found: Option<(Option<Seen>, usize)>,
+    askers: Vec<Ask>,
+}
+
+/// What came of an ask.
+pub(super) enum Asked {
+    No(Refusal),
+    /// Its term, and the ledger's word on its object.
+    Moved(Arc<Term>, oneshot::Receiver<Result<Moved, Refused>>),
+}
+
+#[derive(Clone, Copy)]
+enum Deed {
+    Write,
+    OldWrite,
+    Take,
+    Renew,
+    GiveBack,
+    Delete,
+    Edit,
+    Reroute,
+    Revoke,
+    Sleep,
+}
+
+impl Led {
+    /// Some Leases, and routes to them.
+    pub(super) fn new(objects: &[ObjectId]) -> Self {
+        let lease = |n: usize| Lease {
+            name: Arc::new(LeaseName { namespace: "left".to_owned(), name: format!("l{n}") }),
+            now: None,
+            unshown: VecDeque::new(),
+            known: None,
+            told: BTreeSet::new(),
+            asking: vec![],
+            is_hinted: false,
+            read: None,
+        };
+        Self {
+            leases: (0..LEASES).map(lease).collect(),
+            routes: objects.iter().enumerate().map(|(n, object)| (object.clone(), n % LEASES)).collect(),
+            generation: 0,
+            last_uid: 0,
+            terms: vec![],
+            answers: BTreeMap::new(),
+        }
+    }
+
+    /// The gate is gone, and all that it knew.
+    pub(super) fn forget(&mut self) {
+        self.answers.clear();
+        for lease in &mut self.leases {
+            (lease.known, lease.read, lease.is_hinted) = (None, None, false);
+            lease.told.clear();
+            lease.asking.clear();
+        }
+    }
+
+    /// Whether the gate has something to read, or to hear of.
+    pub(super) fn is_busy(&self) -> bool {
+        self.leases.iter().any(Lease::is_busy)
+    }
+
+    /// The answer to a write's question, once.
+    pub(super) fn answer(&mut self, write: u64) -> Option<Asked> {
+        self.answers.remove(&write)
+    }
+
+    /// Which Lease a term is of.
+    fn lease_of(&self, election: Election) -> Option<usize> {
+        self.terms.iter().find(|term| term.election.uid == election.uid).map(|term| term.lease)
+    }
+
+    /// Whether a term is of the Lease that a write by it was judged by: else nothing is said of it for ever.
+    pub(super) fn is_of(&self, claimant: &Claimant) -> bool {
+        self.lease_of(claimant.election).is_some_and(|lease| self.leases[lease].name == claimant.lease)
+    }
+}
+
+impl Lease {
+    fn is_busy(&self) -> bool {
+        self.read.is_some() || self.is_hinted || !self.asking.is_empty() || !self.unshown.is_empty()
+    }
+
+    fn change(&mut self, now: Option<Seen>) {
+        self.now.clone_from(&now);
+        self.unshown.push_back(now);
+    }
+}
+
+/// A write by a term.
+pub(super) struct Claim {
+    pub(super) claimant: Claimant,
+    /// The routes that it goes by.
+    generation: u64,
+    pub(super) has_asked: bool,
+}
+
+impl World {
+    fn led(&mut self) -> &mut Led {
+        self.led.as_mut().expect("this seed has Leases")
+    }
+
+    /// A candidate, or an administrator, does something.
+    pub(super) fn candidate_step(&mut self, place: usize) {
+        let own = self.led().terms.iter().any(|term| term.holder == place);
+        let has_room = self.writes.len() < 12 && self.run.as_ref().is_some_and(|run| !run.closing);
+        let writes = u64::from(own && has_room);
+        let deed = self.rng.pick(&[
+            (writes * 200, Deed::Write),
+            (writes * 40, Deed::OldWrite),
+            (20, Deed::Take),
+            (100, Deed::Renew),
+            (4, Deed::GiveBack),
+            (3, Deed::Delete),
+            (3, Deed::Edit),
+            (4, Deed::Reroute),
+            (4, Deed::Revoke),
+            (8, Deed::Sleep),
+        ]);
+        let lease = self.rng.place(LEASES);
+        match deed {
+            Deed::Write => self.write_by_term(place, false),
+            Deed::OldWrite => self.write_by_term(place, true),
+            Deed::Take => self.take(place, lease),
+            Deed::Renew => self.renew_lease(place, lease),
+            Deed::GiveBack => self.give_back(place, lease),
+            Deed::Delete => self.delete(lease),
+            Deed::Edit => self.edit(place, lease),
+            Deed::Reroute => self.reroute(),
+            Deed::Revoke => self.revoke(place),
+            Deed::Sleep => self.clients[place].asleep_until = self.step + self.rng.range(20, 200),
+        }
+    }
+
+    /// The candidates' clock, in microseconds: it is right.
+    fn renewed_us(&self) -> i64 {
+        let since = self.now().boot.since(START.boot);
+        i64::try_from((START.wall.0 + since) * 1_000).unwrap_or(i64::MAX)
+    }
+
+    /// Takes a Lease that nobody holds or renews any more; or by force.
+    fn take(&mut self, place: usize, lease: usize) {
+        let (now, ttl, renewed_us) = (self.now().boot, Duration::from_millis(self.lot.ttl_ms), self.renewed_us());
+        let by_force = self.rng.percent(10);
+        let led = self.led();
+        let (uid, transitions) = match &led.leases[lease].now {
+            None => {
+                led.last_uid += 1;
+                (Uid(led.last_uid), 0)
+            }
+            Some(seen) => {
+                let age = (START.wall.0 + now.since(START.boot)).saturating_sub(seen.renewed_us.unsigned_abs() / 1_000);
+                let is_over = seen.holder.is_none() || u128::from(age) >= ttl.as_millis();
+                if !is_over && !by_force {
+                    return;
+                }
+                (seen.election.uid, seen.election.transitions + 1)
+            }
+        };
+        let election = Election { uid, transitions };
+        led.terms.push(Begun { election, holder: place, lease });
+        let holder = Some(format!("h{place}"));
+        led.leases[lease].change(Some(Seen { election, holder, duration: ttl, renewed_us }));
+        self.counts.terms += 1;
+        self.say(format!("client {place} takes Lease {lease}: {}.{transitions}", uid.0));
+    }
+
+    /// Changes a Lease that this one holds.
+    fn change_own(&mut self, place: usize, lease: usize, change: impl FnOnce(&mut Seen)) -> bool {
+        let found = self.led().leases[lease].now.clone();
+        let Some(mut seen) = found.filter(|seen| seen.holder.as_deref() == Some(&*format!("h{place}"))) else {
+            return false;
+        };
+        change(&mut seen);
+        self.led().leases[lease].change(Some(seen));
+        true
+    }
+
+    fn renew_lease(&mut self, place: usize, lease: usize) {
+        let renewed_us = self.renewed_us();
+        self.change_own(place, lease, |seen| seen.renewed_us = renewed_us);
+    }
+
+    fn give_back(&mut self, place: usize, lease: usize) {
+        if self.change_own(place, lease, |seen| seen.holder = None) {
+            self.say(format!("client {place} gives Lease {lease} back"));
+        }
+    }
+
+    /// Somebody makes it another's, and does not count that.
+    fn edit(&mut self, place: usize, lease: usize) {
+        let other = self.rng.place(self.clients.len());
+        if self.change_own(place, lease, |seen| seen.holder = Some(format!("h{other}"))) {
+            self.say(format!("Lease {lease} of client {place} is edited to be {other}'s"));
+        }
+    }
+
+    fn delete(&mut self, lease: usize) {
+        if self.led().leases[lease].now.is_some() {
+            self.led().leases[lease].change(None);
+            self.say(format!("Lease {lease} is deleted"));
+        }
+    }
+
+    /// A reload names another Lease for an object: nobody is told of the old one any more.
+    fn reroute(&mut self) {
+        let object = self.any_object();
+        let lease = self.rng.place(LEASES);
+        let led = self.led();
+        led.generation += 1;
+        led.routes.insert(object.clone(), lease);
+        led.leases.iter_mut().for_each(|lease| lease.told.clear());
+        self.counts.reroutes += 1;
+        self.say(format!("{object} is led by Lease {lease} from now on"));
+    }
+
+    /// A write by the last term that this client has won, or by any: mostly to an object that its Lease leads.
+    fn write_by_term(&mut self, place: usize, is_old: bool) {
+        let own: Vec<Begun> = self.led().terms.iter().filter(|term| term.holder == place).cloned().collect();
+        let term = if is_old { own[self.rng.place(own.len())].clone() } else { own[own.len() - 1].clone() };
+        let routes = self.led().routes.iter().filter(|(_, lease)| **lease == term.lease);
+        let ruled: Vec<ObjectId> = routes.map(|(object, _)| object.clone()).collect();
+        let object = match ruled.len() {
+            0 => self.any_object(),
+            _ if self.rng.percent(10) => self.any_object(),
+            count => ruled[self.rng.place(count)].clone(),
+        };
+        let led = self.led();
+        let (route, generation) = (led.routes[&object], led.generation);
+        let lease = Arc::clone(&led.leases[route].name);
+        let mut claimant = Claimant { election: term.election, lease, term: None, holder: None };
+        led.stand(&object, route, &mut claimant);
+        let claim = Claim { claimant, generation, has_asked: false };
+        self.begin_write_by_term(place, object, claim);
+    }
+
+    /// `Elections::ask`: its turn comes with the next read.
+    pub(super) fn ask_about(&mut self, write: u64, object: &ObjectId, claim: &mut Claim) {
+        claim.has_asked = true;
+        let (election, generation) = (claim.claimant.election, claim.generation);
+        let led = self.led();
+        if let Some(lease) = led.leases.iter_mut().find(|lease| lease.name == claim.claimant.lease) {
+            lease.asking.push(Ask { write, object: object.clone(), election, generation });
+        }
+    }
+
+    /// The API server, the watch or the gate's reader does something.
+    pub(super) fn cluster_step(&mut self) {
+        let now = self.now();
+        let busy: Vec<usize> = (0..self.led().leases.len()).filter(|n| self.led().leases[*n].is_busy()).collect();
+        let Some(place) = busy.get(self.rng.place(busy.len().max(1))).copied() else { return };
+        let (shows, begun) = (self.rng.percent(30), self.led().terms.len());
+        let lease = &mut self.led().leases[place];
+        if shows && let Some(seen) = lease.unshown.pop_front() {
+            // Before the first read there is nothing to compare it with.
+            lease.is_hinted |= lease.known.as_mut().is_some_and(|known| !known.hear(seen, now));
+            return;
+        }
+        match &mut lease.read {
+            Some(read) if read.found.is_none() => read.found = Some((lease.now.clone(), begun)),
+            Some(_) => self.take_in(place),
+            None if lease.is_hinted || !lease.asking.is_empty() => {
+                lease.is_hinted = false;
+                let askers = std::mem::take(&mut lease.asking);
+                lease.read = Some(Read { sent: now, found: None, askers });
+                self.counts.lease_reads += 1;
+            }
+            None => {}
+        }
+    }
+
+    /// The answer to a read: what is known, and who is told.
+    fn take_in(&mut self, place: usize) {
+        let led = self.led();
+        let lease = &mut led.leases[place];
+        let Some(Read { sent, found: Some((seen, begun)), askers }) = lease.read.take() else { return };
+        let present = seen.as_ref().map(|seen| seen.election);
+        match &mut lease.known {
+            None => lease.known = Some(Known::first(seen, sent)),
+            Some(known) => known.again(seen, sent),
+        }
+        let over = led.terms[..begun].iter().filter(|term| term.lease == place && Some(term.election) != present);
+        let over: Vec<Election> = over.map(|term| term.election).collect();
+        self.oracle.terms_over(&over);
+        for ask in askers {
+            self.tell(place, ask);
+        }
+        let lease = &mut self.led().leases[place];
+        let Some(known) = lease.known.as_mut().filter(|known| !known.is_told) else { return };
+        known.is_told = true;
+        if let Ok(sighting) = known.sighting(&lease.name) {
+            let objects = lease.told.iter().cloned().collect();
+            self.calls.push(Command::SightAll { objects, sighting });
+        }
+    }
+
+    /// `Elections::tell`, and `elect::take_in`.
+    fn tell(&mut self, place: usize, Ask { write, object, election, generation }: Ask) {
+        let led = self.led();
+        let lease = &mut led.leases[place];
+        let Some(known) = &lease.known else { return };
+        let (present, term, sighting) = (known.election(), Arc::clone(&known.term), known.sighting(&lease.name));
+        let Ok(sighting) = sighting else { return };
+        if generation != led.generation {
+            led.answers.insert(write, Asked::No(Refusal::Busy { stops: false }));
+            return;
+        }
+        let begins = present == Some(election);
+        if begins {
+            led.leases.iter_mut().for_each(|lease| {
+                lease.told.remove(&object);
+            });
+            led.leases[place].told.insert(object.clone());
+        }
+        let (reply, moved) = oneshot::channel();
+        let asked = match present {
+            Some(present) if present == election => Asked::Moved(term, moved),
+            Some(present) if present.is_before(election) => {
+                Asked::No(Refusal::NotElected { election, fence: Fence::default() })
+            }
+            Some(_) | None => Asked::No(Refusal::Deposed { election, fence: Fence::default(), successor: None }),
+        };
+        led.answers.insert(write, asked);
+        self.calls.push(Command::Sight { object, sighting, begins, reply });
+    }
+}
+
+impl Led {
+    /// `Elections::stand`: what is known without asking anyone.
+    fn stand(&self, object: &ObjectId, lease: usize, claimant: &mut Claimant) {
+        let Lease { told, known, .. } = &self.leases[lease];
+        let known = known.as_ref().filter(|known| told.contains(object) && known.election() == Some(claimant.election));
+        claimant.term = known.map(|known| Arc::clone(&known.term));
+    }
+}
