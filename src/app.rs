@@ -281,14 +281,28 @@ impl Running {
     /// # Errors
     /// With what was not in good order: the next start counts as unclean.
     pub async fn stop(self, deadline: Duration) -> Result<(), &'static str> {
-        let table = Arc::clone(&self.gate.records.table);
-        let stopped = tokio::time::timeout(deadline, self.stop_in_order()).await;
-        // Whoever still waits for the table then has waited long enough.
-        let _ = tokio::time::timeout(LAST_USE, tokio::task::spawn_blocking(move || table.close())).await;
-        stopped.unwrap_or(Err("the deadline has passed"))
+        let gate = Arc::clone(&self.gate);
+        let is_silent = tokio::time::timeout(deadline, self.fall_silent()).await.is_ok();
+        if !is_silent {
+            tracing::warn!("the deadline has passed over requests that are still going on; they are cut off");
+        }
+        // Reads that were cut off leave nothing behind; whether a write was, the ledger looks by itself.
+        let close = async {
+            let closed = gate.ledger.stop().await;
+            // Whoever still waits for the table then has waited long enough.
+            let table = Arc::clone(&gate.records.table);
+            let _ = tokio::task::spawn_blocking(move || table.close()).await;
+            closed
+        };
+        match tokio::time::timeout(LAST_USE, close).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) if !is_silent => Err("the deadline has passed"),
+            Ok(Err(_)) | Err(_) => Err("the fence table could not be closed in good order"),
+        }
     }
 
-    async fn stop_in_order(self) -> Result<(), &'static str> {
+    /// Lets nobody in any more, and waits for those who are.
+    async fn fall_silent(self) {
         self.gate.drain().await;
         self.gate.elections.stop();
         self.gate.stopping.send_replace(true);
@@ -299,6 +313,5 @@ impl Running {
         for worker in self.workers {
             let _ = tokio::task::spawn_blocking(move || worker.join()).await;
         }
-        self.gate.ledger.stop().await.map_err(|_| "the fence table could not be closed in good order")
     }
 }

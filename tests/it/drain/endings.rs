@@ -78,8 +78,8 @@ fn a_stop_with_unknown_writes_counts_as_unclean() {
     }
 }
 
-/// Stops a gate with SIGTERM while the store has not answered a write, or has; then starts it again.
-fn stop_and_start(wish: &str, deadline_ms: &str) -> (Site, Gate) {
+/// Stops a gate with SIGTERM while the store has not answered a request, or has; then starts it again.
+fn stop_and_start(method: &str, wish: &str, deadline_ms: &str) -> (Site, Gate) {
     let store = Store::start();
     let site = Site::with_table();
     site.configure(&format!("[store]\nurl = '{}'\napply_bound_ms = 3600000\n", store.url()));
@@ -92,7 +92,8 @@ fn stop_and_start(wish: &str, deadline_ms: &str) -> (Site, Gate) {
     let gate = serve();
     let lease = acquire(&mut gate.api(), "users", "a", 60_000);
     let mut conn = gate.gate();
-    conn.send("PUT", "/users/1", &[("fence-token", text(&lease, "fence_token")), ("x-store", wish)], b"x").unwrap();
+    let headers = [("fence-token", text(&lease, "fence_token")), ("x-store", wish)];
+    conn.send(method, "/users/1", &headers, if method == "PUT" { b"x" } else { b"" }).unwrap();
     until("the store has it", || store.story().len() == 1);
     if wish == "200" {
         assert_eq!(conn.receive().unwrap().status, 200);
@@ -110,12 +111,20 @@ fn shows(gate: &Gate, line: &str) -> bool {
 
 #[test]
 fn a_stop_whose_deadline_passes_over_a_write_counts_as_unclean() {
-    let (site, gate) = stop_and_start("hang", "200");
+    let (site, gate) = stop_and_start("PUT", "hang", "200");
     assert!(site.log().contains("the deadline has passed"), "{}", site.log());
     assert!(shows(&gate, "fencegate_table_unclean_start 1\n"));
     // What it may have left behind is waited for.
     let _next = send(gate.api(), "POST", "/v1/leases", &[JSON], wanted("orders", "b", 60_000).to_string().as_bytes());
     until("it waits", || shows(&gate, "fencegate_advances_draining 1\n"));
-    let (_site, gate) = stop_and_start("200", "60000");
+    let (_site, gate) = stop_and_start("PUT", "200", "60000");
     assert!(shows(&gate, "fencegate_table_unclean_start 0\n"));
+}
+
+#[test]
+fn a_stop_whose_deadline_passes_over_a_read_is_clean() {
+    let (site, gate) = stop_and_start("GET", "hang", "200");
+    assert!(site.log().contains("they are cut off") && site.log().contains("stopped in good order"), "{}", site.log());
+    assert!(shows(&gate, "fencegate_table_unclean_start 0\n"));
+    acquire(&mut gate.api(), "orders", "b", 60_000);
 }
