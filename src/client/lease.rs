@@ -1,28 +1,21 @@
 //! A lease in hand: renewed in the background, lost at the first definite sign, never good past its deadline.
 
-use std::{
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use thiserror::Error;
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::task::JoinHandle;
 
 use super::{
     acquire::Wanted,
     backoff::Backoff,
     call::{Failed, Granted, LeaseApi, Refusal, Token, lasting},
+    tenure::{Over, Tenure},
 };
 use crate::{
     api::wire::RenewRequest,
     fence::{BootMs, HolderId, ObjectId, Ttl},
 };
 
-/// A timer does not count while the machine sleeps, but the deadline does: so it is looked at this often.
-const LOOK: Duration = Duration::from_secs(1);
 /// A release is tried for so long, and each try for less: a connection that hangs is not the last one. What cannot be
 /// released runs out.
 const RELEASE: Duration = Duration::from_secs(5);
@@ -58,6 +51,16 @@ impl Lost {
     }
 }
 
+impl Over for Lost {
+    fn deadline(last: Option<String>) -> Self {
+        Self::Deadline { last }
+    }
+
+    fn released() -> Self {
+        Self::Released
+    }
+}
+
 /// Why a renewal that was asked for did not happen.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum NotRenewed {
@@ -84,11 +87,7 @@ struct Held {
     seq: u64,
     token: Token,
     ttl: Ttl,
-    /// On the boot clock.
-    until: AtomicU64,
-    /// What became of the last renewal, where it was not confirmed.
-    last: Mutex<Option<String>>,
-    lost: watch::Sender<Option<Lost>>,
+    tenure: Tenure<Lost>,
 }
 
 impl Lease {
@@ -104,12 +103,10 @@ impl Lease {
             seq,
             token,
             ttl,
-            until: AtomicU64::new(until.0),
-            last: Mutex::default(),
-            lost: watch::Sender::new(None),
+            tenure: Tenure::new(api.clock.clone(), until),
         });
         let mut renewed = sent;
-        if held.left_ms() < ttl.0 / 3 * 2 {
+        if held.tenure.left_ms() < ttl.0 / 3 * 2 {
             renewed = held.confirm().await?;
         }
         let keeper = tokio::spawn(keep(Arc::clone(&held), renewed));
@@ -122,7 +119,7 @@ impl Lease {
     /// # Errors
     /// With why it was lost.
     pub fn token(&self) -> Result<Token, Lost> {
-        self.held.check()?;
+        self.held.tenure.check()?;
         Ok(self.held.token.clone())
     }
 
@@ -151,12 +148,12 @@ impl Lease {
     /// How much is left of it; 0 once it is lost.
     #[must_use]
     pub fn left_ms(&self) -> u64 {
-        self.held.check().map_or(0, |()| self.held.left_ms())
+        self.held.tenure.check().map_or(0, |()| self.held.tenure.left_ms())
     }
 
     /// Returns when it is lost, with the reason.
     pub async fn lost(&self) -> Lost {
-        self.held.is_lost().await
+        self.held.tenure.over().await
     }
 
     /// Renews now, and says whether the gate has: for whoever wants its word before each write.
@@ -164,11 +161,11 @@ impl Lease {
     /// # Errors
     /// Where it is lost, or the gate did not confirm within `patience`.
     pub async fn renew(&self, patience: Duration) -> Result<(), NotRenewed> {
-        self.held.check().map_err(NotRenewed::Lost)?;
+        self.held.tenure.check().map_err(NotRenewed::Lost)?;
         match self.held.renew(patience).await {
-            Ok(_) => self.held.check().map_err(NotRenewed::Lost),
+            Ok(_) => self.held.tenure.check().map_err(NotRenewed::Lost),
             Err(Failed::Refused(refusal)) if refusal.ends_lease() => {
-                Err(NotRenewed::Lost(self.held.lose(Lost::Refused(refusal))))
+                Err(NotRenewed::Lost(self.held.tenure.end(Lost::Refused(refusal))))
             }
             Err(failed) => Err(NotRenewed::Unconfirmed(failed)),
         }
@@ -176,7 +173,7 @@ impl Lease {
 
     /// A write with the token was refused for the lease's sake: there is nothing left to hold.
     pub fn refused_write(&self, code: &str) {
-        self.held.lose(Lost::Write { code: code.to_owned() });
+        self.held.tenure.end(Lost::Write { code: code.to_owned() });
     }
 
     /// Gives it back. To be called when nothing writes with its token any more. A lease that is over already counts
@@ -186,7 +183,7 @@ impl Lease {
     /// Where the gate did not say so in time; the lease then runs out.
     pub async fn release(&self) -> Result<(), Failed> {
         self.keeper.abort();
-        self.held.lose(Lost::Released);
+        self.held.tenure.end(Lost::Released);
         let mut backoff = Backoff::new(BACKOFF_MS.0, BACKOFF_MS.1);
         let give_up = self.held.api.now().after(lasting(RELEASE));
         loop {
@@ -211,50 +208,6 @@ impl Drop for Lease {
 }
 
 impl Held {
-    fn until(&self) -> BootMs {
-        BootMs(self.until.load(Ordering::Acquire))
-    }
-
-    fn left_ms(&self) -> u64 {
-        self.until().since(self.api.now())
-    }
-
-    fn check(&self) -> Result<(), Lost> {
-        if let Some(why) = &*self.lost.borrow() {
-            return Err(why.clone());
-        }
-        if self.left_ms() == 0 {
-            return Err(self.lose(Lost::Deadline { last: self.last() }));
-        }
-        Ok(())
-    }
-
-    fn last(&self) -> Option<String> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set_last(&self, last: Option<String>) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = last;
-    }
-
-    async fn is_lost(&self) -> Lost {
-        let mut lost = self.lost.subscribe();
-        match lost.wait_for(Option::is_some).await {
-            Ok(why) => why.clone().unwrap_or(Lost::Released),
-            Err(_) => Lost::Released,
-        }
-    }
-
-    /// The first reason stays.
-    fn lose(&self, why: Lost) -> Lost {
-        self.lost.send_if_modified(|lost| {
-            let is_first = lost.is_none();
-            lost.get_or_insert(why);
-            is_first
-        });
-        self.lost.borrow().clone().unwrap_or(Lost::Released)
-    }
-
     /// Renews once: when that was sent.
     async fn renew(&self, patience: Duration) -> Result<BootMs, Failed> {
         let request = RenewRequest {
@@ -264,8 +217,7 @@ impl Held {
             rotate: None,
         };
         let renewed = self.api.renew(&self.lease_id, &request, patience).await?;
-        // An answer to an earlier renewal may come later.
-        self.until.fetch_max(renewed.until.0, Ordering::AcqRel);
+        self.tenure.extend(renewed.until);
         Ok(renewed.sent)
     }
 
@@ -292,17 +244,6 @@ impl Held {
     fn patience(&self, left_ms: u64) -> Duration {
         Duration::from_millis(left_ms.min(self.ttl.0 / 3).max(1))
     }
-
-    /// Returns at this time, or at the deadline, whichever comes first.
-    async fn sleep_until(&self, at: BootMs) {
-        loop {
-            let left = at.min(self.until()).since(self.api.now());
-            if left == 0 {
-                return;
-            }
-            tokio::time::sleep(LOOK.min(Duration::from_millis(left))).await;
-        }
-    }
 }
 
 /// Renews a lease at a third of its ttl, again and again, until it is lost.
@@ -311,35 +252,35 @@ async fn keep(held: Arc<Held>, renewed: BootMs) {
     let mut next = renewed.after(third);
     let mut backoff = Backoff::new(BACKOFF_MS.0.min(third.0.max(1)), BACKOFF_MS.1.min(third.0.max(1)));
     loop {
-        held.sleep_until(next).await;
+        held.tenure.sleep_until(next).await;
         // Also says so where its time is up.
-        if held.check().is_err() {
+        if held.tenure.check().is_err() {
             return;
         }
         let renewed = tokio::select! {
-            renewed = held.renew(held.patience(held.left_ms())) => renewed,
+            renewed = held.renew(held.patience(held.tenure.left_ms())) => renewed,
             // The renewal's own timer does not count while the machine sleeps.
-            () = held.sleep_until(BootMs(u64::MAX)) => {
-                held.set_last(Some("the last renewal was not answered in time".to_owned()));
+            () = held.tenure.sleep_until(BootMs(u64::MAX)) => {
+                held.tenure.set_last(Some("the last renewal was not answered in time".to_owned()));
                 continue;
             }
             // Somebody else has found out.
-            _ = held.is_lost() => return,
+            _ = held.tenure.over() => return,
         };
         match renewed {
             Ok(sent) => {
                 next = sent.after(third);
-                held.set_last(None);
+                held.tenure.set_last(None);
                 backoff.reset();
             }
             Err(Failed::Refused(refusal)) if refusal.ends_lease() => {
-                held.lose(Lost::Refused(refusal));
+                held.tenure.end(Lost::Refused(refusal));
                 return;
             }
             Err(failed) => {
                 let wait = backoff.next(failed.asked_ms());
                 next = held.api.now().after(lasting(wait));
-                held.set_last(Some(failed.to_string()));
+                held.tenure.set_last(Some(failed.to_string()));
             }
         }
     }

@@ -19,6 +19,7 @@
 //!   lease is left behind.
 //! - [`lease`]: a lease in hand. Renewed in the background at a third of its ttl; lost at a definite refusal, or when
 //!   its deadline passes.
+//! - [`tenure`]: what is held until a deadline, whoever grants it.
 //! - [`call`]: the calls themselves, and what their answers mean. [`backoff`]: when to try again. [`http`]: the wire.
 //!
 //! **A deadline is counted from when a request was sent**, by CLOCK_BOOTTIME, never from when its answer came: the
@@ -30,6 +31,7 @@ pub mod backoff;
 pub mod call;
 pub mod http;
 pub mod lease;
+pub mod tenure;
 
 pub use acquire::{NotHad, Progress, Wanted, default_holder};
 pub use call::{Failed, LeaseApi, Refusal, Token};

@@ -23,7 +23,10 @@ use k8s_openapi::{
 use thiserror::Error;
 
 use super::api::{LeaseName, Seen};
-use crate::fence::{BootMs, Ttl, WallMs, election::Election};
+use crate::{
+    client::tenure,
+    fence::{BootMs, Ttl, WallMs, election::Election},
+};
 
 /// The longest that a Lease of this program lasts without a renewal: a day.
 pub const TTL_MS_MAX: u64 = 86_400_000;
@@ -144,6 +147,16 @@ pub enum Over {
     Write { code: String },
     #[error("it was released")]
     Released,
+}
+
+impl tenure::Over for Over {
+    fn deadline(last: Option<String>) -> Self {
+        Self::Deadline { last }
+    }
+
+    fn released() -> Self {
+        Self::Released
+    }
 }
 
 impl Over {

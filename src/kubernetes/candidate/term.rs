@@ -1,26 +1,21 @@
 //! A term in hand: renewed in the background, lost at the first definite sign, never good past its renew deadline.
 
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
 use k8s_openapi::api::coordination::v1::Lease;
 use thiserror::Error;
-use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::sync::Mutex;
 
 use super::{Over, Timing, Unanswered, campaign::Candidate, released, renewed, still_of};
 use crate::{
-    client::{Token, backoff::Backoff, call::lasting},
+    client::{Token, backoff::Backoff, call::lasting, tenure::Tenure},
     fence::{BootMs, HolderId, election::Election},
     kubernetes::api::{Away, LeaseName, NotWritten, Seen},
 };
 
-/// A timer does not count while the machine sleeps, but the deadline does: so it is looked at this often.
-const LOOK: Duration = Duration::from_secs(1);
 /// A release is tried for so long, and each call for less: a connection that hangs is not the last one. What cannot be
 /// released runs out.
 const RELEASE: Duration = Duration::from_secs(5);
@@ -47,11 +42,10 @@ pub struct Term {
     token: Token,
     /// When the last renewal that was confirmed was sent, on the boot clock.
     renewed_at: AtomicU64,
-    /// What became of the last renewal, where it was not confirmed.
-    last: Mutex<Option<String>>,
-    over: watch::Sender<Option<Over>>,
+    /// Until its renew deadline.
+    tenure: Tenure<Over>,
     /// As the API server last said it is. Whoever writes it holds this.
-    lease: AsyncMutex<Lease>,
+    lease: Mutex<Lease>,
 }
 
 impl std::fmt::Debug for Term {
@@ -63,14 +57,14 @@ impl std::fmt::Debug for Term {
 impl Term {
     /// Takes a Lease into care that is `who`'s by the API server's word, in answer to what was sent then.
     pub(super) fn begin(who: Candidate, lease: Lease, seen: &Seen, sent: BootMs) -> Self {
+        let tenure = Tenure::new(who.clock.clone(), sent.after(who.timing.renew_deadline));
         Self {
             who,
             election: seen.election,
             token: Token::new(&seen.election.to_string()),
             renewed_at: AtomicU64::new(sent.0),
-            last: Mutex::default(),
-            over: watch::Sender::new(None),
-            lease: AsyncMutex::new(lease),
+            tenure,
+            lease: Mutex::new(lease),
         }
     }
 
@@ -80,7 +74,7 @@ impl Term {
     /// # Errors
     /// With why it is over.
     pub fn token(&self) -> Result<Token, Over> {
-        self.check()?;
+        self.tenure.check()?;
         Ok(self.token.clone())
     }
 
@@ -107,20 +101,17 @@ impl Term {
     /// How much is left until its renew deadline; 0 once it is over.
     #[must_use]
     pub fn left_ms(&self) -> u64 {
-        self.check().map_or(0, |()| self.until().since(self.now()))
+        self.tenure.check().map_or(0, |()| self.tenure.left_ms())
     }
 
     /// Returns when it is over, with the reason.
     pub async fn over(&self) -> Over {
-        match self.over.subscribe().wait_for(Option::is_some).await {
-            Ok(why) => why.clone().unwrap_or(Over::Released),
-            Err(_) => Over::Released,
-        }
+        self.tenure.over().await
     }
 
     /// A write with its token was refused for the term's sake: there is nothing left to hold.
     pub fn refused_write(&self, code: &str) {
-        self.end(Over::Write { code: code.to_owned() });
+        self.tenure.end(Over::Write { code: code.to_owned() });
     }
 
     /// Renews, and says whether the API server has: for whoever wants its word before each write. A renewal that
@@ -129,10 +120,10 @@ impl Term {
     /// # Errors
     /// Where the term is over, or the API server did not confirm in time.
     pub async fn renew(&self) -> Result<(), NotRenewed> {
-        self.check().map_err(NotRenewed::Over)?;
+        self.tenure.check().map_err(NotRenewed::Over)?;
         let patience = self.who.timing.patience();
         let late = |_| Err(NotRenewed::Unconfirmed(Away::late(patience)));
-        tokio::time::timeout(patience, self.renew_after(self.now())).await.unwrap_or_else(late)
+        tokio::time::timeout(patience, self.renew_after(self.tenure.now())).await.unwrap_or_else(late)
     }
 
     async fn renew_after(&self, asked: BootMs) -> Result<(), NotRenewed> {
@@ -149,8 +140,9 @@ impl Term {
                     self.is_still_ours(Some(&Seen::of(&answer).map_err(unconfirmed)?))?;
                     *lease = answer;
                     self.renewed_at.fetch_max(now.boot.0, Ordering::AcqRel);
-                    self.set_last(None);
-                    return self.check().map_err(NotRenewed::Over);
+                    self.tenure.extend(now.boot.after(timing.renew_deadline));
+                    self.tenure.set_last(None);
+                    return self.tenure.check().map_err(NotRenewed::Over);
                 }
                 // An earlier renewal may have been carried out without an answer. Or it is gone.
                 Err(NotWritten::Conflict | NotWritten::Away(Away::Refused { status: 404, .. })) => {
@@ -163,13 +155,14 @@ impl Term {
             }
         }
         if self.renewed_at() > asked {
-            return self.check().map_err(NotRenewed::Over);
+            return self.tenure.check().map_err(NotRenewed::Over);
         }
         Err(NotRenewed::Unconfirmed(Away::Odd("somebody else keeps changing this Lease".to_owned())))
     }
 
     fn is_still_ours(&self, seen: Option<&Seen>) -> Result<(), NotRenewed> {
-        still_of(self.election, self.who.identity.as_str(), seen).map_err(|over| NotRenewed::Over(self.end(over)))
+        still_of(self.election, self.who.identity.as_str(), seen)
+            .map_err(|over| NotRenewed::Over(self.tenure.end(over)))
     }
 
     /// Renews again and again, until it is over.
@@ -178,16 +171,16 @@ impl Term {
         let mut backoff = Backoff::new(BACKOFF_MS.min(retry.0), retry.0);
         let mut next = self.renewed_at().after(retry);
         loop {
-            self.sleep_until(next).await;
-            if let Err(over) = self.check() {
+            self.tenure.sleep_until(next).await;
+            if let Err(over) = self.tenure.check() {
                 return over;
             }
             let renewed = tokio::select! {
                 biased;
-                over = self.over() => return over,
+                over = self.tenure.over() => return over,
                 renewed = self.renew() => renewed,
                 // The renewal's own timer does not count while the machine sleeps.
-                () = self.sleep_until(BootMs(u64::MAX)) => {
+                () = self.tenure.sleep_until(BootMs(u64::MAX)) => {
                     Err(NotRenewed::Unconfirmed(Away::late(self.who.timing.patience())))
                 }
             };
@@ -198,10 +191,10 @@ impl Term {
                 }
                 Err(NotRenewed::Over(over)) => return over,
                 Err(NotRenewed::Unconfirmed(away)) => {
-                    if self.set_last(Some(away.to_string())).is_none() {
+                    if self.tenure.set_last(Some(away.to_string())).is_none() {
                         tracing::warn!(lease = %self.who.at, %away, left_ms = self.left_ms(), "a renewal was not confirmed");
                     }
-                    self.now().after(lasting(backoff.next(away.asked_ms())))
+                    self.tenure.now().after(lasting(backoff.next(away.asked_ms())))
                 }
             };
         }
@@ -212,61 +205,13 @@ impl Term {
     /// # Errors
     /// Where the API server did not say so in time; it then runs out.
     pub async fn release(&self) -> Result<(), String> {
-        self.end(Over::Released);
+        self.tenure.end(Over::Released);
         let known = self.lease.lock().await.clone();
         give_back(&self.who, Some(known), None, |seen| self.is_still_ours(Some(seen)).is_ok()).await
     }
 
-    fn now(&self) -> BootMs {
-        self.who.clock.now().boot
-    }
-
     fn renewed_at(&self) -> BootMs {
         BootMs(self.renewed_at.load(Ordering::Acquire))
-    }
-
-    fn until(&self) -> BootMs {
-        self.renewed_at().after(self.who.timing.renew_deadline)
-    }
-
-    fn check(&self) -> Result<(), Over> {
-        if let Some(why) = &*self.over.borrow() {
-            return Err(why.clone());
-        }
-        if self.now() >= self.until() {
-            let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            return Err(self.end(Over::Deadline { last }));
-        }
-        Ok(())
-    }
-
-    /// The first reason stays.
-    fn end(&self, why: Over) -> Over {
-        self.over.send_if_modified(|over| {
-            let is_first = over.is_none();
-            over.get_or_insert(why);
-            is_first
-        });
-        self.over.borrow().clone().unwrap_or(Over::Released)
-    }
-
-    /// Returns what was said before.
-    fn set_last(&self, last: Option<String>) -> Option<String> {
-        std::mem::replace(&mut *self.last.lock().unwrap_or_else(PoisonError::into_inner), last)
-    }
-
-    /// Returns at this time, or at the deadline, whichever comes first; or when it is over.
-    async fn sleep_until(&self, at: BootMs) {
-        loop {
-            let left = at.min(self.until()).since(self.now());
-            if left == 0 {
-                return;
-            }
-            tokio::select! {
-                () = tokio::time::sleep(LOOK.min(Duration::from_millis(left))) => {}
-                _ = self.over() => return,
-            }
-        }
     }
 }
 
