@@ -39,12 +39,14 @@ pub enum Fault {
     Revive,
     /// A Lease that led an object before another one is forgotten.
     NoFloors,
+    /// A term goes on, whether or not its Lease was seen renewed.
+    DeadTerms,
     /// Writes are judged once and not counted, to measure what the barrier costs.
     NoBarrier,
 }
 
 impl Fault {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::NoSync,
         Self::ForwardStale,
         Self::NoDrain,
@@ -60,6 +62,7 @@ impl Fault {
         Self::ReloadNoWait,
         Self::Revive,
         Self::NoFloors,
+        Self::DeadTerms,
         Self::NoBarrier,
     ];
 
@@ -82,6 +85,7 @@ impl Fault {
             Self::ReloadNoWait => "reload-no-wait",
             Self::Revive => "revive",
             Self::NoFloors => "no-floors",
+            Self::DeadTerms => "dead-terms",
             Self::NoBarrier => "no-barrier",
         }
     }

@@ -132,7 +132,7 @@ impl Claimant {
     /// Whether its Lease is known to be in its term, and held.
     #[must_use]
     pub fn is_live(&self, now: Now) -> bool {
-        self.term.as_ref().is_some_and(|term| term.is_live(now))
+        failpoints::on(Fault::DeadTerms) || self.term.as_ref().is_some_and(|term| term.is_live(now))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Who was elected. Writes ask here when their token is ahead of what is known of its Lease, and the ledger is told.
 //!
-//! Of each Lease that governs an object in use there is one [`Entry`]. Reads of one Lease go one behind the other,
+//! Of each Lease that governs an object in use there is one `Entry` (`entries.rs`). Reads of one Lease go one behind the other,
 //! each a quorum read, and what each found is handed to the ledger before the next begins: so what the ledger is told
 //! of a Lease never goes back, though two uids cannot be compared. A watch only says that there is something to read,
 //! or that a holder has renewed.
@@ -22,7 +22,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Handle, sync::Semaphore, task::JoinHandle};
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, SemaphorePermit},
+    task::JoinHandle,
+};
 
 use super::{
     api::{Away, Cluster, LeaseName, Seen},
@@ -92,15 +96,6 @@ pub struct Elections {
     watches: Mutex<HashMap<String, JoinHandle<()>>>,
 }
 
-/// Who wants a Lease to be read.
-#[derive(Clone, Copy)]
-enum Reader {
-    /// A write with this token; `None`: one that was admitted.
-    Asks(Option<Election>),
-    /// A watch, which has shown something new.
-    Watches,
-}
-
 /// How a Lease is, and what the ledger will say of the object that it was told for.
 type ToldOf = (Option<Election>, Arc<Term>, Option<ledger::Answer<Moved>>);
 
@@ -131,7 +126,12 @@ impl Elections {
     /// # Errors
     /// Where there is none by these settings.
     pub fn reach(&self, settings: &GateKubernetes, namespaces: &[String]) -> Result<Option<Cluster>, Faults> {
-        if namespaces.is_empty() || self.cluster.get().is_some() {
+        if namespaces.is_empty() {
+            return Ok(None);
+        }
+        // Whoever asks before [`Self::look_at`] is told that nobody knows.
+        let _ = self.runtime.set(Handle::current());
+        if self.cluster.get().is_some() {
             return Ok(None);
         }
         let way = Cluster::new(&settings.way());
@@ -143,7 +143,7 @@ impl Elections {
     pub fn look_at(self: &Arc<Self>, way: Option<Cluster>, namespaces: &[String], generation: u64) {
         if let Some(way) = way {
             // By the same settings, another one is as good.
-            let _ = (self.cluster.set(way), self.runtime.set(Handle::current()));
+            let _ = self.cluster.set(way);
         }
         let mut watches = lock(&self.watches);
         watches.retain(|namespace, task| {
@@ -290,10 +290,23 @@ impl Elections {
         let asked = self.spawn(async move {
             let _place = place;
             let mut last = entry.reading.lock().await;
-            this.bring_up(&entry, &mut last, arrived, Reader::Asks(election)).await.map_err(Unknown::Away)?;
+            if this.is_behind(&entry, &last, arrived, election) {
+                // Its turn may be long in coming: whatever a watch shows of this Lease is read meanwhile.
+                drop(last);
+                let _turn = this.turn().await.map_err(Unknown::Away)?;
+                last = entry.reading.lock().await;
+                if this.is_behind(&entry, &last, arrived, election) {
+                    this.read(&entry, &mut last).await.map_err(Unknown::Away)?;
+                }
+            }
+            if last.number > arrived
+                && let Some(away) = &last.failed
+            {
+                return Err(Unknown::Away(away.clone()));
+            }
             then(Arc::clone(&entry)).await
         });
-        let patience = self.cluster().map(Cluster::timeout).unwrap_or_default();
+        let patience = self.patience();
         match tokio::time::timeout(patience, asked).await {
             Ok(told) => told.unwrap_or(Err(Unknown::Ledger(ledger::Refused::Stopping))),
             Err(_) => Err(Unknown::Away(Away::late(patience))),
@@ -325,18 +338,24 @@ impl Elections {
 
     /// Reads a Lease of which a watch shows something new, and tells its objects. One at a time.
     fn look_into(self: &Arc<Self>, entry: &Arc<Entry>) {
-        entry.hints.fetch_add(1, Ordering::AcqRel);
-        if entry.looking.swap(true, Ordering::AcqRel) {
+        entry.hints.fetch_add(1, Ordering::SeqCst);
+        if entry.looking.swap(true, Ordering::SeqCst) {
             return;
         }
         let (this, entry) = (Arc::clone(self), Arc::clone(entry));
         self.spawn(async move {
             let mut tries = 0;
             while tries < TRIES {
-                let hints = entry.hints.load(Ordering::Acquire);
+                let hints = entry.hints.load(Ordering::SeqCst);
                 let arrived = entry.begun.load(Ordering::Acquire);
                 let mut last = entry.reading.lock().await;
-                let is_read = this.bring_up(&entry, &mut last, arrived, Reader::Watches).await.is_ok();
+                let is_read = if last.number > arrived {
+                    last.failed.is_none()
+                } else {
+                    // It is never closed.
+                    let _place = this.shown_reads.acquire().await.ok();
+                    this.read(&entry, &mut last).await.is_ok()
+                };
                 let is_done = is_read && this.tell_all(&entry).await.is_ok();
                 drop(last);
                 if !is_done {
@@ -344,52 +363,50 @@ impl Elections {
                     tokio::time::sleep(TRY_AGAIN).await;
                     continue;
                 }
-                entry.looking.store(false, Ordering::Release);
-                if entry.hints.load(Ordering::Acquire) == hints || entry.looking.swap(true, Ordering::AcqRel) {
+                // In this order, as whoever hints takes them in the other.
+                entry.looking.store(false, Ordering::SeqCst);
+                if entry.hints.load(Ordering::SeqCst) == hints || entry.looking.swap(true, Ordering::SeqCst) {
                     return;
                 }
             }
-            entry.looking.store(false, Ordering::Release);
+            entry.looking.store(false, Ordering::SeqCst);
             // The term that is known runs out, and whoever has another token is looked up.
             tracing::warn!(lease = %entry.name, "a Lease has changed, and could not be read");
         });
     }
 
-    /// Reads a Lease, unless that was done since somebody arrived, or it is known to be in the term that is asked about.
-    /// `arrived`: how many reads had begun then.
-    async fn bring_up(&self, entry: &Entry, last: &mut LastRead, arrived: u64, reader: Reader) -> Result<(), Away> {
-        if last.number > arrived {
-            return last.failed.clone().map_or(Ok(()), Err);
-        }
-        if let Reader::Asks(Some(election)) = reader {
-            let known = lock(&entry.known);
-            let now = self.clock.now();
-            if known.as_ref().is_some_and(|known| known.election() == Some(election) && known.term.is_live(now)) {
-                return Ok(());
-            }
-        }
-        self.read(entry, last, reader).await
+    /// Whether a Lease has to be read for somebody: unless that was done since they arrived, or it is known to be in the
+    /// term that they ask about. `arrived`: how many reads had begun then.
+    fn is_behind(&self, entry: &Entry, last: &LastRead, arrived: u64, election: Option<Election>) -> bool {
+        let (known, now) = (lock(&entry.known), self.clock.now());
+        let is_present = |known: &Known| known.election() == election && known.term.is_live(now);
+        last.number <= arrived && !(election.is_some() && known.as_ref().is_some_and(is_present))
+    }
+
+    fn patience(&self) -> Duration {
+        self.cluster().map(Cluster::timeout).unwrap_or_default()
+    }
+
+    /// The turn of somebody who asks: there are only so many in a second, and at once. Whose does not come in time has
+    /// none.
+    async fn turn(&self) -> Result<Option<SemaphorePermit<'_>>, Away> {
+        let patience = self.patience();
+        let wait = self.pace.take(self.clock.now().boot, patience).ok_or_else(|| Away::late(patience))?;
+        let turn = async {
+            tokio::time::sleep(wait).await;
+            // It is never closed.
+            self.asked_reads.acquire().await.ok()
+        };
+        tokio::time::timeout(patience, turn).await.map_err(|_| Away::late(patience))
     }
 
     /// Reads a Lease as it is now.
-    async fn read(&self, entry: &Entry, last: &mut LastRead, reader: Reader) -> Result<(), Away> {
-        let now = self.clock.now().boot;
-        let mut early = PACE.saturating_sub(Duration::from_millis(now.since(last.at)));
-        if last.number == 0 {
-            early = Duration::ZERO;
-        }
-        let reads = match reader {
-            Reader::Asks(_) => {
-                early = early.max(self.pace.take(now));
-                &self.asked_reads
-            }
-            Reader::Watches => &self.shown_reads,
-        };
-        if !early.is_zero() {
+    async fn read(&self, entry: &Entry, last: &mut LastRead) -> Result<(), Away> {
+        let since = self.clock.now().boot.since(last.at);
+        let early = PACE.saturating_sub(Duration::from_millis(since));
+        if last.number > 0 && !early.is_zero() {
             tokio::time::sleep(early).await;
         }
-        // It is never closed.
-        let _place = reads.acquire().await.ok();
         let cluster = self.cluster().ok_or_else(|| Away::Unreachable("no route leads to a Lease".to_owned()))?;
         last.number = entry.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let at = self.clock.now();

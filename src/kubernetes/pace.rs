@@ -18,12 +18,16 @@ pub(super) struct Pace {
 impl Pace {
     const EACH_MS: u64 = 1_000 / READS_PER_S;
 
-    /// How long to wait before the next read.
-    pub(super) fn take(&self, now: BootMs) -> Duration {
+    /// How long to wait before the next read; `None` if that is longer than somebody would, who then takes no place.
+    pub(super) fn take(&self, now: BootMs, patience: Duration) -> Option<Duration> {
         let mut taken = lock(&self.taken);
         let begins = (*taken).max(now.0.saturating_sub(1_000));
+        let wait = Duration::from_millis(begins.saturating_sub(now.0));
+        if wait > patience {
+            return None;
+        }
         *taken = begins + Self::EACH_MS;
-        Duration::from_millis(begins.saturating_sub(now.0))
+        Some(wait)
     }
 }
 
@@ -33,13 +37,16 @@ mod tests {
 
     #[test]
     fn reads_for_the_sake_of_tokens_are_spread_over_time() {
-        let (pace, now) = (Pace::default(), BootMs(10_000));
-        let waits: Vec<u128> = (0..300).map(|_| pace.take(now).as_millis()).collect();
+        let (pace, now, long) = (Pace::default(), BootMs(10_000), Duration::from_mins(1));
+        let waits: Vec<u128> = (0..300).map(|_| pace.take(now, long).unwrap().as_millis()).collect();
         // A second's worth at once, then one every ten milliseconds.
         assert_eq!(waits.iter().filter(|wait| **wait == 0).count(), 101, "{waits:?}");
         assert_eq!(waits.last(), Some(&1_990));
-        assert_eq!(pace.take(BootMs(12_000)), Duration::ZERO);
+        // Who would not wait so long is not waited for, either.
+        assert!((0..100).all(|_| pace.take(now, Duration::from_secs(1)).is_none()));
+        assert_eq!(pace.take(BootMs(12_000), long), Some(Duration::ZERO));
         // Nothing is saved up beyond that.
-        assert_eq!((0..300).filter(|_| pace.take(BootMs(90_000)).is_zero()).count(), 101);
+        let at_once = |_: &u32| pace.take(BootMs(90_000), long).is_some_and(|wait| wait.is_zero());
+        assert_eq!((0..300).filter(at_once).count(), 101);
     }
 }

@@ -419,7 +419,14 @@ impl Route {
                 || self.takes_all_of(&other.path.filled(&theirs), other)
                 || other.takes_all_of(&self.path.filled(&mine), self);
         }
-        here == there && self.object.in_terms_of(&self.object) == other.object.in_terms_of(&other.object)
+        for (wide, wide_lease, narrow, narrow_lease) in [(self, own, other, others), (other, others, self, own)] {
+            let Some(narrowed) = wide.object.narrowed_to(&narrow.object) else { continue };
+            let is_same = |one: &ObjectTemplate, two: &ObjectTemplate| one.in_narrow(&narrowed) == *two;
+            return is_same(&wide_lease.namespace, &narrow_lease.namespace)
+                && is_same(&wide_lease.name, &narrow_lease.name)
+                || narrow.takes_all_of(&wide.path.filled(&narrowed.texts()), wide);
+        }
+        false
     }
 }
 

@@ -187,9 +187,43 @@ impl PathTemplate {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Piece {
+pub enum Piece {
     Literal(String),
     Capture(usize),
+}
+
+/// What captures of a wide template are in a narrower one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Narrowed(Vec<(usize, Piece)>);
+
+impl Narrowed {
+    /// `None`: it would be two things at once.
+    fn note(&mut self, place: usize, piece: &Piece) -> Option<()> {
+        match self.of(place) {
+            Some(known) if known != piece => None,
+            Some(_) => Some(()),
+            None => {
+                self.0.push((place, piece.clone()));
+                Some(())
+            }
+        }
+    }
+
+    fn of(&self, place: usize) -> Option<&Piece> {
+        self.0.iter().find(|(each, _)| *each == place).map(|(_, piece)| piece)
+    }
+
+    /// The captures that are one text, by their places; the others are empty.
+    #[must_use]
+    pub fn texts(&self) -> Vec<Cow<'_, str>> {
+        let mut texts = vec![Cow::Borrowed(""); self.0.iter().map(|(place, _)| place + 1).max().unwrap_or(0)];
+        for (place, piece) in &self.0 {
+            if let Piece::Literal(text) = piece {
+                texts[*place] = Cow::Borrowed(text);
+            }
+        }
+        texts
+    }
 }
 
 /// A letter of an id, or what stands for one or more that are no slash.
@@ -278,6 +312,70 @@ impl ObjectTemplate {
             }
         };
         Self { pieces: self.pieces.iter().map(number).collect() }
+    }
+
+    /// What each of its captures is in `other`, by its place: where that makes only ids that this one makes, segment by
+    /// segment, so that it says so.
+    #[must_use]
+    pub fn narrowed_to(&self, other: &Self) -> Option<Narrowed> {
+        let (wide, narrow) = (self.segments(), other.segments());
+        let mut found = Narrowed(vec![]);
+        if wide.len() != narrow.len() {
+            return None;
+        }
+        for (wide, narrow) in wide.iter().zip(&narrow) {
+            match (&wide[..], &narrow[..]) {
+                ([Piece::Capture(place)], [only]) => found.note(*place, only)?,
+                (wide, narrow) if wide.len() == narrow.len() => {
+                    for pair in wide.iter().zip(narrow) {
+                        match pair {
+                            (Piece::Literal(one), Piece::Literal(two)) if one == two => {}
+                            (Piece::Capture(place), Piece::Capture(_)) => found.note(*place, pair.1)?,
+                            _ => return None,
+                        }
+                    }
+                }
+                _ => return None,
+            }
+        }
+        Some(found)
+    }
+
+    /// Its pieces between slashes. One that is empty is left out: no capture is.
+    fn segments(&self) -> Vec<Vec<Piece>> {
+        let mut all = vec![vec![]];
+        for piece in &self.pieces {
+            let Piece::Literal(text) = piece else {
+                all.last_mut().expect("there is always one").push(piece.clone());
+                continue;
+            };
+            for (n, part) in text.split('/').enumerate() {
+                if n > 0 {
+                    all.push(vec![]);
+                }
+                if !part.is_empty() {
+                    all.last_mut().expect("there is always one").push(Piece::Literal(part.to_owned()));
+                }
+            }
+        }
+        all
+    }
+
+    /// The same with what a narrower object has in place of its captures.
+    #[must_use]
+    pub fn in_narrow(&self, narrowed: &Narrowed) -> Self {
+        let mut pieces: Vec<Piece> = vec![];
+        for piece in &self.pieces {
+            let piece = match piece {
+                Piece::Literal(_) => piece.clone(),
+                Piece::Capture(place) => narrowed.of(*place).cloned().unwrap_or_else(|| piece.clone()),
+            };
+            match (pieces.last_mut(), piece) {
+                (Some(Piece::Literal(before)), Piece::Literal(text)) => before.push_str(&text),
+                (_, piece) => pieces.push(piece),
+            }
+        }
+        Self { pieces }
     }
 
     /// The one id that it makes, if it has no captures.

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use super::world::{START, World};
 use crate::{
     fence::{
-        Fence, Now, ObjectId, Refusal,
+        BootMs, Fence, Now, ObjectId, Refusal, Ttl,
         elected::{Claimant, Term},
         election::{Election, LeaseName, Uid},
     },
@@ -270,6 +270,9 @@ impl World {
     fn edit(&mut self, place: usize, lease: usize) {
         let other = self.rng.place(self.clients.len());
         if self.change_own(place, lease, |seen| seen.holder = Some(format!("h{other}"))) {
+            let led = self.led();
+            let shared = led.leases[lease].now.as_ref().map(|seen| seen.election);
+            led.terms.extend(shared.map(|election| Begun { election, holder: other, lease }));
             self.say(format!("Lease {lease} of client {place} is edited to be {other}'s"));
         }
     }
@@ -332,17 +335,32 @@ impl World {
         let lease = &mut self.led().leases[place];
         if shows && let Some(seen) = lease.unshown.pop_front() {
             // Before the first read there is nothing to compare it with.
+            let until = held_until(seen.as_ref(), now);
             lease.is_hinted |= lease.known.as_mut().is_some_and(|known| !known.hear(seen, now));
+            if let Some((election, until)) = until {
+                self.oracle.term_until(election, until);
+            }
             return;
         }
         match &mut lease.read {
             Some(read) if read.found.is_none() => read.found = Some((lease.now.clone(), begun)),
             Some(_) => self.take_in(place),
             None if lease.is_hinted || !lease.asking.is_empty() => {
-                lease.is_hinted = false;
-                let askers = std::mem::take(&mut lease.asking);
-                lease.read = Some(Read { sent: now, found: None, askers });
-                self.counts.lease_reads += 1;
+                let is_hinted = std::mem::take(&mut lease.is_hinted);
+                // Who asks about what is known, and held, needs no read.
+                let is_known = |ask: &Ask| {
+                    let known = lease.known.as_ref().filter(|known| known.election() == Some(ask.election));
+                    known.is_some_and(|known| known.term.is_live(now))
+                };
+                let (known, askers): (Vec<Ask>, Vec<Ask>) =
+                    std::mem::take(&mut lease.asking).into_iter().partition(is_known);
+                if is_hinted || !askers.is_empty() {
+                    lease.read = Some(Read { sent: now, found: None, askers });
+                    self.counts.lease_reads += 1;
+                }
+                for ask in known {
+                    self.tell(place, ask);
+                }
             }
             None => {}
         }
@@ -354,6 +372,14 @@ impl World {
         let lease = &mut led.leases[place];
         let Some(Read { sent, found: Some((seen, begun)), askers }) = lease.read.take() else { return };
         let present = seen.as_ref().map(|seen| seen.election);
+        let holder = seen.as_ref().and_then(|seen| seen.holder.clone());
+        let until = held_until(seen.as_ref(), sent);
+        // Held by another one without a transition: neither may write what was open to the first.
+        let before = lease.known.as_ref().and_then(|known| known.seen.clone());
+        let is_shared = before.is_some_and(|before| {
+            Some(before.election) == present && before.holder.is_some() && before.holder != holder && holder.is_some()
+        });
+        let shared: Vec<ObjectId> = if is_shared { lease.told.iter().cloned().collect() } else { vec![] };
         match &mut lease.known {
             None => lease.known = Some(Known::first(seen, sent)),
             Some(known) => known.again(seen, sent),
@@ -361,6 +387,18 @@ impl World {
         let over = led.terms[..begun].iter().filter(|term| term.lease == place && Some(term.election) != present);
         let over: Vec<Election> = over.map(|term| term.election).collect();
         self.oracle.terms_over(&over);
+        if let Some((election, until)) = until {
+            self.oracle.term_until(election, until);
+        }
+        if let Some(election) = present {
+            for object in &shared {
+                self.oracle.term_shared(object, election);
+            }
+            if holder.is_none() {
+                // It was given back, and nobody takes it again without a transition.
+                self.oracle.terms_over(&[election]);
+            }
+        }
         for ask in askers {
             self.tell(place, ask);
         }
@@ -402,6 +440,13 @@ impl World {
         led.answers.insert(write, asked);
         self.calls.push(Command::Sight { object, sighting, begins, reply });
     }
+}
+
+/// Until when a term can be held, if its Lease was renewed at this very moment.
+fn held_until(seen: Option<&Seen>, at: Now) -> Option<(Election, BootMs)> {
+    let seen = seen.filter(|seen| seen.holder.is_some())?;
+    let ms = u64::try_from(seen.duration.as_millis()).unwrap_or(u64::MAX);
+    Some((seen.election, at.boot.after(Ttl(ms))))
 }
 
 impl Led {

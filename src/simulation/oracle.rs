@@ -34,6 +34,8 @@ struct Story {
     /// Which term of leadership has written under a number, and which terms someone was told are over.
     led: BTreeMap<u64, Election>,
     terms_over: Vec<Election>,
+    /// Terms that two holders have had.
+    shared: Vec<Election>,
 }
 
 struct Told {
@@ -51,8 +53,9 @@ pub(super) struct Oracle {
     forgiven: BTreeSet<u64>,
     /// Writes of which the store has seen something.
     sent: BTreeSet<u64>,
-    /// Terms that the gate has read are over.
+    /// Terms that the gate has read are over, and until when one can be held at the latest by what it has seen.
     read_over: Vec<Election>,
+    terms_until: Vec<(Election, BootMs)>,
 }
 
 impl Oracle {
@@ -121,7 +124,10 @@ impl Oracle {
 
     /// Someone was told that a lease is over.
     pub(super) fn over(&mut self, object: &ObjectId, seq: u64) {
-        self.story(object).over.insert(seq);
+        let story = self.story(object);
+        story.over.insert(seq);
+        let shared = story.led.get(&seq).filter(|term| story.shared.contains(term)).copied();
+        story.terms_over.extend(shared);
     }
 
     /// Someone was told, or can see, an object's fence.
@@ -182,14 +188,28 @@ impl Oracle {
         self.read_over.extend(terms.iter().filter(|term| !self.read_over.contains(term)).copied().collect::<Vec<_>>());
     }
 
+    /// The gate has seen a term's Lease, and may count it as held until then.
+    pub(super) fn term_until(&mut self, term: Election, until: BootMs) {
+        match self.terms_until.iter_mut().find(|(each, _)| *each == term) {
+            Some((_, known)) => *known = until.max(*known),
+            None => self.terms_until.push((term, until)),
+        }
+    }
+
     /// Someone was told that a term may write this object no more.
     pub(super) fn term_over(&mut self, object: &ObjectId, term: Election) {
         self.story(object).terms_over.push(term);
     }
 
+    /// The gate has read that a term has come to another holder: once the first one's lease is over, so is the term.
+    pub(super) fn term_shared(&mut self, object: &ObjectId, term: Election) {
+        self.story(object).shared.push(term);
+    }
+
     /// A write by a term of leadership was let through, to wait or to land.
-    pub(super) fn admitted_by(&mut self, object: &ObjectId, seq: u64, term: Election) -> Kept {
+    pub(super) fn admitted_by(&mut self, object: &ObjectId, seq: u64, term: Election, now: BootMs) -> Kept {
         let is_over = self.read_over.contains(&term);
+        let until = self.terms_until.iter().find(|(each, _)| *each == term).map(|(_, until)| *until);
         let story = self.story(object);
         let what = format!("{object}: a write of {seq} by {term} was let through");
         if is_over {
@@ -200,6 +220,13 @@ impl Oracle {
         }
         if story.over.contains(&seq) || story.terms_over.contains(&term) {
             return broken("NO REVIVAL", format!("{what} though it was told to be over"));
+        }
+        match until {
+            None => return broken("UNFENCED", format!("{what}, which the gate has never seen")),
+            Some(until) if now >= until => {
+                return broken("EXPIRY", format!("{what} at {}, over at {}", now.0, until.0));
+            }
+            Some(_) => {}
         }
         match story.led.insert(seq, term) {
             Some(other) if other != term => broken("UNIQUE", format!("{what}, and so was one by {other}")),

@@ -229,7 +229,10 @@ impl World {
         self.say(format!("gate: write {} of {} at {} is {how}", write.id, write.object, write.seq));
         let kept = match &write.brings {
             Brings::Token(_) => self.oracle.admitted(&write.object, write.seq, self.now().boot),
-            Brings::Term(claim) => self.oracle.admitted_by(&write.object, write.seq, claim.claimant.election),
+            Brings::Term(claim) => {
+                let election = claim.claimant.election;
+                self.oracle.admitted_by(&write.object, write.seq, election, self.now().boot)
+            }
         };
         self.judge(kept);
     }

@@ -112,5 +112,7 @@ caught! {
     a_term_that_opens_while_it_drains_is_caught: "no-draining-state" breaks "DRAIN" with "--led";
     a_term_of_unknown_writes_that_nobody_waits_for_is_caught: "no-unknown-wait" breaks "DRAIN" with "--led";
     a_slow_load_that_puts_an_old_term_back_is_caught: "stale-load" breaks "MONOTONIC" with "--led";
+    a_term_whose_lease_was_not_renewed_is_caught: "dead-terms" breaks "EXPIRY" with "--led";
+    a_term_that_the_gate_has_read_to_be_over_is_caught: "dead-terms" breaks "STALE" with "--led";
     a_lease_that_is_forgotten_when_its_route_changes_is_caught: "no-floors" breaks "NO REVIVAL" with "--led";
 }

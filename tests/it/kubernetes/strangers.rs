@@ -98,6 +98,34 @@ fn many_leases_at_an_api_server_that_hangs_keep_nobody_waiting_for_the_others() 
 }
 
 #[test]
+fn a_change_that_the_watch_shows_is_read_before_strangers_have_their_turn() {
+    let world = World::with(|settings| settings.kubernetes.request_timeout_ms = 60_000);
+    let first = world.take("a");
+    world.put(&first).applied();
+    let ask = |name: String| {
+        let elections = Arc::clone(&world.gate.running().gate.elections);
+        let object = ObjectId::new(&name).unwrap();
+        let lease = Arc::new(LeaseName { namespace: NAMESPACE.to_owned(), name });
+        let stranger = Claimant { lease, ..claimant(STRANGE) };
+        world.gate.runtime.spawn(async move { elections.ask(&object, &stranger, 0).await.is_ok() })
+    };
+    // Fifteen seconds' worth.
+    let _flood: Vec<_> = (0..1_500).map(|n| ask(format!("stranger-{n}"))).collect();
+    let gone = || {
+        let text = String::from_utf8(world.gate.ops().get("/metrics").body).unwrap();
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("fencegate_kubernetes_reads_total{result=\"gone\"} "));
+        line.map_or(0, |count| count.parse::<u32>().unwrap())
+    };
+    until("they wait for their turns", || gone() > 120);
+    let last = ask("users".to_owned());
+    let second = world.take("b");
+    world.follows(&second);
+    assert!(!last.is_finished(), "it has not waited, so it shows nothing");
+    world.put(&second).applied();
+}
+
+#[test]
 fn an_answer_that_comes_late_brings_no_lease_back() {
     let world = World::new();
     if world.server.is_real() {
@@ -158,6 +186,13 @@ fn a_reload_that_is_refused_does_not_say_where_the_api_server_is() {
     wrong.gate.tls_key_file = "away.pem".into();
     assert_eq!(reload(&wrong), Err("gate.tls_cert_file".to_owned()));
     assert_eq!(led[0].lease_source, LeaseSource::Kubernetes);
+    // Whoever comes by new routes before the API server is known is told so, and nobody falls over it.
+    let (elections, strange) = (Arc::clone(&gate.running().gate.elections), claimant(STRANGE));
+    let asked = gate.runtime.block_on(async {
+        elections.reach(&wrong.kubernetes, &[NAMESPACE.to_owned()]).unwrap();
+        elections.ask(&ObjectId::new("users").unwrap(), &strange, 0).await.map(drop)
+    });
+    assert!(matches!(asked, Err(Unknown::Away(_))), "{asked:?}");
     assert_eq!(reload(&fencegate::config::Settings { route: led, ..settings }), Ok(()));
     until("the right one is found", || {
         gate.shows(&format!("fencegate_kubernetes_watch_up{{lease_namespace=\"{NAMESPACE}\"}} 1"))
