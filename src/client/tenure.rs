@@ -44,7 +44,9 @@ impl<W: Over> Tenure<W> {
         self.clock.now().boot
     }
 
-    fn until(&self) -> BootMs {
+    /// Its deadline.
+    #[must_use]
+    pub fn until(&self) -> BootMs {
         BootMs(self.until.load(Ordering::Acquire))
     }
 

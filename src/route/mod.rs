@@ -1,9 +1,10 @@
 //! Routes: which object a request is about.
 //!
 //! Pure. [`canonical`] reads a path in the one way that every parser would, or not at all;
-//! [`template`] fits it to a route and fills in the object's id.
+//! [`template`] fits it to a route, and [`object`] fills in the object's id.
 
 pub mod canonical;
+pub mod object;
 pub mod template;
 
 use std::{borrow::Cow, sync::Arc};
@@ -11,7 +12,10 @@ use std::{borrow::Cow, sync::Arc};
 use http::HeaderName;
 use sha2::{Digest, Sha256};
 
-use self::template::{Captures, ObjectTemplate, PathTemplate};
+use self::{
+    object::ObjectTemplate,
+    template::{Captures, PathTemplate},
+};
 use crate::{
     config::{Fault, LeaseSource, Mode, PartialBody, RouteLease, RouteSettings, Settings, StoreSettings},
     fence::{ObjectId, Ttl, election::LeaseName, external},
@@ -384,7 +388,8 @@ impl Route {
     /// Whether it and another route could give one object leases of two kinds. (Where only one of them has a Kubernetes
     /// Lease, or an outside lock service, for some of the other's objects, each change is an advance like any other.)
     fn has_other_leases(&self, other: &Self) -> bool {
-        let is_same = self.object.in_terms_of(&self.object) == other.object.in_terms_of(&other.object);
+        let narrows = |one: &Self, two: &Self| one.object.narrowed_to(&two.object).is_some();
+        let is_same = narrows(self, other) && narrows(other, self);
         match (&self.kubernetes, &other.kubernetes) {
             (Some(own), Some(others)) => {
                 own.check_holder != others.check_holder && is_same
@@ -401,11 +406,8 @@ impl Route {
 
     /// Whether every object that both can make has one Lease, by either.
     fn has_lease_of(&self, own: &Kubernetes, other: &Self, others: &Kubernetes) -> bool {
-        let templates = |route: &Self, lease: &Kubernetes| {
-            [&lease.namespace, &lease.name].map(|template| template.in_terms_of(&route.object))
-        };
-        let (here, there) = (templates(self, own), templates(other, others));
-        if here == there && here.iter().all(|template| template.literal().is_some()) {
+        let is_one = |one: &ObjectTemplate, two: &ObjectTemplate| one.literal().is_some() && one == two;
+        if is_one(&own.namespace, &others.namespace) && is_one(&own.name, &others.name) {
             return true;
         }
         if let Some(id) = self.object.literal().or_else(|| other.object.literal()) {

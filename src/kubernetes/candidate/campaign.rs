@@ -176,7 +176,7 @@ impl Candidate {
         seen.holder.as_deref() == Some(self.identity.as_str())
     }
 
-    /// Not all at the same moment, and not sooner than was asked for.
+    /// Not all at the same moment; at most as long as between two looks, also where more was asked for.
     fn a_while(&self, asked_ms: Option<u64>) -> Duration {
         Backoff::new(self.timing.retry.0.max(1), 0).next(asked_ms)
     }

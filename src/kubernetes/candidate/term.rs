@@ -1,9 +1,6 @@
 //! A term in hand: renewed in the background, lost at the first definite sign, never good past its renew deadline.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use thiserror::Error;
@@ -40,9 +37,7 @@ pub struct Term {
     who: Candidate,
     election: Election,
     token: Token,
-    /// When the last renewal that was confirmed was sent, on the boot clock.
-    renewed_at: AtomicU64,
-    /// Until its renew deadline.
+    /// Until its renew deadline, counted from when the last renewal that was confirmed was sent.
     tenure: Tenure<Over>,
     /// As the API server last said it is. Whoever writes it holds this.
     lease: Mutex<Lease>,
@@ -62,7 +57,6 @@ impl Term {
             who,
             election: seen.election,
             token: Token::new(&seen.election.to_string()),
-            renewed_at: AtomicU64::new(sent.0),
             tenure,
             lease: Mutex::new(lease),
         }
@@ -139,7 +133,6 @@ impl Term {
                 Ok(answer) => {
                     self.is_still_ours(Some(&Seen::of(&answer).map_err(unconfirmed)?))?;
                     *lease = answer;
-                    self.renewed_at.fetch_max(now.boot.0, Ordering::AcqRel);
                     self.tenure.extend(now.boot.after(timing.renew_deadline));
                     self.tenure.set_last(None);
                     return self.tenure.check().map_err(NotRenewed::Over);
@@ -211,7 +204,7 @@ impl Term {
     }
 
     fn renewed_at(&self) -> BootMs {
-        BootMs(self.renewed_at.load(Ordering::Acquire))
+        BootMs(self.tenure.until().0.saturating_sub(self.who.timing.renew_deadline.0))
     }
 }
 

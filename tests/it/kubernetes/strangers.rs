@@ -17,12 +17,7 @@ const STRANGE: &str = "k8s.00000000-0000-4000-8000-000000000000.0";
 
 #[test]
 fn a_token_of_no_present_term_leaves_nothing_behind() {
-    let world = World::with(|settings| {
-        let route = &mut settings.route[0];
-        route.path = "/{shard}/{object}/{rest...}".to_owned();
-        route.object = "{shard}/{object}".to_owned();
-        route.kubernetes.name = "{shard}".to_owned();
-    });
+    let world = World::sharded();
     let write = |token: &str, n: u32| {
         world.gate.gate().call("PUT", &format!("/users/{n}/x"), &[("fence-token", token)], b"value")
     };

@@ -154,12 +154,7 @@ fn a_lease_counts_as_held_while_it_is_seen_renewed_and_then_never_again() {
 
 #[test]
 fn one_lease_may_govern_many_objects() {
-    let world = World::with(|settings| {
-        let route = &mut settings.route[0];
-        route.path = "/{shard}/{object}/{rest...}".to_owned();
-        route.object = "{shard}/{object}".to_owned();
-        route.kubernetes.name = "{shard}".to_owned();
-    });
+    let world = World::sharded();
     let write = |token: &str, n: u32| {
         world.gate.gate().call("PUT", &format!("/users/{n}/x"), &[("fence-token", token)], b"value")
     };

@@ -60,6 +60,16 @@ impl World {
         Self::with(|_| {})
     }
 
+    /// Routes `/{shard}/{object}/...`, where one Lease governs all objects of a shard.
+    pub fn sharded() -> Self {
+        Self::with(|settings| {
+            let route = &mut settings.route[0];
+            route.path = "/{shard}/{object}/{rest...}".to_owned();
+            route.object = "{shard}/{object}".to_owned();
+            route.kubernetes.name = "{shard}".to_owned();
+        })
+    }
+
     pub fn with(change: impl FnOnce(&mut Settings)) -> Self {
         let (server, store) = (ApiServer::start(), Store::start());
         let mut settings = settings();
