@@ -3,7 +3,10 @@
 use super::{ConfigArgs, Done, load, output};
 
 pub(super) fn run(args: &ConfigArgs) -> Done {
-    load(args)?;
+    let settings = load(args)?;
+    for risk in settings.risks() {
+        output::line(&format!("note: {}: {}", risk.key, risk.what));
+    }
     output::line("the configuration is sound");
     Ok(())
 }

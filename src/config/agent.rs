@@ -235,6 +235,8 @@ impl AgentSettings {
             },
             // Whether a key is taken, and which, is the gate's to say.
             idempotency: false,
+            // So is whether a read may have a body.
+            bodies_on_reads: true,
             ..RouteSettings::default()
         });
         let kubernetes = self.kubernetes.clone();

@@ -2,13 +2,14 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use http::HeaderName;
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, RouteLease, Settings, loopback};
 use crate::{
     fence::external,
     route::Routes,
-    store::{Address, Way},
+    store::{Address, Way, trailer},
     tls::{Acceptor, Connector, Files},
     write_path::carry::AHEAD_BYTES,
 };
@@ -29,6 +30,10 @@ pub struct GateSettings {
     pub hold_bytes: usize,
     pub hold_total_bytes: usize,
     pub streams_max: u32,
+    /// Refuse what two parsers could read in two ways.
+    pub strict: bool,
+    /// The trailers that are passed on to the store; all others are taken out.
+    pub trailers: Vec<String>,
     pub forwarded: Forwarded,
     /// Both empty: no TLS on this port.
     pub tls_cert_file: PathBuf,
@@ -36,6 +41,20 @@ pub struct GateSettings {
     /// Whom clients' certificates must come from; empty: clients need none.
     pub tls_client_ca_file: PathBuf,
 }
+
+/// Checksums of a body, which are known only at its end.
+const TRAILERS: [&str; 10] = [
+    "content-digest",
+    "repr-digest",
+    "digest",
+    "content-md5",
+    "x-amz-checksum-crc32",
+    "x-amz-checksum-crc32c",
+    "x-amz-checksum-crc64nvme",
+    "x-amz-checksum-sha1",
+    "x-amz-checksum-sha256",
+    "x-amz-trailer-signature",
+];
 
 /// What the store is told about where a request came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +78,8 @@ pub struct StoreSettings {
     pub idle_timeout_ms: u64,
     pub connections_max: usize,
     pub queue_max: usize,
+    /// The store reads the body of every request to its end, whatever it answers.
+    pub reads_bodies: bool,
     /// Whom an `https` store's certificate must come from; empty: whoever the system trusts.
     pub tls_ca_file: PathBuf,
     /// What an `https` store's certificate must be for; empty: the URL's host.
@@ -77,6 +98,7 @@ pub struct StoreOverride {
     pub idle_timeout_ms: Option<u64>,
     pub connections_max: Option<usize>,
     pub queue_max: Option<usize>,
+    pub reads_bodies: Option<bool>,
     pub tls_ca_file: Option<PathBuf>,
     pub tls_server_name: Option<String>,
 }
@@ -94,6 +116,7 @@ impl StoreOverride {
             idle_timeout_ms: self.idle_timeout_ms.unwrap_or(store.idle_timeout_ms),
             connections_max: self.connections_max.unwrap_or(store.connections_max),
             queue_max: self.queue_max.unwrap_or(store.queue_max),
+            reads_bodies: self.reads_bodies.unwrap_or(store.reads_bodies),
             tls_ca_file: self.tls_ca_file.clone().unwrap_or_else(|| store.tls_ca_file.clone()),
             tls_server_name: self.tls_server_name.clone().unwrap_or_else(|| store.tls_server_name.clone()),
         }
@@ -124,6 +147,23 @@ impl StoreSettings {
 }
 
 impl GateSettings {
+    /// The names of the trailers that are passed on.
+    ///
+    /// # Errors
+    /// With the first that is no name of a header, or has a meaning that the gate judges by.
+    pub fn trailer_names(&self) -> Result<Vec<HeaderName>, String> {
+        let name = |text: &String| {
+            let name =
+                HeaderName::from_bytes(text.as_bytes()).map_err(|_| format!("{text:?} is not a header's name"))?;
+            if trailer::may_be_allowed(&name) {
+                Ok(name)
+            } else {
+                Err(format!("{name} frames, routes or authorises a request, so it cannot come behind the body"))
+            }
+        };
+        self.trailers.iter().map(name).collect()
+    }
+
     /// What this port takes TLS connections in with; `None` where it takes plain ones.
     ///
     /// # Errors
@@ -152,6 +192,8 @@ pub struct RouteSettings {
     pub lease_source: LeaseSource,
     /// What the store does with a body that broke off.
     pub partial_body: PartialBody,
+    /// Forward GET, HEAD and OPTIONS that have a body.
+    pub bodies_on_reads: bool,
     /// Answers that settle a write, of those that by themselves do not.
     pub settles: Vec<u16>,
     /// How long a write waits while its lease is changing hands, instead of being refused.
@@ -248,6 +290,8 @@ impl Default for GateSettings {
             hold_bytes: 65_536,
             hold_total_bytes: 268_435_456,
             streams_max: 256,
+            strict: true,
+            trailers: TRAILERS.map(str::to_owned).into(),
             forwarded: Forwarded::XForwarded,
             tls_cert_file: PathBuf::new(),
             tls_key_file: PathBuf::new(),
@@ -267,6 +311,7 @@ impl Default for StoreSettings {
             idle_timeout_ms: 4_000,
             connections_max: 256,
             queue_max: 1_024,
+            reads_bodies: false,
             tls_ca_file: PathBuf::new(),
             tls_server_name: String::new(),
         }
@@ -283,6 +328,7 @@ impl Default for RouteSettings {
             mode: Mode::Enforce,
             lease_source: LeaseSource::Gate,
             partial_body: PartialBody::Unknown,
+            bodies_on_reads: false,
             settles: vec![],
             drain_wait_ms: 0,
             journal: false,
@@ -315,6 +361,7 @@ impl RouteSettings {
             idle_timeout_ms: Some(store.idle_timeout_ms),
             connections_max: Some(store.connections_max),
             queue_max: Some(store.queue_max),
+            reads_bodies: Some(store.reads_bodies),
             tls_ca_file: Some(store.tls_ca_file),
             tls_server_name: Some(store.tls_server_name),
         };
@@ -367,6 +414,30 @@ impl Settings {
         Some(Fault::new(format!("{section}.{key}"), what))
     }
 
+    /// What is sound, but rests on a promise that only the operator can keep.
+    #[must_use]
+    pub fn risks(&self) -> Vec<Fault> {
+        let unread = "the store must read the body of every request to its end, also of a DELETE and of one that it refuses. What it leaves unread it takes for its next request, which was never judged, and the next client gets its answer. If you do not know that it does, leave this off";
+        let mut risks = vec![];
+        if self.store.reads_bodies {
+            risks.push(Fault::new("store.reads_bodies", unread));
+        }
+        for (place, route) in self.route.iter().enumerate() {
+            if route.store.reads_bodies == Some(true) {
+                risks.push(Fault::new(format!("route[{place}].store.reads_bodies"), unread));
+            }
+            if route.bodies_on_reads {
+                let what = "a read needs no token: if the store does not read a GET's body to its end, anyone who may read can write through it";
+                risks.push(Fault::new(format!("route[{place}].bodies_on_reads"), what));
+            }
+        }
+        if !self.gate.strict {
+            let what = "requests that two parsers could read in two ways are forwarded as the gate reads them (docs/strict.md)";
+            risks.push(Fault::new("gate.strict", what));
+        }
+        risks
+    }
+
     /// What is wrong with the data plane's settings.
     pub(super) fn plane_faults(&self) -> Vec<Fault> {
         let mut faults = vec![];
@@ -405,6 +476,9 @@ impl Settings {
             "idempotency.response_bytes_max",
             "must be at most 65536: what is longer streams",
         );
+        if let Err(what) = gate.trailer_names() {
+            faults.push(Fault::new("gate.trailers", what));
+        }
         if let Err((key, what)) = gate.tls() {
             faults.push(Fault::new(format!("gate.{key}"), what));
         }

@@ -24,6 +24,8 @@ pub enum Ambiguous {
     DoubleEncoding,
     /// `%` without two hex digits behind it.
     BadEncoding,
+    /// A byte above 0x7e that is not encoded: one server reads UTF-8, another Latin-1.
+    NotEncoded,
     /// Bytes that are not UTF-8 when decoded.
     NotUtf8,
     /// `.` or `..`, also encoded.
@@ -45,6 +47,7 @@ impl Ambiguous {
             Self::Control => "it has a control character",
             Self::DoubleEncoding => "it is encoded twice",
             Self::BadEncoding => "it has a % without two hex digits",
+            Self::NotEncoded => "it has a byte above 0x7e that is not percent-encoded",
             Self::NotUtf8 => "it is not UTF-8",
             Self::DotSegment => "it has a dot segment",
             Self::EmptySegment => "it has an empty segment",
@@ -120,6 +123,9 @@ fn fault_of(c: char) -> Option<Ambiguous> {
 }
 
 fn check_encoding(raw: &[u8]) -> Result<(), Ambiguous> {
+    if !raw.is_ascii() {
+        return Err(Ambiguous::NotEncoded);
+    }
     let hex = |at: usize| raw.get(at).is_some_and(u8::is_ascii_hexdigit);
     for at in raw.iter().enumerate().filter(|(_, byte)| **byte == b'%').map(|(at, _)| at) {
         if !hex(at + 1) || !hex(at + 2) {
@@ -173,6 +179,8 @@ mod tests {
             ("/a%2541", Ambiguous::DoubleEncoding),
             ("/a%25%32%66b", Ambiguous::DoubleEncoding),
             ("/a%25%32f", Ambiguous::DoubleEncoding),
+            ("/\u{e4}", Ambiguous::NotEncoded),
+            ("/a/b\u{7f}", Ambiguous::Control),
             ("/a%ff", Ambiguous::NotUtf8),
             ("/a%c3", Ambiguous::NotUtf8),
             ("/a;b=c/d", Ambiguous::Semicolon),

@@ -27,6 +27,7 @@ pub const UNSETTLING: [u16; 6] = [202, 408, 499, 502, 503, 504];
 
 /// One route.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct Route {
     pub name: Arc<str>,
     pub mode: Mode,
@@ -38,6 +39,8 @@ pub struct Route {
     pub bound: Ttl,
     /// The store throws away a body that broke off.
     pub discards: bool,
+    /// Reads may have a body.
+    pub bodies_on_reads: bool,
     pub settles: Vec<u16>,
     pub drain_wait_ms: u64,
     pub source: LeaseSource,
@@ -164,6 +167,7 @@ impl Routes {
                         store,
                         bound,
                         discards,
+                        bodies_on_reads: given.bodies_on_reads,
                         settles,
                         drain_wait_ms,
                         source: given.lease_source,

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use httparse::{ParserConfig, Status};
 
-use super::link::may_trail;
+use super::trailer::may_follow_an_answer;
 
 /// Most lines that a head may have, and most bytes.
 pub const LINES_MAX: usize = 100;
@@ -185,7 +185,7 @@ pub fn parse_trailers(bytes: &[u8]) -> Result<Option<(usize, HeaderMap)>, Unread
             let mut trailers = HeaderMap::new();
             for line in lines {
                 let (name, value) = field(line).ok_or("the trailers of its answer cannot be read")?;
-                if may_trail(&name) {
+                if may_follow_an_answer(&name) {
                     trailers.append(name, value);
                 }
             }

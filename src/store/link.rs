@@ -15,7 +15,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, StatusCode, header};
+use http::{HeaderMap, HeaderName, StatusCode};
 use http_body::{Body, Frame};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
@@ -79,6 +79,28 @@ pub enum Framing {
     Chunks { trailers: Vec<HeaderName> },
 }
 
+/// When a connection may be used again behind a request, as far as its body goes. What a store leaves unread of a body it
+/// takes for its next request, which was never judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// The request has no body, or the store is known to read every body to its end.
+    Always,
+    /// The store has read it if it says that it did what was asked (2xx, 3xx). It may have answered with an error
+    /// without reading on.
+    AfterSuccess,
+    Never,
+}
+
+impl Reuse {
+    fn allows(self, status: StatusCode) -> bool {
+        match self {
+            Self::Always => true,
+            Self::AfterSuccess => status.is_success() || status.is_redirection(),
+            Self::Never => false,
+        }
+    }
+}
+
 /// A connection.
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Link {
@@ -92,6 +114,7 @@ pub struct Link {
     /// What was read and not used.
     read: BytesMut,
     framing: Framing,
+    reuse: Reuse,
     to_head: bool,
     /// The whole body was taken.
     is_taken: bool,
@@ -127,6 +150,7 @@ impl Link {
             piece: Bytes::new(),
             read: BytesMut::new(),
             framing: Framing::Length,
+            reuse: Reuse::Always,
             to_head: false,
             is_taken: true,
             has_begun: false,
@@ -139,8 +163,8 @@ impl Link {
     }
 
     /// Begins a request: its head is to be written into what this returns. `to_head`: it is a HEAD.
-    pub fn begin(&mut self, to_head: bool, framing: Framing) -> &mut Vec<u8> {
-        (self.to_head, self.framing) = (to_head, framing);
+    pub fn begin(&mut self, to_head: bool, framing: Framing, reuse: Reuse) -> &mut Vec<u8> {
+        (self.to_head, self.framing, self.reuse) = (to_head, framing, reuse);
         (self.is_taken, self.has_begun, self.is_out, self.interim) = (false, false, false, 0);
         (self.answer, self.keeps_alive) = (Answer::Awaited, false);
         self.wire.heard.set(false);
@@ -154,6 +178,7 @@ impl Link {
         (!self.has_begun).then(|| Unsent {
             to_head: self.to_head,
             framing: std::mem::replace(&mut self.framing, Framing::Length),
+            reuse: self.reuse,
             out: std::mem::take(&mut self.out),
             piece: std::mem::take(&mut self.piece),
             is_taken: self.is_taken,
@@ -162,8 +187,8 @@ impl Link {
 
     /// Begins a request that another connection has taken nothing of.
     pub fn begin_again(&mut self, unsent: Unsent) {
-        let Unsent { to_head, framing, out, piece, is_taken } = unsent;
-        self.begin(to_head, framing);
+        let Unsent { to_head, framing, reuse, out, piece, is_taken } = unsent;
+        self.begin(to_head, framing, reuse);
         (self.out, self.piece, self.is_taken) = (out, piece, is_taken);
     }
 
@@ -338,7 +363,7 @@ impl Link {
         let Framing::Chunks { trailers: announced } = &self.framing else { return };
         self.out.extend_from_slice(b"0\r\n");
         for (name, value) in trailers.into_iter().flatten() {
-            if announced.contains(name) && may_trail(name) {
+            if announced.contains(name) {
                 write_line(&mut self.out, name.as_str(), value.as_bytes());
             }
         }
@@ -359,7 +384,7 @@ impl Link {
                     self.wire.heard.set(!self.read.is_empty());
                     continue;
                 }
-                self.keeps_alive = head.keeps_alive;
+                self.keeps_alive = head.keeps_alive && self.reuse.allows(head.status);
                 self.answer = match head.ends {
                     Ends::AtOnce => Answer::Over,
                     Ends::After(length) => Answer::Length(length),
@@ -453,6 +478,7 @@ impl Link {
 pub struct Unsent {
     to_head: bool,
     framing: Framing,
+    reuse: Reuse,
     out: Vec<u8>,
     piece: Bytes,
     is_taken: bool,
@@ -477,27 +503,6 @@ pub fn write_line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     for part in [name.as_bytes(), b": ", value, b"\r\n"] {
         out.extend_from_slice(part);
     }
-}
-
-/// What frames, routes or authorises a message has no place behind it (RFC 9110, 6.5.1).
-pub(super) fn may_trail(name: &HeaderName) -> bool {
-    const NEVER: [HeaderName; 14] = [
-        header::AUTHORIZATION,
-        header::CACHE_CONTROL,
-        header::CONNECTION,
-        header::CONTENT_ENCODING,
-        header::CONTENT_LENGTH,
-        header::CONTENT_RANGE,
-        header::CONTENT_TYPE,
-        header::EXPECT,
-        header::HOST,
-        header::MAX_FORWARDS,
-        header::SET_COOKIE,
-        header::TE,
-        header::TRAILER,
-        header::TRANSFER_ENCODING,
-    ];
-    !NEVER.contains(name)
 }
 
 #[cfg(test)]

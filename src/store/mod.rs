@@ -3,7 +3,7 @@
 //! - [`Address`]: where it is.
 //! - [`pool`]: a worker's own connections to it.
 //! - [`link`]: one of them: sends a request, reads its answer. [`answer`], [`chunks`]: how answers are read.
-//! - [`body`]: what is sent.
+//! - [`body`]: what is sent. [`trailer`]: what may come behind it.
 //!
 //! A write is never sent twice: nothing here tries again once a byte of it may have left.
 
@@ -13,6 +13,7 @@ pub mod chunks;
 mod counted;
 pub mod link;
 pub mod pool;
+pub mod trailer;
 
 use std::{
     net::{IpAddr, SocketAddr},

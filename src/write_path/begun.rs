@@ -1,13 +1,17 @@
 //! Which protocol a connection speaks: known by its first bytes, which are then read again by whoever speaks it.
 
 use std::{
+    cell::RefCell,
     io,
     pin::Pin,
+    rc::Rc,
     task::{Context, Poll},
 };
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+
+use super::raw_head::RawHeads;
 
 /// What every HTTP/2 connection begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -20,19 +24,26 @@ pub(super) async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> Option<Begun<S
             return None;
         }
     }
-    Some(Begun { begun: begun.freeze(), stream })
+    Some(Begun { first: begun.freeze(), stream, heads: None })
 }
 
 /// A stream of which the beginning has been read.
 pub(super) struct Begun<S> {
-    begun: Bytes,
+    first: Bytes,
     stream: S,
+    /// Where a copy of what is read goes, for a look at the heads in it.
+    heads: Option<Rc<RefCell<RawHeads>>>,
 }
 
 impl<S> Begun<S> {
+    /// Copies what is read.
+    pub(super) fn copied_to(self, heads: Option<Rc<RefCell<RawHeads>>>) -> Self {
+        Self { heads, ..self }
+    }
+
     /// Whether it is HTTP/2. Asked before anything is read of it.
     pub(super) fn is_h2(&self) -> bool {
-        self.begun == PREFACE
+        self.first == PREFACE
     }
 }
 
@@ -42,11 +53,25 @@ impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.begun.is_empty() {
+        let before = buffer.filled().len();
+        let read = self.poll_both(context, buffer);
+        if let Some(heads) = &self.heads
+            && buffer.filled().len() > before
+        {
+            heads.borrow_mut().has_read(&buffer.filled()[before..]);
+        }
+        read
+    }
+}
+
+impl<S: AsyncRead + Unpin> Begun<S> {
+    /// Reads what was read before, and then what is there.
+    fn poll_both(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.first.is_empty() {
             return Pin::new(&mut self.stream).poll_read(context, buffer);
         }
-        let taken = self.begun.len().min(buffer.remaining());
-        buffer.put_slice(&self.begun.split_to(taken));
+        let taken = self.first.len().min(buffer.remaining());
+        buffer.put_slice(&self.first.split_to(taken));
         if buffer.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
@@ -110,7 +135,7 @@ mod tests {
     }
 
     fn begun(script: Vec<io::Result<&'static [u8]>>) -> Begun<Scripted> {
-        Begun { begun: Bytes::from_static(b"GET /"), stream: Scripted(script) }
+        Begun { first: Bytes::from_static(b"GET /"), stream: Scripted(script), heads: None }
     }
 
     #[test]

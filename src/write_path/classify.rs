@@ -21,6 +21,7 @@ use crate::{
         verdict::Presented,
     },
     route::{External, Route, Routes, canonical},
+    write_path::raw_head::Doubt,
 };
 
 /// Where a COPY or MOVE writes to.
@@ -35,7 +36,11 @@ pub const FENCE_HOLDER: HeaderName = HeaderName::from_static("fence-holder");
 /// What a request is.
 #[derive(Debug)]
 pub enum Class<'a> {
-    Read { store: usize },
+    Read {
+        store: usize,
+        /// Its route lets it have a body.
+        may_have_body: bool,
+    },
     Write(Write<'a>),
 }
 
@@ -98,14 +103,37 @@ pub struct Unfit {
     pub code: Code,
     pub detail: Cow<'static, str>,
     pub field: Option<&'static str>,
+    /// Where the next request begins is not certain, or what follows cannot be trusted: the connection is closed.
+    pub closes: bool,
 }
 
 fn unfit(code: Code, detail: impl Into<Cow<'static, str>>) -> Unfit {
-    Unfit { code, detail: detail.into(), field: None }
+    Unfit { code, detail: detail.into(), field: None, closes: false }
 }
 
 fn invalid(field: &'static str, detail: &'static str) -> Unfit {
-    Unfit { code: Code::RequestInvalid, detail: detail.into(), field: Some(field) }
+    Unfit { code: Code::RequestInvalid, detail: detail.into(), field: Some(field), closes: false }
+}
+
+/// Two parsers could read this in two ways.
+fn doubtful(field: &'static str, detail: &'static str) -> Unfit {
+    Unfit { closes: true, ..invalid(field, detail) }
+}
+
+impl From<Doubt> for Unfit {
+    fn from(doubt: Doubt) -> Self {
+        let (field, what) = doubt.what();
+        doubtful(field, what)
+    }
+}
+
+/// A read with a body, which a store that does not read it would take for its next request.
+#[must_use]
+pub fn body_on_read(field: &'static str) -> Unfit {
+    doubtful(
+        field,
+        "GET, HEAD and OPTIONS have no body here: a store that does not read it would take it for another request. A route for a store that does can say bodies_on_reads = true",
+    )
 }
 
 /// Says what a request is.
@@ -113,16 +141,36 @@ fn invalid(field: &'static str, detail: &'static str) -> Unfit {
 /// # Errors
 /// With why it is not forwarded.
 pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) -> Result<Class<'a>, Unfit> {
-    let marks = Marks::of(&head.headers);
+    classify_marked(head, Marks::of(&head.headers), routes, limits)
+}
+
+/// The same, where the headers have been looked over already.
+///
+/// # Errors
+/// With why it is not forwarded.
+pub fn classify_marked<'a>(
+    head: &'a Parts,
+    marks: Marks<'a>,
+    routes: &'a Routes,
+    limits: &GateSettings,
+) -> Result<Class<'a>, Unfit> {
     check_size(head, marks, limits)?;
     check_tunnel(head, marks)?;
-    check_host(head, marks)?;
+    check_host(head, marks, limits.strict)?;
     check_override(&head.uri, marks)?;
-    check_coding(&head.headers, marks)?;
+    check_coding(&head.headers, marks, limits.strict)?;
+    if limits.strict && head.version == Version::HTTP_2 {
+        check_edges(&head.headers)?;
+    }
     let segments = canonical::segments(head.uri.path());
     if is_read(&head.method) {
-        let route = segments.ok().and_then(|segments| routes.find(&segments).map(|(route, _)| route.store));
-        return Ok(Class::Read { store: route.unwrap_or(0) });
+        let segments = segments.ok();
+        let route = segments.as_ref().and_then(|segments| routes.find(segments)).map(|(route, _)| route);
+        let may_have_body = route.is_some_and(|route| route.bodies_on_reads);
+        if !may_have_body {
+            check_no_body(&head.headers, marks)?;
+        }
+        return Ok(Class::Read { store: route.map_or(0, |route| route.store), may_have_body });
     }
     check_rewrite(marks)?;
     let segments = segments.map_err(|why| {
@@ -165,7 +213,7 @@ pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) 
 /// Which headers a request has, of those that are looked at here, and how long all of them are: one pass
 /// for everything that is always, or nearly never there.
 #[derive(Clone, Copy, Default)]
-struct Marks<'a> {
+pub struct Marks<'a> {
     bits: u16,
     bytes: usize,
     host: Option<&'a HeaderValue>,
@@ -186,8 +234,11 @@ impl<'a> Marks<'a> {
     const HOSTS: u16 = 1 << 10;
     const EXPECT: u16 = 1 << 11;
     const KEY: u16 = 1 << 12;
+    const UNDERSCORED: u16 = 1 << 13;
 
-    fn of(headers: &'a HeaderMap) -> Self {
+    /// Looks the headers over.
+    #[must_use]
+    pub fn of(headers: &'a HeaderMap) -> Self {
         let mut marks = Self::default();
         for (name, value) in headers {
             let name = name.as_str();
@@ -214,10 +265,17 @@ impl<'a> Marks<'a> {
                 "idempotency-key" => Self::KEY,
                 other if is_one_of(other, &OVERRIDE_HEADERS) => Self::OVERRIDE,
                 other if is_one_of(other, &REWRITE_HEADERS) => Self::REWRITE,
+                "content_length" | "transfer_encoding" => Self::UNDERSCORED,
                 _ => 0,
             };
         }
         marks
+    }
+
+    /// How long all names and values are together.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        self.bytes
     }
 
     fn have(self, which: u16) -> bool {
@@ -309,18 +367,66 @@ fn check_tunnel(head: &Parts, marks: Marks<'_>) -> Result<(), Unfit> {
     if only_h2c { Ok(()) } else { Err(unfit(Code::TunnelRefused, "no upgraded connection leads through a gate")) }
 }
 
-/// One host, and the same in the request line if it is there. HTTP/1.1 must name it.
-fn check_host(head: &Parts, marks: Marks<'_>) -> Result<(), Unfit> {
+/// One host, and the same in the request line if it is there.
+fn check_host(head: &Parts, marks: Marks<'_>, is_strict: bool) -> Result<(), Unfit> {
     if marks.have(Marks::HOSTS) {
-        return Err(invalid("Host", "there is more than one Host"));
+        return Err(doubtful("Host", "there is more than one Host"));
     }
-    match (head.uri.authority(), marks.host) {
-        (Some(authority), Some(host)) if !host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes()) => {
+    let authority = head.uri.authority().map(|authority| authority.as_str().as_bytes());
+    let host = marks.host.map(HeaderValue::as_bytes);
+    match (authority, host) {
+        (Some(authority), Some(host)) if !host.eq_ignore_ascii_case(authority) => {
             Err(unfit(Code::PathAmbiguous, "the request line names another host than the Host header"))
         }
-        (_, None) if head.version == Version::HTTP_11 => Err(invalid("Host", "there is no Host")),
+        (_, None) if head.version == Version::HTTP_11 => Err(doubtful("Host", "there is no Host")),
+        (None, None) if is_strict => Err(doubtful("Host", "there is no Host")),
+        (authority, host) if is_strict && !host.or(authority).is_some_and(is_host) => {
+            Err(doubtful("Host", "the Host must be one name or address, with a port at most"))
+        }
         _ => Ok(()),
     }
+}
+
+/// A name or an address, with a port or without.
+fn is_host(host: &[u8]) -> bool {
+    let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    let end = match host {
+        [b'[', ..] => {
+            let Some(end) = host.iter().position(|byte| *byte == b']') else { return false };
+            let Ok(address) = std::str::from_utf8(&host[1..end]) else { return false };
+            if address.parse::<std::net::Ipv6Addr>().is_err() {
+                return false;
+            }
+            end + 1
+        }
+        name => name.iter().position(|byte| !is_name(byte)).unwrap_or(name.len()),
+    };
+    match &host[end..] {
+        [] => end > 0,
+        [b':', port @ ..] => end > 0 && (1..=5).contains(&port.len()) && port.iter().all(u8::is_ascii_digit),
+        _ => false,
+    }
+}
+
+/// A field of HTTP/2 whose value begins or ends with a space is another field once it is sent over HTTP/1.1.
+fn check_edges(headers: &HeaderMap) -> Result<(), Unfit> {
+    let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
+    let has_edge = |value: &HeaderValue| is_space(value.as_bytes().first()) || is_space(value.as_bytes().last());
+    if headers.values().any(has_edge) {
+        return Err(doubtful("headers", "the value of a field begins or ends with a space"));
+    }
+    Ok(())
+}
+
+/// A read without a body.
+fn check_no_body(headers: &HeaderMap, marks: Marks<'_>) -> Result<(), Unfit> {
+    if marks.have(Marks::CODING) {
+        return Err(body_on_read("Transfer-Encoding"));
+    }
+    if marks.have(Marks::LENGTH) && headers.get_all(header::CONTENT_LENGTH).iter().any(|length| length != "0") {
+        return Err(body_on_read("Content-Length"));
+    }
+    Ok(())
 }
 
 const OVERRIDE_HEADERS: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
@@ -358,15 +464,22 @@ fn check_rewrite(marks: Marks<'_>) -> Result<(), Unfit> {
 }
 
 /// A body must come as it is to be stored: only the chunks are taken off on the way.
-fn check_coding(headers: &HeaderMap, marks: Marks<'_>) -> Result<(), Unfit> {
+fn check_coding(headers: &HeaderMap, marks: Marks<'_>, is_strict: bool) -> Result<(), Unfit> {
+    if is_strict && marks.have(Marks::UNDERSCORED) {
+        let what = "some servers read content_length and transfer_encoding as Content-Length and Transfer-Encoding";
+        return Err(doubtful("headers", what));
+    }
     if !marks.have(Marks::CODING) {
         return Ok(());
     }
-    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-    if codings.all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
+    let codings = headers.get_all(header::TRANSFER_ENCODING);
+    if is_strict && codings.iter().count() > 1 {
+        return Err(Doubt::TwoLengths.into());
+    }
+    if codings.iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
         return Ok(());
     }
-    Err(invalid("Transfer-Encoding", "only chunked is understood; what is coded otherwise would be stored as it is"))
+    Err(doubtful("Transfer-Encoding", "only chunked is understood; what is coded otherwise would be stored as it is"))
 }
 
 /// The token that a write brings for its object. What stands in its way is a fault of the token.
@@ -389,6 +502,7 @@ fn key(headers: &HeaderMap) -> Result<IdempotencyKey, Unfit> {
         code: Code::RequestInvalid,
         detail: format!("Idempotency-Key: {fault}").into(),
         field: Some("Idempotency-Key"),
+        closes: false,
     })
 }
 

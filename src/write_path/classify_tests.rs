@@ -3,7 +3,7 @@
 use http::Request;
 
 use super::*;
-use crate::config::Settings;
+use crate::config::{RouteSettings, Settings};
 
 const TOKEN: &str = "fg1.1.dXNlcnM.AAAAAAAAAAAAAAAAAAAAAA";
 
@@ -133,7 +133,35 @@ fn http_1_1_names_its_host() {
     let code = |head: &Parts| classify(head, &routes(), &GateSettings::default()).err().map(|unfit| unfit.code);
     assert_eq!(code(&without), Some(Code::RequestInvalid));
     without.version = Version::HTTP_10;
-    assert_eq!(code(&without), None);
+    assert_eq!(code(&without), Some(Code::RequestInvalid));
+    let lax = GateSettings { strict: false, ..GateSettings::default() };
+    assert!(classify(&without, &routes(), &lax).is_ok());
+}
+
+#[test]
+fn a_host_is_one_name_or_address() {
+    for host in ["h", "h.example:80", "127.0.0.1", "[::1]", "[2001:db8::1]:443", "a_b-c"] {
+        assert!(is_host(host.as_bytes()), "{host}");
+    }
+    for host in ["", ":80", "h:", "h:x", "h/p", "h,o", "h o", "u@h", "[::1", "[::1]x", "[h]", "::1", "h:123456", "h%41"]
+    {
+        assert!(!is_host(host.as_bytes()), "{host}");
+    }
+}
+
+#[test]
+fn a_read_has_no_body_unless_its_route_says_so() {
+    for fields in [[("content-length", "1")], [("content-length", "00")], [("transfer-encoding", "chunked")]] {
+        assert_eq!(class("GET", "/users/1", &fields), "REQUEST_INVALID");
+        assert_eq!(class("GET", "/", &fields), "REQUEST_INVALID");
+        assert_eq!(class("DELETE", "/users/1", &fields), "users");
+        let route = RouteSettings { bodies_on_reads: true, ..RouteSettings::default() };
+        let routes = Routes::new(&Settings { route: vec![route], ..Settings::default() }).unwrap();
+        let head = head("GET", "/users/1", &fields);
+        let class = classify(&head, &routes, &GateSettings::default());
+        assert!(matches!(class, Ok(Class::Read { may_have_body: true, .. })), "{class:?}");
+    }
+    assert_eq!(class("GET", "/users/1", &[("content-length", "0")]), "read");
 }
 
 #[test]

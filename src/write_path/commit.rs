@@ -25,7 +25,6 @@ use super::{
     Worker,
     alarms::Alarm,
     classify::FENCE_TOKEN,
-    headers::strip_fence,
     hold::{Share, discard},
     journaled::BodyDigest,
     passage::Passage,
@@ -176,7 +175,10 @@ pub struct Stream {
     pub share: Option<Share>,
     pub rest: Incoming,
     pub is_h2: bool,
+    /// How long all of it is by its decoder, where that is known.
     pub length: Option<u64>,
+    /// Trailers come behind it, so its last byte does not complete the request.
+    pub has_trailers: bool,
     /// It comes only when it is asked for.
     pub asks_first: bool,
     /// The largest body that is let through.
@@ -192,7 +194,7 @@ enum Piece {
 impl Upload {
     #[must_use]
     pub fn new(stream: Stream, passage: Option<Rc<Passage>>, worker: Rc<Worker>) -> (Self, Rc<Progress>) {
-        let Stream { first, share, rest, is_h2, length, asks_first, limit, patience } = stream;
+        let Stream { first, share, rest, is_h2, length, has_trailers, asks_first, limit, patience } = stream;
         let progress = Rc::new(Progress::default());
         let upload = Self {
             first,
@@ -201,7 +203,7 @@ impl Upload {
             is_h2,
             asks_first,
             worker,
-            to_come: length,
+            to_come: length.filter(|_| !has_trailers),
             room: limit,
             held_back: None,
             ready: VecDeque::new(),
@@ -242,10 +244,8 @@ impl Upload {
                 Err(frame) if frame.trailers_ref().is_some_and(|fields| fields.contains_key(FENCE_TOKEN)) => {
                     Err(Broken::TokenInTrailer)
                 }
-                Err(frame) => Ok(Piece::Last(frame.into_trailers().ok().map(|mut trailers| {
-                    strip_fence(&mut trailers);
-                    Frame::trailers(trailers)
-                }))),
+                // The connection passes on those that were announced.
+                Err(frame) => Ok(Piece::Last(frame.into_trailers().ok().map(Frame::trailers))),
             },
         })
     }

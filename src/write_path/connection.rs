@@ -17,9 +17,9 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use http::{Request, Response, Version};
+use http::{Request, Response, Version, request::Parts};
 use hyper::{
-    body::Incoming,
+    body::{Body, Incoming},
     server::conn::{http1, http2},
     service::Service,
 };
@@ -32,6 +32,7 @@ use super::{
     handle::{Answering, answer},
     headers::Origin,
     plan::Plan,
+    raw_head::{BodyLength, Doubt, RawHeads},
     reply::ReplyBody,
 };
 use crate::{config::GateSettings, fence::BootMs, metrics::add, table::stripes::Place};
@@ -76,6 +77,8 @@ pub struct Client {
     pub last_place: Cell<Option<Place>>,
     /// Whoever serves the connection.
     ear: RefCell<Option<Arc<Ear>>>,
+    /// What was read of an HTTP/1.1 connection, where its heads are looked at strictly.
+    heads: RefCell<Option<Rc<RefCell<RawHeads>>>>,
 }
 
 /// The store, and not the client, is waited for.
@@ -92,7 +95,12 @@ impl Connection {
             blocked: Cell::new(None),
             replies: RefCell::default(),
             ending: Cell::new(Ending::No),
-            client: Rc::new(Client { origin, last_place: Cell::default(), ear: RefCell::default() }),
+            client: Rc::new(Client {
+                origin,
+                last_place: Cell::default(),
+                ear: RefCell::default(),
+                heads: RefCell::default(),
+            }),
         })
     }
 
@@ -173,6 +181,18 @@ impl Connection {
 }
 
 impl Client {
+    /// Looks at a head as it came, where that is asked for. `field_bytes`: how long all names and values of its fields
+    /// are.
+    ///
+    /// # Errors
+    /// With why it could be read in two ways.
+    pub fn check_head(&self, head: &Parts, field_bytes: usize, body: &Incoming) -> Result<(), Doubt> {
+        let heads = self.heads.borrow();
+        let Some(heads) = &*heads else { return Ok(()) };
+        let length = body.size_hint().exact().map_or(BodyLength::Chunks, BodyLength::Known);
+        heads.borrow_mut().check(head, field_bytes, length)
+    }
+
     /// Does something that wakes this very task. `needless`: whether that was without need.
     pub fn quietly<T>(&self, work: impl FnOnce() -> T, needless: impl FnOnce(&T) -> bool) -> T {
         let ear = self.ear.borrow();
@@ -339,7 +359,9 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     let service = Answers { worker: Rc::clone(worker), connection: Rc::clone(connection) };
     let Some(stream) = connection.unless_ended(begin(stream)).await else { return };
     let is_h2 = stream.is_h2();
-    let stream = TokioIo::new(stream);
+    let heads = (plan.settings.strict && !is_h2).then(Rc::default);
+    connection.client.heads.replace(heads.clone());
+    let stream = TokioIo::new(stream.copied_to(heads));
     if is_h2 {
         let mut builder = http2::Builder::new(Local);
         builder

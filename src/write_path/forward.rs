@@ -8,12 +8,13 @@
 use std::{future::poll_fn, rc::Rc, task::Poll, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Response, StatusCode, Version, header, request::Parts};
+use http::{HeaderValue, Method, Response, StatusCode, Version, request::Parts};
 use hyper::ext::ReasonPhrase;
 
 use super::{
     Worker,
     carry::{Ahead, Carried, Frames, StoreReply, read_ahead},
+    classify::body_on_read,
     commit::{Broken, Progress},
     connection::Client,
     elect,
@@ -37,7 +38,7 @@ use crate::{
     store::{
         answer::Head,
         body::StoreBody,
-        link::{Failed, Unsent},
+        link::{Failed, Reuse, Unsent},
         pool::{Lane, NoLane, Pool},
     },
     table::flight::Cancel,
@@ -53,6 +54,8 @@ pub struct Job {
     pub head: Parts,
     /// `None` for reads.
     pub write: Option<WriteOf>,
+    /// It is a write, or a read whose route lets it have a body.
+    pub may_have_body: bool,
 }
 
 /// What there is to a write.
@@ -105,18 +108,18 @@ struct Answer {
 /// With what the client is told instead.
 pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
     let mut ready = job.write.as_mut().and_then(|write| write.lane.take());
-    let length = job.length();
     let outgoing = match source {
-        source if job.is_keyed() => match Box::pin(job.claim_key(source, length)).await? {
+        source if job.is_keyed() => match Box::pin(job.claim_key(source)).await? {
             Ready::Go(outgoing) => outgoing,
             Ready::Answered(response) => return Ok(response),
         },
-        Source::Here { body, share } => Outgoing { body, share, progress: None },
+        Source::Here { body, share } => Outgoing::whole(body, share),
         // Apart, since it is large, and most writes have no use for it.
-        Source::Coming { hold, share } => Box::pin(job.body(hold, share, length)).await?,
+        Source::Coming { hold, share } => Box::pin(job.body(hold, share)).await?,
     };
-    let Outgoing { mut body, share, progress } = outgoing;
-    let length = Length::of(&job.head, length, &body);
+    let Outgoing { mut body, share, progress, length } = outgoing;
+    let length = Length::of(&job.head, &body, length, &job.outfit.plan.trailers);
+    job.may_have_a_body(&length)?;
     let digest = if job.is_journaled() { digest_of(&body, progress.as_deref()) } else { None };
     let mut unsent: Option<Unsent> = None;
     let answer = loop {
@@ -161,9 +164,10 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
         match unsent.take() {
             Some(unsent) => link.begin_again(unsent),
             None => {
-                let out = link.begin(job.head.method == Method::HEAD, length.framing());
-                let passage = job.passage().map(|passage| &**passage);
-                headers::to_store(out, &job.head, &job.client.origin, passage, &length, &job.worker.ids);
+                let reuse = job.reuse(&length);
+                let out = link.begin(job.head.method == Method::HEAD, length.framing(), reuse);
+                let (passage, closes) = (job.passage().map(|passage| &**passage), reuse == Reuse::Never);
+                headers::to_store(out, &job.head, &job.client.origin, passage, (&length, closes), &job.worker.ids);
             }
         }
         let since = job.write.as_ref().and_then(|write| write.since).filter(|_| is_committed);
@@ -263,7 +267,7 @@ impl Job {
     }
 
     /// A newer version of its route has taken over.
-    fn is_retired(&self) -> bool {
+    pub(super) fn is_retired(&self) -> bool {
         self.passage().is_some_and(|passage| passage.is_retired())
     }
 
@@ -297,8 +301,22 @@ impl Job {
         self.head.version == Version::HTTP_2
     }
 
-    fn length(&self) -> Option<u64> {
-        self.head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok())
+    /// A read has no body, unless its route says so. (Of most, its head has told; an HTTP/2 head need not.)
+    fn may_have_a_body(&self, length: &Length) -> Result<(), Refused> {
+        if self.may_have_body || !length.is_some() { Ok(()) } else { Err(body_on_read("body").into()) }
+    }
+
+    /// When its connection may be used again behind it. A store is asked to close one that may not be: it must not take
+    /// what it left unread for its next request.
+    fn reuse(&self, length: &Length) -> Reuse {
+        match (length.is_some(), &self.head.method) {
+            (false, _) => Reuse::Always,
+            // Whatever the store is said to do: hardly any server reads these.
+            (true, _) if self.write.is_none() => Reuse::Never,
+            (true, _) if self.pool().settings().reads_bodies => Reuse::Always,
+            (true, &(Method::PUT | Method::POST | Method::PATCH)) => Reuse::AfterSuccess,
+            (true, _) => Reuse::Never,
+        }
     }
 
     /// Sends a request whose body is there.
@@ -411,7 +429,10 @@ impl Job {
                 None => self.came_to_nothing(no_answer(why)),
             };
         }
-        let Some(write) = &self.write else { return no_answer(why) };
+        let Some(write) = &self.write else {
+            // A client that breaks its own request off says nothing of the store.
+            return broken.map_or_else(|| no_answer(why), |broken| cut_off(&broken));
+        };
         if is_partial && self.route(write).discards {
             write.passage.cancel();
             write.claim.iter().for_each(|claim| claim.sends(false));
@@ -612,16 +633,23 @@ impl From<NoBody> for Broken {
 
 /// A body that was broken off before anything of it was sent.
 pub fn unsent(broken: &Broken) -> Refused {
-    let code = match broken {
+    Refused::new(code_of(broken), format!("{broken}; nothing was sent"))
+}
+
+/// The body of a read that was broken off.
+fn cut_off(broken: &Broken) -> Refused {
+    Refused::new(code_of(broken), format!("{broken}; a part of this read was sent to the store"))
+}
+
+fn code_of(broken: &Broken) -> Code {
+    match broken {
         Broken::Client | Broken::Slow => Code::BodyUnreadable,
         Broken::TooLong => Code::RequestLimit(Limit::Body),
         Broken::TokenInTrailer => Code::FenceTokenMalformed,
         // Behind the first piece; before it, the write is judged once more to be told why.
         Broken::Denied => Code::FenceDraining,
-    };
-    Refused::new(code, format!("{broken}; nothing was sent"))
+    }
 }
-
 fn no_lane(why: NoLane) -> Refused {
     match why {
         NoLane::Unreachable(why) => {

@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use super::{
     Worker,
     carry::CarryOn,
-    classify::{Brought, Class, Target, Write, classify},
+    classify::{Brought, Class, Marks, Target, Write, classify_marked},
     connection::{Busy, Client},
     decide::{self, Decided, Terms, decide_at_once, decide_in_time},
     forward::{Active, Job, WriteOf, forward},
@@ -116,9 +116,16 @@ pub fn answer(worker: &Rc<Worker>, client: &Rc<Client>, request: Request<Incomin
 fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, context: &mut Context<'_>) -> Stage {
     let outfit = worker.outfit();
     let mut lookup = None;
-    let (looked, body) = match classify(&head, &outfit.plan.routes, &outfit.plan.settings) {
+    let marks = Marks::of(&head.headers);
+    let class = match client.check_head(&head, marks.bytes(), &body) {
+        Ok(()) => classify_marked(&head, marks, &outfit.plan.routes, &outfit.plan.settings),
+        Err(doubt) => Err(doubt.into()),
+    };
+    let (looked, body) = match class {
         Err(unfit) => (Looked::Refused(unfit.into()), Source::coming(&head, body)),
-        Ok(Class::Read { store }) => (Looked::Read { store }, Source::coming(&head, body)),
+        Ok(Class::Read { store, may_have_body }) => {
+            (Looked::Read { store, may_have_body }, Source::coming(&head, body))
+        }
         Ok(Class::Write(wanted)) => {
             let body = if wanted.asks_first {
                 Source::coming(&head, body)
@@ -138,8 +145,9 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
                 Stage::Work(Box::pin(async move { decline_keyed(*lookup, &worker, &outfit, &head, body, why).await }))
             }
         },
-        Looked::Read { store } => {
-            Stage::Work(Box::pin(forward(Box::new(Job { worker, outfit, store, client, head, write: None }), body)))
+        Looked::Read { store, may_have_body } => {
+            let job = Job { worker, outfit, store, client, head, write: None, may_have_body };
+            Stage::Work(Box::pin(forward(Box::new(job), body)))
         }
         Looked::Write(write) => Stage::Write(carry_on(worker, outfit, client, head, body, write)),
         Looked::NotYet(undecided) => Stage::Work(Box::pin(async move {
@@ -179,14 +187,19 @@ fn carry_on(
     write: WriteOf,
 ) -> CarryOn {
     let (store, passage, route) = (outfit.plan.routes.all()[write.route].store, Rc::clone(&write.passage), write.route);
-    CarryOn::new(Box::new(Job { worker, outfit, store, client, head, write: Some(write) }), passage, route, body)
+    CarryOn::new(
+        Box::new(Job { worker, outfit, store, client, head, write: Some(write), may_have_body: true }),
+        passage,
+        route,
+        body,
+    )
 }
 
 /// What a first look at a request says.
 #[allow(clippy::large_enum_variant, reason = "it does not live long")]
 enum Looked {
     Refused(Refused),
-    Read { store: usize },
+    Read { store: usize, may_have_body: bool },
     Write(WriteOf),
     NotYet(Undecided),
 }

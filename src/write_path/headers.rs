@@ -103,35 +103,38 @@ pub enum Length {
     /// There is none, and nobody expects one.
     Unsaid,
     Known(u64),
-    /// In chunks. `announces`: its trailers have to be announced; the client has not.
+    /// In chunks, with these trailers behind the last one.
     Chunks {
         trailers: Vec<HeaderName>,
-        announces: bool,
     },
 }
 
 impl Length {
-    /// Of a body that is there the length is known, however it came. One that streams keeps its length,
-    /// unless trailers are announced, which need chunks; without a length it goes in chunks.
+    /// Of a body that is there the length is known, however it came. One that streams keeps the length that its decoder
+    /// has, unless trailers are announced, which need chunks; without a length it goes in chunks.
     #[must_use]
-    pub fn of(head: &Parts, length: Option<u64>, body: &StoreBody) -> Self {
+    pub fn of(head: &Parts, body: &StoreBody, streams: Option<u64>, allowed: &[HeaderName]) -> Self {
         let is_expected = || matches!(head.method, Method::PUT | Method::POST | Method::PATCH);
-        let announced = || -> Vec<HeaderName> { list(&head.headers, header::TRAILER).collect() };
         match body {
-            StoreBody::Empty if length.is_some() || is_expected() => Self::Known(0),
+            StoreBody::Empty if is_expected() || head.headers.contains_key(header::CONTENT_LENGTH) => Self::Known(0),
             StoreBody::Empty => Self::Unsaid,
             StoreBody::Held { first, parts, trailers: None } => {
                 Self::Known(first.len() as u64 + parts.iter().map(|part| part.len() as u64).sum::<u64>())
             }
-            StoreBody::Held { trailers: Some(trailers), .. } if !head.headers.contains_key(header::TRAILER) => {
-                Self::Chunks { trailers: trailers.keys().cloned().collect(), announces: true }
+            StoreBody::Held { trailers: Some(trailers), .. } => {
+                Self::Chunks { trailers: trailers.keys().cloned().collect() }
             }
-            StoreBody::Held { .. } => Self::Chunks { trailers: announced(), announces: false },
-            StoreBody::Stream(_) => match length.filter(|_| !head.headers.contains_key(header::TRAILER)) {
-                Some(length) => Self::Known(length),
-                None => Self::Chunks { trailers: announced(), announces: false },
+            StoreBody::Stream(_) => match (announced(head, allowed), streams) {
+                (trailers, Some(length)) if trailers.is_empty() => Self::Known(length),
+                (trailers, _) => Self::Chunks { trailers },
             },
         }
+    }
+
+    /// Whether the request has a body.
+    #[must_use]
+    pub fn is_some(&self) -> bool {
+        !matches!(self, Self::Unsaid | Self::Known(0))
     }
 
     /// The same, for the connection that it is sent on.
@@ -139,9 +142,15 @@ impl Length {
     pub fn framing(&self) -> Framing {
         match self {
             Self::Unsaid | Self::Known(_) => Framing::Length,
-            Self::Chunks { trailers, .. } => Framing::Chunks { trailers: trailers.clone() },
+            Self::Chunks { trailers } => Framing::Chunks { trailers: trailers.clone() },
         }
     }
+}
+
+/// The trailers that a request announces, of those that are passed on.
+#[must_use]
+pub fn announced(head: &Parts, allowed: &[HeaderName]) -> Vec<HeaderName> {
+    list(&head.headers, header::TRAILER).filter(|name| allowed.contains(name)).collect()
 }
 
 /// The header names that a list header names.
@@ -151,13 +160,13 @@ fn list(headers: &HeaderMap, of: HeaderName) -> impl Iterator<Item = HeaderName>
 }
 
 /// Writes a request's head for the store: the path and query byte for byte, and its headers but for those
-/// that are of one hop only.
+/// that are of one hop only. `closes`: the store is to read nothing more behind this request.
 pub fn to_store(
     out: &mut Vec<u8>,
     head: &Parts,
     origin: &Origin,
     passage: Option<&Passage>,
-    length: &Length,
+    (length, closes): (&Length, bool),
     ids: &RequestIds,
 ) {
     out.extend_from_slice(head.method.as_str().as_bytes());
@@ -178,12 +187,15 @@ pub fn to_store(
     match length {
         Length::Unsaid => {}
         Length::Known(length) => write_line(out, "content-length", itoa::Buffer::new().format(*length).as_bytes()),
-        Length::Chunks { trailers, announces } => {
+        Length::Chunks { trailers } => {
             write_line(out, "transfer-encoding", b"chunked");
-            for name in trailers.iter().filter(|_| *announces) {
+            for name in trailers {
                 write_line(out, "trailer", name.as_str().as_bytes());
             }
         }
+    }
+    if closes {
+        write_line(out, "connection", b"close");
     }
     out.extend_from_slice(match head.version {
         Version::HTTP_2 => b"via: 2.0 fencegate\r\n",
@@ -230,6 +242,7 @@ fn pass_on(out: &mut Vec<u8>, head: &Parts, origin: &Origin) -> Seen {
             "host"
             | "content-length"
             | "transfer-encoding"
+            | "trailer"
             | "connection"
             | "keep-alive"
             | "proxy-connection"

@@ -19,9 +19,13 @@ fn parts(version: Version, headers: &[(&str, &str)]) -> Parts {
 }
 
 /// The request line, and the header lines in their order.
+fn length_of(head: &Parts, body: &StoreBody, streams: Option<u64>) -> Length {
+    Length::of(head, body, streams, &[HeaderName::from_static("x-sum")])
+}
+
 fn written(head: &Parts, forwarded: Forwarded, body: &StoreBody, length: Option<u64>) -> (String, Vec<String>) {
     let mut out = vec![];
-    to_store(&mut out, head, &origin(forwarded), None, &Length::of(head, length, body), &RequestIds::new());
+    to_store(&mut out, head, &origin(forwarded), None, (&length_of(head, body, length), false), &RequestIds::new());
     let text = String::from_utf8(out).unwrap();
     let mut lines = text.strip_suffix("\r\n\r\n").unwrap().split("\r\n").map(str::to_owned);
     (lines.next().unwrap(), lines.collect())
@@ -140,16 +144,17 @@ fn a_body_is_framed_in_one_way() {
         ["transfer-encoding: chunked", "trailer: x-sum"]
     );
     assert_eq!(
-        framed(&head(&[("trailer", "x-sum")]), &body(Some(Box::new(trailers))), None),
-        ["trailer: x-sum", "transfer-encoding: chunked"]
+        framed(&head(&[("trailer", "x-other")]), &body(Some(Box::new(trailers))), None),
+        ["transfer-encoding: chunked", "trailer: x-sum"]
     );
     let stream = || StoreBody::Stream(Box::pin(http_body_util::Empty::new().map_err(|never| match never {})));
     assert_eq!(framed(&head(&[]), &stream(), Some(7)), ["content-length: 7"]);
     assert_eq!(framed(&head(&[]), &stream(), None), ["transfer-encoding: chunked"]);
     assert_eq!(
-        framed(&head(&[("trailer", "x-sum")]), &stream(), Some(7)),
-        ["trailer: x-sum", "transfer-encoding: chunked"]
+        framed(&head(&[("trailer", "destination, x-sum")]), &stream(), Some(7)),
+        ["transfer-encoding: chunked", "trailer: x-sum"]
     );
+    assert_eq!(framed(&head(&[("trailer", "destination")]), &stream(), Some(7)), ["content-length: 7"]);
     let mut get = head(&[]);
     get.method = Method::GET;
     assert!(framed(&get, &StoreBody::Empty, None).is_empty());

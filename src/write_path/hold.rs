@@ -71,6 +71,8 @@ pub struct Hold {
     pub parts: VecDeque<Bytes>,
     size: usize,
     is_h2: bool,
+    /// How long it is by its decoder, where that is known before it has come.
+    pub length: Option<u64>,
     /// How it has ended, if that is known and was not told yet.
     outcome: Option<Result<Held, NoBody>>,
 }
@@ -97,7 +99,8 @@ impl Limits {
 impl Hold {
     #[must_use]
     pub fn new(body: Incoming, is_h2: bool) -> Self {
-        Self { body, first: Bytes::new(), parts: VecDeque::new(), size: 0, is_h2, outcome: None }
+        let length = body.size_hint().exact();
+        Self { body, first: Bytes::new(), parts: VecDeque::new(), size: 0, is_h2, length, outcome: None }
     }
 
     /// Collects on, until the alarm rings.
@@ -204,8 +207,8 @@ impl Source {
             return Self::Here { body: StoreBody::Empty, share: None };
         }
         let (limits, total) = limits;
-        let length = body.size_hint().exact().and_then(|length| usize::try_from(length).ok());
-        let Self::Coming { mut hold, .. } = Self::coming(head, body) else { unreachable!("that is what it makes") };
+        let mut hold = Hold::new(body, head.version == Version::HTTP_2);
+        let length = hold.length.and_then(|length| usize::try_from(length).ok());
         let share = match length {
             Some(length) if length <= limits.hold && !hold.is_h2 => Share::take(plane, length, total),
             Some(_) | None => None,

@@ -1,7 +1,7 @@
 //! The path of a write: `accept -> classify -> decide -> forward -> reply`, one file per stage.
 //!
 //! - [`accept`]: the port; a worker per core. [`connection`]: one client's connection, its timeouts;
-//!   `begun`: which protocol it speaks.
+//!   `begun`: which protocol it speaks. [`raw_head`]: heads that two parsers could read in two ways.
 //! - [`classify`]: what a request is: a read, a write to one object, or nothing that is forwarded.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
 //!   [`inflight`]: a write that may, until the store has answered for it.
@@ -34,6 +34,7 @@ pub mod keyed;
 pub mod outgoing;
 pub mod passage;
 pub mod plan;
+pub mod raw_head;
 pub mod receipts;
 pub mod reply;
 

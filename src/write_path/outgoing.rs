@@ -21,7 +21,7 @@ use crate::{
         Code,
         idempotency::{Payload, Refusal},
     },
-    store::body::StoreBody,
+    store::{body::StoreBody, trailer},
 };
 
 /// A body, ready to be sent.
@@ -31,6 +31,16 @@ pub struct Outgoing {
     pub share: Option<Share>,
     /// How far a body is that streams.
     pub progress: Option<Rc<Progress>>,
+    /// How long a body is that streams, where its decoder knows.
+    pub length: Option<u64>,
+}
+
+impl Outgoing {
+    /// A body that is there.
+    #[must_use]
+    pub fn whole(body: StoreBody, share: Option<Share>) -> Self {
+        Self { body, share, progress: None, length: None }
+    }
 }
 
 /// A body, as far as it is collected.
@@ -51,10 +61,10 @@ pub enum Ready {
 impl Job {
     /// Claims the key of a keyed write, and makes its body ready to be sent. Where the key is not its own, the write
     /// is answered as the one was that had it first.
-    pub(super) async fn claim_key(&mut self, source: Source, length: Option<u64>) -> Result<Ready, Refused> {
+    pub(super) async fn claim_key(&mut self, source: Source) -> Result<Ready, Refused> {
         let mut collected = match source {
-            Source::Here { body, share } => Collected::Whole(Outgoing { body, share, progress: None }),
-            Source::Coming { hold, share } => self.collect(hold, share, length).await?,
+            Source::Here { body, share } => Collected::Whole(Outgoing::whole(body, share)),
+            Source::Coming { hold, share } => self.collect(hold, share).await?,
         };
         let (worker, passage) = (Rc::clone(&self.worker), self.passage().map(Rc::clone));
         let key = self.write.as_ref().and_then(|write| write.key.clone());
@@ -146,22 +156,16 @@ impl Job {
     }
 
     /// Makes a body ready to be sent: a short one is collected, a long one streams.
-    pub(super) async fn body(
-        &self,
-        hold: Hold,
-        share: Option<Share>,
-        length: Option<u64>,
-    ) -> Result<Outgoing, Refused> {
-        Ok(self.outgoing(self.collect(hold, share, length).await?))
+    pub(super) async fn body(&self, hold: Hold, share: Option<Share>) -> Result<Outgoing, Refused> {
+        Ok(self.outgoing(self.collect(hold, share).await?))
     }
 
     /// Collects a body that is short.
-    async fn collect(&self, mut hold: Hold, share: Option<Share>, length: Option<u64>) -> Result<Collected, Refused> {
+    async fn collect(&self, mut hold: Hold, share: Option<Share>) -> Result<Collected, Refused> {
         if share.is_none() && hold.body.is_end_stream() {
-            return Ok(Collected::Whole(Outgoing { body: StoreBody::Empty, share: None, progress: None }));
+            return Ok(Collected::Whole(Outgoing::whole(StoreBody::Empty, None)));
         }
-        let settings = &self.outfit.plan.settings;
-        let Some(passage) = self.passage() else { return Ok(Collected::Long(self.streamed(hold.body, length))) };
+        let (settings, length) = (&self.outfit.plan.settings, hold.length);
         if length.is_some_and(|length| length > settings.hold_bytes as u64) {
             return Ok(Collected::Long(self.streamed(hold.body, length)));
         }
@@ -171,8 +175,8 @@ impl Job {
             drop(self.stream_on(self.streamed(hold.body, length)));
             return Err(Refused::new(Code::GateOverloaded, "too many bodies are being held; try again in a moment"));
         };
-        let limits = Limits::of(&self.outfit.plan);
-        if !passage.is_judged() {
+        let (limits, passage) = (Limits::of(&self.outfit.plan), self.passage());
+        if !passage.is_some_and(|passage| passage.is_judged()) {
             // A judge has read the clock, and nobody else has.
             let _ = self.worker.watch();
         }
@@ -180,17 +184,17 @@ impl Job {
         let collected = poll_fn(|context| match hold.poll(limits, &self.client, &mut alarm, context) {
             Poll::Ready(collected) => Poll::Ready(collected.map_err(|why| unsent(&why.into()))),
             // A client may take its time with its body; a reload does not wait for it.
-            Poll::Pending if passage.is_retired() => Poll::Ready(Err(rerouted())),
+            Poll::Pending if self.is_retired() => Poll::Ready(Err(rerouted())),
             Poll::Pending => Poll::Pending,
         });
         match collected.await? {
             Held::Whole { trailers: Some(trailers) } if trailers.contains_key(FENCE_TOKEN) => {
                 Err(unsent(&Broken::TokenInTrailer))
             }
-            Held::Whole { mut trailers } => {
-                trailers.as_deref_mut().into_iter().for_each(headers::strip_fence);
-                let body = StoreBody::held(hold.first, hold.parts, trailers);
-                Ok(Collected::Whole(Outgoing { body, share: Some(share), progress: None }))
+            Held::Whole { trailers } => {
+                let trailers = trailers.and_then(|trailers| trailer::pass_on(&trailers, &self.outfit.plan.trailers));
+                let body = StoreBody::held(hold.first, hold.parts, trailers.map(Box::new));
+                Ok(Collected::Whole(Outgoing::whole(body, Some(share))))
             }
             Held::Long => {
                 let mut first = hold.parts;
@@ -207,8 +211,9 @@ impl Job {
             share: None,
             rest,
             is_h2: self.is_h2(),
+            length,
             // Before trailers it is not the last byte that completes the request: see `Length`.
-            length: length.filter(|_| !headers.contains_key(header::TRAILER)),
+            has_trailers: !headers::announced(&self.head, &self.outfit.plan.trailers).is_empty(),
             asks_first: !self.is_h2() && headers.contains_key(header::EXPECT),
             limit: limits.most,
             patience: limits.patience,
@@ -219,7 +224,8 @@ impl Job {
         // What has begun to come was asked for.
         let asks_first = stream.asks_first && stream.first.is_empty();
         let stream = Stream { asks_first, ..stream };
+        let length = stream.length;
         let (upload, progress) = Upload::new(stream, self.passage().cloned(), Rc::clone(&self.worker));
-        Outgoing { body: StoreBody::Stream(Box::pin(upload)), share: None, progress: Some(progress) }
+        Outgoing { body: StoreBody::Stream(Box::pin(upload)), share: None, progress: Some(progress), length }
     }
 }

@@ -3,6 +3,8 @@
 
 use std::{rc::Rc, sync::Arc};
 
+use http::HeaderName;
+
 use crate::{
     clock::Clock,
     config::{Fault, Faults, GateSettings, Settings, StoreSettings},
@@ -21,6 +23,8 @@ pub struct Plan {
     pub settings: GateSettings,
     pub routes: Routes,
     pub tls: Option<Acceptor>,
+    /// The trailers that are passed on to stores.
+    pub trailers: Vec<HeaderName>,
     ways: Vec<Way>,
     metrics: Vec<RouteMetrics>,
     versions: Vec<Version>,
@@ -48,6 +52,7 @@ impl Plan {
             versions,
             settings: settings.gate.clone(),
             tls: settings.gate.tls().map_err(|(key, what)| one(format!("gate.{key}"), what))?,
+            trailers: settings.gate.trailer_names().map_err(|what| one("gate.trailers".to_owned(), what))?,
             ways: routes.stores.iter().map(way).collect::<Result<_, _>>()?,
             metrics: routes.all().iter().map(|route| metrics.route(&route.name)).collect(),
             routes,

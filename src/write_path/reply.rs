@@ -109,13 +109,15 @@ pub struct Refused {
     pub seq: Option<LeaseSeq>,
     pub fence: Option<Fence>,
     pub holder: Option<HolderId>,
+    /// The connection is closed behind the answer.
+    pub closes: bool,
 }
 
 impl Refused {
     #[must_use]
     pub fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
         let problem = Box::new(Problem::on(Side::Data, code, detail));
-        Self { problem, object: None, route: None, seq: None, fence: None, holder: None }
+        Self { problem, object: None, route: None, seq: None, fence: None, holder: None, closes: false }
     }
 
     /// About this object.
@@ -156,6 +158,7 @@ impl From<Unfit> for Refused {
         if let Some(field) = unfit.field {
             refused.problem.tell_field(field);
         }
+        refused.closes = unfit.closes;
         refused
     }
 }
@@ -255,7 +258,7 @@ impl From<Refusal> for Refused {
 
 /// Refuses, and leaves a receipt. To a HEAD the headers say it all.
 pub fn refuse(plane: &Plane, refused: Refused, is_head: bool) -> Response<ReplyBody> {
-    let Refused { mut problem, object, route, seq, fence, holder } = refused;
+    let Refused { mut problem, object, route, seq, fence, holder, closes } = refused;
     // Where the refusal itself needed no fence, what is in memory is good enough to tell.
     let known =
         |object: &ObjectId| plane.gate.records.stripes.view(object, |found| found.map(|(record, _)| record.fence));
@@ -280,6 +283,9 @@ pub fn refuse(plane: &Plane, refused: Refused, is_head: bool) -> Response<ReplyB
     headers.insert(FENCE_ERROR, HeaderValue::from_static(code.as_str()));
     if code == Code::OutcomeUnknown {
         headers.insert(FENCE_OUTCOME, HeaderValue::from_static("unknown"));
+    }
+    if closes {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     if let Some(seconds) = problem.retry_after() {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -22,6 +22,7 @@
 #![allow(unreachable_pub, reason = "a test program exports nothing; pub says what support offers")]
 #![allow(clippy::pedantic, reason = "tests are read, not called")]
 
+mod adversarial;
 mod agent;
 mod api;
 mod authority;

@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-use fencegate::config::{Mode, RouteSettings};
+use fencegate::config::{Mode, RouteSettings, Settings};
 use serde_json::Value;
 
 use super::support::{
@@ -152,13 +152,31 @@ fn http_2_goes_the_same_way() {
 }
 
 #[test]
-fn a_reads_body_arrives_too_however_it_is_framed() {
-    let bench = Bench::new();
+fn a_reads_body_arrives_where_its_route_says_so_however_it_is_framed() {
+    let bench = Bench::with(bodies_on_reads);
     let chunked = "GET /users/1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nvalue\r\n0\r\n\r\n";
     let lengthy = "GET /users/1 HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nvalue";
     for request in [chunked, lengthy] {
         assert_eq!(bench.raw(request.as_bytes()).body, b"GET /users/1 5\n");
     }
+}
+
+fn bodies_on_reads(settings: &mut Settings) {
+    settings.route = vec![RouteSettings { bodies_on_reads: true, ..RouteSettings::default() }];
+}
+
+/// A client that breaks its own request off says nothing of the store.
+#[test]
+fn a_reads_body_that_breaks_off_is_not_blamed_on_the_store() {
+    let bench = Bench::with(bodies_on_reads);
+    for size in [5, 100_000] {
+        let value = "v".repeat(size);
+        let request = format!(
+            "GET /users/1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n{size:x}\r\n{value}\r\nzz\r\n"
+        );
+        bench.raw(request.as_bytes()).refusal(422, "BODY_UNREADABLE");
+    }
+    assert!(bench.gate.shows("fencegate_refusals_total{code=\"STORE_UNREACHABLE\"} 0\n"));
 }
 
 #[test]

@@ -180,13 +180,45 @@ fn a_body_that_is_framed_in_two_ways_is_one_request_or_none() {
         println!("{framing:?}");
         bench.turned_away(&bench.raw(format!("{head}{framing}").as_bytes()));
     }
-    // Chunks win over a length, and what is sent on has one framing only.
+    let both = format!("{head}content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n5\r\nvalue\r\n0\r\n\r\n");
+    bench.refused(&bench.raw(both.as_bytes()), 400, "REQUEST_INVALID");
+    // A gate that is not strict: chunks win over a length, and what is sent on has one framing only.
+    let bench = Bench::with(|settings| settings.gate.strict = false);
+    let head = format!("PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {}\r\n", bench.token());
     let both = format!("{head}content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n5\r\nvalue\r\n0\r\n\r\n");
     assert_eq!(bench.raw(both.as_bytes()).status, 200);
     let applied = bench.store.applied();
     assert_eq!((applied.len(), applied[0]["size"].as_u64()), (1, Some(5)));
     let sent = &applied[0]["headers"];
     assert_eq!(sent["content-length"].is_string(), sent["transfer-encoding"].is_null());
+}
+
+/// The length that counts is the decoder's, also where the body is too long to be held.
+#[test]
+fn a_long_body_that_is_framed_in_two_ways_is_as_long_as_its_chunks() {
+    let bench = Bench::with(|settings| settings.gate.strict = false);
+    let head = format!("PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {}\r\n", bench.token());
+    let body = format!("{:x}\r\n{}\r\n0\r\n\r\n", 100_000, "v".repeat(100_000));
+    for fields in [
+        "content-length: 70000\r\ntransfer-encoding: chunked",
+        "transfer-encoding: chunked\r\ncontent-length: 70000",
+        "content-length: 5\r\ntransfer-encoding: chunked",
+    ] {
+        assert_eq!(bench.raw(format!("{head}{fields}\r\n\r\n{body}").as_bytes()).status, 200);
+    }
+    assert!(bench.store.applied().iter().all(|write| write["size"].as_u64() == Some(100_000)));
+    // Over HTTP/2 a length that the body does not have is no request.
+    for (length, ends) in [("100001", true), ("99999", false)] {
+        let mut h2 = bench.h2();
+        let mut stream = h2.begin("PUT", "/users/1", &[("fence-token", bench.token()), ("content-length", length)]);
+        stream.send(&[b'v'; 100_000], true);
+        let answer = stream.receive();
+        assert!(
+            answer.as_ref().is_err() || answer.as_ref().is_ok_and(|answer| answer.status >= 400),
+            "{ends}: {answer:?}"
+        );
+    }
+    assert_eq!(bench.store.applied().len(), 3, "what was cut short is not written");
 }
 
 #[test]

@@ -165,7 +165,7 @@ fn an_offer_of_h2c_is_not_passed_on() {
     bench.refused(&bench.put("/users/1", &offer), 428, "WRITE_UNFENCED");
     let fenced = [&offer[..], &[("fence-token", bench.token())]].concat();
     assert_eq!(bench.put("/users/1", &fenced).status, 200);
-    assert_eq!(bench.call("GET", "/users/1", &offer).status, 200);
+    assert_eq!(bench.gate.gate().call("GET", "/users/1", &offer, b"").status, 200);
     for applied in bench.store.applied() {
         let headers = &applied["headers"];
         assert_eq!((&headers["upgrade"], &headers["http2-settings"]), (&Value::Null, &Value::Null), "{applied}");

@@ -80,7 +80,9 @@ fn a_token_has_one_spelling_on_http_2_too() {
     for (what, token) in spellings(bench.token()) {
         println!("{what}");
         let answer = h2.call("PUT", "/users/1", &[("fence-token", &token)], b"value");
-        bench.refused(&answer, 400, "FENCE_TOKEN_MALFORMED");
+        // HTTP/1.1 cuts a space at the edge of a value off; HTTP/2 does not.
+        let code = if token.trim() == token { "FENCE_TOKEN_MALFORMED" } else { "REQUEST_INVALID" };
+        bench.refused(&answer, 400, code);
     }
     assert_eq!(h2.call("PUT", "/users/1", &[("fence-token", bench.token())], b"value").status, 200);
     assert_eq!(bench.store.story(), ["PUT /users/1"]);

@@ -182,6 +182,14 @@ const END_HEADERS: u8 = 4;
 /// A stream was reset because what came on it is no HTTP.
 pub const PROTOCOL_ERROR: u32 = 1;
 
+/// What becomes of a stream.
+#[derive(Debug)]
+pub enum Outcome {
+    Answered(Vec<u8>),
+    /// It was reset, or its connection was.
+    Ended,
+}
+
 /// A connection on which frames are written by hand. It acknowledges nothing.
 pub struct RawH2 {
     stream: StdStream,
@@ -230,14 +238,20 @@ impl RawH2 {
         self.send(DATA, end(is_last), stream, bytes);
     }
 
+    #[track_caller]
     fn receive(&mut self) -> Frame {
+        self.try_receive().expect("another frame")
+    }
+
+    /// The next frame; `None` at the end of the connection.
+    fn try_receive(&mut self) -> Option<Frame> {
         let mut head = [0; 9];
-        self.stream.read_exact(&mut head).unwrap();
+        self.stream.read_exact(&mut head).ok()?;
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
         let stream = u32::from_be_bytes([head[5] & 0x7f, head[6], head[7], head[8]]);
         let mut payload = vec![0; length as usize];
-        self.stream.read_exact(&mut payload).unwrap();
-        Frame { kind: head[3], flags: head[4], stream, payload }
+        self.stream.read_exact(&mut payload).ok()?;
+        Some(Frame { kind: head[3], flags: head[4], stream, payload })
     }
 
     /// Why a stream was reset; it must not be answered.
@@ -248,6 +262,25 @@ impl RawH2 {
             assert!(frame.stream != stream || frame.kind != HEADERS, "it was answered");
             if (frame.kind, frame.stream) == (RST_STREAM, stream) {
                 return u32::from_be_bytes(frame.payload.try_into().unwrap());
+            }
+        }
+    }
+
+    /// What becomes of a stream: its answer's body, or its end without one.
+    pub fn outcome(&mut self, stream: u32) -> Outcome {
+        let mut body = vec![];
+        loop {
+            let Some(frame) = self.try_receive() else { return Outcome::Ended };
+            let is_last = frame.flags & END_STREAM != 0;
+            match (frame.kind, frame.stream) {
+                (GOAWAY, _) if frame.payload.get(4..8) != Some(&[0; 4]) => return Outcome::Ended,
+                (RST_STREAM, each) if each == stream => return Outcome::Ended,
+                (DATA, each) if each == stream => body.extend_from_slice(&frame.payload),
+                (HEADERS, each) if each == stream => {}
+                _ => continue,
+            }
+            if is_last {
+                return Outcome::Answered(body);
             }
         }
     }

@@ -90,16 +90,16 @@ fn chunked(body: &[u8], size: usize) -> Vec<u8> {
 #[test]
 fn trailers_of_a_write_reach_the_store() {
     let line = Line::new();
-    let wanted = json!({ "x-sum": "17", "x-other": "b" });
+    let wanted = json!({ "content-digest": "17", "content-md5": "b" });
     let mut conn = line.conn();
     for size in [0, 10, HOLD_BYTES, 300_000] {
         let head = format!(
             "PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {}\r\ntransfer-encoding: chunked\r\n\
-             trailer: x-sum, x-other\r\n\r\n",
+             trailer: content-digest, content-md5\r\n\r\n",
             line.token
         );
         let body = chunked(&Text::first(size), 10_007);
-        let end = b"0\r\nx-sum: 17\r\nx-other: b\r\n\r\n";
+        let end = b"0\r\ncontent-digest: 17\r\ncontent-md5: b\r\n\r\n";
         conn.send_raw(&[head.as_bytes(), &body, end].concat()).unwrap();
         let came = settled(&conn.receive().unwrap(), size as u64);
         assert_eq!(came["trailers"], wanted, "{size} bytes over HTTP/1.1");
@@ -116,14 +116,14 @@ async fn put_with_trailers(line: &Line, size: usize) -> Vec<u8> {
     let mut sender = connect(line.gate.gate).await.ready().await.unwrap();
     let request = Request::put(line.url("/users/1"))
         .header("fence-token", &line.token)
-        .header("trailer", "x-sum, x-other")
+        .header("trailer", "content-digest, content-md5")
         .body(())
         .unwrap();
     let (response, mut body) = sender.send_request(request, false).unwrap();
     body.send_data(Bytes::from(Text::first(size)), false).unwrap();
     let mut trailers = HeaderMap::new();
-    trailers.insert("x-sum", HeaderValue::from_static("17"));
-    trailers.insert("x-other", HeaderValue::from_static("b"));
+    trailers.insert("content-digest", HeaderValue::from_static("17"));
+    trailers.insert("content-md5", HeaderValue::from_static("b"));
     body.send_trailers(trailers).unwrap();
     let response = response.await.unwrap();
     assert_eq!(response.status(), 200);

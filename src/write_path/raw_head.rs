@@ -1,0 +1,249 @@
+//! What hyper does not show of an HTTP/1.1 head: lines that end in LF alone, a fragment in the target, a length beside
+//! another length. Two parsers could read such a request in two ways, so it is refused (`gate.strict`).
+//!
+//! A connection keeps a copy of what was read until a head is looked at. Hyper has parsed that head by then, so most can
+//! be compared with what hyper made of it, by their length and the number of their lines; only those that differ are
+//! read line by line.
+
+use http::request::Parts;
+
+/// Why a head could be read in two ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// A line ends in LF alone.
+    BareLineFeed,
+    /// The target has a `#`.
+    Fragment,
+    /// Content-Length is there more than once, or beside Transfer-Encoding, or Transfer-Encoding more than once.
+    TwoLengths,
+    /// Where the head begins or ends is not clear.
+    Bounds,
+}
+
+impl Doubt {
+    /// The part of the request that is in doubt, and why.
+    #[must_use]
+    pub const fn what(self) -> (&'static str, &'static str) {
+        match self {
+            Self::BareLineFeed => ("head", "a line of the head ends in LF alone; it must end in CRLF"),
+            Self::Fragment => {
+                ("target", "the target has a '#': a fragment is never sent, and some stores would not cut it off")
+            }
+            Self::TwoLengths => (
+                "Content-Length",
+                "the length of the body is said more than once: send one Content-Length, or one Transfer-Encoding: chunked",
+            ),
+            Self::Bounds => ("head", "the head does not begin or end where its lines say"),
+        }
+    }
+}
+
+/// How long a request's body is on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyLength {
+    Known(u64),
+    Chunks,
+}
+
+/// What was read of a connection, as far as it is not known to be a body.
+#[derive(Debug, Default)]
+pub struct RawHeads {
+    raw: Vec<u8>,
+    body: Body,
+}
+
+/// What is still to come of the body behind the last head.
+#[derive(Debug, Default)]
+enum Body {
+    #[default]
+    Over,
+    Left(u64),
+    Chunks(ChunkEnd),
+}
+
+impl RawHeads {
+    /// Takes in what was read.
+    pub fn has_read(&mut self, bytes: &[u8]) {
+        let skipped = match &mut self.body {
+            Body::Over => 0,
+            Body::Left(left) => {
+                let skipped = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
+                *left -= skipped as u64;
+                if *left == 0 {
+                    self.body = Body::Over;
+                }
+                skipped
+            }
+            Body::Chunks(end) => match end.find(bytes) {
+                Some(skipped) => {
+                    self.body = Body::Over;
+                    skipped
+                }
+                None => bytes.len(),
+            },
+        };
+        self.raw.extend_from_slice(&bytes[skipped..]);
+    }
+
+    /// Looks at the head that hyper has just parsed. `field_bytes`: how long all names and values of its fields are.
+    ///
+    /// # Errors
+    /// With why it could be read in two ways. The connection must be closed then.
+    pub fn check(&mut self, head: &Parts, field_bytes: usize, body: BodyLength) -> Result<(), Doubt> {
+        let plain = plain_length(head, field_bytes).filter(|length| is_plain(&self.raw, *length, head.headers.len()));
+        let length = match plain {
+            Some(length) => length,
+            None => read_lines(&self.raw)?,
+        };
+        let behind = self.raw.len() - length;
+        match body {
+            // Nothing of the next request is here.
+            BodyLength::Known(known) if behind as u64 <= known => {
+                self.raw.clear();
+                let left = known - behind as u64;
+                self.body = if left == 0 { Body::Over } else { Body::Left(left) };
+            }
+            BodyLength::Known(_) | BodyLength::Chunks => {
+                let rest = self.raw.split_off(length);
+                self.raw.clear();
+                self.body = match body {
+                    BodyLength::Known(0) => Body::Over,
+                    BodyLength::Known(known) => Body::Left(known),
+                    BodyLength::Chunks => Body::Chunks(ChunkEnd::default()),
+                };
+                self.has_read(&rest);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What stands around the method and the target of a request line, and around the name and the value of a field.
+const REQUEST_LINE: usize = "  HTTP/1.1\r\n".len();
+const FIELD: usize = ": \r\n".len();
+
+/// How long a head is if its lines are written as nearly everyone writes them; `None` where the target is not a path.
+fn plain_length(head: &Parts, field_bytes: usize) -> Option<usize> {
+    let target = head.uri.path_and_query()?.as_str().len();
+    Some(head.method.as_str().len() + target + REQUEST_LINE + field_bytes + FIELD * head.headers.len() + "\r\n".len())
+}
+
+/// Whether the first `length` bytes are a head of so many fields whose lines all end in CRLF.
+///
+/// A head that hyper has parsed ends with its first empty line. If the empty line is where it is expected, and there are
+/// as many CR and as many LF as lines, then hyper has left no line out and each ends in CRLF.
+fn is_plain(raw: &[u8], length: usize, fields: usize) -> bool {
+    let Some(head) = raw.get(..length) else { return false };
+    let lines = fields + 2;
+    head.ends_with(b"\r\n\r\n") && head.first().is_some_and(u8::is_ascii_graphic) && line_ends(head) == (lines, lines)
+}
+
+/// How many CR there are, and how many LF.
+fn line_ends(bytes: &[u8]) -> (usize, usize) {
+    // Counts that fit into a byte are added up for many bytes at once.
+    let counts = bytes.chunks(192).map(|bytes| {
+        let count = |of: u8| bytes.iter().map(|byte| u8::from(*byte == of)).sum::<u8>();
+        (usize::from(count(b'\r')), usize::from(count(b'\n')))
+    });
+    counts.fold((0, 0), |all, more| (all.0 + more.0, all.1 + more.1))
+}
+
+/// Reads a head line by line: how long it is.
+fn read_lines(raw: &[u8]) -> Result<usize, Doubt> {
+    let (mut at, mut is_first, mut lengths) = (0, true, 0);
+    loop {
+        let rest = &raw[at..];
+        let end = rest.iter().position(|byte| *byte == b'\n').ok_or(Doubt::Bounds)?;
+        let line = rest[..end].strip_suffix(b"\r").ok_or(Doubt::BareLineFeed)?;
+        at += end + 1;
+        match line {
+            // Some clients send an empty line behind the body before.
+            [] if is_first => {}
+            [] if lengths > 1 => return Err(Doubt::TwoLengths),
+            [] => return Ok(at),
+            line if is_first => {
+                is_first = false;
+                if line.contains(&b'#') {
+                    return Err(Doubt::Fragment);
+                }
+            }
+            line => lengths += usize::from(says_length(line)),
+        }
+    }
+}
+
+fn says_length(line: &[u8]) -> bool {
+    let name = line.split(|byte| *byte == b':').next().unwrap_or_default();
+    name.eq_ignore_ascii_case(b"content-length") || name.eq_ignore_ascii_case(b"transfer-encoding")
+}
+
+/// Finds the end of a body in chunks. What is no chunk has no end: hyper closes the connection behind it.
+#[derive(Debug, Default)]
+struct ChunkEnd {
+    at: At,
+    /// What is left of a chunk's data.
+    left: u64,
+    /// Of a line of trailers: something stands in it.
+    has_text: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum At {
+    /// The digits of a size.
+    #[default]
+    Size,
+    /// What stands behind them, up to the end of the line.
+    Extension,
+    Data,
+    /// The line end behind a chunk's data.
+    Behind,
+    Trailers,
+    Lost,
+}
+
+impl ChunkEnd {
+    /// How many of these bytes are the body's, where its end is among them.
+    fn find(&mut self, bytes: &[u8]) -> Option<usize> {
+        let mut at = 0;
+        while let Some(byte) = bytes.get(at) {
+            if self.at == At::Data {
+                let skipped = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len() - at);
+                (at, self.left) = (at + skipped, self.left - skipped as u64);
+                if self.left == 0 {
+                    self.at = At::Behind;
+                }
+                continue;
+            }
+            at += 1;
+            if self.step(*byte) {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// Takes a byte that is not data. Whether it is the last of the body.
+    fn step(&mut self, byte: u8) -> bool {
+        match (self.at, byte) {
+            (At::Size, b'\r') => self.at = At::Extension,
+            (At::Size, byte) => match char::from(byte).to_digit(16) {
+                Some(digit) if self.left <= u64::MAX >> 4 => self.left = self.left << 4 | u64::from(digit),
+                Some(_) => self.at = At::Lost,
+                None => self.at = At::Extension,
+            },
+            (At::Extension, b'\n') if self.left == 0 => (self.at, self.has_text) = (At::Trailers, false),
+            (At::Extension, b'\n') => self.at = At::Data,
+            (At::Behind, b'\n') => self.at = At::Size,
+            (At::Trailers, b'\n') if !self.has_text => return true,
+            (At::Trailers, b'\n') => self.has_text = false,
+            (At::Trailers, b'\r') | (At::Extension | At::Behind | At::Lost, _) => {}
+            (At::Trailers, _) => self.has_text = true,
+            (At::Data, _) => unreachable!("data is skipped"),
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+#[path = "raw_head_tests.rs"]
+mod tests;

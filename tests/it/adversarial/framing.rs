@@ -1,0 +1,244 @@
+//! Where a request ends: lengths that contradict each other, line ends, chunks.
+
+use super::{Case, case, caught, hold, request, write};
+
+fn put(rest: &str) -> String {
+    write("PUT /users/1", rest)
+}
+
+/// Heads that say a length twice, or in a way that some parsers take for one.
+fn lengths() -> Vec<Case> {
+    let mut cases = vec![];
+    let chunks = "\r\n5\r\nvalue\r\n0\r\n\r\n";
+    for (name, fields) in [
+        ("a length before chunked", "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"),
+        ("a length behind chunked", "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n"),
+        ("a length of 0 beside chunked", "Content-Length: 0\r\nTransfer-Encoding: chunked\r\n"),
+        ("a length in other case beside chunked", "transfer-ENCODING: chunked\r\ncontent-LENGTH: 5\r\n"),
+        ("chunked twice, in two fields", "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
+        ("chunked and identity", "Transfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n"),
+        ("transfer_encoding beside nothing", "transfer_encoding: chunked\r\n"),
+        ("content_length beside chunked", "content_length: 5\r\nTransfer-Encoding: chunked\r\n"),
+    ] {
+        cases.push(case(name, put(&format!("{fields}{chunks}"))).doubted());
+    }
+    for (name, fields) in [
+        ("the same length twice", "Content-Length: 5\r\nContent-Length: 5\r\n"),
+        ("the same length three times", "Content-Length: 5\r\nContent-Length: 5\r\nContent-Length: 5\r\n"),
+        ("content_length beside the length", "Content-Length: 5\r\ncontent_length: 5\r\n"),
+        ("transfer_encoding beside the length", "Content-Length: 5\r\ntransfer_encoding: chunked\r\n"),
+        ("Content_Length in other case", "Content-Length: 5\r\nContent_Length: 0\r\n"),
+        ("content_length alone", "content_length: 5\r\n"),
+    ] {
+        cases.push(case(name, put(&format!("{fields}\r\nvalue"))).doubted());
+    }
+    for (name, fields) in [
+        ("two lengths that differ", "Content-Length: 5\r\nContent-Length: 6\r\n"),
+        ("a list of lengths", "Content-Length: 5, 5\r\n"),
+        ("a list of lengths that differ", "Content-Length: 5, 6\r\n"),
+        ("a length with a sign", "Content-Length: +5\r\n"),
+        ("a negative length", "Content-Length: -5\r\n"),
+        ("a length in hex", "Content-Length: 0x5\r\n"),
+        ("a length with a dot", "Content-Length: 5.0\r\n"),
+        ("a length with a space in it", "Content-Length: 5 5\r\n"),
+        ("an empty length", "Content-Length:\r\n"),
+        ("a length that is no number", "Content-Length: five\r\n"),
+        ("a length beyond 64 bits", "Content-Length: 99999999999999999999\r\n"),
+        ("a length with a space before its colon", "Content-Length : 5\r\n"),
+        ("a length with a tab before its colon", "Content-Length\t: 5\r\n"),
+        ("a folded length", "Content-Length:\r\n 5\r\n"),
+        ("a field without a colon", "Content-Length 5\r\n"),
+        ("a field without a name", ": 5\r\nContent-Length: 5\r\n"),
+        ("a NUL in a name", "Content\0-Length: 5\r\n"),
+        ("a NUL in a value", "x: a\0b\r\nContent-Length: 5\r\n"),
+        ("a CR in a value", "x: a\rb\r\nContent-Length: 5\r\n"),
+        ("a folded field", "x: a\r\n b\r\nContent-Length: 5\r\n"),
+        ("a folded field by a tab", "x: a\r\n\tContent-Length: 9\r\nContent-Length: 5\r\n"),
+        ("a field that begins with a space", " x: a\r\nContent-Length: 5\r\n"),
+    ] {
+        cases.push(case(name, put(&format!("{fields}\r\nvalue"))).bare());
+    }
+    cases
+}
+
+/// Codings other than `chunked`.
+fn codings() -> Vec<Case> {
+    let mut cases = vec![];
+    for coding in
+        ["gzip, chunked", "chunked, chunked", "\"chunked\", chunked", ", chunked", "chunked;a=b, chunked", "x, chunked"]
+    {
+        let bytes = put(&format!("Transfer-Encoding: {coding}\r\n\r\n5\r\nvalue\r\n0\r\n\r\n"));
+        cases.push(case(format!("Transfer-Encoding: {coding}"), bytes).doubted());
+    }
+    for coding in [
+        "gzip",
+        "identity",
+        "chunked, gzip",
+        "chunkedx",
+        "xchunked",
+        "chunked;a=b",
+        "chunked,",
+        "\u{b}chunked",
+        "chu nked",
+        "\"chunked\"",
+        "",
+    ] {
+        let bytes = put(&format!("Transfer-Encoding: {coding}\r\n\r\n5\r\nvalue\r\n0\r\n\r\n"));
+        cases.push(case(format!("Transfer-Encoding: {coding:?}, which is not chunked at its end"), bytes).bare());
+    }
+    let old = "PUT /users/1 HTTP/1.0\r\nHost: store\r\nFence-Token: {users}\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nvalue\r\n0\r\n\r\n";
+    cases.push(case("chunked in HTTP/1.0", old).bare());
+    for coding in ["chunked", "CHUNKED", " chunked", "chunked "] {
+        let bytes = put(&format!("Transfer-Encoding: {coding}\r\n\r\n5\r\nvalue\r\n0\r\n\r\n"));
+        cases.push(case(format!("Transfer-Encoding: {coding:?}"), bytes).passes("PUT /users/1"));
+    }
+    cases
+}
+
+/// Lines that end in LF alone, and other things that stand for a line's end somewhere.
+fn lines() -> Vec<Case> {
+    let whole = put("X-Other: a\r\nContent-Length: 5\r\n\r\nvalue");
+    let mut cases = vec![];
+    for (place, _) in whole.match_indices("\r\n") {
+        let mut bytes = whole.clone();
+        bytes.remove(place);
+        let line = whole[..place].rsplit('\n').next().unwrap().split([':', ' ']).next().unwrap().to_owned();
+        let line = if line.is_empty() { "the empty line".to_owned() } else { line };
+        cases.push(case(format!("LF alone behind {line}"), bytes).doubted());
+    }
+    cases.extend([
+        case("LF alone behind every line", whole.replace("\r\n", "\n")).doubted(),
+        case("LF alone before the request line", format!("\n{whole}")).doubted(),
+        case("LF alone, made up for by a space", whole.replace("store\r\n", "store \n")).doubted(),
+        case("LF alone in a read", request("GET /users/x", "").replace("store\r\n", "store\n\r\n")).doubted(),
+        case("CRLF before the request line", format!("\r\n{whole}")).passes("PUT /users/1"),
+        case("two CRLF before the request line", format!("\r\n\r\n{whole}")).passes("PUT /users/1"),
+        case("CR alone behind a line", whole.replace("store\r\n", "store\r")).bare(),
+        case("CR CR LF behind a line", whole.replace("store\r\n", "store\r\r\n")).bare(),
+        case("a space before the request line", format!(" {whole}")).bare(),
+        case("two spaces in the request line", whole.replacen(' ', "  ", 1)).bare(),
+        case("a tab in the request line", whole.replacen(' ', "\t", 1)).bare(),
+        case("a vertical tab in the request line", whole.replacen(" HTTP", "\u{b}HTTP", 1)).bare(),
+        case("no version", whole.replacen(" HTTP/1.1", "", 1)).bare(),
+        case("another version", whole.replacen("HTTP/1.1", "HTTP/1.2", 1)).bare(),
+        case("a version in lower case", whole.replacen("HTTP/1.1", "http/1.1", 1)).bare(),
+        case("a version with two digits", whole.replacen("HTTP/1.1", "HTTP/01.1", 1)).bare(),
+        case("HTTP/2.0 in a request line", whole.replacen("HTTP/1.1", "HTTP/2.0", 1)).bare(),
+        case("something behind the version", whole.replacen("HTTP/1.1", "HTTP/1.1 x", 1)).bare(),
+        case("fields without a space behind their colon", whole.replace(": ", ":")).passes("PUT /users/1"),
+        case("fields with spaces around their values", whole.replace(": ", ": \t ")).passes("PUT /users/1"),
+    ]);
+    cases
+}
+
+/// Chunks that are none. What came of the body before is not written.
+fn chunks() -> Vec<Case> {
+    let mut cases = vec![];
+    for (name, body) in [
+        ("a size that is no number", "zz\r\nvalue\r\n0\r\n\r\n"),
+        ("a negative size", "-5\r\nvalue\r\n0\r\n\r\n"),
+        ("a size with a sign", "+5\r\nvalue\r\n0\r\n\r\n"),
+        ("a size with 0x", "0x5\r\nvalue\r\n0\r\n\r\n"),
+        ("a size beyond 64 bits", "10000000000000005\r\nvalue\r\n0\r\n\r\n"),
+        ("an empty size", "\r\nvalue\r\n0\r\n\r\n"),
+        ("LF alone behind a size", "5\nvalue\r\n0\r\n\r\n"),
+        ("CR alone behind a size", "5\rvalue\r\n0\r\n\r\n"),
+        ("LF alone behind an extension", "5;a=b\nvalue\r\n0\r\n\r\n"),
+        ("CR alone in an extension", "5;a\rb\r\nvalue\r\n0\r\n\r\n"),
+        ("LF alone behind the data", "5\r\nvalue\n0\r\n\r\n"),
+        ("nothing behind the data", "5\r\nvalue0\r\n\r\n"),
+        ("data longer than its size", "3\r\nvalue\r\n0\r\n\r\n"),
+        ("a comma behind a size", "5,5\r\nvalue\r\n0\r\n\r\n"),
+        ("an underscore in a size", "0_5\r\nvalue\r\n0\r\n\r\n"),
+    ] {
+        let bytes = put(&format!("Transfer-Encoding: chunked\r\n\r\n{body}"));
+        cases.push(case(format!("chunks: {name}"), bytes).refused(422, "BODY_UNREADABLE"));
+    }
+    for (name, body) in [
+        ("data shorter than its size", "7\r\nvalue\r\n0\r\n\r\n"),
+        ("no last chunk", "5\r\nvalue\r\n"),
+        ("no end of the trailers", "5\r\nvalue\r\n0\r\n"),
+        ("half a size", "5"),
+        ("nothing at all", ""),
+    ] {
+        let bytes = put(&format!("Transfer-Encoding: chunked\r\n\r\n{body}"));
+        cases.push(case(format!("chunks: {name}"), bytes).ends().refused(422, "BODY_UNREADABLE"));
+    }
+    for (name, body) in [
+        ("one", "5\r\nvalue\r\n0\r\n\r\n"),
+        ("two", "3\r\nval\r\n2\r\nue\r\n0\r\n\r\n"),
+        ("with an extension", "5;a=b\r\nvalue\r\n0\r\n\r\n"),
+        ("with zeros before a size", "0005\r\nvalue\r\n000\r\n\r\n"),
+        ("in capitals", "A\r\n0123456789\r\n0\r\n\r\n"),
+    ] {
+        let bytes = put(&format!("Transfer-Encoding: chunked\r\n\r\n{body}"));
+        cases.push(case(format!("chunks: {name}"), bytes).passes("PUT /users/1"));
+    }
+    cases
+}
+
+/// Several requests in the same bytes: each begins where the one before ends.
+fn pipelines() -> Vec<Case> {
+    let sized = put("Content-Length: 5\r\n\r\nvalue");
+    let chunked = put("Transfer-Encoding: chunked\r\n\r\n5;x\r\nva\r\nl\r\n0\r\nx: y\r\n\r\n");
+    let get = request("GET /users/x", "\r\n");
+    let evil = request("PUT /other/evil", "Content-Length: 4\r\n\r\nevil");
+    let (puts, gets) = ("PUT /users/1", "GET /users/x");
+    vec![
+        case("two writes", sized.clone() + &sized).passes(puts).passes(puts),
+        case("a write in chunks and another", chunked.clone() + &sized).passes(puts).passes(puts),
+        case("writes and reads", get.clone() + &chunked + &get + &sized + &get)
+            .passes(gets)
+            .passes(puts)
+            .passes(gets)
+            .passes(puts)
+            .passes(gets),
+        case("a write without a token behind one with", sized.clone() + &evil)
+            .passes(puts)
+            .refused(428, "WRITE_UNFENCED"),
+        case("a write without a token behind chunks", chunked.clone() + &evil)
+            .passes(puts)
+            .refused(428, "WRITE_UNFENCED"),
+        case("LF alone in the second head", sized.clone() + &evil.replace("store\r\n", "store\n"))
+            .passes(puts)
+            .doubted(),
+        case("LF alone behind chunks", chunked.clone() + &evil.replace("store\r\n", "store\n")).passes(puts).doubted(),
+        case(
+            "two lengths in the second head",
+            get.clone() + &sized.replace("Content-Length: 5\r\n", "Content-Length: 5\r\nContent-Length: 5\r\n") + &evil,
+        )
+        .passes(gets)
+        .doubted(),
+        case("what is no request behind one", get.clone() + "nonsense\r\n\r\n").passes(gets).bare(),
+        case("a write behind a request that is closed", request("GET /users/x", "Connection: close\r\n\r\n") + &sized)
+            .passes(gets)
+            .closed(),
+        case("a write behind HTTP/1.0", "GET /users/x HTTP/1.0\r\nHost: store\r\n\r\n".to_owned() + &sized)
+            .passes(gets)
+            .closed(),
+    ]
+}
+
+fn cases() -> Vec<Case> {
+    [lengths(), codings(), lines(), chunks(), pipelines()].concat()
+}
+
+#[test]
+fn a_request_ends_where_every_parser_says() {
+    hold("framing", &cases(), |_| {});
+}
+
+#[test]
+fn a_gate_that_is_not_strict_is_caught() {
+    caught(
+        &cases(),
+        |settings| settings.gate.strict = false,
+        &[
+            "a length before chunked",
+            "chunked twice, in two fields",
+            "content_length beside the length",
+            "LF alone behind Host",
+            "LF alone behind chunks",
+        ],
+    );
+}

@@ -1,0 +1,95 @@
+//! Trailers: nothing that the gate judges by comes behind a body.
+
+use super::{Range, case, caught, hold, store::Reads, write};
+
+const LISTED: [&str; 3] = ["content-digest", "x-amz-checksum-crc32", "content-md5"];
+const OTHERS: [&str; 16] = [
+    "Destination",
+    "X-HTTP-Method-Override",
+    "X-Original-URL",
+    "X-Rewrite-URL",
+    "Host",
+    "Content-Length",
+    "Transfer-Encoding",
+    "Authorization",
+    "Fence-Seq",
+    "Fence-Object",
+    "Fence_Token",
+    "If-Match",
+    "X-Forwarded-For",
+    "Idempotency-Key",
+    "Connection",
+    "X-Anything",
+];
+
+/// A write in chunks with a trailer, which it announces or not. `size`: of its body.
+fn with_trailer(name: &str, size: usize, announces: bool) -> String {
+    let announced = if announces { format!("Trailer: {name}\r\n") } else { String::new() };
+    let rest = format!(
+        "{announced}Transfer-Encoding: chunked\r\n\r\n{size:x}\r\n{}\r\n0\r\n{name}: x\r\n\r\n",
+        "v".repeat(size)
+    );
+    write("PUT /users/1", &rest)
+}
+
+/// Held, and streamed.
+const SIZES: [usize; 2] = [5, 100_000];
+
+fn cases() -> Vec<super::Case> {
+    let mut cases = vec![];
+    for size in SIZES {
+        for name in LISTED.iter().chain(&OTHERS) {
+            for announces in [true, false] {
+                let how = if announces { "announced" } else { "not announced" };
+                let bytes = with_trailer(name, size, announces);
+                cases.push(case(format!("{name} behind {size} bytes, {how}"), bytes).passes("PUT /users/1"));
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn writes_with_trailers_are_forwarded() {
+    hold("trailers", &cases(), |_| {});
+}
+
+/// The trailers that the store saw of these writes.
+fn seen(trailers: &[&str], change: &dyn Fn(&mut fencegate::config::Settings)) -> Vec<String> {
+    let range = Range::new(Reads::EveryBody, change);
+    let mut seen = vec![];
+    for name in trailers {
+        for size in SIZES {
+            for announces in [true, false] {
+                let mut conn = range.gate.gate();
+                conn.send_raw(&range.fill(with_trailer(name, size, announces).as_bytes())).unwrap();
+                assert_eq!(conn.receive().unwrap().status, 200);
+                let came = range.store.take();
+                assert_eq!((came.len(), came[0].body.len()), (1, size));
+                let announced = came[0].field("trailer").map(str::to_owned);
+                assert!(
+                    announced.is_none_or(|announced| LISTED.contains(&announced.as_str()) || announced == "x-anything")
+                );
+                seen.extend(came[0].trailers.iter().map(|line| line.split(':').next().unwrap().to_owned()));
+            }
+        }
+    }
+    seen
+}
+
+#[test]
+fn only_listed_trailers_reach_the_store() {
+    assert_eq!(seen(&OTHERS, &|_| {}), Vec::<String>::new());
+    // One that streams must be announced.
+    for name in LISTED {
+        assert_eq!(seen(&[name], &|_| {}), [name; 3]);
+    }
+    // The control: a gate that lists it passes it on.
+    let lists = |settings: &mut fencegate::config::Settings| settings.gate.trailers = vec!["x-anything".to_owned()];
+    assert_eq!(seen(&["X-Anything"], &lists), ["x-anything"; 3]);
+}
+
+#[test]
+fn a_body_that_is_too_long_is_caught() {
+    caught(&cases(), |settings| settings.gate.body_bytes_max = 10, &["content-md5 behind 100000 bytes, announced"]);
+}
