@@ -21,8 +21,12 @@ pub struct GateSettings {
     pub listen: SocketAddr,
     pub workers: usize,
     pub connections_max: usize,
+    /// Of those, how many may be of one address; 0: three quarters.
+    pub peer_connections_max: usize,
     pub head_timeout_ms: u64,
     pub body_timeout_ms: u64,
+    /// What a client must send of a body, and take of an answer, per second on average; 0: any pace will do.
+    pub pace_bytes_min: u64,
     pub idle_timeout_ms: u64,
     pub header_bytes_max: usize,
     pub uri_bytes_max: usize,
@@ -147,6 +151,15 @@ impl StoreSettings {
 }
 
 impl GateSettings {
+    /// How many connections one address may have.
+    #[must_use]
+    pub fn connections_of_peer(&self) -> usize {
+        match self.peer_connections_max {
+            0 => (self.connections_max - self.connections_max / 4).max(1),
+            given => given,
+        }
+    }
+
     /// The names of the trailers that are passed on.
     ///
     /// # Errors
@@ -281,8 +294,10 @@ impl Default for GateSettings {
             listen: loopback(8080),
             workers: 0,
             connections_max: 10_000,
+            peer_connections_max: 0,
             head_timeout_ms: 10_000,
             body_timeout_ms: 30_000,
+            pace_bytes_min: 1_024,
             idle_timeout_ms: 60_000,
             header_bytes_max: 32_768,
             uri_bytes_max: 8_192,

@@ -74,6 +74,7 @@ pub struct PlaneMetrics {
     loads: Counter,
     pub(super) store_seconds: [Histogram; 2],
     pub(super) accepted: Counter,
+    crowded_out: [Counter; 2],
     pub(super) connections: Gauge,
     pub(super) bytes: [Counter; 2],
     pub(super) store_connections: [Gauge; 2],
@@ -103,6 +104,11 @@ impl PlaneMetrics {
             "Bytes on clients' connections, as they went over the wire.",
         );
         let store_connections = registry.gauges("fencegate_store_connections", &["state"], "Connections to the store.");
+        let crowded_out = registry.counters(
+            "fencegate_connections_crowded_out_total",
+            &["reason"],
+            "Clients' connections that were closed to make room: idle ones, and those of a peer that had its share.",
+        );
         let reloads = registry.counters("fencegate_reloads_total", &["result"], "SIGHUPs, by what came of them.");
         let keyed = registry.counters(
             "fencegate_idempotency_keys_total",
@@ -126,6 +132,7 @@ impl PlaneMetrics {
             ),
             store_seconds: ["read", "write"].map(|kind| store_seconds.with_label_values(&[kind])),
             accepted: registry.counter("fencegate_connections_total", "Connections that clients have made."),
+            crowded_out: ["idle", "peer"].map(|reason| crowded_out.with_label_values(&[reason])),
             connections: registry.gauge("fencegate_connections", "Connections that clients have open."),
             bytes: ["received", "sent"].map(|direction| bytes.with_label_values(&[direction])),
             store_connections: ["idle", "busy"].map(|state| store_connections.with_label_values(&[state])),
@@ -166,6 +173,11 @@ impl PlaneMetrics {
     pub fn waits_for_twin(&self) -> Waiting {
         self.keyed_waiting.inc();
         Waiting(self.keyed_waiting.clone())
+    }
+
+    /// A connection was closed to make room: one that lay idle, or one of a peer that had its share.
+    pub fn crowded_out(&self, is_of_peer: bool) {
+        self.crowded_out[usize::from(is_of_peer)].inc();
     }
 
     pub fn unknown(&self) {

@@ -1,7 +1,7 @@
 //! The way to the store: its address, and connections that each carry one request at a time.
 //!
 //! - [`Address`]: where it is.
-//! - [`pool`]: a worker's own connections to it.
+//! - [`pool`]: a worker's own connections to it. [`shares`]: who may have how many of them.
 //! - [`link`]: one of them: sends a request, reads its answer. [`answer`], [`chunks`]: how answers are read.
 //! - [`body`]: what is sent. [`trailer`]: what may come behind it.
 //!
@@ -13,6 +13,7 @@ pub mod chunks;
 mod counted;
 pub mod link;
 pub mod pool;
+pub mod shares;
 pub mod trailer;
 
 use std::{

@@ -3,7 +3,8 @@
 //! A connection carries one request at a time and is used again once its answer has been read to the
 //! end. It is let go when it has been idle for `idle_timeout_ms`, which must be shorter than the
 //! store's own patience: a store that hangs up on an idle connection must not meet a write on it.
-//! At most `connections_max` are open; whoever comes then waits in a bounded queue.
+//! At most `connections_max` are open; more requests wait in a bounded queue. Reads, one client and one object have no more
+//! than their share of both (`shares.rs`), and writes are served first.
 
 use std::{
     cell::{Cell, RefCell},
@@ -23,6 +24,7 @@ use super::{
     Address, Way,
     counted::Counted,
     link::{Io, Link, Wire},
+    shares::{Asker, Limits, Shares, UNKNOWN},
 };
 use crate::{config::StoreSettings, fence::BootMs};
 
@@ -41,7 +43,75 @@ pub struct Pool {
     settings: StoreSettings,
     idle: RefCell<Vec<Idle>>,
     open: Cell<usize>,
-    queue: RefCell<VecDeque<oneshot::Sender<()>>>,
+    shares: RefCell<Shares>,
+    queue: RefCell<Queue>,
+}
+
+/// Those who wait for a connection.
+#[derive(Default)]
+struct Queue {
+    writes: VecDeque<Waiting>,
+    reads: VecDeque<Waiting>,
+    /// Writes that were served in a row while reads waited.
+    in_a_row: u32,
+}
+
+struct Waiting {
+    tell: oneshot::Sender<()>,
+    asker: Asker,
+}
+
+/// After so many writes a read has its turn, so that it waits long but not for ever.
+const WRITES_IN_A_ROW: u32 = 3;
+
+impl Queue {
+    fn of(&mut self, asker: Asker) -> &mut VecDeque<Waiting> {
+        match asker {
+            Asker::Read(_) => &mut self.reads,
+            Asker::Write(_) => &mut self.writes,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.writes.len() + self.reads.len()
+    }
+
+    /// Forgets those that are gone.
+    fn tidy(&mut self) {
+        self.writes.retain(|waiting| !waiting.tell.is_closed());
+        self.reads.retain(|waiting| !waiting.tell.is_closed());
+    }
+
+    /// The next one that may have a connection.
+    fn next(&mut self, shares: &Shares) -> Option<Waiting> {
+        let place = |queue: &VecDeque<Waiting>| {
+            // Few can have had their share, and many may wait behind them.
+            let mut had_theirs: Vec<Asker> = vec![];
+            queue.iter().position(|Waiting { tell, asker }| {
+                if tell.is_closed() || had_theirs.contains(asker) {
+                    return false;
+                }
+                let may_take = shares.may_take(*asker);
+                if !may_take {
+                    had_theirs.push(*asker);
+                }
+                may_take
+            })
+        };
+        let (write, read) = (place(&self.writes), place(&self.reads));
+        match (write, read) {
+            (Some(write), None) => self.writes.remove(write),
+            (Some(write), Some(_)) if self.in_a_row < WRITES_IN_A_ROW => {
+                self.in_a_row += 1;
+                self.writes.remove(write)
+            }
+            (_, Some(read)) => {
+                self.in_a_row = 0;
+                self.reads.remove(read)
+            }
+            (None, None) => None,
+        }
+    }
 }
 
 struct Idle {
@@ -56,13 +126,17 @@ pub struct Lane {
     /// Since when it was idle, if it has carried another request before.
     idle_since: Option<BootMs>,
     pool: Rc<Pool>,
+    /// Its place among those that are in use.
+    place: usize,
 }
 
 impl Pool {
     /// A pool without connections.
     #[must_use]
     pub fn new(way: Way, settings: StoreSettings) -> Rc<Self> {
-        Rc::new(Self { way, settings, idle: RefCell::default(), open: Cell::new(0), queue: RefCell::default() })
+        let shares = RefCell::new(Shares::new(settings.connections_max));
+        let (idle, queue) = (RefCell::default(), RefCell::default());
+        Rc::new(Self { way, settings, idle, open: Cell::new(0), shares, queue })
     }
 
     /// What this store is given.
@@ -75,48 +149,58 @@ impl Pool {
     ///
     /// # Errors
     /// Where the store cannot be reached, or too many wait for it.
-    pub async fn lane(self: &Rc<Self>) -> Result<Lane, NoLane> {
+    pub async fn lane(self: &Rc<Self>, asker: Asker) -> Result<Lane, NoLane> {
         let patience = Duration::from_millis(self.settings.response_timeout_ms);
-        match self.lane_at_once().await {
+        match self.lane_at_once(asker).await {
             Some(lane) => lane,
-            None => tokio::time::timeout(patience, self.lane_in_turn()).await.unwrap_or(Err(NoLane::Overloaded)),
+            None => tokio::time::timeout(patience, self.lane_in_turn(asker)).await.unwrap_or(Err(NoLane::Overloaded)),
         }
     }
 
     /// An idle connection or a new one; `None` where there are as many as may be.
-    async fn lane_at_once(self: &Rc<Self>) -> Option<Result<Lane, NoLane>> {
-        if let Some(lane) = self.idle_lane() {
+    async fn lane_at_once(self: &Rc<Self>, asker: Asker) -> Option<Result<Lane, NoLane>> {
+        if let Some(lane) = self.idle_lane(asker) {
             return Some(Ok(lane));
         }
-        if self.open.get() < self.settings.connections_max {
-            return Some(self.connect().await);
+        if self.open.get() < self.settings.connections_max && self.shares.borrow().may_take(asker) {
+            return Some(self.connect(asker).await);
         }
         None
     }
 
-    /// An idle connection, if there is one that has not died.
+    /// An idle connection, if there is one that has not died, and the asker has not had its share.
     #[must_use]
-    pub fn idle_lane(self: &Rc<Self>) -> Option<Lane> {
+    pub fn idle_lane(self: &Rc<Self>, asker: Asker) -> Option<Lane> {
+        if self.idle.borrow().is_empty() || !self.shares.borrow().may_take(asker) {
+            return None;
+        }
         loop {
             let Idle { link, since } = self.idle.borrow_mut().pop()?;
-            let mut lane = Lane { link: Some(link), idle_since: Some(since), pool: Rc::clone(self) };
+            let place = self.shares.borrow_mut().take(asker);
+            let mut lane = Lane { link: Some(link), idle_since: Some(since), pool: Rc::clone(self), place };
             if !lane.link().is_dead() {
                 return Some(lane);
             }
         }
     }
 
+    /// An idle connection for a write whose object is not known yet, while no object can have had its share.
+    #[must_use]
+    pub fn idle_lane_at_ease(self: &Rc<Self>) -> Option<Lane> {
+        if self.shares.borrow().is_at_ease() { self.idle_lane(UNKNOWN) } else { None }
+    }
+
     /// Waits for a connection to become free. Whoever is overtaken keeps its place in the queue.
-    async fn lane_in_turn(self: &Rc<Self>) -> Result<Lane, NoLane> {
-        let mut turn = self.queue_up(false)?;
+    async fn lane_in_turn(self: &Rc<Self>, asker: Asker) -> Result<Lane, NoLane> {
+        let mut turn = self.queue_up(asker, false)?;
         loop {
             turn.wait().await;
-            if let Some(lane) = self.lane_at_once().await {
+            if let Some(lane) = self.lane_at_once(asker).await {
                 turn.taken();
                 return lane;
             }
             turn.taken();
-            turn = self.queue_up(true)?;
+            turn = self.queue_up(asker, true)?;
         }
     }
 
@@ -128,23 +212,29 @@ impl Pool {
         self.idle.borrow_mut().push(Idle { link, since: BootMs(u64::MAX) });
     }
 
-    fn queue_up(self: &Rc<Self>, again: bool) -> Result<Turn, NoLane> {
+    fn queue_up(self: &Rc<Self>, asker: Asker, again: bool) -> Result<Turn, NoLane> {
         let (tell, told) = oneshot::channel();
         let mut queue = self.queue.borrow_mut();
-        queue.retain(|waiting| !waiting.is_closed());
+        queue.tidy();
+        let waiting = Waiting { tell, asker };
         if again {
-            queue.push_front(tell);
-        } else if queue.len() >= self.settings.queue_max {
-            return Err(NoLane::Overloaded);
+            queue.of(asker).push_front(waiting);
         } else {
-            queue.push_back(tell);
+            let (places, all) = (Limits::of_places(self.settings.queue_max), queue.len());
+            let reads = queue.reads.len();
+            let own = || queue.of(asker).iter().filter(|waiting| waiting.asker == asker).count();
+            if all >= self.settings.queue_max || !places.allow(asker, reads, own) {
+                return Err(NoLane::Overloaded);
+            }
+            queue.of(asker).push_back(waiting);
         }
         Ok(Turn { told, pool: Some(Rc::clone(self)) })
     }
 
     fn tell_next(&self) {
-        while let Some(next) = self.queue.borrow_mut().pop_front() {
-            if next.send(()).is_ok() {
+        loop {
+            let next = self.queue.borrow_mut().next(&self.shares.borrow());
+            if next.is_none_or(|next| next.tell.send(()).is_ok()) {
                 return;
             }
         }
@@ -155,10 +245,11 @@ impl Pool {
         self.tell_next();
     }
 
-    async fn connect(self: &Rc<Self>) -> Result<Lane, NoLane> {
+    async fn connect(self: &Rc<Self>, asker: Asker) -> Result<Lane, NoLane> {
         self.open.set(self.open.get() + 1);
+        let place = self.shares.borrow_mut().take(asker);
         // From here on the lane's drop counts the connection out, also if connecting fails.
-        let mut lane = Lane { link: None, idle_since: None, pool: Rc::clone(self) };
+        let mut lane = Lane { link: None, idle_since: None, pool: Rc::clone(self), place };
         let patience = Duration::from_millis(self.settings.connect_timeout_ms);
         let connected = tokio::time::timeout(patience, Box::pin(dial(&self.way, &self.settings))).await;
         match connected {
@@ -251,6 +342,11 @@ impl Lane {
         self.link.as_mut().expect("a lane is only handed out with a connection in it")
     }
 
+    /// It is used for a write to this object.
+    pub fn belongs_to(&self, object: u64) {
+        self.pool.shares.borrow_mut().belongs_to(self.place, object);
+    }
+
     /// Whether it has carried another request before.
     #[must_use]
     pub fn was_idle(&self) -> bool {
@@ -277,6 +373,7 @@ impl Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         self.link = None;
+        self.pool.shares.borrow_mut().give_back(self.place);
         self.pool.closed();
     }
 }

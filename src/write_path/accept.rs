@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener as StdListener},
+    net::{IpAddr, SocketAddr, TcpListener as StdListener},
     rc::Rc,
     sync::{Arc, atomic::Ordering},
     thread::JoinHandle,
@@ -31,7 +31,7 @@ use crate::{
 const BACKLOG: i32 = 4_096;
 /// How often a worker looks at its connections.
 pub const TICK: Duration = Duration::from_millis(100);
-/// After a failed accept: file descriptors may have run out.
+/// After a failed accept, since file descriptors may have run out; and while there is no room.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Takes the gate's port, once per worker.
@@ -116,15 +116,13 @@ async fn accept(worker: &Rc<Worker>, connections: &Connections, listener: StdLis
         }
     };
     loop {
-        if !worker.plane.has_room(&worker.outfit().plan) {
-            tokio::time::sleep(PAUSE).await;
-            continue;
-        }
         match listener.accept().await {
             Ok((stream, peer)) => {
                 // A socket that cannot be set up is closed by the first use.
                 let _ = stream.set_nodelay(true);
-                serve(worker, connections, stream, peer);
+                if make_room(worker, connections, peer.ip()).await {
+                    serve(worker, connections, stream, peer);
+                }
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
@@ -132,6 +130,27 @@ async fn accept(worker: &Rc<Worker>, connections: &Connections, listener: StdLis
             }
         }
     }
+}
+
+/// Waits until there is room for a connection of this address. The one that has lain idle for longest makes room: of the
+/// same address, where that has had its share. Returns false where it has, and none of its own is idle.
+async fn make_room(worker: &Rc<Worker>, connections: &Connections, peer: IpAddr) -> bool {
+    let (plane, settings) = (&worker.plane, Arc::clone(&worker.outfit().plan));
+    if plane.connections_of(peer) >= settings.settings.connections_of_peer() {
+        plane.metrics().crowded_out(true);
+        return connections.close_longest_idle(Some(peer));
+    }
+    while !plane.has_room(&worker.outfit().plan) {
+        if connections.close_longest_idle(None) {
+            plane.metrics().crowded_out(false);
+            // It ends when its task is polled next.
+            tokio::task::yield_now().await;
+        } else {
+            plane.crowded.store(true, Ordering::Relaxed);
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+    true
 }
 
 async fn ticks(worker: &Rc<Worker>, connections: &Connections) {
@@ -149,6 +168,9 @@ fn tick(worker: &Worker, connections: &Connections) {
     worker.alarms.tick(stopwatch.begun(), is_new);
     outfit.pools.iter().for_each(|pool| pool.tidy(now));
     connections.close_stale(&outfit.plan.settings, now);
+    if worker.plane.crowded.swap(false, Ordering::Relaxed) && connections.close_longest_idle(None) {
+        worker.plane.metrics().crowded_out(false);
+    }
     let mut standing = Standing { connections: connections.len(), ..Standing::default() };
     for (idle, busy, queue) in outfit.pools.iter().map(|pool| pool.standing()) {
         standing.store_idle += idle;

@@ -41,6 +41,12 @@ impl Alarms {
         self.now.set(now);
     }
 
+    /// The boot clock, as it was last read.
+    #[must_use]
+    pub fn now(&self) -> BootMs {
+        self.now.get()
+    }
+
     fn due(&self, patience: Duration) -> BootMs {
         let patience = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         // The clock is read in whole milliseconds.

@@ -10,7 +10,7 @@ use std::{
     future::{Future, poll_fn},
     pin::Pin,
     rc::Rc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -156,6 +156,29 @@ pub async fn read_ahead(lane: &mut Lane, worker: &Worker, patience: impl Fn() ->
     }
 }
 
+/// Takes what has come of a read's answer, within the same bound, without waiting for more: a client that is slow to take a
+/// short answer does not hold a connection to the store.
+///
+/// # Errors
+/// With why the answer broke off.
+pub fn take_ready(lane: &mut Lane) -> Result<Frames, String> {
+    let (mut frames, mut size) = (Frames::default(), 0);
+    // Whoever takes the rest waits for it with a waker of its own.
+    let mut context = Context::from_waker(Waker::noop());
+    while size <= AHEAD_BYTES && !lane.link().is_over() {
+        match lane.link().poll_frame(&mut context) {
+            Poll::Pending | Poll::Ready(None) => break,
+            Poll::Ready(Some(Err(failed))) => return Err(failed.to_string()),
+            Poll::Ready(Some(Ok(mut frame))) => {
+                frame.trailers_mut().into_iter().for_each(strip_fence);
+                size += frame.data_ref().map_or(0, Bytes::len);
+                frames.push(frame);
+            }
+        }
+    }
+    Ok(frames)
+}
+
 /// What is kept while an answer is being passed on.
 pub struct Carried {
     pub worker: Rc<Worker>,
@@ -253,6 +276,8 @@ pub struct StoreReply {
     /// A write's answer must be over by then; a read's must have gone on, and its alarm is set when it is
     /// waited for.
     alarm: Option<Alarm>,
+    /// The store has not said how long it is, so the client is not told either, though it may be known by now.
+    is_unsized: bool,
     /// The end of a journaled write's answer, held back until the write is written down.
     writing: Option<(Writing, Option<Frame<Bytes>>)>,
 }
@@ -285,7 +310,8 @@ impl StoreReply {
     /// An answer that is here already.
     #[must_use]
     pub fn whole(ahead: Frames) -> Self {
-        Self { ahead, rest: Rc::new(RefCell::new(Rest::Nothing)), patience: Duration::ZERO, alarm: None, writing: None }
+        let rest = Rc::new(RefCell::new(Rest::Nothing));
+        Self { ahead, rest, patience: Duration::ZERO, alarm: None, is_unsized: false, writing: None }
     }
 
     /// An answer of which the rest, or all, is still to come.
@@ -303,8 +329,17 @@ impl StoreReply {
                 }
             });
         }
-        let reply = Self { ahead, rest, patience, alarm, writing: None };
+        let reply = Self { ahead, rest, patience, alarm, is_unsized: false, writing: None };
         reply.finish_if_over();
+        reply
+    }
+
+    /// The client is not told how long it is.
+    #[must_use]
+    pub fn of_unknown_length(self, is_unsized: bool) -> Self {
+        // A drop carries a reply on, so nothing is moved out of it.
+        let mut reply = self;
+        reply.is_unsized = is_unsized;
         reply
     }
 
@@ -428,10 +463,13 @@ impl Body for StoreReply {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ahead.is_empty() && self.is_whole()
+        !self.is_unsized && self.ahead.is_empty() && self.is_whole()
     }
 
     fn size_hint(&self) -> SizeHint {
+        if self.is_unsized {
+            return SizeHint::default();
+        }
         let held = self.writing.as_ref().and_then(|(_, last)| last.as_ref()).and_then(Frame::data_ref);
         let ahead = self.ahead.size() + held.map_or(0, |data| data.len() as u64);
         let rest = match &mut *self.rest.borrow_mut() {
@@ -463,7 +501,8 @@ impl Drop for StoreReply {
             Rest::Coming(_) | Rest::Nothing | Rest::Lost => return,
         };
         let (rest, patience, alarm) = (Rc::clone(&self.rest), self.patience, self.alarm.take());
-        let mut rest = Self { ahead: Frames::default(), rest, patience, alarm, writing: None };
+        let (ahead, is_unsized) = (Frames::default(), self.is_unsized);
+        let mut rest = Self { ahead, rest, patience, alarm, is_unsized, writing: None };
         tokio::task::spawn_local(async move {
             while let Some(Ok(_)) = poll_fn(|context| Pin::new(&mut rest).poll_frame(context)).await {}
             drop(carrying);

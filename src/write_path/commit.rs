@@ -23,10 +23,10 @@ use tokio::sync::Notify;
 
 use super::{
     Worker,
-    alarms::Alarm,
     classify::FENCE_TOKEN,
     hold::{Share, discard},
     journaled::BodyDigest,
+    pace::{Pace, Slowest},
     passage::Passage,
 };
 use crate::{
@@ -165,8 +165,7 @@ pub struct Upload {
     /// `None` for reads.
     passage: Option<Rc<Passage>>,
     progress: Rc<Progress>,
-    patience: Duration,
-    alarm: Option<Alarm>,
+    pace: Pace,
 }
 
 /// What is known of a body that will be streamed.
@@ -183,7 +182,7 @@ pub struct Stream {
     pub asks_first: bool,
     /// The largest body that is let through.
     pub limit: u64,
-    pub patience: Duration,
+    pub slowest: Slowest,
 }
 
 enum Piece {
@@ -194,7 +193,7 @@ enum Piece {
 impl Upload {
     #[must_use]
     pub fn new(stream: Stream, passage: Option<Rc<Passage>>, worker: Rc<Worker>) -> (Self, Rc<Progress>) {
-        let Stream { first, share, rest, is_h2, length, has_trailers, asks_first, limit, patience } = stream;
+        let Stream { first, share, rest, is_h2, length, has_trailers, asks_first, limit, slowest } = stream;
         let progress = Rc::new(Progress::default());
         let upload = Self {
             first,
@@ -202,6 +201,7 @@ impl Upload {
             rest: Some(rest),
             is_h2,
             asks_first,
+            pace: Pace::new(&worker.alarms, slowest),
             worker,
             to_come: length.filter(|_| !has_trailers),
             room: limit,
@@ -210,8 +210,6 @@ impl Upload {
             is_over: false,
             passage,
             progress: Rc::clone(&progress),
-            patience,
-            alarm: None,
         };
         (upload, progress)
     }
@@ -226,14 +224,13 @@ impl Upload {
         let frame = match Pin::new(&mut *rest).poll_frame(context) {
             Poll::Pending => {
                 self.progress.waits_for_client.set(true);
-                let patience = self.patience;
-                let alarm = self.alarm.get_or_insert_with(|| self.worker.alarms.set(patience));
-                ready!(alarm.poll(context));
+                ready!(self.pace.poll(context));
                 return Poll::Ready(Err(Broken::Slow));
             }
             Poll::Ready(frame) => frame,
         };
-        self.alarm = None;
+        let came = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len);
+        self.pace.came(came);
         self.progress.waits_for_client.set(false);
         Poll::Ready(match frame {
             None if self.is_h2 && !rest.is_end_stream() => Err(Broken::Client),

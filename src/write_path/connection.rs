@@ -6,11 +6,11 @@
 //! nothing of an answer for too long.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     convert::Infallible,
     future::{Future, poll_fn},
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::{Pin, pin},
     rc::{Rc, Weak},
     sync::{Arc, atomic::Ordering},
@@ -31,6 +31,7 @@ use super::{
     begun::begin,
     handle::{Answering, answer},
     headers::Origin,
+    pace::Slowest,
     plan::Plan,
     raw_head::{BodyLength, Doubt, RawHeads},
     reply::ReplyBody,
@@ -41,6 +42,8 @@ use crate::{config::GateSettings, fence::BootMs, metrics::add, table::stripes::P
 #[derive(Default)]
 pub struct Connections {
     all: RefCell<Vec<Weak<Connection>>>,
+    /// How many there have been.
+    count: Cell<u64>,
 }
 
 /// How a connection is to end.
@@ -64,6 +67,10 @@ pub struct Connection {
     since: Cell<BootMs>,
     /// Since when the client has taken nothing of what is there for it.
     blocked: Cell<Option<BootMs>>,
+    /// What it has taken of the answers since the connection was last idle, and how long it let them wait.
+    taken: Cell<u64>,
+    waited_ms: Cell<u64>,
+    peer: IpAddr,
     /// HTTP/2 answers that are being taken: since when the client has asked for no more of each.
     replies: RefCell<Vec<Weak<Cell<BootMs>>>>,
     ending: Cell<Ending>,
@@ -72,20 +79,22 @@ pub struct Connection {
 
 /// What requests have to know of their connection. They may outlive it.
 pub struct Client {
+    /// Its own among the worker's.
+    pub number: u64,
     pub origin: Origin,
     /// Where the record of the last write was.
     pub last_place: Cell<Option<Place>>,
     /// Whoever serves the connection.
     ear: RefCell<Option<Arc<Ear>>>,
     /// What was read of an HTTP/1.1 connection, where its heads are looked at strictly.
-    heads: RefCell<Option<Rc<RefCell<RawHeads>>>>,
+    heads: OnceCell<Rc<RefCell<RawHeads>>>,
 }
 
 /// The store, and not the client, is waited for.
 const NOT_THE_CLIENT: BootMs = BootMs(u64::MAX);
 
 impl Connection {
-    fn new(now: BootMs, origin: Origin) -> Rc<Self> {
+    fn new(now: BootMs, number: u64, peer: IpAddr, origin: Origin) -> Rc<Self> {
         Rc::new(Self {
             active: Cell::new(0),
             head_begun: Cell::new(false),
@@ -93,15 +102,32 @@ impl Connection {
             is_h2: Cell::new(false),
             since: Cell::new(now),
             blocked: Cell::new(None),
+            taken: Cell::new(0),
+            waited_ms: Cell::new(0),
+            peer,
             replies: RefCell::default(),
             ending: Cell::new(Ending::No),
             client: Rc::new(Client {
+                number,
                 origin,
                 last_place: Cell::default(),
                 ear: RefCell::default(),
-                heads: RefCell::default(),
+                heads: OnceCell::new(),
             }),
         })
+    }
+
+    /// The client has taken so many bytes.
+    fn took(&self, bytes: usize, now: BootMs) {
+        if let Some(since) = self.blocked.take() {
+            self.waited_ms.set(self.waited_ms.get() + now.since(since));
+        }
+        self.taken.set(self.taken.get() + bytes as u64);
+    }
+
+    /// Nothing goes on on it, and nothing waits to be taken.
+    fn is_idle(&self) -> bool {
+        self.active.get() == 0 && !self.is_blocked()
     }
 
     /// What it was answered has not all been taken.
@@ -158,11 +184,11 @@ impl Connection {
     }
 
     fn is_stale(&self, settings: &GateSettings, now: BootMs) -> bool {
-        if self.blocked.get().is_some_and(|since| now.since(since) >= settings.body_timeout_ms) {
-            return true;
-        }
-        if self.is_blocked() {
-            return false;
+        if let Some(since) = self.blocked.get() {
+            let waits = now.since(since);
+            let is_slow =
+                self.waited_ms.get().saturating_add(waits) >= Slowest::of(settings).time_for(self.taken.get());
+            return waits >= settings.body_timeout_ms || is_slow;
         }
         let mut replies = self.replies.borrow_mut();
         replies.retain(|reply| reply.strong_count() > 0);
@@ -187,8 +213,7 @@ impl Client {
     /// # Errors
     /// With why it could be read in two ways.
     pub fn check_head(&self, head: &Parts, field_bytes: usize, body: &Incoming) -> Result<(), Doubt> {
-        let heads = self.heads.borrow();
-        let Some(heads) = &*heads else { return Ok(()) };
+        let Some(heads) = self.heads.get() else { return Ok(()) };
         let length = body.size_hint().exact().map_or(BodyLength::Chunks, BodyLength::Known);
         heads.borrow_mut().check(head, field_bytes, length)
     }
@@ -263,6 +288,11 @@ impl Connections {
         });
     }
 
+    fn next_number(&self) -> u64 {
+        self.count.set(self.count.get() + 1);
+        self.count.get()
+    }
+
     /// Lets every connection finish what it is at, and take nothing more up.
     pub fn end_all(&self) {
         self.open().iter().for_each(|connection| connection.end(Ending::Soon));
@@ -270,8 +300,17 @@ impl Connections {
 
     /// Closes every connection that is at nothing.
     pub fn close_idle(&self) {
-        let is_idle = |each: &&Rc<Connection>| each.active.get() == 0 && !each.is_blocked();
-        self.open().iter().filter(is_idle).for_each(|idle| idle.end(Ending::Now));
+        self.open().iter().filter(|each| each.is_idle()).for_each(|idle| idle.end(Ending::Now));
+    }
+
+    /// Closes the one that has lain idle for longest, of all or of one address. Returns whether there is one.
+    pub fn close_longest_idle(&self, peer: Option<IpAddr>) -> bool {
+        let open = self.open();
+        let is_candidate = |each: &&Rc<Connection>| {
+            each.is_idle() && each.ending.get() == Ending::No && peer.is_none_or(|peer| each.peer == peer)
+        };
+        let longest = open.iter().filter(is_candidate).min_by_key(|each| each.since.get());
+        longest.inspect(|idle| idle.end(Ending::Now)).is_some()
     }
 
     fn open(&self) -> Vec<Rc<Connection>> {
@@ -300,19 +339,21 @@ impl<F: Future<Output: 'static> + 'static> hyper::rt::Executor<F> for Local {
 }
 
 /// Counts a connection in, and out when it is gone.
-struct Open(Rc<Worker>);
+struct Open(Rc<Worker>, IpAddr);
 
 impl Open {
-    fn new(worker: &Rc<Worker>) -> Self {
+    fn new(worker: &Rc<Worker>, peer: IpAddr) -> Self {
         worker.plane.connections.fetch_add(1, Ordering::Relaxed);
+        worker.plane.count_peer(peer, true);
         add(&worker.tally.accepted, 1);
-        Self(Rc::clone(worker))
+        Self(Rc::clone(worker), peer)
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
         self.0.plane.connections.fetch_sub(1, Ordering::Relaxed);
+        self.0.plane.count_peer(self.1, false);
     }
 }
 
@@ -327,9 +368,9 @@ pub fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     // So that its time begins now, and not with the last tick.
     let _ = worker.watch();
     let origin = Origin::new(peer.ip(), plan.tls.is_some(), plan.settings.forwarded);
-    let connection = Connection::new(worker.now(), origin);
+    let connection = Connection::new(worker.now(), connections.next_number(), peer.ip(), origin);
     connections.all.borrow_mut().push(Rc::downgrade(&connection));
-    let open = Open::new(worker);
+    let open = Open::new(worker, peer.ip());
     let worker = Rc::clone(worker);
     tokio::task::spawn_local(async move {
         let watched = Watched { inner: stream, connection: Rc::clone(&connection), worker: Rc::clone(&worker) };
@@ -359,8 +400,8 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     let service = Answers { worker: Rc::clone(worker), connection: Rc::clone(connection) };
     let Some(stream) = connection.unless_ended(begin(stream)).await else { return };
     let is_h2 = stream.is_h2();
-    let heads = (plan.settings.strict && !is_h2).then(Rc::default);
-    connection.client.heads.replace(heads.clone());
+    let is_looked_at = plan.settings.strict && !is_h2;
+    let heads = is_looked_at.then(|| Rc::clone(connection.client.heads.get_or_init(Rc::default)));
     let stream = TokioIo::new(stream.copied_to(heads));
     if is_h2 {
         let mut builder = http2::Builder::new(Local);
@@ -435,7 +476,12 @@ impl Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.connection.active.set(self.connection.active.get() - 1);
+        let active = self.connection.active.get() - 1;
+        self.connection.active.set(active);
+        if active == 0 {
+            self.connection.taken.set(0);
+            self.connection.waited_ms.set(0);
+        }
         self.connection.head_begun.set(false);
         self.connection.since.set(self.worker.now());
     }
@@ -460,7 +506,7 @@ impl<S> Watched<S> {
         match &written {
             Poll::Ready(Ok(bytes)) => {
                 add(&self.worker.tally.sent, *bytes);
-                self.connection.blocked.set(None);
+                self.connection.took(*bytes, self.worker.now());
             }
             Poll::Ready(Err(_)) => {}
             Poll::Pending => {
@@ -527,4 +573,36 @@ fn join<'a>(parts: &[io::IoSlice<'_>], joined: &'a mut [u8; JOIN_MAX]) -> Option
         length += part.len();
     }
     Some(&joined[..length])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Forwarded;
+
+    /// After how long a client is too slow that takes `bytes` every `every_ms` of an answer that is all there.
+    fn cut_after(bytes: usize, every_ms: u64) -> Option<u64> {
+        let (settings, peer) = (GateSettings::default(), IpAddr::from([127, 0, 0, 1]));
+        let connection = Connection::new(BootMs(0), 1, peer, Origin::new(peer, false, Forwarded::Off));
+        connection.active.set(1);
+        for now in (0..600_000).step_by(100) {
+            if now > 0 && now % every_ms == 0 {
+                connection.took(bytes, BootMs(now));
+            }
+            if connection.blocked.get().is_none() {
+                connection.blocked.set(Some(BootMs(now)));
+            }
+            if connection.is_stale(&settings, BootMs(now)) {
+                return Some(now);
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn a_client_that_takes_its_answer_by_drips_is_cut_off() {
+        assert_eq!(cut_after(0, 700_000), Some(30_000), "one that takes nothing");
+        assert_eq!(cut_after(1, 20_000), Some(30_000), "one that drips");
+        assert_eq!(cut_after(2_048, 1_000), None, "one that keeps pace");
+    }
 }

@@ -13,7 +13,7 @@ use hyper::ext::ReasonPhrase;
 
 use super::{
     Worker,
-    carry::{Ahead, Carried, Frames, StoreReply, read_ahead},
+    carry::{Ahead, Carried, StoreReply, read_ahead, take_ready},
     classify::body_on_read,
     commit::{Broken, Progress},
     connection::Client,
@@ -40,6 +40,7 @@ use crate::{
         body::StoreBody,
         link::{Failed, Reuse, Unsent},
         pool::{Lane, NoLane, Pool},
+        shares::Asker,
     },
     table::flight::Cancel,
 };
@@ -126,10 +127,10 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
         // An idle one has just been looked at.
         let (mut lane, mut is_sound, is_committed) = match ready.take() {
             Some(lane) => (lane, true, !job.is_retired()),
-            None => match job.pool().idle_lane() {
+            None => match job.pool().idle_lane(job.asker()) {
                 Some(lane) => (lane, true, false),
                 None => {
-                    let lane = Box::pin(job.pool().lane()).await;
+                    let lane = Box::pin(job.pool().lane(job.asker())).await;
                     (lane.map_err(|why| job.came_to_nothing(no_lane(why)))?, false, false)
                 }
             },
@@ -238,6 +239,14 @@ impl From<Failed> for Unanswered {
 impl Job {
     fn pool(&self) -> &Rc<Pool> {
         &self.outfit.pools[self.store]
+    }
+
+    /// Who a connection is for.
+    fn asker(&self) -> Asker {
+        match &self.write {
+            Some(write) => Asker::Write(write.passage.object_number()),
+            None => Asker::Read(self.client.number),
+        }
     }
 
     pub(super) fn passage(&self) -> Option<&Rc<Passage>> {
@@ -489,10 +498,11 @@ impl Job {
         let claim = self.write.as_mut().and_then(|write| write.claim.take());
         let Some(write) = &self.write else {
             headers::to_client(&mut headers, None, &self.worker.last_seq);
-            let patience = self.patience();
-            let worker = Rc::clone(&self.worker);
+            let is_unsized = lane.link().to_come().is_none();
+            let ahead = take_ready(&mut lane).map_err(|why| no_answer(&why))?;
+            let (worker, patience) = (Rc::clone(&self.worker), self.patience());
             let carried = Carried { worker, lane, settles: !is_early, passage: None, line: None, claim: None };
-            let reply = StoreReply::coming(Frames::default(), carried, patience);
+            let reply = StoreReply::coming(ahead, carried, patience).of_unknown_length(is_unsized);
             return Ok(respond((status, reason), headers, ReplyBody::store(reply)));
         };
         let (passage, route) = (&write.passage, self.route(write));

@@ -231,7 +231,7 @@ fn look(
     // A keyed write is remembered first.
     let may_commit =
         is_here && route.mode == Mode::Enforce && others.is_empty() && key.is_none() && !worker.closing.get();
-    let lane = if may_commit { pool.idle_lane() } else { None };
+    let lane = if may_commit { pool.idle_lane_at_ease() } else { None };
     let (now, stopwatch) = worker.now_and_watch();
     let terms = Terms {
         bound: route.bound,
@@ -244,6 +244,9 @@ fn look(
     let may_go = match decide_at_once(worker, target, others, terms, now) {
         Decided::Yes(in_flight) => {
             client.last_place.set(Some(in_flight.place()));
+            if let Some(lane) = &lane {
+                lane.belongs_to(in_flight.place().number());
+            }
             entered.admitted(worker, outfit, method, stopwatch, in_flight)
         }
         Decided::No(refused) => entered.refused(worker, outfit, method, stopwatch, refused),

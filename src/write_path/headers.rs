@@ -178,12 +178,12 @@ pub fn to_store(
     }
     out.extend_from_slice(path.as_bytes());
     out.extend_from_slice(b" HTTP/1.1\r\n");
-    let host = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
+    let (host, named) = host_and_named(&head.headers);
     let host = host.or_else(|| head.uri.authority().map(|host| host.as_str().as_bytes()));
     if let Some(host) = host {
         write_line(out, "host", host);
     }
-    let seen = pass_on(out, head, origin);
+    let seen = pass_on(out, head, &named, origin);
     match length {
         Length::Unsaid => {}
         Length::Known(length) => write_line(out, "content-length", itoa::Buffer::new().format(*length).as_bytes()),
@@ -231,11 +231,22 @@ struct Seen {
     forwarded: bool,
 }
 
+/// The Host, and what Connection names. Looked for one after the other: most requests have few headers, and the Host first.
+fn host_and_named(headers: &HeaderMap) -> (Option<&[u8]>, Vec<HeaderName>) {
+    let (mut host, mut has_connection) = (None, false);
+    for (name, value) in headers {
+        if *name == header::HOST {
+            host = host.or(Some(value.as_bytes()));
+        }
+        has_connection |= *name == header::CONNECTION;
+    }
+    (host, if has_connection { list(headers, header::CONNECTION).collect() } else { vec![] })
+}
+
 /// Writes a request's own headers, but for those that are of one hop only or between client and gate.
-fn pass_on(out: &mut Vec<u8>, head: &Parts, origin: &Origin) -> Seen {
+fn pass_on(out: &mut Vec<u8>, head: &Parts, named: &[HeaderName], origin: &Origin) -> Seen {
     let (x_forwarded, rfc7239) = origin.adds();
     let (mut seen, mut has_cookie, mut takes_trailers) = (Seen::default(), false, false);
-    let named: Vec<HeaderName> = list(&head.headers, header::CONNECTION).collect();
     for (name, value) in &head.headers {
         match name.as_str() {
             // Said anew, since what frames a message is never the sender's to remove; or of one hop only.

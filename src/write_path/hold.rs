@@ -18,7 +18,12 @@ use http::{HeaderMap, Version, request::Parts};
 use http_body::Body;
 use hyper::body::Incoming;
 
-use super::{Plane, Worker, alarms::Alarm, connection::Client, plan::Plan};
+use super::{
+    Plane, Worker,
+    connection::Client,
+    pace::{Pace, Slowest},
+    plan::Plan,
+};
 use crate::store::body::StoreBody;
 
 /// A body, as far as it has come.
@@ -77,14 +82,14 @@ pub struct Hold {
     outcome: Option<Result<Held, NoBody>>,
 }
 
-/// How much is collected of a body, and how long its next part is waited for.
+/// How much is collected of a body, and how slow its client may be.
 #[derive(Clone, Copy)]
 pub struct Limits {
     /// What may be held.
     pub hold: usize,
     /// What may come at all.
     pub most: u64,
-    pub patience: Duration,
+    pub slowest: Slowest,
 }
 
 impl Limits {
@@ -92,7 +97,7 @@ impl Limits {
     pub fn of(plan: &Plan) -> Self {
         let settings = &plan.settings;
         let most = if settings.body_bytes_max == 0 { u64::MAX } else { settings.body_bytes_max };
-        Self { hold: settings.hold_bytes, most, patience: Duration::from_millis(settings.body_timeout_ms) }
+        Self { hold: settings.hold_bytes, most, slowest: Slowest::of(settings) }
     }
 }
 
@@ -103,7 +108,7 @@ impl Hold {
         Self { body, first: Bytes::new(), parts: VecDeque::new(), size: 0, is_h2, length, outcome: None }
     }
 
-    /// Collects on, until the alarm rings.
+    /// Collects on, unless the client is too slow.
     ///
     /// # Errors
     /// Where the body does not come, or not whole, or is too large.
@@ -111,7 +116,7 @@ impl Hold {
         &mut self,
         limits: Limits,
         client: &Client,
-        alarm: &mut Alarm,
+        pace: &mut Pace,
         context: &mut Context<'_>,
     ) -> Poll<Result<Held, NoBody>> {
         if let Some(outcome) = self.outcome.take() {
@@ -121,9 +126,9 @@ impl Hold {
         let collected = self.collect(limits, client, context);
         if collected.is_pending() {
             if self.size > before {
-                alarm.reset(limits.patience);
+                pace.came(self.size - before);
             }
-            return alarm.poll(context).map(|()| Err(NoBody::Slow));
+            return pace.poll(context).map(|()| Err(NoBody::Slow));
         }
         collected
     }

@@ -34,6 +34,7 @@ use super::{
     forward::unsent,
     hold::{Limits, Source},
     journaled::BodyDigest,
+    pace::Pace,
     reply::{Refused, ReplyBody},
 };
 use crate::{
@@ -456,11 +457,11 @@ pub async fn digest_on(
         size += part.len() as u64;
         digest.update(&part);
     }
-    let mut alarm = worker.alarms.set(limits.patience);
+    let mut pace = Pace::new(&worker.alarms, limits.slowest);
     loop {
         let next = poll_fn(|context| match Pin::new(&mut rest).poll_frame(context) {
             Poll::Ready(frame) => Poll::Ready(Ok(frame)),
-            Poll::Pending => alarm.poll(context).map(|()| Err(Broken::Slow)),
+            Poll::Pending => pace.poll(context).map(|()| Err(Broken::Slow)),
         });
         match next.await.map_err(|broken| unsent(&broken))? {
             None if is_h2 && !rest.is_end_stream() => return Err(unsent(&Broken::Client)),
@@ -470,7 +471,7 @@ pub async fn digest_on(
                 if let Some(data) = frame.data_ref() {
                     size += data.len() as u64;
                     digest.update(data);
-                    alarm.reset(limits.patience);
+                    pace.came(data.len());
                 }
             }
         }

@@ -5,7 +5,7 @@
 //! - [`classify`]: what a request is: a read, a write to one object, or nothing that is forwarded.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
 //!   [`inflight`]: a write that may, until the store has answered for it.
-//! - [`passage`]: a write on its way, and what it is told. [`alarms`]: timeouts without timers.
+//! - [`passage`]: a write on its way, and what it is told. [`alarms`]: timeouts without timers. [`pace`]: how slow a client may be.
 //! - [`forward`]: to the store and back, once. [`outgoing`]: bodies, made ready to be sent. [`hold`]: bodies that are collected first. [`commit`]:
 //!   longer ones, whose end is held back until the write has been judged again. [`carry`]: what goes on
 //!   when the client is gone.
@@ -32,6 +32,7 @@ pub mod inflight;
 pub mod journaled;
 pub mod keyed;
 pub mod outgoing;
+pub mod pace;
 pub mod passage;
 pub mod plan;
 pub mod raw_head;
@@ -40,10 +41,12 @@ pub mod reply;
 
 use std::{
     cell::{Cell, RefCell},
+    collections::HashMap,
+    net::IpAddr,
     rc::Rc,
     sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -77,6 +80,10 @@ pub struct Plane {
     /// Writes that wait for their lease to open.
     pub waiting: AtomicUsize,
     pub connections: AtomicUsize,
+    /// How many connections each address has.
+    pub peers: Mutex<HashMap<IpAddr, usize>>,
+    /// A worker waits for room that another one's idle connections take.
+    pub crowded: AtomicBool,
     pub keys: Arc<Keys>,
     /// How many files clients and stores may take together.
     files: usize,
@@ -104,6 +111,8 @@ impl Plane {
             held_bytes: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
+            peers: Mutex::default(),
+            crowded: AtomicBool::new(false),
             keys: Keys::new(&settings.idempotency),
             files,
             workers: accept::workers(&settings.gate),
@@ -139,6 +148,22 @@ impl Plane {
     pub fn has_room(&self, plan: &Plan) -> bool {
         let clients = clients_max(self.files, self.workers.saturating_mul(plan.store_connections()));
         self.connections.load(Ordering::Relaxed) < plan.settings.connections_max.min(clients)
+    }
+
+    /// How many connections an address has.
+    #[must_use]
+    pub fn connections_of(&self, peer: IpAddr) -> usize {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner).get(&peer).copied().unwrap_or(0)
+    }
+
+    /// A connection of this address has come, or is gone.
+    fn count_peer(&self, peer: IpAddr, comes: bool) {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = peers.entry(peer).or_default();
+        *count = if comes { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            peers.remove(&peer);
+        }
     }
 
     /// Until when the certificate of the gate's port holds, where it has one.

@@ -14,6 +14,7 @@ use super::{
     headers,
     hold::{Held, Hold, Limits, Share, Source},
     keyed::{self, Claimed},
+    pace::Pace,
     reply::{Refused, ReplyBody},
 };
 use crate::{
@@ -180,8 +181,8 @@ impl Job {
             // A judge has read the clock, and nobody else has.
             let _ = self.worker.watch();
         }
-        let mut alarm = self.worker.alarms.set(limits.patience);
-        let collected = poll_fn(|context| match hold.poll(limits, &self.client, &mut alarm, context) {
+        let mut pace = Pace::new(&self.worker.alarms, limits.slowest);
+        let collected = poll_fn(|context| match hold.poll(limits, &self.client, &mut pace, context) {
             Poll::Ready(collected) => Poll::Ready(collected.map_err(|why| unsent(&why.into()))),
             // A client may take its time with its body; a reload does not wait for it.
             Poll::Pending if self.is_retired() => Poll::Ready(Err(rerouted())),
@@ -216,7 +217,7 @@ impl Job {
             has_trailers: !headers::announced(&self.head, &self.outfit.plan.trailers).is_empty(),
             asks_first: !self.is_h2() && headers.contains_key(header::EXPECT),
             limit: limits.most,
-            patience: limits.patience,
+            slowest: limits.slowest,
         }
     }
 

@@ -1,6 +1,8 @@
 //! A write on its way: the version of its route that it goes by, and its place among those in flight, if
 //! its route judges at all. Both are told together what becomes of it.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use super::inflight::{Denied, InFlight};
 use crate::{
     fence::{ObjectId, Permit},
@@ -40,6 +42,20 @@ impl Passage {
         match &self.admitted {
             Admitted::Judged(in_flight) => in_flight.permit().object(),
             Admitted::Unjudged(object) => object,
+        }
+    }
+
+    /// A number for the first of its objects, to tell it from others that are written to at the same time.
+    #[must_use]
+    pub fn object_number(&self) -> u64 {
+        match &self.admitted {
+            Admitted::Judged(in_flight) => in_flight.place().number(),
+            Admitted::Unjudged(object) => {
+                let mut hasher = DefaultHasher::new();
+                object.as_str().hash(&mut hasher);
+                // Beyond all places of records.
+                hasher.finish() | 1 << 63
+            }
         }
     }
 

@@ -138,14 +138,28 @@ fn is_plain(raw: &[u8], length: usize, fields: usize) -> bool {
     head.ends_with(b"\r\n\r\n") && head.first().is_some_and(u8::is_ascii_graphic) && line_ends(head) == (lines, lines)
 }
 
+/// How many bytes are counted side by side, and how often before a count could overflow.
+const LANES: usize = 32;
+const BLOCKS_MAX: usize = 254;
+
 /// How many CR there are, and how many LF.
 fn line_ends(bytes: &[u8]) -> (usize, usize) {
-    // Counts that fit into a byte are added up for many bytes at once.
-    let counts = bytes.chunks(192).map(|bytes| {
-        let count = |of: u8| bytes.iter().map(|byte| u8::from(*byte == of)).sum::<u8>();
-        (usize::from(count(b'\r')), usize::from(count(b'\n')))
-    });
-    counts.fold((0, 0), |all, more| (all.0 + more.0, all.1 + more.1))
+    bytes.chunks(LANES * BLOCKS_MAX).map(count_line_ends).fold((0, 0), |all, more| (all.0 + more.0, all.1 + more.1))
+}
+
+fn count_line_ends(bytes: &[u8]) -> (usize, usize) {
+    let (blocks, rest) = bytes.as_chunks::<LANES>();
+    let mut last = [0; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    let (mut returns, mut feeds) = ([0_u8; LANES], [0_u8; LANES]);
+    for block in blocks.iter().chain(std::iter::once(&last)) {
+        for lane in 0..LANES {
+            returns[lane] += u8::from(block[lane] == b'\r');
+            feeds[lane] += u8::from(block[lane] == b'\n');
+        }
+    }
+    let sum = |counts: [u8; LANES]| counts.into_iter().map(usize::from).sum();
+    (sum(returns), sum(feeds))
 }
 
 /// Reads a head line by line: how long it is.

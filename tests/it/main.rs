@@ -12,6 +12,7 @@
 //! - `write_path`: writes and reads through the gate, against a recording store in its own process.
 //! - `tls`: on both sides. `reload`: SIGHUP. `secrets`: none leaks. `demo`, `readme`, `examples`: what they print works.
 //! - `conformance`: every refusal and every bad input, and what the store saw of it.
+//! - `adversarial`: attacks as bytes on a socket. `starvation`: clients that take what others need.
 //! - `drain`: leases that change hands while writes are on their way. `several`: writes to two objects.
 //! - `external`: tokens of lock services that others run.
 //! - `kubernetes`: tokens of Leases, on an API server in this process, or on a real one.
@@ -49,6 +50,7 @@ mod restart;
 mod secrets;
 mod several;
 mod simulation;
+mod starvation;
 mod support;
 mod tls;
 mod transparency;

@@ -98,6 +98,12 @@ impl Place {
         Self { stripe: narrow(stripe), slot: narrow(slot) }
     }
 
+    /// A number that no other record has while this one is in flight.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        u64::from(self.stripe) << 32 | u64::from(self.slot)
+    }
+
     fn stripe(self) -> usize {
         self.stripe as usize
     }
