@@ -20,7 +20,7 @@ use tokio::{
 use crate::{
     api::{
         self, Gate, Shared,
-        listen::{self, Room},
+        listen::{self, Port, Room},
     },
     authority::{Authority, migration},
     clock::Clock,
@@ -155,8 +155,18 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     plane.metrics().ask_for_certificate(move || shows.upgrade()?.certificate_not_after());
     let workers = accept::start(&plane, ports.gate, &gate.stopping.subscribe()).map_err(cannot)?;
     let servers = vec![
-        listen::serve(ports.api, room.api, api::router(Arc::clone(&gate)), gate.stopping.subscribe()),
-        listen::serve(ports.ops, room.ops, api::ops::router(Arc::clone(&gate)), gate.stopping.subscribe()),
+        listen::serve(
+            ports.api,
+            Port::api(room.api),
+            api::router(Arc::clone(&gate), room.api),
+            gate.stopping.subscribe(),
+        ),
+        listen::serve(
+            ports.ops,
+            Port::ops(room.ops),
+            api::ops::router(Arc::clone(&gate), room.ops),
+            gate.stopping.subscribe(),
+        ),
     ];
     migration::resume(&gate);
     Ok(Running { listens, api, ops, gate, plane, servers, workers, settings: settings.clone(), _lock: lock })

@@ -98,7 +98,12 @@ pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
     let port = Arc::new(port);
     let servers = vec![
         port::serve(&port, app, &settings.agent, stopping.subscribe()),
-        listen::serve(status, STATUS_ROOM, status::router(Arc::clone(&holdings), metrics), stopping.subscribe()),
+        listen::serve(
+            status,
+            listen::Port::ops(STATUS_ROOM),
+            status::router(Arc::clone(&holdings), metrics),
+            stopping.subscribe(),
+        ),
     ];
     Ok(Running { agent: agent_address, status: status_address, holder, holdings, port, stopping, servers })
 }

@@ -1,14 +1,19 @@
 //! Reading requests: JSON bodies, queries and ids, with the field named where something is wrong.
 
+use std::{sync::Arc, time::Duration};
+
 use axum::{
     extract::{FromRequest, FromRequestParts, Path, Request, rejection::PathRejection},
     http::{HeaderMap, header, request::Parts},
+    middleware::Next,
+    response::{IntoResponse, Response},
 };
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 
-use super::listen::HEAD_TIMEOUT;
+use super::seats::{Doing, Seat};
 use crate::{
     config::LeaseSettings,
     fence::{Code, FenceToken, HolderId, LeaseId, ObjectId, RequestId, Ttl, code::Limit, ids::IdFault},
@@ -38,8 +43,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         is_json(request.headers())?;
-        let bytes = tokio::time::timeout(HEAD_TIMEOUT, collect(request.into_body())).await;
-        let bytes = bytes.map_err(|_| Problem::invalid("body", "did not arrive in time"))??;
+        // It is all there: see `whole_body`.
+        let bytes = collect(request.into_body()).await?;
         if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
             return Err(Problem::invalid("body", "must be a JSON object"));
         }
@@ -65,6 +70,27 @@ fn is_json(headers: &HeaderMap) -> Result<(), Problem> {
 /// client that is still sending can cost it its answer.
 const BODY_BYTES_MAX: usize = 65_536;
 const DISCARD_BYTES_MAX: usize = 16 << 20;
+
+/// How long a body may take to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Waits for a request's whole body before the call takes a place: a caller that is slow to send keeps no other one
+/// out.
+pub async fn whole_body(request: Request, next: Next) -> Response {
+    if request.body().is_end_stream() {
+        return next.run(request).await;
+    }
+    let seat = request.extensions().get::<Arc<Seat>>().cloned();
+    let begins = |doing| seat.as_ref().map(|seat| seat.begins(doing));
+    let (parts, body) = request.into_parts();
+    begins(Doing::Receiving);
+    let arrived = tokio::time::timeout(BODY_TIMEOUT, collect(body)).await;
+    begins(Doing::Working);
+    match arrived.unwrap_or_else(|_| Err(Problem::invalid("body", "did not arrive in time"))) {
+        Ok(bytes) => next.run(Request::from_parts(parts, bytes.into())).await,
+        Err(problem) => problem.into_response(),
+    }
+}
 
 async fn collect(mut body: axum::body::Body) -> Result<Vec<u8>, Problem> {
     let (mut bytes, mut size) = (vec![], 0);

@@ -11,6 +11,7 @@ use super::{
     Gate, Shared,
     extract::{self, Body, InPath, Query},
     listen::Caller,
+    seats::Places,
     wire::{
         AcquireRequest, BatchBody, BatchRequest, GrantBody, LeaseBody, LeaseList, LeaseState, ListQuery, ObjectBody,
         RenewRequest,
@@ -133,6 +134,7 @@ fn batch_objects(ids: &[String], max: usize) -> Result<Vec<ObjectId>, Problem> {
 pub async fn renew(
     State(gate): State<Shared>,
     Extension(caller): Extension<Caller>,
+    Extension(places): Extension<Places>,
     InPath(lease_id): InPath,
     Body(request): Body<RenewRequest>,
 ) -> Result<Json<GrantBody>, Problem> {
@@ -141,6 +143,8 @@ pub async fn renew(
     let token = extract::token(&request.fence_token)?;
     let ttl = extract::ttl(request.ttl_ms, &gate.limits)?;
     let rotate = request.rotate.unwrap_or(false);
+    // A new token waits for the writes of the old one; a plain renewal waits for nothing.
+    let _place = if rotate { Some(places.take()?) } else { None };
     gate.is_grantable(&token.object)?;
     let renewed = gate.ledger.renew(lease_id, holder, token, ttl, rotate).await;
     let renewed = renewed.map_err(|refused| Problem::refused(&refused, gate.now()))?;

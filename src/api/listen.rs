@@ -1,32 +1,45 @@
 //! Serving a port of the api's kind: a bounded number of connections, none of which can stall it.
 //!
-//! A connection has [`HEAD_TIMEOUT`] to send a request's head, also the first; a stop closes whoever
-//! has not sent a whole one. Connections beyond a port's [`Room`] wait in the kernel's queue: the table
-//! must never want for file descriptors because of them. Calls that last (waiting, watching) get half
-//! of the api's room, so that short ones always get in.
+//! A connection has its port's [`Port::head_timeout`] to send a request's head, also the first, and its peer has ten
+//! seconds to take something of an answer. A full port closes the connection that has waited longest for its peer
+//! ([`super::seats`]); where none waits, new ones stay in the kernel's queue: the table must never want for file
+//! descriptors because of them. A stop ends each connection that has not sent a whole request. Calls that last
+//! (waiting, watching) get half of the api's room, so that short ones always get in.
 
 use std::{
+    convert::Infallible,
     io::ErrorKind,
     mem::MaybeUninit,
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
-use axum::{Router, extract::ConnectInfo};
-use hyper::server::conn::http1;
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::ConnectInfo,
+    http::{Request, Response},
+};
+use http_body::{Frame, SizeHint};
+use hyper::{body::Incoming, server::conn::http1, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
 use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::watch,
     task::JoinHandle,
+};
+
+use super::{
+    seats::{Doing, Occupied, Seat, Seats},
+    socket::Socket,
 };
 
 /// How many connections a process may have, by the system's limit on files.
@@ -63,9 +76,9 @@ impl Room {
     fn within(files: Option<u64>) -> Self {
         let files =
             files.map_or(FILES_MAX, |files| usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(FILES_MAX));
-        let ops = OPS_MAX.min(files / 4).max(1);
-        let left = files.saturating_sub(ops);
-        // A connection to the api is two files: see `Caller`.
+        // A connection to the api or to the ops port is two files: see `Caller`.
+        let ops = OPS_MAX.min(files / 8).max(2);
+        let left = files.saturating_sub(2 * ops);
         let api = API_MAX.min(left / 8).max(4);
         let gate = left.saturating_sub(2 * api).max(8);
         Self { gate, api, ops, waiting: api / 4, watching: api / 4 }
@@ -94,34 +107,50 @@ impl Caller {
     }
 }
 
-/// How long a request's head, and a body, may take to arrive.
-pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a stop waits for answers that are being given.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// After a failed accept: file descriptors may have run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// What a port grants to its connections.
+#[derive(Clone, Copy, Debug)]
+pub struct Port {
+    pub name: &'static str,
+    /// How many there may be.
+    pub room: usize,
+    /// How long a request's head may take to arrive, and how long a connection may stay without a request.
+    pub head_timeout: Duration,
+}
+
+impl Port {
+    /// For callers that keep their connections.
+    #[must_use]
+    pub fn api(room: usize) -> Self {
+        Self { name: "api", room, head_timeout: Duration::from_secs(10) }
+    }
+
+    /// For probes and scrapes, which ask at once.
+    #[must_use]
+    pub fn ops(room: usize) -> Self {
+        Self { name: "ops", room, head_timeout: Duration::from_secs(3) }
+    }
+}
+
 /// Serves a router until `stopping` turns true, and then until the last answer is given.
-pub fn serve(
-    listener: TcpListener,
-    room: usize,
-    router: Router,
-    mut stopping: watch::Receiver<bool>,
-) -> JoinHandle<()> {
+pub fn serve(listener: TcpListener, port: Port, router: Router, stopping: watch::Receiver<bool>) -> JoinHandle<()> {
     tokio::spawn(async move {
-        let room = Arc::new(Semaphore::new(room));
-        let graceful = GracefulShutdown::new();
-        let mut stopped = pin!(async move {
-            // A sender that is gone means the same.
-            let _ = stopping.wait_for(|stopping| *stopping).await;
-        });
+        let seats = Seats::new(port.name, port.room);
+        let mut stopped = pin!(has_stopped(stopping.clone()));
         loop {
             let accepted = tokio::select! {
-                accepted = accept(&listener, &room) => accepted,
+                accepted = accept(&listener, &seats) => accepted,
                 () = &mut stopped => break,
             };
             match accepted {
-                Ok((stream, peer, permit)) => serve_one(stream, peer, permit, &router, &graceful),
+                Ok((stream, peer, occupied)) => {
+                    let connection = serve_one(stream, peer, occupied, router.clone(), port, stopping.clone());
+                    tokio::spawn(connection);
+                }
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(PAUSE).await;
@@ -129,39 +158,111 @@ pub fn serve(
             }
         }
         drop(listener);
-        // Whoever reads too slowly misses the end of its answer; nothing that was changed is lost.
-        let _ = tokio::time::timeout(LAST_ANSWERS, graceful.shutdown()).await;
+        // A caller that reads too slowly misses the end of its answer; nothing that was changed is lost.
+        let _ = tokio::time::timeout(LAST_ANSWERS, seats.are_empty()).await;
     })
 }
 
-async fn accept(
-    listener: &TcpListener,
-    room: &Arc<Semaphore>,
-) -> std::io::Result<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
-    let permit = Arc::clone(room).acquire_owned().await.map_err(std::io::Error::other)?;
-    let (stream, peer) = listener.accept().await?;
-    stream.set_nodelay(true)?;
-    Ok((stream, peer, permit))
+async fn has_stopped(mut stopping: watch::Receiver<bool>) {
+    // A sender that is gone means the same.
+    let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
-fn serve_one(
+/// The connection comes before its seat: none is asked to leave while no other one has come.
+async fn accept(listener: &TcpListener, seats: &Arc<Seats>) -> std::io::Result<(TcpStream, SocketAddr, Occupied)> {
+    let (stream, peer) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok((stream, peer, seats.take().await))
+}
+
+async fn serve_one(
     stream: TcpStream,
     peer: SocketAddr,
-    permit: OwnedSemaphorePermit,
-    router: &Router,
-    graceful: &GracefulShutdown,
+    occupied: Occupied,
+    router: Router,
+    port: Port,
+    stopping: watch::Receiver<bool>,
 ) {
-    let caller = axum::Extension(Caller::of(&stream));
-    let router = router.clone().layer(axum::Extension(ConnectInfo(peer))).layer(caller);
+    let seat = Arc::clone(&occupied.seat);
+    let calls =
+        Calls { router: TowerToHyperService::new(router), peer, caller: Caller::of(&stream), seat: Arc::clone(&seat) };
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-    let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    let connection = graceful.watch(connection);
-    tokio::spawn(async move {
+    builder.timer(TokioTimer::new()).header_read_timeout(port.head_timeout);
+    let socket = TokioIo::new(Socket::new(stream, Arc::clone(&seat)));
+    let mut connection = pin!(builder.serve_connection(socket, calls));
+    tokio::select! {
         // A connection that broke is the peer's affair.
+        _ = connection.as_mut() => return,
+        () = seat.has_to_leave() => return,
+        () = has_stopped(stopping) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    // Once more, for a request that has just arrived.
+    tokio::select! {
+        biased;
+        _ = connection.as_mut() => return,
+        () = std::future::ready(()) => {}
+    }
+    if !seat.owes_nothing() {
         let _ = connection.await;
-        drop(permit);
-    });
+    }
+}
+
+/// The calls of one connection.
+struct Calls {
+    router: TowerToHyperService<Router>,
+    peer: SocketAddr,
+    caller: Caller,
+    seat: Arc<Seat>,
+}
+
+impl Service<Request<Incoming>> for Calls {
+    type Response = Response<Answer>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        self.seat.begins(Doing::Working);
+        let extensions = request.extensions_mut();
+        extensions.insert(ConnectInfo(self.peer));
+        extensions.insert(self.caller.clone());
+        extensions.insert(Arc::clone(&self.seat));
+        let (answered, seat) = (self.router.call(request), Arc::clone(&self.seat));
+        Box::pin(async move {
+            let response = answered.await?;
+            seat.begins(Doing::Answering);
+            Ok(response.map(|body| Answer { body, seat }))
+        })
+    }
+}
+
+/// An answer's body. Its seat hears when all of it was handed over.
+struct Answer {
+    body: Body,
+    seat: Arc<Seat>,
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.seat.begins(Doing::Listening);
+    }
 }
 
 #[cfg(test)]
@@ -173,11 +274,11 @@ mod tests {
         for files in [0, 600, 1_024, 4_096, 65_536, 1 << 40] {
             let room = Room::within(Some(files));
             assert!(
-                room.api >= 4 && room.ops >= 1 && room.waiting + room.watching <= room.api / 2,
+                room.api >= 4 && room.ops >= 2 && room.waiting + room.watching <= room.api / 2,
                 "{files}: {room:?}"
             );
             if files >= 1_024 {
-                let all = room.gate + 2 * room.api + room.ops;
+                let all = room.gate + 2 * (room.api + room.ops);
                 assert!(all as u64 + OTHER_FILES <= files, "{files}: {room:?}");
             }
         }

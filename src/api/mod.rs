@@ -7,7 +7,7 @@
 //! - [`fences`], [`grants`], [`migrations`], [`journal`]: signed authority.
 //! - [`watch`]: lease events as a stream.
 //! - [`ops`]: probes, metrics, drain.
-//! - [`listen`]: serving a port that nobody can stall.
+//! - [`listen`]: serving a port that no caller can stall: [`seats`] for its connections, `socket` under them.
 //! - [`extract`]: bodies, queries and ids, checked. Refusals are [`Problem`]s.
 
 pub mod backups;
@@ -21,6 +21,8 @@ pub mod migrations;
 pub mod objects;
 pub mod ops;
 pub mod receipts;
+pub mod seats;
+mod socket;
 pub mod tokens;
 pub mod watch;
 pub mod wire;
@@ -43,6 +45,7 @@ use tokio::sync::{Semaphore, watch as signal};
 use utoipa::{OpenApi, openapi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
+use self::seats::{Places, in_place};
 use crate::{
     authority::Authority,
     clock::Clock,
@@ -210,8 +213,11 @@ pub fn describe() -> (Router<Shared>, openapi::OpenApi) {
         .split_for_parts()
 }
 
-/// The lease api.
-pub fn router(gate: Shared) -> Router {
+/// The lease api. Renewals and releases always get in: what a holder has must not depend on how many others ask.
+pub fn router(gate: Shared, room: usize) -> Router {
+    let places = Places::within(room, |method, path| {
+        matches!((method.as_str(), path), ("POST", "/v1/leases/{lease_id}/renew") | ("DELETE", "/v1/leases/{lease_id}"))
+    });
     let (calls, description) = describe();
     let description = Arc::new(description);
     calls
@@ -220,6 +226,8 @@ pub fn router(gate: Shared) -> Router {
         .method_not_allowed_fallback(|| async {
             Problem::new(Code::MethodNotAllowed, "this call does not take that method")
         })
+        .layer(axum::middleware::from_fn_with_state(places, in_place))
+        .layer(axum::middleware::from_fn(extract::whole_body))
         .layer(axum::middleware::from_fn(extract::local_host_only))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&gate), count_refusals))
         .with_state(gate)

@@ -1,6 +1,9 @@
 //! The ops port: probes, metrics, and the drain before a stop. It shows no secret.
 
-use std::{net::SocketAddr, sync::atomic::Ordering};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+};
 
 use axum::{
     Extension, Router,
@@ -10,12 +13,19 @@ use axum::{
     routing::{get, post},
 };
 
-use super::{Shared, extract};
+use super::{
+    Shared, extract,
+    seats::{Places, in_place},
+};
 use crate::fence::Code;
 use crate::problem::Problem;
 
-/// The ops port's calls.
-pub fn router(gate: Shared) -> Router {
+/// Whose turn it is to be shown the metrics.
+type Turn = Arc<tokio::sync::Mutex<()>>;
+
+/// The ops port's calls. Probes always get in.
+pub fn router(gate: Shared, room: usize) -> Router {
+    let places = Places::within(room, |_, path| matches!(path, "/livez" | "/readyz"));
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
@@ -27,6 +37,8 @@ pub fn router(gate: Shared) -> Router {
         .method_not_allowed_fallback(|| async {
             Problem::new(Code::MethodNotAllowed, "this call does not take that method")
         })
+        .layer(Extension(Turn::default()))
+        .layer(axum::middleware::from_fn_with_state(places, in_place))
         .with_state(gate)
 }
 
@@ -39,8 +51,11 @@ async fn ready(State(gate): State<Shared>) -> impl IntoResponse {
     }
 }
 
-async fn metrics(State(gate): State<Shared>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], gate.metrics.render())
+/// One at a time. The connection ends with it: a caller that asks over and over and reads nothing gets it once.
+async fn metrics(State(gate): State<Shared>, Extension(turn): Extension<Turn>) -> impl IntoResponse {
+    let _turn = turn.lock().await;
+    let headers = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8"), (header::CONNECTION, "close")];
+    (headers, gate.metrics.render())
 }
 
 /// Hands out no more leases and lets no more writes begin, and answers when what was begun is done: nothing is on its

@@ -2,6 +2,7 @@
 //!
 //! - `support`: an HTTP client on plain sockets, gates in this process and in their own.
 //! - `leases`, `waiting`, `watch`, `api`: the lease api, call by call.
+//! - `floods`: more callers than a port has room for, which ask half or read nothing.
 //! - `expiry`: races at the instant of expiry, with a driven clock and a disk that hangs.
 //! - `contract`: one suite for every table, RocksDB and the one in memory that fails on purpose.
 //! - `recovery`: damaged, lost, foreign and restored tables. `flips`: one bit of a log. `restart`: what a crash leaves.
@@ -38,6 +39,7 @@ mod examples;
 mod expiry;
 mod external;
 mod flips;
+mod floods;
 mod idempotency;
 mod kubernetes;
 mod leases;

@@ -49,8 +49,9 @@ fn a_stop_ends_waiting_calls_and_streams() {
     stream.send("GET", "/v1/watch", &[], b"").unwrap();
     stream.read_head().unwrap();
     // Once the metric shows the waiter, both are in.
-    let mut ops = gate.ops();
-    until("a waiter", || String::from_utf8(ops.get("/metrics").body).unwrap().contains("fencegate_lease_waiters 1\n"));
+    until("a waiter", || {
+        String::from_utf8(gate.ops().get("/metrics").body).unwrap().contains("fencegate_lease_waiters 1\n")
+    });
     gate.stop();
     waiting.receive().unwrap().refusal(503, "GATE_STOPPING");
     assert!(site.log().contains("stopped in good order"), "{}", site.log());

@@ -195,9 +195,10 @@ impl Line {
     /// Waits until the gate is at so many writes.
     #[track_caller]
     fn until_under_way(&self, count: usize) {
-        let mut ops = self.gate.ops();
         let line = format!("active_fenced_operations{{resource=\"default\",operation=\"put\"}} {count}\n");
-        until("so many writes are under way", || String::from_utf8_lossy(&ops.get("/metrics").body).contains(&line));
+        until("so many writes are under way", || {
+            String::from_utf8_lossy(&self.gate.ops().get("/metrics").body).contains(&line)
+        });
     }
 
     /// What the kernel says of the gate's memory, in bytes.

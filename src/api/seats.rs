@@ -1,0 +1,335 @@
+//! The connections of a port: what each one does, and which one is closed where there is no room for another.
+//!
+//! A connection that only waits for its peer (for a request, for the rest of one, for an answer to be read) keeps
+//! no other one out: where a port is full, the one that has waited longest is closed for the next. A call that is
+//! worked on is never cut off. [`Places`] bound how many such calls there are, so that probes, renewals and
+//! releases always find a seat.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    extract::{MatchedPath, Request, State},
+    http::Method,
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use crate::{
+    clock::Stopwatch,
+    fence::{BootMs, Code},
+    problem::Problem,
+};
+
+/// How long a new connection has to send its first request, and a request its body, before another connection may
+/// have its seat. Longer: fewer new connections per second get in while a port is full. Shorter: a caller on a busy
+/// machine may lose its seat before it has said anything.
+const GRACE_MS: u64 = 50;
+/// After this, the connections are looked at again: one may have become idle meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// How long a connection that was asked to leave has for it, before the next one is asked.
+const LEAVES_WITHIN: Duration = Duration::from_millis(200);
+
+/// What a connection does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Doing {
+    /// It was accepted, and what it has sent was not looked at yet.
+    Accepted,
+    /// It has not sent a whole head yet.
+    New,
+    /// Everything that it asked was answered.
+    Listening,
+    /// The body of a request is still arriving.
+    Receiving,
+    /// A call is being worked on.
+    Working,
+    /// The answer is being handed over.
+    Answering,
+}
+
+#[derive(Debug)]
+struct Now {
+    doing: Doing,
+    since: BootMs,
+    /// Since when the peer has taken nothing of what there is for it.
+    stalled: Option<BootMs>,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Seat {
+    now: Mutex<Now>,
+    leave: Notify,
+    has_to_leave: AtomicBool,
+}
+
+impl Seat {
+    fn new() -> Self {
+        let now = Now { doing: Doing::Accepted, since: Stopwatch::start().begun(), stalled: None };
+        Self { now: Mutex::new(now), leave: Notify::new(), has_to_leave: AtomicBool::new(false) }
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From here on it does this.
+    pub(super) fn begins(&self, doing: Doing) {
+        let since = Stopwatch::start().begun();
+        let mut now = self.now();
+        (now.doing, now.since) = (doing, since);
+    }
+
+    /// Nothing more of what its peer has sent is there.
+    pub(super) fn has_read_all(&self) {
+        let is_first = self.now().doing == Doing::Accepted;
+        if is_first {
+            self.begins(Doing::New);
+        }
+    }
+
+    /// The peer takes nothing more, or takes something again.
+    pub(super) fn is_stalled(&self, is_stalled: bool) {
+        self.now().stalled = is_stalled.then(|| Stopwatch::start().begun());
+    }
+
+    /// Whether it has no whole request and no answer that its peer has not taken: nothing is lost with it.
+    pub(super) fn owes_nothing(&self) -> bool {
+        let now = self.now();
+        now.stalled.is_none() && !matches!(now.doing, Doing::Working | Doing::Answering)
+    }
+
+    /// Returns when another connection is to have its seat.
+    pub(super) async fn has_to_leave(&self) {
+        self.leave.notified().await;
+    }
+
+    /// Whether another connection is to have its seat.
+    pub(super) fn was_asked_to_leave(&self) -> bool {
+        self.has_to_leave.load(Ordering::Acquire)
+    }
+
+    fn ask_to_leave(&self) {
+        self.has_to_leave.store(true, Ordering::Release);
+        self.leave.notify_one();
+    }
+
+    /// Since when it only waits for its peer, if another connection may have its seat.
+    fn waits_since(&self, at: BootMs) -> Option<BootMs> {
+        let now = self.now();
+        match now.doing {
+            Doing::New | Doing::Receiving => Some(now.since).filter(|since| at.since(*since) >= GRACE_MS),
+            Doing::Listening => Some(now.since),
+            Doing::Answering => now.stalled,
+            Doing::Accepted | Doing::Working => None,
+        }
+    }
+}
+
+/// The connections of a port.
+pub(super) struct Seats {
+    port: &'static str,
+    room: Arc<Semaphore>,
+    size: u32,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    next: u64,
+    seats: HashMap<u64, Arc<Seat>>,
+    /// The port is full, and the log says so.
+    is_full: bool,
+}
+
+impl Seats {
+    pub(super) fn new(port: &'static str, room: usize) -> Arc<Self> {
+        let size = u32::try_from(room).unwrap_or(u32::MAX);
+        let room = Arc::new(Semaphore::new(size as usize));
+        Arc::new(Self { port, room, size, taken: Mutex::default() })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A seat for a connection. Where none is free, the connection that has waited longest for its peer loses its
+    /// own.
+    pub(super) async fn take(self: &Arc<Self>) -> Occupied {
+        loop {
+            let free = Arc::clone(&self.room).try_acquire_owned();
+            let wait = match free {
+                Ok(permit) => return self.occupy(permit),
+                Err(_) if self.make_room() => LEAVES_WITHIN,
+                Err(_) => LOOK_AGAIN,
+            };
+            let free = tokio::time::timeout(wait, Arc::clone(&self.room).acquire_owned()).await;
+            if let Ok(Ok(permit)) = free {
+                return self.occupy(permit);
+            }
+        }
+    }
+
+    fn occupy(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Occupied {
+        let seat = Arc::new(Seat::new());
+        let mut taken = self.taken();
+        let id = taken.next;
+        taken.next += 1;
+        taken.seats.insert(id, Arc::clone(&seat));
+        Occupied { seat, id, seats: Arc::clone(self), _permit: permit }
+    }
+
+    /// Asks the connection that has waited longest for its peer to leave; `false` where none waits.
+    fn make_room(&self) -> bool {
+        let at = Stopwatch::start().begun();
+        let mut taken = self.taken();
+        let waits = |(id, seat): (&u64, &Arc<Seat>)| seat.waits_since(at).map(|since| (since, *id));
+        let Some((_, id)) = taken.seats.iter().filter_map(waits).min() else { return false };
+        if let Some(seat) = taken.seats.remove(&id) {
+            seat.ask_to_leave();
+        }
+        if !std::mem::replace(&mut taken.is_full, true) {
+            tracing::warn!(
+                port = self.port,
+                room = self.size,
+                "the port is full: connections that wait for their callers are closed for new ones. Look who connects to it; its room follows from the limit on open files"
+            );
+        }
+        true
+    }
+
+    /// Returns when the last connection is gone.
+    pub(super) async fn are_empty(&self) {
+        let _ = self.room.acquire_many(self.size).await;
+    }
+}
+
+/// A seat that is taken. It is free again when this is dropped.
+pub(super) struct Occupied {
+    pub(super) seat: Arc<Seat>,
+    id: u64,
+    seats: Arc<Seats>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        let mut taken = self.seats.taken();
+        taken.seats.remove(&self.id);
+        if taken.seats.len() * 2 < self.seats.size as usize {
+            taken.is_full = false;
+        }
+    }
+}
+
+/// How many calls of a port may be worked on at once, but for those that always get in.
+#[derive(Clone)]
+pub struct Places {
+    free: Arc<Semaphore>,
+    always: fn(&Method, &str) -> bool,
+}
+
+impl Places {
+    /// Half of a port's room. A quarter of the api's is for streams of events, so a quarter of it is left for
+    /// calls that `always` names.
+    #[must_use]
+    pub fn within(room: usize, always: fn(&Method, &str) -> bool) -> Self {
+        Self { free: Arc::new(Semaphore::new((room / 2).max(1))), always }
+    }
+
+    /// # Errors
+    /// `GATE_OVERLOADED` where every place is taken.
+    pub fn take(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        Arc::clone(&self.free).try_acquire_owned().map_err(|_| {
+            Problem::new(
+                Code::GateOverloaded,
+                "too many calls are worked on already; the limit follows from how many files the gate may open",
+            )
+        })
+    }
+}
+
+/// Lets a call in if it has a place, or needs none.
+pub async fn in_place(State(places): State<Places>, mut request: Request, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>();
+    let needs_none = path.is_some_and(|path| (places.always)(request.method(), path.as_str()));
+    let place = if needs_none { Ok(None) } else { places.take().map(Some) };
+    match place {
+        Err(problem) => problem.into_response(),
+        Ok(_place) => {
+            request.extensions_mut().insert(places);
+            next.run(request).await
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    async fn taken(seats: &Arc<Seats>) -> Occupied {
+        tokio::time::timeout(SOON, seats.take()).await.expect("a seat within 30 s")
+    }
+
+    async fn left(occupied: &Occupied) {
+        tokio::time::timeout(SOON, occupied.seat.has_to_leave()).await.expect("asked to leave within 30 s");
+    }
+
+    #[tokio::test]
+    async fn the_one_that_has_waited_longest_leaves_and_a_call_that_is_worked_on_stays() {
+        let seats = Seats::new("test", 3);
+        let (working, first, second) = (taken(&seats).await, taken(&seats).await, taken(&seats).await);
+        working.seat.begins(Doing::Working);
+        second.seat.begins(Doing::Listening);
+        // So that it is the later one of the two.
+        first.seat.begins(Doing::Listening);
+        {
+            let mut now = first.seat.now();
+            now.since = BootMs(now.since.0 + 1);
+        }
+        let next = tokio::spawn({
+            let seats = Arc::clone(&seats);
+            async move { taken(&seats).await }
+        });
+        left(&second).await;
+        assert!(second.seat.was_asked_to_leave());
+        drop(second);
+        let next = next.await.unwrap();
+        assert!(!working.seat.was_asked_to_leave() && !first.seat.was_asked_to_leave());
+        drop((working, first, next));
+        tokio::time::timeout(SOON, seats.are_empty()).await.expect("no seat is taken within 30 s");
+    }
+
+    #[tokio::test]
+    async fn a_stream_leaves_only_where_its_peer_takes_nothing_and_nothing_is_lost_with_half_a_request() {
+        let seats = Seats::new("test", 1);
+        let stream = taken(&seats).await;
+        assert!(stream.seat.owes_nothing() && !seats.make_room(), "it may have sent a request already");
+        stream.seat.begins(Doing::Answering);
+        assert!(!seats.make_room() && !stream.seat.owes_nothing());
+        stream.seat.is_stalled(true);
+        assert!(seats.make_room());
+        stream.seat.begins(Doing::Listening);
+        assert!(!stream.seat.owes_nothing(), "the end of its answer was not taken");
+        stream.seat.is_stalled(false);
+        assert!(stream.seat.owes_nothing());
+    }
+
+    #[test]
+    fn half_of_the_room_is_for_calls_that_may_last() {
+        let places = Places::within(4, |_, _| false);
+        let two = (places.take().unwrap(), places.take().unwrap());
+        assert_eq!(places.take().map(drop).map_err(|problem| problem.code()), Err(Code::GateOverloaded));
+        drop(two);
+        assert!(places.take().is_ok());
+    }
+}
