@@ -20,21 +20,6 @@ use crate::{
     problem::Problem,
 };
 
-/// Refuses a request whose Host is a name other than localhost: a web page that had its own name
-/// point here would come with that.
-pub async fn local_host_only(request: Request, next: axum::middleware::Next) -> axum::response::Response {
-    use axum::response::IntoResponse;
-    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("");
-    let name = host.parse::<axum::http::uri::Authority>().map(|authority| authority.host().to_ascii_lowercase());
-    let name = name.unwrap_or_default();
-    let is_local = name == "localhost" || name.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok();
-    if is_local {
-        return next.run(request).await;
-    }
-    Problem::new(Code::NotLoopback, "the Host must be localhost or an IP address, so that no web page can call")
-        .into_response()
-}
-
 /// A JSON body with known fields only.
 pub struct Body<T>(pub T);
 

@@ -8,7 +8,7 @@
 //! - [`watch`]: lease events as a stream.
 //! - [`ops`]: probes, metrics, drain.
 //! - [`listen`]: serving a port that no caller can stall: [`seats`] for its connections, `socket` under them.
-//! - [`extract`]: bodies, queries and ids, checked. Refusals are [`Problem`]s.
+//! - [`origin`]: who may call. [`extract`]: bodies, queries and ids, checked. Refusals are [`Problem`]s.
 
 pub mod backups;
 pub mod extract;
@@ -20,6 +20,7 @@ pub mod listen;
 pub mod migrations;
 pub mod objects;
 pub mod ops;
+pub mod origin;
 pub mod receipts;
 pub mod seats;
 mod socket;
@@ -228,7 +229,7 @@ pub fn router(gate: Shared, room: usize) -> Router {
         })
         .layer(axum::middleware::from_fn_with_state(places, in_place))
         .layer(axum::middleware::from_fn(extract::whole_body))
-        .layer(axum::middleware::from_fn(extract::local_host_only))
+        .layer(axum::middleware::from_fn(origin::local_only))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&gate), count_refusals))
         .with_state(gate)
 }

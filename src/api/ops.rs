@@ -14,7 +14,7 @@ use axum::{
 };
 
 use super::{
-    Shared, extract,
+    Shared, origin,
     seats::{Places, in_place},
 };
 use crate::fence::Code;
@@ -30,7 +30,7 @@ pub fn router(gate: Shared, room: usize) -> Router {
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
-        .route("/drain", post(drain).layer(axum::middleware::from_fn(extract::local_host_only)))
+        .route("/drain", post(drain).layer(axum::middleware::from_fn(origin::local_only)))
         .fallback(|| async {
             Problem::new(Code::NotFound, "the ops port has /livez, /readyz, /metrics and POST /drain")
         })

@@ -101,29 +101,81 @@ fn only_json_is_read_so_that_a_web_page_cannot_call() {
     gate.api().call("POST", "/v1/leases", &[JSON], &huge).refusal(413, "REQUEST_LIMIT");
 }
 
+/// Sends a head as it is, with an acquire behind it: the status and the code of the answer.
+fn sent_raw(address: std::net::SocketAddr, head: &str) -> (u16, Option<String>) {
+    let body = wanted("o", "h", 1_000).to_string();
+    let mut conn = super::support::http::Conn::open(address).unwrap();
+    let more = format!("content-type: application/json\r\nconnection: close\r\ncontent-length: {}", body.len());
+    conn.send_raw(format!("{head}{more}\r\n\r\n{body}").as_bytes()).unwrap();
+    let answer = conn.receive().unwrap();
+    (answer.status, answer.header("fence-error").map(str::to_owned))
+}
+
 #[test]
 fn a_web_page_under_a_name_of_its_own_cannot_call() {
     let gate = TestGate::start();
-    let body = wanted("o", "h", 1_000).to_string();
-    let raw = |address, host: &str, path: &str, more: &str| {
-        use std::io::{Read, Write};
-        let mut stream = std::net::TcpStream::connect(address).unwrap();
-        let length = body.len();
-        write!(stream, "POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n{more}connection: close\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
-    };
     let (api, ops) = (gate.running().api, gate.running().ops);
-    for host in ["evil.example", "evil.example:8081", "localhost.evil.example", ""] {
-        assert_eq!(raw(api, host, "/v1/leases", ""), 403, "{host}");
-        assert_eq!(raw(ops, host, "/drain", ""), 403, "{host}");
+    let refused = (403, Some("NOT_LOOPBACK".to_owned()));
+    for host in [
+        "evil.example",
+        "evil.example:8081",
+        "localhost.evil.example",
+        "",
+        "[::1].evil",
+        "[::1].evil:8081",
+        "[::1]evil",
+        "user@localhost",
+        "localhost:x",
+    ] {
+        for (address, path) in [(api, "/v1/leases"), (ops, "/drain")] {
+            assert_eq!(sent_raw(address, &format!("POST {path} HTTP/1.1\r\nhost: {host}\r\n")), refused, "{host}");
+        }
     }
-    assert_eq!(raw(ops, "127.0.0.1", "/drain", "origin: http://evil.example\r\n"), 403);
-    assert_eq!(gate.ops().get("/readyz").status, 200);
     for host in ["localhost", "LOCALHOST:8081", "127.0.0.1:8081", "[::1]:8081"] {
-        assert_ne!(raw(api, host, "/v1/leases", ""), 403, "{host}");
+        let (status, _) = sent_raw(api, &format!("POST /v1/leases HTTP/1.1\r\nhost: {host}\r\n"));
+        assert_ne!(status, 403, "{host}");
     }
+    assert_eq!(gate.ops().get("/readyz").status, 200);
+}
+
+#[test]
+fn a_web_page_of_another_origin_cannot_call() {
+    let gate = TestGate::start();
+    let (api, ops) = (gate.running().api, gate.running().ops);
+    let refused = (403, Some("NOT_LOOPBACK".to_owned()));
+    let head =
+        |path: &str, origin: &str| format!("POST {path} HTTP/1.1\r\nhost: 127.0.0.1:8081\r\norigin: {origin}\r\n");
+    for origin in
+        ["http://evil.example", "null", "", "http://127.0.0.1", "https://127.0.0.1:8081", "http://localhost:8081"]
+    {
+        assert_eq!(sent_raw(api, &head("/v1/leases", origin)), refused, "{origin}");
+        assert_eq!(sent_raw(ops, &head("/drain", origin)), refused, "{origin}");
+    }
+    let two = head("/v1/leases", "http://127.0.0.1:8081\r\norigin: http://evil.example");
+    assert_eq!(sent_raw(api, &two), refused);
+    assert_eq!(sent_raw(ops, &head("/drain", "http://127.0.0.1:8081")), refused, "no page at all may drain");
+    let fences = gate.api().get("/v1/objects/o").expect(200);
+    assert_eq!(fences["fence"], 0, "a refused call changes nothing");
+    assert_eq!(sent_raw(api, &head("/v1/leases", "http://127.0.0.1:8081")).0, 201, "a page of its own may");
+}
+
+#[test]
+fn a_call_names_one_host_and_has_a_path_for_its_target() {
+    let gate = TestGate::start();
+    let (api, ops) = (gate.running().api, gate.running().ops);
+    let refused = (400, Some("REQUEST_INVALID".to_owned()));
+    for hosts in ["localhost\r\nhost: localhost", "localhost\r\nhost: evil.example", "evil.example\r\nHOST: localhost"]
+    {
+        assert_eq!(sent_raw(api, &format!("POST /v1/leases HTTP/1.1\r\nhost: {hosts}\r\n")), refused, "{hosts}");
+        assert_eq!(sent_raw(ops, &format!("POST /drain HTTP/1.1\r\nhost: {hosts}\r\n")), refused, "{hosts}");
+    }
+    for authority in ["localhost", "evil.example", "127.0.0.1:8081", "[::1]"] {
+        let head = |path: &str| format!("POST http://{authority}{path} HTTP/1.1\r\nhost: localhost\r\n");
+        assert_eq!(sent_raw(api, &head("/v1/leases")), refused, "{authority}");
+        assert_eq!(sent_raw(ops, &head("/drain")), refused, "{authority}");
+    }
+    assert_eq!(gate.api().get("/v1/objects/o").expect(200)["fence"], 0, "a refused call changes nothing");
+    assert_eq!(gate.ops().get("/readyz").status, 200);
 }
 
 #[test]

@@ -1,0 +1,122 @@
+//! Who may call: programs that name this machine, and no web page of another origin.
+//!
+//! A web page can have its own name point to this machine (DNS rebinding), and then calls come with that name as
+//! their Host. A page of another origin says so in `Origin`. What two parsers could read in two ways (a second Host,
+//! a target with a host of its own) is refused before either is looked at.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use axum::{
+    extract::Request,
+    http::{HeaderMap, Uri, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+
+use crate::{fence::Code, problem::Problem};
+
+/// Refuses what a web page could send.
+pub async fn local_only(request: Request, next: Next) -> Response {
+    match is_local(request.uri(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => problem.into_response(),
+    }
+}
+
+fn is_local(target: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
+    if target.authority().is_some() {
+        return Err(Problem::invalid("target", "must be a path, such as /v1/leases, without a scheme and a host"));
+    }
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let (host, other) = (hosts.next(), hosts.next());
+    if other.is_some() {
+        return Err(Problem::invalid("Host", "was sent twice"));
+    }
+    let host = host.and_then(|host| host.to_str().ok()).unwrap_or("");
+    if !names_this_machine(host) {
+        let what = "the Host must be localhost or an IP address, so that no web page can call";
+        return Err(Problem::new(Code::NotLoopback, what));
+    }
+    let is_own = |origin: &[u8]| {
+        let own = origin.split_at_checked(SCHEME.len());
+        own.is_some_and(|(scheme, rest)| scheme == SCHEME && rest.eq_ignore_ascii_case(host.as_bytes()))
+    };
+    if headers.get_all(header::ORIGIN).iter().all(|origin| is_own(origin.as_bytes())) {
+        return Ok(());
+    }
+    let what = "the Origin is not this api's own: no web page of another origin may call";
+    Err(Problem::new(Code::NotLoopback, what))
+}
+
+/// The api itself has no TLS.
+const SCHEME: &[u8] = b"http://";
+
+/// Whether a Host is `localhost` or an IP address, with a port or without, and nothing more.
+fn names_this_machine(host: &str) -> bool {
+    if let Some(rest) = host.strip_prefix('[') {
+        let parts = rest.split_once(']');
+        return parts.is_some_and(|(ip, port)| ip.parse::<Ipv6Addr>().is_ok() && is_port(port));
+    }
+    let (name, port) = host.split_at(host.find(':').unwrap_or(host.len()));
+    (name.eq_ignore_ascii_case("localhost") || name.parse::<Ipv4Addr>().is_ok()) && is_port(port)
+}
+
+/// Whether this is `:` and a number, or nothing.
+fn is_port(text: &str) -> bool {
+    text.is_empty()
+        || text
+            .strip_prefix(':')
+            .is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()) && digits.parse::<u16>().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_localhost_or_an_address_and_nothing_more() {
+        for host in ["localhost", "LocalHost:8081", "127.0.0.1", "10.1.2.3:65535", "[::1]", "[::1]:8081"] {
+            assert!(names_this_machine(host), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "[::1].evil",
+            "[::1].evil:8081",
+            "[::1]evil",
+            "[::1",
+            "::1",
+            "[127.0.0.1]",
+            "localhost.",
+            "localhost.evil",
+            "localhost:",
+            "localhost:x",
+            "localhost:+1",
+            "localhost:65536",
+            "127.0.0.1.evil",
+            "127.0.0.1:80:80",
+            "user@localhost",
+            "localhost/",
+            "localhost,localhost",
+            " localhost",
+        ] {
+            assert!(!names_this_machine(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn only_the_apis_own_pages_may_call() {
+        let call = |origin: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, "127.0.0.1:8081".parse().unwrap());
+            headers.insert(header::ORIGIN, origin.parse().unwrap());
+            is_local(&Uri::from_static("/v1/leases"), &headers).map_err(|problem| problem.code())
+        };
+        assert_eq!(call("http://127.0.0.1:8081"), Ok(()));
+        for origin in
+            ["null", "", "http://evil.example", "https://127.0.0.1:8081", "http://127.0.0.1", "http://127.0.0.1:80"]
+        {
+            assert_eq!(call(origin), Err(Code::NotLoopback), "{origin}");
+        }
+    }
+}
