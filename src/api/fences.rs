@@ -7,6 +7,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     Shared,
     extract::{self, Body, Query},
+    schema,
     wire::{DrainBody, ObjectBody},
 };
 use crate::{
@@ -56,10 +57,13 @@ pub struct FenceBody {
 #[serde(deny_unknown_fields, default)]
 pub struct FencesQuery {
     /// An object id, exactly.
+    #[param(value_type = schema::ObjectId, required = true)]
     pub domain: Option<String>,
     /// How many leases' certificates, 1 to 1,000; 100 if absent.
+    #[param(value_type = Option<schema::Limit>)]
     pub limit: Option<usize>,
     /// Those of leases above this number; `next_after` of the page before.
+    #[param(value_type = Option<schema::Whole>)]
     pub after: Option<u64>,
 }
 
@@ -76,6 +80,7 @@ pub struct FenceList {
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ConfirmRequest {
+    #[schema(value_type = schema::ObjectId)]
     pub domain: String,
     /// The parked certificate's signature.
     pub signature: String,

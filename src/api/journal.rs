@@ -7,6 +7,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     Shared,
     extract::{self, InPath, Query},
+    schema,
     wire::time,
 };
 use crate::{
@@ -27,8 +28,10 @@ use crate::{
 #[serde(deny_unknown_fields, default)]
 pub struct JournalQuery {
     /// Entries behind this number; 0 if absent.
+    #[param(value_type = Option<schema::Whole>)]
     pub after: Option<u64>,
     /// 1 to 1,000; 1,000 if absent.
+    #[param(value_type = Option<schema::Limit>)]
     pub limit: Option<usize>,
 }
 
@@ -79,7 +82,7 @@ const LIMIT_MAX: usize = 1_000;
 /// # Errors
 /// `JOURNAL_OFF` where no route of this object keeps one.
 #[utoipa::path(get, operation_id = "getJournal", path = "/v1/objects/{object_id}/journal", tag = "authority",
-    params(("object_id" = String, Path), JournalQuery), responses(
+    params(("object_id" = schema::ObjectId, Path), JournalQuery), responses(
     (status = 200, body = JournalBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn list(

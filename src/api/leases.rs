@@ -11,6 +11,7 @@ use super::{
     Gate, Shared,
     extract::{self, Body, InPath, Query},
     listen::Caller,
+    schema,
     seats::Places,
     wire::{
         AcquireRequest, BatchBody, BatchRequest, GrantBody, LeaseBody, LeaseList, LeaseState, ListQuery, ObjectBody,
@@ -128,7 +129,7 @@ fn batch_objects(ids: &[String], max: usize) -> Result<Vec<ObjectId>, Problem> {
 /// In this order: `LEASE_NOT_FOUND`, `LEASE_NOT_HOLDER`, `LEASE_TOKEN_MISMATCH`, `LEASE_FENCED`,
 /// `LEASE_EXPIRED`.
 #[utoipa::path(post, operation_id = "renewLease", path = "/v1/leases/{lease_id}/renew", tag = "leases", request_body = RenewRequest,
-    params(("lease_id" = String, Path)), responses(
+    params(("lease_id" = schema::LeaseId, Path)), responses(
     (status = 200, body = GrantBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn renew(
@@ -159,7 +160,7 @@ pub async fn renew(
 /// # Errors
 /// As for a renewal.
 #[utoipa::path(delete, operation_id = "releaseLease", path = "/v1/leases/{lease_id}", tag = "leases",
-    params(("lease_id" = String, Path), ("Fence-Token" = String, Header, description = "the lease's token")), responses(
+    params(("lease_id" = schema::LeaseId, Path), ("Fence-Token" = schema::FenceToken, Header, description = "the lease's token")), responses(
     (status = 200, body = ObjectBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn release(
@@ -178,7 +179,7 @@ pub async fn release(
 ///
 /// # Errors
 /// `LEASE_NOT_FOUND`.
-#[utoipa::path(get, operation_id = "getLease", path = "/v1/leases/{lease_id}", tag = "leases", params(("lease_id" = String, Path)), responses(
+#[utoipa::path(get, operation_id = "getLease", path = "/v1/leases/{lease_id}", tag = "leases", params(("lease_id" = schema::LeaseId, Path)), responses(
     (status = 200, body = LeaseBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn get(State(gate): State<Shared>, InPath(lease_id): InPath) -> Result<Json<LeaseBody>, Problem> {

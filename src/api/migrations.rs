@@ -8,6 +8,7 @@ use super::{
     Shared,
     extract::{self, Body, InPath},
     fences::{unreadable, untrusted},
+    schema,
     wire::{GrantBody, time},
 };
 use crate::{
@@ -106,6 +107,7 @@ impl MigrationBody {
 
 /// A request that is by someone who may ask.
 fn asked(gate: &Shared, message: &FenceRequestMessage) -> Result<FenceRequest, Problem> {
+    extract::ttl(message.ttl_ms, &gate.limits)?;
     let signed = message.signed().map_err(|fault| unreadable(&fault))?;
     let authority = gate.authority.load();
     migration::issuer(&authority, &signed.statement.domain)?;
@@ -194,7 +196,7 @@ fn migration_id(text: &str) -> Result<MigrationId, Problem> {
 ///
 /// # Errors
 /// `MIGRATION_NOT_FOUND`.
-#[utoipa::path(get, operation_id = "getMigration", path = "/v1/migrations/{migration_id}", tag = "authority", params(("migration_id" = String, Path)), responses(
+#[utoipa::path(get, operation_id = "getMigration", path = "/v1/migrations/{migration_id}", tag = "authority", params(("migration_id" = schema::MigrationId, Path)), responses(
     (status = 200, body = MigrationBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn get(State(gate): State<Shared>, InPath(id): InPath) -> Result<Json<MigrationBody>, Problem> {
@@ -209,7 +211,7 @@ pub async fn get(State(gate): State<Shared>, InPath(id): InPath) -> Result<Json<
 /// # Errors
 /// `STATE_HASH_MISMATCH` ends the migration; `MIGRATION_OVER` where it has ended.
 #[utoipa::path(post, operation_id = "activateMigration", path = "/v1/migrations/{migration_id}/active", tag = "authority",
-    params(("migration_id" = String, Path)), request_body = ActiveMessage, responses(
+    params(("migration_id" = schema::MigrationId, Path)), request_body = ActiveMessage, responses(
     (status = 200, body = GrantBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn activate(

@@ -8,7 +8,7 @@
 //! - [`watch`]: lease events as a stream.
 //! - [`ops`]: probes, metrics, drain.
 //! - [`listen`]: serving a port that no caller can stall: [`seats`] for its connections, `socket` under them.
-//! - [`origin`]: who may call. [`extract`]: bodies, queries and ids, checked. Refusals are [`Problem`]s.
+//! - [`schema`]: what requests may say. [`origin`]: who may call. [`extract`]: bodies, queries and ids, checked. Refusals are [`Problem`]s.
 
 pub mod backups;
 pub mod extract;
@@ -22,6 +22,7 @@ pub mod objects;
 pub mod ops;
 pub mod origin;
 pub mod receipts;
+pub mod schema;
 pub mod seats;
 mod socket;
 pub mod tokens;
@@ -182,10 +183,44 @@ impl Gate {
 }
 
 #[derive(OpenApi)]
-#[openapi(info(
-    title = "fencegate lease api",
-    description = "Leases with fence tokens. Times are RFC 3339, UTC, milliseconds. Every refusal is application/problem+json with a `code`; the header Fence-Error carries the code too."
-))]
+#[openapi(
+    info(
+        title = "fencegate lease api",
+        description = "Leases with fence tokens. Times are RFC 3339, UTC, milliseconds. Every refusal is application/problem+json with a `code`; the header Fence-Error carries the code too."
+    ),
+    components(schemas(
+        schema::ObjectId,
+        schema::HolderId,
+        schema::LeaseId,
+        schema::IssuerId,
+        schema::MigrationId,
+        schema::RequestId,
+        schema::Reason,
+        schema::Words,
+        schema::Folder,
+        schema::FenceToken,
+        schema::AnyToken,
+        schema::TokenText,
+        schema::TtlMs,
+        schema::WaitMs,
+        schema::LeaseSeq,
+        schema::Whole,
+        schema::KeyEpoch,
+        schema::Limit,
+        schema::Cursor,
+        schema::Stamp,
+        schema::Signature,
+        schema::StateHash,
+        schema::ObjectIds,
+        schema::FenceRequestKind,
+        schema::CertificateKind,
+        schema::AcknowledgedKind,
+        schema::GrantKind,
+        schema::ActiveKind,
+        schema::RelayKind,
+        schema::Propagation,
+    ))
+)]
 struct Description;
 
 /// The calls, and their description.
@@ -219,7 +254,8 @@ pub fn router(gate: Shared, room: usize) -> Router {
     let places = Places::within(room, |method, path| {
         matches!((method.as_str(), path), ("POST", "/v1/leases/{lease_id}/renew") | ("DELETE", "/v1/leases/{lease_id}"))
     });
-    let (calls, description) = describe();
+    let (calls, mut description) = describe();
+    schema::fit(&mut description, &gate.limits);
     let description = Arc::new(description);
     calls
         .route("/v1/openapi.json", get(move || async move { Json((*description).clone()) }))

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use axum::{Json, extract::State};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{
     Gate, Shared,
     extract::{self, Body, InPath},
-    wire::{AdvanceRequest, MovedBody, ObjectBody, RevokeRequest},
+    schema,
+    wire::{MovedBody, ObjectBody, RevokeRequest},
 };
 use crate::{
     fence::{
@@ -21,13 +24,44 @@ use crate::{
     write_path::elect,
 };
 
-const REASON_MAX: usize = 1_024;
+/// The longest reason, in bytes of UTF-8.
+pub const REASON_MAX: usize = 1_024;
+
+/// `POST /v1/objects/{object_id}/advance` and `/confirm`
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AdvanceRequest {
+    /// The outside lock service's token, or `k8s.<uid>.<leaseTransitions>` where a Kubernetes Lease governs the object;
+    /// for `confirm`, the lowest that may still write.
+    pub token: Decimal,
+}
+
+/// A number, or its decimal digits: JSON readers may not keep large numbers exact.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum Decimal {
+    #[schema(value_type = schema::LeaseSeq)]
+    Number(u64),
+    #[schema(value_type = schema::TokenText)]
+    Text(String),
+}
+
+impl Decimal {
+    /// Its digits.
+    #[must_use]
+    pub fn text(&self) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Text(text) => text.clone(),
+        }
+    }
+}
 
 /// An object's fence and lease. An object that was never leased has the table's floor.
 ///
 /// # Errors
 /// `REQUEST_INVALID`, `TABLE_UNAVAILABLE`.
-#[utoipa::path(get, operation_id = "getObject", path = "/v1/objects/{object_id}", tag = "objects", params(("object_id" = String, Path)), responses(
+#[utoipa::path(get, operation_id = "getObject", path = "/v1/objects/{object_id}", tag = "objects", params(("object_id" = schema::ObjectId, Path)), responses(
     (status = 200, body = ObjectBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn get(State(gate): State<Shared>, InPath(object): InPath) -> Result<Json<ObjectBody>, Problem> {
@@ -41,7 +75,7 @@ pub async fn get(State(gate): State<Shared>, InPath(object): InPath) -> Result<J
 /// # Errors
 /// `REQUEST_INVALID`, `SEQ_EXHAUSTED` and what a gate can be in the way of.
 #[utoipa::path(post, operation_id = "revokeObject", path = "/v1/objects/{object_id}/revoke", tag = "objects", request_body = RevokeRequest,
-    params(("object_id" = String, Path)), responses(
+    params(("object_id" = schema::ObjectId, Path)), responses(
     (status = 200, body = MovedBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn revoke(
@@ -67,7 +101,7 @@ pub async fn revoke(
 /// # Errors
 /// `WRITE_STALE_FENCE`, `WRITE_FENCE_AHEAD`, `OBJECT_LOCKED`, `FENCE_DRAINING` (it goes on), `LEASE_EXPIRED`.
 #[utoipa::path(post, operation_id = "advanceObject", path = "/v1/objects/{object_id}/advance", tag = "objects", request_body = AdvanceRequest,
-    params(("object_id" = String, Path)), responses(
+    params(("object_id" = schema::ObjectId, Path)), responses(
     (status = 200, body = MovedBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn advance(
@@ -107,7 +141,7 @@ pub async fn advance(
 /// # Errors
 /// `EXTERNAL_LEASE` where its leases do not come from outside, `LEASE_FENCED` where the token is known to be stale.
 #[utoipa::path(post, operation_id = "confirmObject", path = "/v1/objects/{object_id}/confirm", tag = "objects", request_body = AdvanceRequest,
-    params(("object_id" = String, Path)), responses(
+    params(("object_id" = schema::ObjectId, Path)), responses(
     (status = 200, body = MovedBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn confirm(

@@ -16,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use super::{
     Shared,
     extract::Query,
+    schema,
     wire::{EventBody, WatchQuery},
 };
 use crate::{
@@ -32,7 +33,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 ///
 /// # Errors
 /// `REQUEST_INVALID` where the id to resume from is none.
-#[utoipa::path(get, operation_id = "watchLeases", path = "/v1/watch", tag = "leases", params(WatchQuery, ("Last-Event-ID" = Option<String>, Header, description = "resume behind this event")), responses(
+#[utoipa::path(get, operation_id = "watchLeases", path = "/v1/watch", tag = "leases", params(WatchQuery, ("Last-Event-ID" = Option<schema::Stamp>, Header, description = "resume behind this event")), responses(
     (status = 200, body = EventBody, content_type = "text/event-stream"),
     (status = "4XX", body = Problem, content_type = "application/problem+json")))]
 pub async fn watch(

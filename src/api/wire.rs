@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use super::schema;
 use crate::{
     fence::{Fence, How, LeaseSeq, Now, Record, State, WallMs, record::Numbers, step::Announcement},
     table::{
@@ -28,17 +29,22 @@ pub fn time(at: WallMs) -> String {
 #[serde(deny_unknown_fields)]
 pub struct AcquireRequest {
     /// What to lock: 1 to 1,024 bytes, no control characters.
+    #[schema(value_type = schema::ObjectId)]
     pub object_id: String,
     /// Who asks: 1 to 1,024 bytes, unique per process.
+    #[schema(value_type = schema::HolderId)]
     pub holder_id: String,
     /// How long the lease lasts unless it is renewed; the gate has a default and bounds.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::TtlMs>)]
     pub ttl_ms: Option<u64>,
     /// Queue for so long if it is held.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::WaitMs>)]
     pub wait_ms: Option<u64>,
     /// Your own name for this call: repeat it after a lost answer to get the same lease.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::RequestId>)]
     pub request_id: Option<String>,
     /// Take your own live lease over, as after a restart.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,10 +56,15 @@ pub struct AcquireRequest {
 #[serde(deny_unknown_fields)]
 pub struct BatchRequest {
     /// All of them, or none.
+    #[schema(value_type = schema::ObjectIds)]
     pub object_ids: Vec<String>,
+    #[schema(value_type = schema::HolderId)]
     pub holder_id: String,
+    #[schema(value_type = Option<schema::TtlMs>)]
     pub ttl_ms: Option<u64>,
+    #[schema(value_type = Option<schema::WaitMs>)]
     pub wait_ms: Option<u64>,
+    #[schema(value_type = Option<schema::RequestId>)]
     pub request_id: Option<String>,
     pub takeover: Option<bool>,
 }
@@ -62,9 +73,12 @@ pub struct BatchRequest {
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RenewRequest {
+    #[schema(value_type = schema::FenceToken)]
     pub fence_token: String,
+    #[schema(value_type = schema::HolderId)]
     pub holder_id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::TtlMs>)]
     pub ttl_ms: Option<u64>,
     /// Get a new lease_seq and token; tokens given away before stop working.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,45 +90,20 @@ pub struct RenewRequest {
 #[serde(deny_unknown_fields)]
 pub struct RevokeRequest {
     /// Why: 1 to 1,024 bytes, kept with the lease that it ends.
+    #[schema(value_type = schema::Reason)]
     pub reason: String,
     /// Do not wait for writes whose outcome is unknown.
     pub force: Option<bool>,
-}
-
-/// `POST /v1/objects/{object_id}/advance` and `/confirm`
-#[derive(Debug, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct AdvanceRequest {
-    /// The outside lock service's token, or `k8s.<uid>.<leaseTransitions>` where a Kubernetes Lease governs the object;
-    /// for `confirm`, the lowest that may still write.
-    pub token: Decimal,
-}
-
-/// A number, or its decimal digits: JSON readers may not keep large numbers exact.
-#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-#[serde(untagged)]
-pub enum Decimal {
-    Number(u64),
-    Text(String),
-}
-
-impl Decimal {
-    /// Its digits.
-    #[must_use]
-    pub fn text(&self) -> String {
-        match self {
-            Self::Number(number) => number.to_string(),
-            Self::Text(text) => text.clone(),
-        }
-    }
 }
 
 /// `POST /v1/tokens/check`
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CheckRequest {
+    #[schema(value_type = schema::AnyToken)]
     pub fence_token: String,
     /// The object to be written; the token's own if absent.
+    #[schema(value_type = Option<schema::ObjectId>)]
     pub object_id: Option<String>,
 }
 
@@ -123,6 +112,7 @@ pub struct CheckRequest {
 #[serde(deny_unknown_fields)]
 pub struct BackupRequest {
     /// A folder on the gate's machine that does not exist yet.
+    #[schema(value_type = schema::Folder)]
     pub folder: String,
 }
 
@@ -139,11 +129,14 @@ pub struct BackupBody {
 pub struct ListQuery {
     /// Objects whose id begins so.
     pub prefix: Option<String>,
+    #[param(value_type = Option<schema::HolderId>)]
     pub holder_id: Option<String>,
     pub state: Option<LeaseState>,
     /// 1 to 1,000; 100 if absent.
+    #[param(value_type = Option<schema::Limit>)]
     pub limit: Option<usize>,
     /// `next_cursor` of the page before.
+    #[param(value_type = Option<schema::Cursor>)]
     pub cursor: Option<String>,
 }
 
@@ -155,6 +148,7 @@ pub struct WatchQuery {
     /// Objects whose id begins so.
     pub prefix: Option<String>,
     /// Resume behind this event id; the header Last-Event-ID does the same.
+    #[param(value_type = Option<schema::Stamp>)]
     pub after: Option<String>,
 }
 

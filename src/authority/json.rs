@@ -4,39 +4,19 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use super::fields::{JsonFault, hash, hash_text};
 use super::{
-    bls::{PointFault, Signature, proof_from_str, proof_to_string},
-    statement::{
-        FenceAcknowledged, FenceCertificate, FenceRequest, Kind, LeaseActive, LeaseGrant, Origin, Signed, Statement,
-        TEXT_MAX,
+    bls::{Signature, proof_from_str, proof_to_string},
+    fields::{Read, id, kind, origin, seq, time, words},
+    statement::{FenceAcknowledged, FenceCertificate, FenceRequest, Kind, LeaseActive, LeaseGrant, Signed, Statement},
+};
+use crate::{
+    api::schema,
+    fence::{
+        Fence, WallMs,
+        authority::{FenceProof, Predecessor},
     },
 };
-use crate::fence::{
-    Fence, Hlc, LeaseSeq, WallMs,
-    authority::{FenceProof, Predecessor},
-    ids::IdFault,
-};
-
-/// A message that does not say what it must.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JsonFault {
-    pub field: &'static str,
-    pub what: String,
-    /// It is spelled like a signature, and is none.
-    pub is_no_point: bool,
-}
-
-impl JsonFault {
-    fn new(field: &'static str, what: impl std::fmt::Display) -> Self {
-        Self { field, what: what.to_string(), is_no_point: false }
-    }
-
-    fn point(field: &'static str, fault: PointFault) -> Self {
-        Self { field, what: fault.to_string(), is_no_point: !fault.is_spelling() }
-    }
-}
-
-type Read<T> = Result<T, JsonFault>;
 
 /// A message, and what it says once it is read.
 pub trait Message {
@@ -63,60 +43,10 @@ pub trait Message {
     }
 }
 
-fn kind(given: &str, wanted: Kind) -> Read<()> {
-    if given == wanted.name() {
-        return Ok(());
-    }
-    Err(JsonFault::new("type", format!("must be {}", wanted.name())))
-}
-
-fn id<T>(field: &'static str, made: Result<T, IdFault>) -> Read<T> {
-    made.map_err(|fault| JsonFault::new(field, fault))
-}
-
 macro_rules! id {
     ($kind:ident, $field:literal, $text:expr) => {
         id($field, crate::fence::$kind::new($text))?
     };
-}
-
-fn seq(number: u64) -> Read<LeaseSeq> {
-    LeaseSeq::new(number).ok_or_else(|| JsonFault::new("lease_seq", "must be at least 1"))
-}
-
-fn time(field: &'static str, text: &str) -> Read<Hlc> {
-    text.parse().map_err(|fault| JsonFault::new(field, fault))
-}
-
-fn words(field: &'static str, text: &str) -> Read<String> {
-    if text.len() > TEXT_MAX || text.chars().any(char::is_control) {
-        return Err(JsonFault::new(field, format!("must be at most {TEXT_MAX} bytes without control characters")));
-    }
-    Ok(text.to_owned())
-}
-
-fn origin(cluster_id: &str, key_epoch: u32) -> Read<Origin> {
-    Ok(Origin { cluster_id: words("cluster_id", cluster_id)?, key_epoch })
-}
-
-const HASH: &str = "sha256:0x";
-
-/// A state's hash: `sha256:0x`, then 64 hexadecimal digits.
-///
-/// # Errors
-/// With what is wrong.
-pub fn hash(field: &'static str, text: &str) -> Read<[u8; 32]> {
-    let fault = || JsonFault::new(field, "must be sha256:0x and 64 lower-case hexadecimal digits");
-    let digits = text.strip_prefix(HASH).ok_or_else(fault)?;
-    let mut bytes = [0; 32];
-    hex::decode_to_slice(digits, &mut bytes).map_err(|_| fault())?;
-    if hash_text(&bytes) == text { Ok(bytes) } else { Err(fault()) }
-}
-
-/// How a state's hash is spelled.
-#[must_use]
-pub fn hash_text(hash: &[u8; 32]) -> String {
-    format!("{HASH}{}", hex::encode(hash))
 }
 
 /// FENCE_REQUEST: someone asks for a lease to be fenced, or for the object to be handed over.
@@ -124,23 +54,34 @@ pub fn hash_text(hash: &[u8; 32]) -> String {
 #[serde(deny_unknown_fields)]
 pub struct FenceRequestMessage {
     #[serde(rename = "type")]
+    #[schema(value_type = schema::FenceRequestKind)]
     pub kind: String,
+    #[schema(value_type = schema::ObjectId)]
     pub domain: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::LeaseId>)]
     pub current_lease_id: Option<String>,
+    #[schema(value_type = schema::Words)]
     pub reason: String,
+    #[schema(value_type = schema::HolderId)]
     pub requester: String,
     /// Who is to have it then; the requester, if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::HolderId>)]
     pub next_holder: Option<String>,
     /// How long the new lease lasts; the gate has a default and bounds.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::TtlMs>)]
     pub ttl_ms: Option<u64>,
     /// A hybrid logical time, `<ms>:<counter>`.
+    #[schema(value_type = schema::Stamp)]
     pub timestamp: String,
+    #[schema(value_type = schema::Words)]
     pub cluster_id: String,
+    #[schema(value_type = schema::KeyEpoch)]
     pub key_epoch: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = schema::Signature, required = true)]
     pub signature: Option<String>,
 }
 
@@ -194,25 +135,37 @@ impl Message for FenceRequestMessage {
 #[serde(deny_unknown_fields)]
 pub struct CertificateMessage {
     #[serde(rename = "type")]
+    #[schema(value_type = schema::CertificateKind)]
     pub kind: String,
     /// An object id, exactly.
+    #[schema(value_type = schema::ObjectId)]
     pub domain: String,
+    #[schema(value_type = schema::LeaseId)]
     pub fenced_lease_id: String,
     /// The fenced lease's number: the fence moves past it.
+    #[schema(value_type = schema::LeaseSeq)]
     pub lease_seq: u64,
     /// When the fenced lease began, in milliseconds since 1970.
+    #[schema(value_type = schema::Whole)]
     pub lease_start_ms: u64,
     /// A hybrid logical time, `<ms>:<counter>`.
+    #[schema(value_type = schema::Stamp)]
     pub fence_time: String,
+    #[schema(value_type = schema::IssuerId)]
     pub issuer: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::HolderId>)]
     pub next_holder: Option<String>,
+    #[schema(value_type = schema::Words)]
     pub cluster_id: String,
+    #[schema(value_type = schema::KeyEpoch)]
     pub key_epoch: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = schema::Signature, required = true)]
     pub signature: Option<String>,
     /// How it is to be passed on. Not signed.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Propagation>)]
     pub propagation: Option<String>,
 }
 
@@ -267,6 +220,7 @@ impl Message for CertificateMessage {
 #[serde(deny_unknown_fields)]
 pub struct AcknowledgedMessage {
     #[serde(rename = "type")]
+    #[schema(value_type = schema::AcknowledgedKind)]
     pub kind: String,
     pub domain: String,
     pub fenced_lease_id: String,
@@ -338,9 +292,11 @@ impl Message for AcknowledgedMessage {
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredecessorMessage {
+    #[schema(value_type = schema::LeaseId)]
     pub lease_id: String,
     /// The signature of the certificate that fenced it, if it was fenced.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Signature>)]
     pub fence_proof: Option<String>,
 }
 
@@ -349,21 +305,32 @@ pub struct PredecessorMessage {
 #[serde(deny_unknown_fields)]
 pub struct GrantMessage {
     #[serde(rename = "type")]
+    #[schema(value_type = schema::GrantKind)]
     pub kind: String,
+    #[schema(value_type = schema::ObjectId)]
     pub domain: String,
+    #[schema(value_type = schema::LeaseId)]
     pub lease_id: String,
     /// Above the object's fence, or the number that a certificate has moved it to.
+    #[schema(value_type = schema::LeaseSeq)]
     pub lease_seq: u64,
+    #[schema(value_type = schema::HolderId)]
     pub holder: String,
     /// Not before then, in milliseconds since 1970.
+    #[schema(value_type = schema::Whole)]
     pub start_ms: u64,
+    #[schema(value_type = schema::Whole)]
     pub expiry_ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predecessor: Option<PredecessorMessage>,
+    #[schema(value_type = schema::IssuerId)]
     pub issuer: String,
+    #[schema(value_type = schema::Words)]
     pub cluster_id: String,
+    #[schema(value_type = schema::KeyEpoch)]
     pub key_epoch: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = schema::Signature, required = true)]
     pub signature: Option<String>,
 }
 
@@ -430,17 +397,27 @@ impl Message for GrantMessage {
 #[serde(deny_unknown_fields)]
 pub struct ActiveMessage {
     #[serde(rename = "type")]
+    #[schema(value_type = schema::ActiveKind)]
     pub kind: String,
+    #[schema(value_type = schema::ObjectId)]
     pub domain: String,
+    #[schema(value_type = schema::LeaseId)]
     pub lease_id: String,
+    #[schema(value_type = schema::LeaseSeq)]
     pub lease_seq: u64,
+    #[schema(value_type = schema::HolderId)]
     pub holder: String,
     /// What the holder has computed itself, to be held against the acknowledged one.
+    #[schema(value_type = schema::StateHash)]
     pub state_hash: String,
+    #[schema(value_type = schema::Stamp)]
     pub timestamp: String,
+    #[schema(value_type = schema::Words)]
     pub cluster_id: String,
+    #[schema(value_type = schema::KeyEpoch)]
     pub key_epoch: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = schema::Signature, required = true)]
     pub signature: Option<String>,
 }
 
@@ -486,6 +463,7 @@ impl Message for ActiveMessage {
 #[serde(deny_unknown_fields)]
 pub struct RelayMessage {
     #[serde(rename = "type")]
+    #[schema(value_type = schema::RelayKind)]
     pub kind: String,
     /// Whom it is meant for.
     pub to: String,

@@ -2,7 +2,7 @@
 //!
 //! - [`bls`]: keys and signatures; the only import of blst.
 //! - [`statement`]: the bytes that are signed, one layout per kind of message.
-//! - [`json`]: the same messages as people and programs send them.
+//! - [`json`]: the same messages as people and programs send them; `fields` reads what they say.
 //! - [`parties`]: issuers and requesters, their keys and their domains.
 //! - [`key_file`]: an issuer's secret key on disk.
 //! - [`migration`]: one gate's own migrations, step by step.
@@ -11,6 +11,7 @@
 //! is the ledger's. A certificate may come from anyone, any number of times, in any order.
 
 pub mod bls;
+mod fields;
 pub mod json;
 pub mod key_file;
 pub mod migration;

@@ -2,6 +2,7 @@
 //!
 //! - `support`: an HTTP client on plain sockets, gates in this process and in their own.
 //! - `leases`, `waiting`, `watch`, `api`: the lease api, call by call.
+//! - `described`: the description of the api, compared with it.
 //! - `floods`: more callers than a port has room for, which ask half or read nothing.
 //! - `expiry`: races at the instant of expiry, with a driven clock and a disk that hangs.
 //! - `contract`: one suite for every table, RocksDB and the one in memory that fails on purpose.
@@ -34,6 +35,7 @@ mod conformance;
 mod contract;
 mod crash;
 mod demo;
+mod described;
 mod drain;
 mod examples;
 mod expiry;
