@@ -303,7 +303,9 @@ mod tests {
             [(&own, &loud, long, true), (&own, &silent, short, true), (&nobody, &silent, long, false)]
         {
             let (near, far) = tokio::io::duplex(1 << 16);
-            let both = tokio::join!(acceptor.accept(far), connector.connect_welcome(near, patience));
+            let both = async { tokio::join!(acceptor.accept(far), connector.connect_welcome(near, patience)) };
+            let both = tokio::time::timeout(Duration::from_secs(30), both).await;
+            let both = both.expect("both sides know within 30 s whether the handshake is done");
             assert_eq!((both.0.is_ok(), both.1.is_ok()), (is_in, is_in), "{:?}", both.1.err());
         }
     }

@@ -1,5 +1,6 @@
 //! Lease events as a stream.
 
+use fencegate::clock::Stopwatch;
 use serde_json::Value;
 
 use super::support::{
@@ -20,10 +21,15 @@ fn watch(gate: &TestGate, query: &str, headers: &[(&str, &str)]) -> (Conn, Strin
     (stream, id)
 }
 
+/// How long an event may take to come. Keep-alives come more often than the socket's own patience ends.
+const PATIENCE_S: f64 = 30.0;
+
 /// One event: its lines up to the empty one, chunk framing left aside.
+#[track_caller]
 fn read_block(stream: &mut Conn) -> Vec<String> {
-    let mut block = vec![];
+    let (mut block, begun) = (vec![], Stopwatch::start());
     loop {
+        assert!(begun.seconds() < PATIENCE_S, "waited in vain for the end of a block; so far: {block:?}");
         let line = stream.read_line().unwrap();
         let is_field = ["id:", "event:", "data:", ":"].iter().any(|start| line.starts_with(start));
         if is_field {
@@ -45,10 +51,13 @@ struct Event {
     data: Value,
 }
 
+#[track_caller]
 fn next(stream: &mut Conn) -> Event {
+    let begun = Stopwatch::start();
     // Blocks without an event only move the id on.
     let mut block = read_block(stream);
     while field(&block, "event").is_none() {
+        assert!(begun.seconds() < PATIENCE_S, "waited in vain for an event; the last block: {block:?}");
         block = read_block(stream);
     }
     let data = field(&block, "data").unwrap();

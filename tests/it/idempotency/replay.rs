@@ -1,8 +1,9 @@
 //! The same key again: the answer that was kept, whoever may still write.
 
+use ::h2::Reason;
 use serde_json::json;
 
-use super::{Bench, acquire, is_refused, is_replay, put, text};
+use super::{Answer, Bench, acquire, is_refused, is_replay, put, text};
 use crate::support::bench::TTL;
 
 #[test]
@@ -136,6 +137,66 @@ fn long_bodies_are_keyed_too() {
     assert_eq!((bench.store.applied().len(), bench.store.saw("begun")), (1, 1));
     bench.gate.clock.advance(TTL);
     is_replay(&put(&bench, bench.token(), "long", &long, &[]), &first);
+}
+
+/// The same in chunks, so that its length is not known before its end.
+fn put_in_chunks(bench: &Bench, key: &str, body: &[u8]) -> Answer {
+    let mut conn = bench.gate.gate();
+    let token = bench.token();
+    let head = format!(
+        "PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\nidempotency-key: {key}\r\ntransfer-encoding: chunked\r\n\r\n"
+    );
+    conn.send_raw(head.as_bytes()).unwrap();
+    for piece in body.chunks(10_000) {
+        conn.send_raw(&[format!("{:x}\r\n", piece.len()).as_bytes(), piece, b"\r\n"].concat()).unwrap();
+    }
+    conn.send_raw(b"0\r\n\r\n").unwrap();
+    conn.receive().unwrap()
+}
+
+#[test]
+fn a_long_body_that_differs_in_its_last_byte_is_another_one() {
+    let bench = Bench::with(|settings| settings.gate.hold_bytes = 1_024);
+    let long = vec![b'x'; 300_000];
+    let other = [&long[1..], b"y"].concat();
+    for key in ["length", "chunks"] {
+        let send = |body: &[u8]| match key {
+            "length" => put(&bench, bench.token(), key, body, &[]),
+            _ => put_in_chunks(&bench, key, body),
+        };
+        let first = send(&long);
+        first.applied();
+        is_replay(&send(&long), &first);
+        is_refused(&send(&other), 422, "IDEMPOTENCY_KEY_REUSED", "none");
+    }
+    assert_eq!(bench.store.saw("begun"), 2);
+    bench.gate.clock.advance(TTL);
+    is_refused(&put(&bench, bench.token(), "length", &other, &[]), 422, "IDEMPOTENCY_KEY_REUSED", "none");
+    is_refused(&put_in_chunks(&bench, "chunks", &other), 422, "IDEMPOTENCY_KEY_REUSED", "none");
+}
+
+#[test]
+fn a_repeat_that_is_reset_before_its_end_is_not_compared() {
+    let bench = Bench::with(|settings| settings.gate.hold_bytes = 1_024);
+    let long = vec![b'x'; 30_000];
+    put(&bench, bench.token(), "k", &long, &[]).applied();
+    let mut h2 = bench.h2();
+    // NO_ERROR looks like an end, and is none; all bytes may be there by then.
+    for reason in [Reason::NO_ERROR, Reason::CANCEL] {
+        let mut stream = h2.begin("PUT", "/users/1", &[("fence-token", bench.token()), ("idempotency-key", "k")]);
+        stream.send(&long, false);
+        let is_active = |count: u8| {
+            bench.gate.shows(&format!("active_fenced_operations{{resource=\"default\",operation=\"put\"}} {count}\n"))
+        };
+        super::until("the repeat is under way", || is_active(1));
+        stream.reset(reason);
+        super::until("the repeat is over", || is_active(0));
+    }
+    let receipts = bench.gate.api().get("/v1/receipts").expect(200);
+    let errors: Vec<_> = receipts["receipts"].as_array().unwrap().iter().map(|each| text(each, "error")).collect();
+    assert_eq!(errors, ["BODY_UNREADABLE"; 2]);
+    assert_eq!(bench.store.saw("begun"), 1);
+    assert!(bench.gate.shows(r#"fencegate_idempotency_keys_total{result="replayed"} 0"#));
 }
 
 #[test]
