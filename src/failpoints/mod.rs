@@ -31,6 +31,9 @@ pub enum Fault {
     HeadSettles,
     /// A write of unknown outcome is taken for one that has settled.
     NoUnknownWait,
+    /// What a write of unknown outcome may still do is counted from its commit, not from the close of its
+    /// connection. In the simulation only.
+    BoundFromCommit,
     /// A write of which part was sent is taken for one that was not begun.
     PartialIsNone,
     /// A changed route does not wait for writes that went by the old one.
@@ -46,7 +49,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::NoSync,
         Self::ForwardStale,
         Self::NoDrain,
@@ -58,6 +61,7 @@ impl Fault {
         Self::EarlyCleanFlag,
         Self::HeadSettles,
         Self::NoUnknownWait,
+        Self::BoundFromCommit,
         Self::PartialIsNone,
         Self::ReloadNoWait,
         Self::Revive,
@@ -81,6 +85,7 @@ impl Fault {
             Self::EarlyCleanFlag => "early-clean-flag",
             Self::HeadSettles => "head-settles",
             Self::NoUnknownWait => "no-unknown-wait",
+            Self::BoundFromCommit => "bound-from-commit",
             Self::PartialIsNone => "partial-is-none",
             Self::ReloadNoWait => "reload-no-wait",
             Self::Revive => "revive",

@@ -38,6 +38,9 @@ counts! {
     partial,
     /// Writes that were let go before an acquire was asked for, and applied after.
     overtakes,
+    /// Writes that landed behind the end of their connection, when the bound had passed since they were let go, but
+    /// not since that end.
+    late,
     /// Writes that were told to stop while they streamed.
     cancelled,
     unknown,

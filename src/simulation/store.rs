@@ -51,8 +51,9 @@ pub(super) struct Message {
     applied: bool,
     applied_part: bool,
     pub(super) answer: Answer,
-    /// When the gate let it go, in steps.
+    /// When the gate let it go, in steps, and by the clock.
     committed: u64,
+    let_go: BootMs,
 }
 
 impl World {
@@ -83,14 +84,15 @@ impl World {
             applied_part: false,
             answer: Answer::Nothing,
             committed: self.step,
+            let_go: now,
         });
     }
 
     /// The end of a streamed write leaves the gate.
     pub(super) fn send_rest(&mut self, write: u64) {
-        let step = self.step;
+        let (step, now) = (self.step, self.now().boot);
         if let Some(message) = self.messages.iter_mut().find(|message| message.write == write) {
-            (message.whole, message.committed) = (true, step);
+            (message.whole, message.committed, message.let_go) = (true, step, now);
         }
     }
 
@@ -196,6 +198,8 @@ impl World {
         message.applied = true;
         let was_asked = self.asked.get(&message.object).is_some_and(|asked| *asked > message.committed);
         self.counts.overtakes += u64::from(was_asked);
+        let is_late = self.now().boot >= message.let_go.after(Ttl(self.lot.bound_ms));
+        self.counts.late += u64::from(is_late && message.closed.is_some());
         self.apply(message, "landed");
     }
 

@@ -445,7 +445,9 @@ impl World {
         if failpoints::on(Fault::NoUnknownWait) || (is_partial && failpoints::on(Fault::PartialIsNone)) {
             return End::Nothing;
         }
-        End::Unknown { until: self.now().boot.after(Ttl(self.lot.bound_ms)) }
+        let is_early = failpoints::on(Fault::BoundFromCommit) && !is_partial;
+        let from = if is_early { write.sent_at } else { self.now().boot };
+        End::Unknown { until: from.after(Ttl(self.lot.bound_ms)) }
     }
 
     fn end_write(&mut self, write: &mut Write, records: &Records, how: End) {

@@ -32,6 +32,7 @@ fn no_seed_shows_a_broken_promise_and_all_that_can_go_wrong_was_seen() {
         ("applied", 1_000),
         ("partial", 100),
         ("overtakes", 100),
+        ("late", 30),
         ("cancelled", 100),
         ("unknown", 100),
         ("during_syncs", 1_000),
@@ -104,6 +105,7 @@ caught! {
     a_clean_flag_set_too_early_is_caught: "early-clean-flag" breaks "DRAIN";
     a_head_that_settles_is_caught: "head-settles" breaks "DRAIN";
     an_unknown_write_that_nobody_waits_for_is_caught: "no-unknown-wait" breaks "DRAIN";
+    a_bound_that_is_counted_from_the_commit_is_caught: "bound-from-commit" breaks "DRAIN";
     a_partial_write_taken_for_none_is_caught: "partial-is-none" breaks "DRAIN";
     a_lease_that_lives_again_is_caught: "revive" breaks "NO REVIVAL";
     a_term_whose_advance_does_not_drain_is_caught: "no-drain" breaks "DRAIN" with "--led";
@@ -111,6 +113,7 @@ caught! {
     a_write_by_a_term_that_is_not_judged_again_is_caught: "no-commit-check" breaks "DRAIN" with "--led";
     a_term_that_opens_while_it_drains_is_caught: "no-draining-state" breaks "DRAIN" with "--led";
     a_term_of_unknown_writes_that_nobody_waits_for_is_caught: "no-unknown-wait" breaks "DRAIN" with "--led";
+    a_bound_of_a_term_that_is_counted_from_the_commit_is_caught: "bound-from-commit" breaks "DRAIN" with "--led";
     a_slow_load_that_puts_an_old_term_back_is_caught: "stale-load" breaks "MONOTONIC" with "--led";
     a_term_whose_lease_was_not_renewed_is_caught: "dead-terms" breaks "EXPIRY" with "--led";
     a_term_that_the_gate_has_read_to_be_over_is_caught: "dead-terms" breaks "STALE" with "--led";
