@@ -103,7 +103,10 @@ test-fresh: ## run `make test` in a new Debian system, then again without networ
 	@scripts/setup fresh
 	@scripts/test-fresh
 
-check: ## check format, lints, documentation, and what a write costs in instructions
+# Of cargo deny: 0 leaves it out.
+export DENY ?= 1
+
+check: ## check format, lints, documentation, crates (DENY=0: not those), and what a write costs in instructions
 	@scripts/setup build check
 	@for part in fmt:rustfmt clippy:clippy; do \
 		cargo "$${part%:*}" --version >/dev/null 2>&1 || { \
@@ -114,6 +117,7 @@ check: ## check format, lints, documentation, and what a write costs in instruct
 	cargo fmt --check
 	cargo clippy $(LOCKED) --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc $(LOCKED) --no-deps
+	$(if $(filter 0,$(DENY)),@echo "check: cargo deny is left out",scripts/deny)
 	$(count_instructions)
 
 define count_instructions
