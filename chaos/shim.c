@@ -9,11 +9,13 @@
  * Files are only ever appended to by what we test, so a size says it all.
  *
  * And it does what the file $CHAOS_CONTROL asks for, which both sides map into memory: see `control`.
+ * With $CHAOS_KILL_AT=N the process is killed at the N-th step that changes the disk, before it is done.
  * With $CHAOS_HOLDS_ONE only the first thread that asks for that file is told that it is there. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -47,6 +49,16 @@ static struct control *control(void) {
     if (fd >= 0) close(fd);
     found = mapped == MAP_FAILED ? &none : mapped;
     return found;
+}
+
+/* A step that changes the disk is about to be done. */
+static void step(void) {
+    static _Atomic int64_t steps, kill_at = -1;
+    if (kill_at < 0) {
+        const char *asked = getenv("CHAOS_KILL_AT");
+        kill_at = asked ? atoll(asked) : 0;
+    }
+    if (kill_at > 0 && ++steps == kill_at) kill(getpid(), SIGKILL);
 }
 
 static void note(const char *line) {
@@ -110,6 +122,7 @@ static int meddle(const char *path) {
 static int sync_and_note(int fd, int (*sync)(int)) {
     char path[2048];
     struct stat before;
+    step();
     if (fstat(fd, &before) != 0 || !path_of(fd, path, sizeof path)) return sync(fd);
     if (meddle(path)) {
         errno = EIO;
@@ -125,6 +138,7 @@ int fdatasync(int fd) { return sync_and_note(fd, NEXT(fdatasync)); }
 
 int rename(const char *from, const char *to) {
     char line[4352];
+    step();
     int done = NEXT(rename)(from, to);
     if (done == 0) {
         snprintf(line, sizeof line, "R %s\t%s\n", from, to);
@@ -133,12 +147,43 @@ int rename(const char *from, const char *to) {
     return done;
 }
 
+int mkdir(const char *path, mode_t mode) {
+    step();
+    return NEXT(mkdir)(path, mode);
+}
+
+int link(const char *from, const char *to) {
+    step();
+    return NEXT(link)(from, to);
+}
+
+int unlink(const char *path) {
+    step();
+    return NEXT(unlink)(path);
+}
+
+int rmdir(const char *path) {
+    step();
+    return NEXT(rmdir)(path);
+}
+
+int unlinkat(int dir, const char *path, int flags) {
+    step();
+    return NEXT(unlinkat)(dir, path, flags);
+}
+
+int chmod(const char *path, mode_t mode) {
+    step();
+    return NEXT(chmod)(path, mode);
+}
+
 #define OPEN(name)                                               \
     int name(const char *path, int flags, ...) {                 \
         va_list rest;                                            \
         va_start(rest, flags);                                   \
         mode_t mode = (flags & O_CREAT) ? va_arg(rest, int) : 0; \
         va_end(rest);                                            \
+        if (flags & O_CREAT) step();                             \
         int fd = NEXT(name)(path, flags, mode);                  \
         note_created(fd, flags);                                 \
         return fd;                                               \
@@ -152,6 +197,7 @@ OPEN(open64)
         va_start(rest, flags);                                   \
         mode_t mode = (flags & O_CREAT) ? va_arg(rest, int) : 0; \
         va_end(rest);                                            \
+        if (flags & O_CREAT) step();                             \
         int fd = NEXT(name)(dir, path, flags, mode);             \
         note_created(fd, flags);                                 \
         return fd;                                               \

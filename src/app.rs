@@ -34,7 +34,7 @@ use crate::{
         generation::Generation,
         ledger::{Core, Ledger, Setup},
         news::News,
-        open::{self, Begun},
+        open::{self, Begun, Lost},
         records::Records,
         stripes,
     },
@@ -223,13 +223,20 @@ fn assemble(
 
 fn report(begun: &Begun, metrics: &Metrics) {
     let frame = &begun.context.frame;
-    metrics.table.begun(begun.meta.incarnation.get(), begun.was_clean, frame);
-    if let Some(why) = &begun.tail_lost {
-        tracing::error!(
+    metrics.table.begun(begun.meta.incarnation, begun.was_clean, frame);
+    let incarnation = begun.meta.incarnation.number();
+    match &begun.lost {
+        None => {}
+        Some(Lost::Tail { why }) => tracing::error!(
             why,
-            incarnation = begun.meta.incarnation.get(),
+            incarnation,
             "THE END OF THE FENCE TABLE'S LOG WAS LOST. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's word (POST /v1/objects/ID/confirm). Check the disk"
-        );
+        ),
+        Some(Lost::Behind { epoch }) => tracing::error!(
+            epoch = epoch.number(),
+            incarnation,
+            "THE FENCE TABLE IS NOT THE NEWEST THAT ITS FOLDER HAS HAD: the folder's epoch is above it, so an older copy was put back by hand. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's word (POST /v1/objects/ID/confirm). Copies come back by `fencegate table restore` only"
+        ),
     }
     if frame.behind_mark {
         tracing::error!(
@@ -246,7 +253,7 @@ fn report(begun: &Begun, metrics: &Metrics) {
     }
     tracing::info!(
         run = begun.meta.run,
-        incarnation = begun.meta.incarnation.get(),
+        incarnation,
         clean = begun.was_clean,
         reads = begun.table.reads(),
         "the fence table is open"

@@ -117,7 +117,8 @@ class Page(unittest.TestCase):
         self.assertEqual(volumes[1]["persistentVolumeClaim"], {"claimName": backups})
         # What is put back is what was made, while the gate is away.
         made, told = map(commands, blocks(section("Backup and restore"), "sh"))
-        self.assertEqual(ours["args"], ["table", "restore", "--config", "/dev/null", "--from", made[0].split()[-1]])
+        self.assertEqual(ours["args"], ["table", "restore", "--config", "/dev/null", "--from", made[0].split()[-1],
+                                         "--above", "LEASE_SEQ"])
         self.assertTrue(made[0].split()[-1].startswith(mounts[1]["mountPath"] + "/"))
         name, gates = mended["metadata"]["name"], workload["metadata"]["name"]
         self.assertEqual([re.sub(r" --timeout=\w+", "", command) for command in told], [

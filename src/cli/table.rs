@@ -59,6 +59,12 @@ pub(super) enum Command {
         /// Set a table that is there aside first.
         #[arg(long)]
         replace: bool,
+        /// No lease had a higher lease_seq than this one: your word, where the data folder is empty or does not read.
+        ///
+        /// `fencegate_table_floor` in your metrics is right, and so is the newest lease_seq that you can find, of any
+        /// object: in a writer's log, or in the Fence-Seq that the store was sent.
+        #[arg(long, value_name = "LEASE_SEQ")]
+        above: Option<u64>,
     },
 }
 
@@ -81,23 +87,36 @@ pub(super) fn run(command: Command) -> Done {
             (Some(config), None) => backup_stopped(&to, &ConfigArgs { config }),
             (None, None) => Err(Failed::Said("say --api or --config".to_owned())),
         },
-        Command::Restore { config, from, replace } => {
-            let data = load(&config)?.table.path;
-            let restored = backup::restore(&from, &data, replace, Clock::machine().now()).map_err(at_table)?;
-            output::line(&format!("restored as incarnation {}: every lease is void", restored.incarnation));
-            if let Some(aside) = restored.set_aside {
-                output::line(&format!("the table that was there is in {}", aside.display()));
-            }
-            Ok(())
+        Command::Restore { config, from, replace, above } => {
+            restore(&load(&config)?.table.path, &from, backup::How { replace, above })
         }
     }
+}
+
+fn restore(data: &std::path::Path, from: &std::path::Path, how: backup::How) -> Done {
+    let restored = backup::restore(from, data, how, Clock::machine().now()).map_err(at_table)?;
+    let incarnation = restored.incarnation;
+    output::line(&format!(
+        "restored as incarnation {incarnation}: every lease is void, and every new one has a lease_seq above {}",
+        incarnation.floor()
+    ));
+    if let Some(aside) = restored.set_aside {
+        output::line(&format!("the table that was there is in {}", aside.display()));
+    }
+    if let Some(error) = restored.not_noted {
+        output::line(&format!(
+            "{} cannot be written, so it does not say that it was restored: {error}",
+            from.display()
+        ));
+    }
+    Ok(())
 }
 
 fn look(config: &ConfigArgs) -> Result<RocksTable, Failed> {
     let path = load(config)?.table.path;
     let folder = table_folder(&path);
     if !RocksTable::exists(&folder) {
-        return Err(at_table(open::OpenFault::Missing { folder: path.display().to_string() }));
+        return Err(at_table(open::why_missing(&path)));
     }
     // A gate that is writing may be caught in the middle of a record, or change its log just then.
     // What is really damaged stays so.
@@ -122,7 +141,8 @@ fn stats(config: &ConfigArgs, json: bool) -> Done {
     let sizes = table.stats();
     if json {
         let shown = serde_json::json!({
-            "rows": report.rows, "incarnation": incarnation.get(), "run": run, "clean": clean,
+            "rows": report.rows, "incarnation": incarnation.number(), "floor": incarnation.floor().get(),
+            "run": run, "clean": clean,
             "sst_bytes": sizes.sst_bytes, "memtable_bytes": sizes.memtable_bytes,
         });
         output::line(&shown.to_string());
@@ -131,6 +151,7 @@ fn stats(config: &ConfigArgs, json: bool) -> Done {
     let mut rows: Vec<Vec<String>> =
         report.rows.iter().map(|(family, count)| vec![(*family).to_owned(), count.to_string()]).collect();
     rows.push(vec!["incarnation".to_owned(), incarnation.to_string()]);
+    rows.push(vec!["floor".to_owned(), incarnation.floor().to_string()]);
     rows.push(vec!["run".to_owned(), run.to_string()]);
     rows.push(vec!["ended in good order".to_owned(), if clean { "yes" } else { "no, or it is running" }.to_owned()]);
     rows.push(vec!["table files, bytes".to_owned(), sizes.sst_bytes.to_string()]);
@@ -160,7 +181,7 @@ fn backup_stopped(to: &std::path::Path, config: &ConfigArgs) -> Done {
     let path = load(config)?.table.path;
     let folder = table_folder(&path);
     if !RocksTable::exists(&folder) {
-        return Err(at_table(open::OpenFault::Missing { folder: path.display().to_string() }));
+        return Err(at_table(open::why_missing(&path)));
     }
     let _lock = open::lock(&path).map_err(|fault| {
         at_table(format!("{fault}, or say --api instead of --config to copy a running gate's table"))

@@ -203,7 +203,7 @@ fn a_lost_past_locks_until_an_operator_says_what_may_write() {
     let mut record = fresh();
     follow(&mut record, 50, Ttl::FOR_EVER, 0);
     let mut record = record.rebased(Incarnation::new(2));
-    assert_eq!((record.fence.get(), record.lost, record.incarnation), (50, 2, Incarnation::default()));
+    assert_eq!((record.fence.get(), record.lost, record.incarnation), (50, 2 << 32, Incarnation::default()));
     assert_eq!(record.clone().rebased(Incarnation::new(2)), record, "reading it again changes nothing");
     assert_eq!((verdict(&record, 49, 0), verdict(&record, 50, 0)), ("WRITE_STALE_FENCE", "OBJECT_LOCKED"));
     assert_eq!(verdict(&record, 51, 0), "OBJECT_LOCKED");

@@ -49,8 +49,8 @@ pub struct Record {
     pub numbers: Numbers,
     /// The term of leadership at its fence, or before it, where a Kubernetes Lease says who may write.
     pub elected: Option<Arc<Elected>>,
-    /// How many incarnations the table has begun since, where the numbers are not the gate's own, so that
-    /// no arithmetic can raise its floor.
+    /// How far the table's floor has risen since, where the numbers are not the gate's own, so that no arithmetic can
+    /// raise this one.
     pub lost: u64,
 }
 
@@ -60,7 +60,7 @@ impl Record {
     pub fn unknown(object: ObjectId, incarnation: Incarnation) -> Self {
         Self {
             object,
-            fence: incarnation.default_floor(),
+            fence: incarnation.floor(),
             state: State::Free { last: None },
             incarnation,
             changed: Hlc::default(),
@@ -76,13 +76,13 @@ impl Record {
     /// that: there the object is locked.
     #[must_use]
     pub fn rebased(mut self, to: Incarnation) -> Self {
-        let passed = to.since(self.incarnation);
-        if passed > 0 {
+        let risen = to.since(self.incarnation);
+        if risen > 0 {
             self.state = State::Free { last: None };
             match self.numbers {
-                Numbers::External => self.lost = passed,
+                Numbers::External => self.lost = risen,
                 Numbers::Gate => {
-                    self.fence = self.fence.raised(passed);
+                    self.fence = self.fence.raised(risen);
                     self.incarnation = to;
                 }
             }
@@ -98,8 +98,8 @@ impl Record {
     /// What was lost of its past has been made up for.
     #[must_use]
     pub(super) fn caught_up(mut self) -> Self {
-        let lost = u32::try_from(std::mem::take(&mut self.lost)).unwrap_or(u32::MAX);
-        self.incarnation = Incarnation::new(self.incarnation.get().saturating_add(lost));
+        let lost = std::mem::take(&mut self.lost);
+        self.incarnation = Incarnation::at(self.incarnation.floor().raised(lost).get());
         self
     }
 

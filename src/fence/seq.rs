@@ -6,8 +6,13 @@ use std::fmt;
 /// keeps exact. Behind it lies `SEQ_EXHAUSTED`, never a repeat.
 pub const MAX_GATE_SEQ: u64 = (1 << 53) - 1;
 
-/// How far one new incarnation raises every floor.
+/// How far one new incarnation raises every floor, at least: no object is granted so often in what a lost tail or an
+/// old backup can have missed.
 pub const INCARNATION_STRIDE: u64 = 1 << 32;
+
+/// A restore raises every floor by up to so much more, drawn at random: copies of one backup that are restored apart
+/// from each other do not meet. ARCHITECTURE.md has the arithmetic.
+pub const RESTORE_SPREAD: u64 = 1 << 38;
 
 /// A lease's sequence number: at least 1, strictly increasing per object, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,10 +58,10 @@ impl Fence {
         if self.0 >= MAX_GATE_SEQ { None } else { LeaseSeq::new(self.0 + 1) }
     }
 
-    /// The same floor as seen from a later incarnation of the table.
+    /// The same floor as seen from a later incarnation of the table, which lies so much higher.
     #[must_use]
-    pub const fn raised(self, incarnations: u64) -> Self {
-        Self(self.0.saturating_add(incarnations.saturating_mul(INCARNATION_STRIDE)))
+    pub const fn raised(self, by: u64) -> Self {
+        Self(self.0.saturating_add(by))
     }
 }
 
@@ -72,47 +77,75 @@ impl fmt::Display for Fence {
     }
 }
 
-/// How often the table had to start over because some of its past may be missing. Every floor,
-/// also the one of objects without a record, rises by [`INCARNATION_STRIDE`] with each.
+/// A life of the table. A new one begins where some of the past may be missing. It is named by its floor: the fence of
+/// an object that has no record. Each floor lies at least [`INCARNATION_STRIDE`] above the one before, and every fence
+/// rises as far as the floor does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Incarnation(u32);
+pub struct Incarnation(u64);
 
 impl Incarnation {
+    /// The one of this number whose floor is the lowest.
     #[must_use]
-    pub const fn new(n: u32) -> Self {
-        Self(n)
+    pub const fn new(number: u32) -> Self {
+        Self(number as u64 * INCARNATION_STRIDE)
     }
 
+    /// The one with this floor.
     #[must_use]
-    pub const fn get(self) -> u32 {
-        self.0
+    pub const fn at(floor: u64) -> Self {
+        Self(floor)
+    }
+
+    /// Its number, which rises by one or more with each.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        u32::try_from(self.0 / INCARNATION_STRIDE).unwrap_or(u32::MAX)
+    }
+
+    /// How far its floor lies above the lowest of its number.
+    #[must_use]
+    pub fn offset(self) -> u32 {
+        u32::try_from(self.0 % INCARNATION_STRIDE).unwrap_or(u32::MAX)
     }
 
     /// The last one whose floor leaves room for numbers below [`MAX_GATE_SEQ`].
-    pub const LAST: Self = Self((1 << (53 - 32)) - 1);
+    pub const LAST: Self = Self::new((1 << (53 - 32)) - 1);
 
     /// The one after this, or `None` where there is no room for it.
     #[must_use]
-    pub fn next(self) -> Option<Self> {
-        (self < Self::LAST).then(|| Self(self.0 + 1))
+    pub const fn next(self) -> Option<Self> {
+        self.above(INCARNATION_STRIDE)
+    }
+
+    /// One for a restore, drawn by `lot` from the [`RESTORE_SPREAD`] above the next; `None` where there is no room.
+    #[must_use]
+    pub const fn drawn(self, lot: u64) -> Option<Self> {
+        self.above(INCARNATION_STRIDE + lot % RESTORE_SPREAD)
+    }
+
+    const fn above(self, by: u64) -> Option<Self> {
+        match self.0.checked_add(by) {
+            Some(floor) if floor <= Self::LAST.0 => Some(Self(floor)),
+            Some(_) | None => None,
+        }
     }
 
     /// The floor of an object that has no record.
     #[must_use]
-    pub const fn default_floor(self) -> Fence {
-        Fence(0).raised(self.0 as u64)
+    pub const fn floor(self) -> Fence {
+        Fence(self.0)
     }
 
-    /// How many incarnations lie between `earlier` and this one.
+    /// How far this one's floor lies above that of `earlier`.
     #[must_use]
     pub const fn since(self, earlier: Self) -> u64 {
-        self.0.saturating_sub(earlier.0) as u64
+        self.0.saturating_sub(earlier.0)
     }
 }
 
 impl fmt::Display for Incarnation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.number().fmt(f)
     }
 }
 
@@ -130,17 +163,31 @@ mod tests {
 
     #[test]
     fn there_is_room_for_numbers_in_every_incarnation() {
-        assert_eq!(Incarnation::LAST.default_floor().raised(1).get(), MAX_GATE_SEQ + 1);
-        assert!(Incarnation::LAST.default_floor().next().is_some());
+        assert_eq!(Incarnation::LAST.floor().raised(INCARNATION_STRIDE).get(), MAX_GATE_SEQ + 1);
+        assert!(Incarnation::LAST.floor().next().is_some());
         assert_eq!(Incarnation::LAST.next(), None);
+        assert_eq!(Incarnation::at(u64::MAX).next(), None);
         assert_eq!(Incarnation::new(6).next(), Some(Incarnation::new(7)));
+        assert_eq!(Incarnation::at(6).next(), Some(Incarnation::at((1 << 32) + 6)));
     }
 
     #[test]
     fn an_incarnation_raises_every_floor_alike() {
         let two = Incarnation::new(2);
-        assert_eq!(two.default_floor().get(), 2 << 32);
+        assert_eq!(two.floor().get(), 2 << 32);
         assert_eq!(Fence::new(7).raised(two.since(Incarnation::new(1))).get(), (1 << 32) + 7);
         assert_eq!(Fence::new(u64::MAX - 1).raised(9).get(), u64::MAX);
+    }
+
+    #[test]
+    fn a_restore_lies_above_the_next_one_as_the_lot_says() {
+        let six = Incarnation::at((6 << 32) + 5);
+        for (lot, floor) in [(0, (7 << 32) + 5), (1, (7 << 32) + 6), (RESTORE_SPREAD + 1, (7 << 32) + 6)] {
+            assert_eq!(six.drawn(lot), Some(Incarnation::at(floor)));
+        }
+        let highest = six.drawn(u64::MAX).unwrap();
+        assert_eq!((highest.number(), highest.offset()), (7 + 64, 4));
+        assert_eq!(Incarnation::LAST.drawn(0), None);
+        assert!((0..64).all(|lot| six.drawn(lot << 32).unwrap().number() > six.number()));
     }
 }

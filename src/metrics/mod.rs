@@ -19,7 +19,7 @@ use self::{
 };
 use crate::{
     fence::{
-        Code,
+        Code, Incarnation,
         step::{Kind, LeaseRefusal},
         time::Frame,
     },
@@ -278,6 +278,7 @@ impl LedgerMetrics {
 /// What is known of the table since the start.
 pub struct TableMetrics {
     incarnation: Gauge,
+    floor: Gauge,
     unclean_start: Gauge,
     behind_mark: Gauge,
     started: Gauge,
@@ -286,7 +287,8 @@ pub struct TableMetrics {
 impl TableMetrics {
     fn new(registry: &Registry) -> Self {
         Self {
-            incarnation: registry.gauge("fencegate_table_incarnation", "How often the table had to start over because part of its past was lost, or it was restored."),
+            incarnation: registry.gauge("fencegate_table_incarnation", "Rises when the table starts over because part of its past was lost, or it was restored."),
+            floor: registry.gauge("fencegate_table_floor", "The lease_seq above which this table grants; `table restore --above` asks for it."),
             unclean_start: registry.gauge("fencegate_table_unclean_start", "1 if the run before this one did not end in good order."),
             behind_mark: registry.gauge("fencegate_clock_behind_mark", "1 if the wall clock was behind the table's own mark at the start: every older lease counts as expired."),
             // The name that every dashboard knows.
@@ -294,9 +296,10 @@ impl TableMetrics {
         }
     }
 
-    #[allow(clippy::cast_precision_loss, reason = "milliseconds since 1970")]
-    pub fn begun(&self, incarnation: u32, was_clean: bool, frame: &Frame) {
-        self.incarnation.set(f64::from(incarnation));
+    #[allow(clippy::cast_precision_loss, reason = "milliseconds since 1970, and numbers below 2^53")]
+    pub fn begun(&self, incarnation: Incarnation, was_clean: bool, frame: &Frame) {
+        self.incarnation.set(f64::from(incarnation.number()));
+        self.floor.set(incarnation.floor().get() as f64);
         self.unclean_start.set(f64::from(u8::from(!was_clean)));
         self.behind_mark.set(f64::from(u8::from(frame.behind_mark)));
         self.started.set(frame.start.wall.0 as f64 / 1_000.0);
@@ -342,10 +345,11 @@ mod tests {
     fn the_start_is_shown() {
         let metrics = Metrics::new();
         let start = Now { boot: BootMs(5), wall: WallMs(1_800_000_000_250) };
-        metrics.table.begun(2, false, &Frame { run: 7, start, behind_mark: true });
+        metrics.table.begun(Incarnation::at((2 << 32) + 5), false, &Frame { run: 7, start, behind_mark: true });
         let text = metrics.render();
         for line in [
             "fencegate_table_incarnation 2\n",
+            "fencegate_table_floor 8589934597\n",
             "fencegate_table_unclean_start 1\n",
             "fencegate_clock_behind_mark 1\n",
             "process_start_time_seconds 1800000000.25\n",

@@ -4,6 +4,11 @@
 //! missing from it, so a restored table starts a new incarnation (every floor rises beyond anything
 //! that could have been granted meanwhile, every lease is void) and gets a new key (no old token can
 //! be taken for a new one).
+//!
+//! The new incarnation lies above every number that was used on these objects: those that the folder knows of (its
+//! epoch, the table that is there, those set aside) or, where it knows of none, what the operator says (`--above`). It
+//! is drawn at random from there on, so that copies of one backup that are restored apart from each other do not
+//! grant the same numbers. ARCHITECTURE.md has the reasons.
 
 use std::{
     fs, io,
@@ -15,9 +20,10 @@ use thiserror::Error;
 use super::{
     Table, TableFault,
     codec::{Meta, Terms},
-    data_folder::{DataLock, clear, key_path, sync_parent, table_folder},
+    data_folder::{DataLock, REPLACED, RESTORING, Without, clear, key_path, sync_parent, table_folder, without_table},
+    epoch::{self, EpochFault},
     key_file::{self, KeyFault},
-    open::{read_mark, read_meta, write_meta},
+    open::{put, read_mark, read_meta, write_meta},
     rocks::RocksTable,
 };
 use crate::fence::{Incarnation, Now};
@@ -33,14 +39,20 @@ pub enum BackupFault {
     TableExists(PathBuf),
     #[error("the fence table in {} is in use by another process; stop its gate first", .0.display())]
     InUse(PathBuf),
-    #[error("the table has used up its incarnations")]
+    #[error("there are no numbers left above those that the table has used, or above --above; use other object ids")]
     Exhausted,
     #[error(
-        "this machine's clock has not been set; set it first, so that the restored table's numbers lie above all others"
+        "nothing in {} says which numbers were used since this backup was made. Say --above N: the highest lease_seq that you know of, of any object, from `fencegate_table_floor` in your metrics, the logs of writers, or the Fence-Seq that the store was sent. Only if nothing has run on this table or another copy of it since, say --above {floor}, where the backup stands", .data.display()
     )]
-    Clock,
-    #[error("{} cannot be written: {error}. A restore writes down there what it restored as, so that the next one of the same backup lies above it; copy the backup to a folder that can be written, and restore from there", .path.display())]
-    ReadOnly { path: PathBuf, error: io::Error },
+    FloorUnknown { data: PathBuf, floor: u64 },
+    #[error(
+        "--above {above} is below {floor}, where the backup itself stands: name the highest lease_seq that you know of"
+    )]
+    BelowBackup { above: u64, floor: u64 },
+    #[error("the system has no random numbers to give: {0}")]
+    Random(String),
+    #[error(transparent)]
+    Epoch(#[from] EpochFault),
     #[error(transparent)]
     Table(#[from] TableFault),
     #[error(transparent)]
@@ -67,47 +79,52 @@ pub struct Restored {
     pub incarnation: Incarnation,
     /// Where the table that was there before lies now.
     pub set_aside: Option<PathBuf>,
+    /// Why the backup does not say what it was restored as, where it does not.
+    pub not_noted: Option<io::Error>,
+}
+
+/// How to restore.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct How {
+    /// Set a table that is there aside.
+    pub replace: bool,
+    /// An operator's word that no lease had a higher number.
+    pub above: Option<u64>,
 }
 
 /// Puts a backup where the gate's table belongs, as a new incarnation under a new key.
 ///
-/// The new incarnation must be one that no gate has ever used on these objects, and be above all that
-/// were. It is above the backup's, above what this backup was restored as before (written down in its
-/// own folder), above those of the table that is there and of those set aside; and since copies of
-/// a backup may be restored onto empty disks, it is also at least the number of hours since 2026.
-///
 /// # Errors
-/// Where the backup cannot be read or written, or a table is there and `replace` is not set. What was
-/// there before is still there then.
-pub fn restore(backup: &Path, data: &Path, replace: bool, now: Now) -> Result<Restored, BackupFault> {
+/// Where the backup cannot be read, a table is there and `replace` is not set, or nothing says which numbers were used.
+/// What was there before is still there then, unless the names could not be changed: then it is to be done again.
+pub fn restore(backup: &Path, data: &Path, how: How, now: Now) -> Result<Restored, BackupFault> {
     if !RocksTable::exists(backup) {
         return Err(BackupFault::NoBackup(backup.to_owned()));
     }
-    if !now.is_plausible() {
-        return Err(BackupFault::Clock);
-    }
     let target = table_folder(data);
     let is_there = target.exists();
-    if is_there && !replace {
+    if is_there && !how.replace {
         return Err(BackupFault::TableExists(data.to_owned()));
     }
     let lock = DataLock::take(data).map_err(at(data))?;
     let _lock = lock.ok_or_else(|| BackupFault::InUse(data.to_owned()))?;
-    let staged = Staged::new(data);
+    let used = Used::find(backup, data, how.above)?;
+    let mut staged = Staged::new(data);
     staged.fill(backup)?;
-    let incarnation = staged.begin_incarnation(&used_before(backup, data)?, now)?;
-    // A second restore must know of this one, whatever becomes of it.
-    write_synced(&backup.join(RESTORED_AS), &incarnation.to_string())?;
-    // Until here nothing that was there has changed. A crash from here on leaves a table without its
-    // key or no table at all, which no gate starts on; restoring again mends it.
+    let incarnation = staged.begin_incarnation(&used, data, now)?;
+    // Until here nothing that was there has changed. From here on a crash leaves a folder without a table, in which
+    // nothing starts, and in which a restore begins anew. The epoch rises while no table is in its place: one that is
+    // in its place and below the epoch is not the newest.
+    staged.is_wanted = true;
     let set_aside = if is_there { Some(put_aside(data, &target)?) } else { None };
-    fs::rename(&staged.key, key_path(data)).map_err(at(data))?;
-    fs::rename(&staged.table, &target).map_err(at(data))?;
-    sync_parent(&target).map_err(at(data))?;
-    Ok(Restored { incarnation, set_aside })
+    epoch::set(data, incarnation)?;
+    let noted = note(backup, incarnation).err();
+    put(&staged.key, &key_path(data)).map_err(at(data))?;
+    put(&staged.table, &target).map_err(at(data))?;
+    Ok(Restored { incarnation, set_aside, not_noted: noted })
 }
 
-/// The number that this backup was last restored as, in its folder.
+/// The floor that this backup was last restored with, in its folder; earlier versions wrote an incarnation's number.
 const RESTORED_AS: &str = "RESTORED_AS";
 
 fn at(path: &Path) -> impl Fn(io::Error) -> BackupFault {
@@ -115,58 +132,103 @@ fn at(path: &Path) -> impl Fn(io::Error) -> BackupFault {
     move |error| BackupFault::Io { path: path.clone(), error }
 }
 
-fn write_synced(path: &Path, text: &str) -> Result<(), BackupFault> {
-    let written =
-        fs::write(path, text).and_then(|()| fs::File::open(path)?.sync_all()).and_then(|()| sync_parent(path));
-    written.map_err(|error| BackupFault::ReadOnly { path: path.to_owned(), error })
+/// Writes down in a backup what it was restored as, so that the next restore of it lies above.
+fn note(backup: &Path, incarnation: Incarnation) -> io::Result<()> {
+    let path = backup.join(RESTORED_AS);
+    fs::write(&path, incarnation.floor().to_string())?;
+    fs::File::open(&path)?.sync_all()?;
+    sync_parent(&path)
 }
 
-/// The highest incarnation and run that this folder and this backup show signs of, and the longest that
-/// writes of a table that was here may still land.
+fn restored_as(backup: &Path) -> Result<Incarnation, BackupFault> {
+    let path = backup.join(RESTORED_AS);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Incarnation::default()),
+        Err(error) => return Err(at(&path)(error)),
+    };
+    let said: u64 = text.trim().parse().map_err(|_| BackupFault::NoBackup(path))?;
+    // No floor of a restored table is as low as any number of an incarnation is.
+    let number = u32::try_from(said).ok().filter(|number| *number <= Incarnation::LAST.number());
+    Ok(number.map_or(Incarnation::at(said), Incarnation::new))
+}
+
+/// What this folder and this backup say was used, and the longest that writes of a table that was here may still land.
 struct Used {
     incarnation: Incarnation,
+    /// The folder, or the operator, says how high it can have been.
+    is_known: bool,
+    above: Option<u64>,
     run: u64,
     bound_ms: u64,
 }
 
-fn used_before(backup: &Path, data: &Path) -> Result<Used, BackupFault> {
-    let restored_as = match fs::read_to_string(backup.join(RESTORED_AS)) {
-        Ok(text) => Incarnation::new(text.trim().parse().map_err(|_| BackupFault::NoBackup(backup.join(RESTORED_AS)))?),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Incarnation::default(),
-        Err(error) => return Err(at(backup)(error)),
-    };
-    let mut used = Used { incarnation: restored_as, run: 0, bound_ms: 0 };
-    for entry in fs::read_dir(data).map_err(at(data))? {
-        let entry = entry.map_err(at(data))?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name != "table" && !name.starts_with(REPLACED) {
-            continue;
+impl Used {
+    fn find(backup: &Path, data: &Path, above: Option<u64>) -> Result<Self, BackupFault> {
+        let mut used = Self { incarnation: restored_as(backup)?, is_known: false, above, run: 0, bound_ms: 0 };
+        let (mut is_newest_read, mut all_read) = (false, true);
+        for entry in fs::read_dir(data).map_err(at(data))? {
+            let entry = entry.map_err(at(data))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name == "table" {
+                is_newest_read = used.add_table(&entry.path());
+            } else if name.starts_with(REPLACED) {
+                all_read &= used.add_table(&entry.path());
+            }
         }
-        match RocksTable::open_to_salvage(&entry.path()).and_then(|table| read_meta(&table)) {
-            Ok(meta) => {
-                if let Some(Meta { incarnation, run, terms, .. }) = meta {
-                    used.incarnation = used.incarnation.max(incarnation);
-                    used.run = used.run.max(run);
-                    used.bound_ms = used.bound_ms.max(terms.bound_ms);
-                }
+        // A restore that was cut short has set the newest aside.
+        let is_cut = without_table(data).map_err(at(data))? == Without::Restore && !table_folder(data).exists();
+        used.is_known = match epoch::read(data) {
+            Ok(Some(epoch)) => {
+                used.incarnation = used.incarnation.max(epoch);
+                true
             }
-            Err(fault) => {
-                tracing::warn!(%fault, name, "a table that was here cannot be read at all; going on without it");
+            // A folder of before there were epochs: its newest table says it.
+            Ok(None) => is_newest_read || is_cut && all_read,
+            Err(EpochFault::Unreadable { .. }) => false,
+            Err(fault) => return Err(fault.into()),
+        };
+        if let Some(above) = above {
+            used.incarnation = used.incarnation.max(Incarnation::at(above));
+            used.is_known = true;
+        }
+        Ok(used)
+    }
+
+    /// Takes in what a table that was here says, if it can be read.
+    fn add_table(&mut self, folder: &Path) -> bool {
+        match RocksTable::open_to_salvage(folder).and_then(|table| read_meta(&table)) {
+            Ok(Some(Meta { incarnation, run, terms, .. })) => {
+                self.incarnation = self.incarnation.max(incarnation);
+                self.run = self.run.max(run);
+                self.bound_ms = self.bound_ms.max(terms.bound_ms);
+                true
             }
+            Ok(None) | Err(_) => false,
         }
     }
-    Ok(used)
 }
 
-/// A table and its key in the making, beside those that are there.
+/// A table and its key in the making, beside those that are there. Removed again, unless it is wanted.
 struct Staged {
     table: PathBuf,
     key: PathBuf,
+    is_wanted: bool,
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.is_wanted {
+            // What is left is cleared by the next restore.
+            let _ = clear(&self.table).and_then(|()| clear(&self.key));
+        }
+    }
 }
 
 impl Staged {
     fn new(data: &Path) -> Self {
-        Self { table: data.join("table.restoring"), key: data.join("key.restoring") }
+        let staged = |name: &str| data.join(format!("{name}{RESTORING}"));
+        Self { table: staged("table"), key: staged("key"), is_wanted: false }
     }
 
     fn fill(&self, backup: &Path) -> Result<(), BackupFault> {
@@ -176,11 +238,19 @@ impl Staged {
     }
 
     /// Makes the copy a table of its own.
-    fn begin_incarnation(&self, used: &Used, now: Now) -> Result<Incarnation, BackupFault> {
+    fn begin_incarnation(&self, used: &Used, data: &Path, now: Now) -> Result<Incarnation, BackupFault> {
         let (table, _) = RocksTable::open(&self.table)?;
         let meta = read_meta(&table)?.ok_or_else(|| BackupFault::NoBackup(self.table.clone()))?;
-        let next = meta.incarnation.max(used.incarnation).next().ok_or(BackupFault::Exhausted)?;
-        let incarnation = next.max(hours_since_2026(now));
+        if let Some(above) = used.above.filter(|above| *above < meta.incarnation.floor().get()) {
+            return Err(BackupFault::BelowBackup { above, floor: meta.incarnation.floor().get() });
+        }
+        if !used.is_known {
+            let floor = meta.incarnation.max(used.incarnation).floor().get();
+            return Err(BackupFault::FloorUnknown { data: data.to_owned(), floor });
+        }
+        let lot = getrandom::u64().map_err(|error| BackupFault::Random(error.to_string()))?;
+        let below = meta.incarnation.max(used.incarnation).max(by_the_clock(now));
+        let incarnation = below.drawn(lot).ok_or(BackupFault::Exhausted)?;
         let key = key_file::create(&self.key)?;
         let run = meta.run.max(used.run);
         // By which routes writes went is not known of all of them.
@@ -194,10 +264,15 @@ impl Staged {
     }
 }
 
-fn hours_since_2026(now: Now) -> Incarnation {
+/// Hours since 2026, as an incarnation's number: what earlier versions began with. Nothing rests on it; where the clock
+/// is right and an operator's word was not, a later restore still lies above an earlier one.
+fn by_the_clock(now: Now) -> Incarnation {
     const START_MS: u64 = 1_767_225_600_000;
-    let hours = u32::try_from(now.wall.0.saturating_sub(START_MS) / 3_600_000).unwrap_or(u32::MAX);
-    Incarnation::new(hours).min(Incarnation::LAST)
+    const CENTURY: u64 = 876_000;
+    let hours = now.wall.0.saturating_sub(START_MS) / 3_600_000;
+    // A clock that is far ahead would only use numbers up.
+    let hours = u32::try_from(hours).ok().filter(|hours| now.is_plausible() && u64::from(*hours) < CENTURY);
+    hours.map_or(Incarnation::default(), Incarnation::new)
 }
 
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
@@ -214,12 +289,10 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     fs::File::open(to)?.sync_all()
 }
 
-const REPLACED: &str = "table.replaced-";
-
 fn put_aside(data: &Path, target: &Path) -> Result<PathBuf, BackupFault> {
     let is_free = |aside: &PathBuf| !aside.exists();
     let aside = (1..=u16::MAX).map(|n| data.join(format!("{REPLACED}{n}"))).find(is_free);
     let aside = aside.ok_or(BackupFault::Exhausted)?;
-    fs::rename(target, &aside).map_err(at(&aside))?;
+    put(target, &aside).map_err(at(&aside))?;
     Ok(aside)
 }

@@ -1,4 +1,5 @@
-//! The data folder: `key`, `table/`, and `lock`, which whoever uses the folder holds.
+//! The data folder: `key`, `epoch`, `table/`, and `lock`, which the process that uses the folder holds. Others for a
+//! while: `*.new` of an init, `*.restoring` of a restore. Tables that a restore has set aside stay: `table.replaced-N`.
 //!
 //! RocksDB locks its own folder, but not while one is being made, copied or set aside.
 
@@ -20,6 +21,63 @@ pub fn table_folder(data: &Path) -> PathBuf {
 #[must_use]
 pub fn key_path(data: &Path) -> PathBuf {
     data.join("key")
+}
+
+/// The key of a table in the making.
+#[must_use]
+pub fn new_key_path(data: &Path) -> PathBuf {
+    data.join("key.new")
+}
+
+/// A table in the making.
+#[must_use]
+pub fn new_table_folder(data: &Path) -> PathBuf {
+    data.join("table.new")
+}
+
+/// What the name of a table that was set aside begins with.
+pub const REPLACED: &str = "table.replaced-";
+/// What the names of a restore in the making end with.
+pub const RESTORING: &str = ".restoring";
+
+/// What a data folder shows that has no table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Without {
+    /// There never was one.
+    Nothing,
+    /// An init was cut short: no gate has run here.
+    Init,
+    /// A restore was cut short.
+    Restore,
+    /// There was one, and it is gone.
+    Lost,
+}
+
+/// Looks at a data folder that has no table.
+///
+/// # Errors
+/// Where the folder cannot be read.
+pub fn without_table(data: &Path) -> io::Result<Without> {
+    let names: Vec<String> = match fs::read_dir(data) {
+        Ok(entries) => {
+            entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<io::Result<_>>()?
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => vec![],
+        Err(error) => return Err(error),
+    };
+    let has = |name: &str| names.iter().any(|found| found == name);
+    Ok(if names.iter().any(|name| name.ends_with(RESTORING)) {
+        Without::Restore
+    } else if has("epoch") || has("table") || names.iter().any(|name| name.starts_with(REPLACED)) {
+        Without::Lost
+    } else if has("table.new") || has("key.new") && !has("key") {
+        // It is put into place last, so its key was never used.
+        Without::Init
+    } else if has("key") {
+        Without::Lost
+    } else {
+        Without::Nothing
+    })
 }
 
 /// The right to use a data folder. The system takes it back when the process ends, however it ends.
@@ -72,6 +130,28 @@ pub fn clear(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_without_a_table_says_why() {
+        let says = |names: &[&str]| {
+            let folder = tempfile::tempdir().unwrap();
+            names.iter().for_each(|name| fs::write(folder.path().join(name), "").unwrap());
+            without_table(folder.path()).unwrap()
+        };
+        assert_eq!(without_table(Path::new("/nowhere")).unwrap(), Without::Nothing);
+        assert_eq!(says(&["lock", "lost+found"]), Without::Nothing);
+        assert_eq!(says(&["key.new"]), Without::Init);
+        assert_eq!(says(&["key.new", "table.new"]), Without::Init);
+        assert_eq!(says(&["key", "table.new"]), Without::Init);
+        for lost in ["key", "epoch", "table", "table.replaced-1"] {
+            assert_eq!(says(&[lost]), Without::Lost, "{lost}");
+            assert_eq!(says(&[lost, "key.new"]), Without::Lost, "{lost}");
+            for cut in ["table.restoring", "key.restoring"] {
+                assert_eq!(says(&[lost, cut]), Without::Restore, "{lost} {cut}");
+            }
+        }
+        assert_eq!(says(&["epoch", "key", "table.new"]), Without::Lost);
+    }
 
     #[test]
     fn a_folder_is_one_users_at_a_time() {

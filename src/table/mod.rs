@@ -3,8 +3,8 @@
 //! - [`codec`]: the schema, every key and value.
 //! - [`Table`]: what is asked of a durable table; [`rocks`] is RocksDB (its only import site),
 //!   [`memory`] a table in memory that can be made to fail, for tests and the simulation.
-//! - [`data_folder`], [`key_file`], [`open`]: the folder and its lock, the key beside the table, and
-//!   how a run of the gate begins on it.
+//! - [`data_folder`], [`key_file`], [`epoch`], [`open`]: the folder and its lock, the key and the highest incarnation
+//!   beside the table, and how a run of the gate begins on it.
 //! - [`stripes`]: the records in memory, which writes are judged against; [`flight`]: the writes of each
 //!   that are on their way; [`generation`]: those that go by a route which a reload has changed.
 //! - [`records`]: reading, through memory to the table. Writing is the ledger's alone.
@@ -18,6 +18,7 @@
 pub mod backup;
 pub mod codec;
 pub mod data_folder;
+pub mod epoch;
 pub mod flight;
 pub mod generation;
 pub mod key_file;

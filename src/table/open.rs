@@ -1,8 +1,8 @@
 //! How a run of the gate begins on a table, and how a table comes to be.
 //!
 //! Beginning reads two rows, whatever the table's size:
-//! `meta` and the mark. It checks the key, counts the run, clears the clean flag and syncs that
-//! before anyone is served.
+//! `meta` and the mark. It checks the key, holds the table against the folder's epoch, counts the run, clears the clean
+//! flag and syncs that before anyone is served.
 
 use std::{fs, io, path::Path, sync::Arc};
 
@@ -11,13 +11,16 @@ use thiserror::Error;
 use super::{
     Batch, Table, TableFault,
     codec::{Context, Key, Meta, Terms, decode_mark, encode_mark},
-    data_folder::{DataLock, clear, key_path, sync_parent, table_folder},
+    data_folder::{
+        DataLock, Without, clear, key_path, new_key_path, new_table_folder, sync_parent, table_folder, without_table,
+    },
+    epoch::{self, EpochFault},
     key_file::{self, KeyFault},
     rocks::{Recovered, RocksTable},
 };
 use crate::{
     clock::Clock,
-    fence::{Hlc, TableKey, WallMs, time::Frame},
+    fence::{Hlc, Incarnation, TableKey, WallMs, time::Frame},
 };
 
 /// Why a run cannot begin, with what to do about it.
@@ -30,9 +33,15 @@ pub enum OpenFault {
     #[error("there is a fence table in {folder} already; nothing was changed")]
     Exists { folder: String },
     #[error(
-        "{folder} has a key but no table: either its table is lost (run `fencegate table restore`), or an init was cut short (then remove {folder}/key and run it again)"
+        "{folder} had a fence table, and its table is lost: only its key, its epoch or a table that was set aside is there. Bring the table back, or run `fencegate table restore`; a new table would forget every fence"
     )]
-    Orphan { folder: String },
+    Lost { folder: String },
+    #[error("`fencegate table init` was cut short in {folder}, and no gate has run there; run it again")]
+    InitCut { folder: String },
+    #[error(
+        "`fencegate table restore` was cut short in {folder}; run it again, with a backup. Remove nothing there: what is there says which numbers have been used"
+    )]
+    RestoreCut { folder: String },
     #[error("the fence table in {folder} is in use by another process; stop that one first")]
     InUse { folder: String },
     #[error(
@@ -45,6 +54,8 @@ pub enum OpenFault {
     Exhausted { folder: String },
     #[error(transparent)]
     Key(#[from] KeyFault),
+    #[error(transparent)]
+    Epoch(#[from] EpochFault),
     #[error("{folder}: {fault}")]
     Table { folder: String, fault: TableFault },
     #[error("{folder}: {error}")]
@@ -61,13 +72,22 @@ pub struct Begun {
     /// The run before this one ended in good order, and nothing was lost.
     pub was_clean: bool,
     /// Why a new incarnation had to begin, if it had to.
-    pub tail_lost: Option<String>,
+    pub lost: Option<Lost>,
     /// What this run's own writes go by.
     pub terms: Terms,
     /// Writes that went by other routes than this run's may still land.
     pub was_rerouted: bool,
     /// Keeps other processes off the data folder while it is held.
     pub lock: Option<DataLock>,
+}
+
+/// What is missing of a table's past.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// The end of its log.
+    Tail { why: String },
+    /// Whatever happened since this copy of it was the newest: the folder has begun a later incarnation.
+    Behind { epoch: Incarnation },
 }
 
 /// Makes a new table and its key: an operator's word that there was none before.
@@ -80,25 +100,51 @@ pub fn init(data: &Path) -> Result<(), OpenFault> {
 }
 
 fn create(data: &Path, clean: bool) -> Result<(), OpenFault> {
-    let folder = || data.display().to_string();
     let failed = |fault| OpenFault::Table { folder: data.display().to_string(), fault };
     let io_failed = |error| OpenFault::Io { folder: data.display().to_string(), error };
     if RocksTable::exists(&table_folder(data)) {
-        return Err(OpenFault::Exists { folder: folder() });
+        return Err(OpenFault::Exists { folder: data.display().to_string() });
     }
-    if key_path(data).exists() {
-        return Err(OpenFault::Orphan { folder: folder() });
+    may_create(data)?;
+    // What an init that was cut short has left. The table last: it says whose the key is.
+    let (new_key, new_table) = (new_key_path(data), new_table_folder(data));
+    for left in [&key_path(data), &new_key, &new_table] {
+        clear(left).and_then(|()| sync_parent(left)).map_err(io_failed)?;
     }
-    // The key first, durably; then the table, made aside and put into place whole.
-    let key = key_file::create(&key_path(data))?;
-    let aside = data.join("table.new");
-    clear(&aside).map_err(io_failed)?;
-    let table = RocksTable::create(&aside).map_err(failed)?;
-    let meta = Meta::new(&key, clean);
-    write_meta(&table, &meta, Hlc::default()).map_err(failed)?;
+    // Made aside, whole and durable; then put into place, the key first.
+    let table = RocksTable::create(&new_table).map_err(failed)?;
+    let key = key_file::create(&new_key)?;
+    write_meta(&table, &Meta::new(&key, clean), Hlc::default()).map_err(failed)?;
     table.flush().map_err(failed)?;
     drop(table);
-    fs::rename(&aside, table_folder(data)).and_then(|()| sync_parent(&table_folder(data))).map_err(io_failed)
+    put(&new_key, &key_path(data)).and_then(|()| put(&new_table, &table_folder(data))).map_err(io_failed)
+}
+
+/// Gives a file or folder its name, durably.
+pub(super) fn put(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    sync_parent(to)
+}
+
+/// Whether a folder without a table may get a new one.
+fn may_create(data: &Path) -> Result<(), OpenFault> {
+    match why_missing(data) {
+        OpenFault::Missing { .. } | OpenFault::InitCut { .. } => Ok(()),
+        other => Err(other),
+    }
+}
+
+/// Why a folder has no table, and what to do.
+#[must_use]
+pub fn why_missing(data: &Path) -> OpenFault {
+    let folder = data.display().to_string();
+    match without_table(data) {
+        Ok(Without::Nothing) => OpenFault::Missing { folder },
+        Ok(Without::Init) => OpenFault::InitCut { folder },
+        Ok(Without::Restore) => OpenFault::RestoreCut { folder },
+        Ok(Without::Lost) => OpenFault::Lost { folder },
+        Err(error) => OpenFault::Io { folder, error },
+    }
 }
 
 /// Takes the folder for this process.
@@ -116,24 +162,21 @@ pub fn lock(data: &Path) -> Result<DataLock, OpenFault> {
 ///
 /// # Errors
 /// With what is missing and what to do.
-pub fn look(data: &Path, may_create: bool) -> Result<bool, OpenFault> {
-    let folder = || data.display().to_string();
+pub fn look(data: &Path, creates: bool) -> Result<bool, OpenFault> {
     if RocksTable::exists(&table_folder(data)) {
+        epoch::read(data)?;
         return Ok(key_file::read(&key_path(data)).map(|_| true)?);
     }
-    if key_path(data).exists() {
-        return Err(OpenFault::Orphan { folder: folder() });
-    }
-    if may_create { Ok(false) } else { Err(OpenFault::Missing { folder: folder() }) }
+    if creates { may_create(data).map(|()| false) } else { Err(why_missing(data)) }
 }
 
 /// Opens the table in a data folder and begins a run, whose writes will go by these terms.
 ///
 /// # Errors
 /// With what is wrong and what to do.
-pub fn begin(data: &Path, may_create: bool, clock: &Clock, terms: Terms) -> Result<Begun, OpenFault> {
+pub fn begin(data: &Path, creates: bool, clock: &Clock, terms: Terms) -> Result<Begun, OpenFault> {
     let folder = || data.display().to_string();
-    let is_there = look(data, may_create)?;
+    let is_there = look(data, creates)?;
     let lock = lock(data)?;
     if !is_there {
         create(data, false)?;
@@ -142,7 +185,9 @@ pub fn begin(data: &Path, may_create: bool, clock: &Clock, terms: Terms) -> Resu
     let opened = RocksTable::open(&table_folder(data));
     let (table, recovered) = opened.map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
     let table = Arc::new(table);
-    let mut begun = begin_on(Arc::clone(&table) as Arc<dyn Table>, key, recovered, (clock, terms), &folder())?;
+    let epoch = (epoch::read(data)?, |incarnation| Ok(epoch::raise(data, incarnation)?));
+    let shared = Arc::clone(&table) as Arc<dyn Table>;
+    let mut begun = begin_above(shared, key, recovered, epoch, (clock, terms), &folder())?;
     // The incarnation must not lie in a log whose tail could be lost again.
     table.flush().map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
     RocksTable::tail_is_made_up_for(&table_folder(data)).map_err(|error| OpenFault::Io { folder: folder(), error })?;
@@ -150,7 +195,7 @@ pub fn begin(data: &Path, may_create: bool, clock: &Clock, terms: Terms) -> Resu
     Ok(begun)
 }
 
-/// Begins a run on an open table.
+/// Begins a run on an open table that has no folder around it.
 ///
 /// # Errors
 /// Where its meta row is missing or unreadable, or the key is another table's.
@@ -158,6 +203,18 @@ pub fn begin_on(
     table: Arc<dyn Table>,
     key: TableKey,
     recovered: Recovered,
+    terms: (&Clock, Terms),
+    folder: &str,
+) -> Result<Begun, OpenFault> {
+    begin_above(table, key, recovered, (None, |_| Ok(())), terms, folder)
+}
+
+/// Begins a run on an open table, above the epoch of its folder. The epoch is raised by its second part.
+fn begin_above(
+    table: Arc<dyn Table>,
+    key: TableKey,
+    recovered: Recovered,
+    (epoch, raise): (Option<Incarnation>, impl FnOnce(Incarnation) -> Result<(), OpenFault>),
     (clock, terms): (&Clock, Terms),
     folder: &str,
 ) -> Result<Begun, OpenFault> {
@@ -167,34 +224,37 @@ pub fn begin_on(
         return Err(OpenFault::ForeignKey { folder: folder.to_owned() });
     }
     let mark = read_mark(&*table).map_err(failed)?;
-    let tail_lost = match recovered {
-        Recovered::Whole => None,
-        Recovered::TailLost { why } => Some(why),
+    let lost = match (recovered, epoch.filter(|epoch| *epoch > before.incarnation)) {
+        (Recovered::TailLost { why }, _) => Some(Lost::Tail { why }),
+        (Recovered::Whole, Some(epoch)) => Some(Lost::Behind { epoch }),
+        (Recovered::Whole, None) => None,
     };
-    let incarnation = match &tail_lost {
+    let incarnation = match &lost {
         None => Some(before.incarnation),
-        Some(_) => before.incarnation.next(),
+        Some(_) => before.incarnation.max(epoch.unwrap_or_default()).next(),
     };
-    let was_clean = before.clean && tail_lost.is_none();
+    let was_clean = before.clean && lost.is_none();
     let meta = Meta {
         incarnation: incarnation.ok_or_else(|| OpenFault::Exhausted { folder: folder.to_owned() })?,
         run: before.run + 1,
         clean: false,
         key_fingerprint: before.key_fingerprint,
         broken_run: if was_clean { before.broken_run } else { before.run },
-        terms: match &tail_lost {
+        terms: match &lost {
             None if was_clean => terms,
             None => terms.and(before.terms),
             // What the row said last may be lost, too.
             Some(_) => Terms { routes: Terms::default().routes, ..terms.and(before.terms) },
         },
     };
+    // Before the table itself says so: it must never be ahead of what outlives it.
+    raise(meta.incarnation)?;
     let start = clock.now();
     write_meta(&*table, &meta, mark.max(start.mark())).map_err(failed)?;
     let frame = Frame { run: meta.run, start, behind_mark: start.wall < WallMs(mark.ms) };
     let context = Context { frame, incarnation: meta.incarnation, key };
     let was_rerouted = meta.terms.routes != terms.routes;
-    Ok(Begun { was_clean, table, context, meta, mark, tail_lost, terms, was_rerouted, lock: None })
+    Ok(Begun { was_clean, table, context, meta, mark, lost, terms, was_rerouted, lock: None })
 }
 
 /// The table's row about itself.

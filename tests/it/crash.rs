@@ -4,8 +4,7 @@
 
 use std::{
     collections::HashMap,
-    fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Command,
     sync::{
         Mutex,
@@ -20,6 +19,7 @@ use serde_json::Value;
 use super::support::{
     gate::{renewal, text, wanted},
     http::Conn,
+    power::Synced,
     process::{Gate, Site, binary, failpoints_binary},
 };
 
@@ -185,91 +185,30 @@ fn every_acknowledged_change_outlives_kill_9() {
     assert!(grants > KILLS, "there was hardly any load: {grants}");
 }
 
-/// The shim that writes down what was synced, compiled once.
-fn shim() -> PathBuf {
-    static MADE: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = MADE.lock();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("synced.so");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&made).arg(root.join("chaos/shim.c")).arg("-ldl");
-    assert!(compiler.status().unwrap().success());
-    made
-}
-
 struct PowerCut {
     site: Site,
-    log: PathBuf,
+    disk: Synced,
 }
 
 impl PowerCut {
     fn new() -> Self {
         let site = Site::with_table();
-        let log = site.folder.path().join("synced");
-        Self { site, log }
+        let disk = Synced::new(site.folder.path());
+        Self { site, disk }
     }
 
     fn start(&self, binary: PathBuf, fault: Option<&str>) -> Gate {
-        // What is there when a run begins has survived the last cut: it is durable.
-        let mut known = String::new();
-        for path in all_files(&self.site.data()) {
-            let size = fs::metadata(&path).unwrap().len();
-            known.push_str(&format!("C {0}\nS {size} {0}\nD {1}\n", path.display(), path.parent().unwrap().display()));
-        }
-        fs::write(&self.log, known).unwrap();
         let mut command = Command::new(binary);
-        command.env("LD_PRELOAD", shim()).env("CHAOS_SYNCED", &self.log);
+        self.disk.watch(&self.site.data(), &mut command);
         if let Some(fault) = fault {
             command.env("FENCEGATE_TEST_FAULT", fault);
         }
         self.site.serve_with(command)
     }
 
-    /// Throws away what was not synced: bytes behind a file's last sync, and files whose names were
-    /// not.
     fn cut(&self) -> usize {
-        let mut files: HashMap<String, (u64, bool)> = HashMap::new();
-        for line in fs::read_to_string(&self.log).unwrap().lines() {
-            let (what, rest) = line.split_once(' ').unwrap();
-            match what {
-                "C" => drop(files.entry(rest.to_owned()).or_default()),
-                "S" => {
-                    let (size, path) = rest.split_once(' ').unwrap();
-                    files.entry(path.to_owned()).or_default().0 = size.parse().unwrap();
-                }
-                "D" => files
-                    .iter_mut()
-                    .filter(|(path, _)| Path::new(path).parent() == Some(Path::new(rest)))
-                    .for_each(|(_, file)| file.1 = true),
-                "R" => {
-                    let (from, to) = rest.split_once('\t').unwrap();
-                    let file = files.remove(from).unwrap_or_default();
-                    files.insert(to.to_owned(), (file.0, true));
-                }
-                _ => panic!("{line}"),
-            }
-        }
-        let mut lost = 0;
-        for path in all_files(&self.site.data()) {
-            // RocksDB never syncs its own diary, so losing that shows nothing.
-            let counts = usize::from(path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with("LOG")));
-            let (synced, is_named) = files.get(path.to_str().unwrap()).copied().unwrap_or_default();
-            let size = fs::metadata(&path).unwrap().len();
-            if !is_named {
-                fs::remove_file(&path).unwrap();
-                lost += counts;
-            } else if size > synced {
-                fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(synced).unwrap();
-                lost += counts;
-            }
-        }
-        lost
+        self.disk.cut(&self.site.data())
     }
-}
-
-fn all_files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { all_files(&path) } else { vec![path] }).collect()
 }
 
 #[test]

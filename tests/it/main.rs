@@ -6,8 +6,9 @@
 //! - `floods`: more callers than a port has room for, which ask half or read nothing.
 //! - `expiry`: races at the instant of expiry, with a driven clock and a disk that hangs.
 //! - `contract`: one suite for every table, RocksDB and the one in memory that fails on purpose.
-//! - `recovery`: damaged, lost, foreign and restored tables. `flips`: one bit of a log. `restart`: what a crash leaves.
+//! - `recovery`: damaged, lost and foreign tables. `restores`: tables that a backup came back as. `flips`: one bit of a log. `restart`: what a crash leaves.
 //! - `crash`: kill -9 in a loop, also with what was not synced thrown away.
+//! - `crash_points`: restore, backup, init and a start, killed at each step of theirs.
 //! - `process`: starting, stopping, configuration faults, full disks, failing syncs.
 //! - `cli`: the commands. `client`: the library for writers, on a wire that goes wrong. `lock`: a command under a lease.
 //! - `agent`: the writer-side sidecar, in front of applications that know nothing of it.
@@ -34,6 +35,7 @@ mod client;
 mod conformance;
 mod contract;
 mod crash;
+mod crash_points;
 mod demo;
 mod described;
 mod drain;
@@ -51,6 +53,7 @@ mod readme;
 mod recovery;
 mod reload;
 mod restart;
+mod restores;
 mod secrets;
 mod several;
 mod simulation;

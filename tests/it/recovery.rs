@@ -1,4 +1,4 @@
-//! Damaged, lost, foreign and restored tables: each ends as ARCHITECTURE.md says.
+//! Damaged, lost and foreign tables: each ends as ARCHITECTURE.md says.
 
 use std::{
     fs,
@@ -10,10 +10,11 @@ use serde_json::Value;
 
 use super::support::{
     gate::{acquire, renewal, text, wanted},
+    power::copy_folder,
     process::{Gate, Site, binary, stderr, stdout},
 };
 
-const STRIDE: u64 = 1 << 32;
+pub const STRIDE: u64 = 1 << 32;
 
 /// Files of the table whose name ends so, oldest first.
 fn files(site: &Site, ending: &str) -> Vec<PathBuf> {
@@ -26,18 +27,18 @@ fn files(site: &Site, ending: &str) -> Vec<PathBuf> {
     found
 }
 
-fn fence(gate: &Gate, object: &str) -> u64 {
+pub fn fence(gate: &Gate, object: &str) -> u64 {
     gate.api().get(&format!("/v1/objects/{object}")).expect(200)["fence"].as_u64().unwrap()
 }
 
-fn flip(path: &Path, place: usize) {
+pub fn flip(path: &Path, place: usize) {
     let mut bytes = fs::read(path).unwrap();
     bytes[place] ^= 0x10;
     fs::write(path, bytes).unwrap();
 }
 
 /// A table with `objects` leases in its log, its gate killed.
-fn killed_with_leases(objects: usize) -> (Site, Vec<Value>) {
+pub fn killed_with_leases(objects: usize) -> (Site, Vec<Value>) {
     let site = Site::with_table();
     let gate = site.serve();
     let mut api = gate.api();
@@ -46,7 +47,7 @@ fn killed_with_leases(objects: usize) -> (Site, Vec<Value>) {
     (site, leases)
 }
 
-fn refuses_to_start(site: &Site, why: &str) {
+pub fn refuses_to_start(site: &Site, why: &str) {
     let mut command = Command::new(binary());
     command.arg("serve").arg("--config").arg(site.config());
     let output = command.output().unwrap();
@@ -80,7 +81,7 @@ fn a_lost_tail_starts_a_new_incarnation_that_voids_every_lease() {
     assert_eq!(text(&shown, "state"), "fenced");
 }
 
-fn cut_the_tail(site: &Site) {
+pub fn cut_the_tail(site: &Site) {
     let log = files(site, ".log").pop().unwrap();
     let whole = fs::metadata(&log).unwrap().len();
     fs::OpenOptions::new().write(true).open(&log).unwrap().set_len(whole - 7).unwrap();
@@ -174,19 +175,6 @@ fn a_flipped_bit_in_the_log_is_never_passed_over_in_silence() {
     assert!(refused > 0, "{refused} {raised}");
 }
 
-fn copy_folder(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy_folder(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
-}
-
 #[test]
 fn a_flipped_bit_in_a_table_file_refuses_its_objects_and_no_others() {
     let site = Site::with_table();
@@ -267,109 +255,6 @@ fn a_key_without_its_table_is_not_taken_for_a_new_installation() {
     let init = site.run(&["table", "init"]);
     assert_eq!(init.status.code(), Some(2));
     assert!(stderr(&init).contains("its table is lost"), "{}", stderr(&init));
-}
-
-#[test]
-fn a_restored_backup_is_a_new_incarnation_under_a_new_key() {
-    let site = Site::with_table();
-    let gate = site.serve();
-    let old = acquire(&mut gate.api(), "users", "a", 3_600_000);
-    let backup = site.folder.path().join("backup");
-    let made = Command::new(binary())
-        .args(["table", "backup", "--api", &format!("http://{}", gate.api), "--to"])
-        .arg(&backup)
-        .output()
-        .unwrap();
-    assert!(made.status.success(), "{made:?}");
-    assert!(!backup.join("key").exists(), "a backup holds no secret");
-    let twice = Command::new(binary())
-        .args(["table", "backup", "--api", &format!("http://{}", gate.api), "--to"])
-        .arg(&backup)
-        .output()
-        .unwrap();
-    assert!(!twice.status.success() && stderr(&twice).contains("there already"), "{twice:?}");
-    // What is granted after the backup is unknown to it.
-    let later = acquire(&mut gate.api(), "orders", "a", 3_600_000);
-    gate.stop();
-    let restore = |arguments: &[&str]| {
-        let mut command = Command::new(binary());
-        command.args(["table", "restore", "--config"]).arg(site.config()).arg("--from").arg(&backup).args(arguments);
-        command.output().unwrap()
-    };
-    let refused = restore(&[]);
-    assert!(refused.status.code() == Some(2) && stderr(&refused).contains("--replace"), "{refused:?}");
-    let own_key = fs::read(site.data().join("key")).unwrap();
-    let restored = restore(&["--replace"]);
-    assert!(restored.status.success() && stdout(&restored).contains("every lease is void"), "{restored:?}");
-    assert_ne!(fs::read(site.data().join("key")).unwrap(), own_key);
-    let gate = site.serve();
-    let floor = fence(&gate, "never");
-    assert!(floor >= STRIDE && floor.is_multiple_of(STRIDE));
-    assert_eq!((fence(&gate, "users"), fence(&gate, "orders")), (floor + 1, floor));
-    for lease in [&old, &later] {
-        let check = serde_json::json!({ "fence_token": lease["fence_token"] });
-        let verdict = gate.api().post("/v1/tokens/check", &check).expect(200);
-        assert_eq!(text(&verdict, "code"), "WRITE_STALE_FENCE");
-    }
-    assert_eq!(acquire(&mut gate.api(), "orders", "b", 60_000)["lease_seq"], floor + 1);
-    gate.stop();
-    // Restored once more, it is yet another incarnation.
-    assert!(restore(&["--replace"]).status.success());
-    let gate = site.serve();
-    assert!(fence(&gate, "never") > floor);
-    let nothing = Command::new(binary())
-        .args(["table", "restore", "--config"])
-        .arg(site.config())
-        .args(["--replace", "--from", "/nowhere"])
-        .output()
-        .unwrap();
-    assert!(stderr(&nothing).contains("holds no backup"), "{nothing:?}");
-}
-
-#[test]
-fn a_backup_restored_onto_empty_disks_never_uses_a_number_twice() {
-    let (site, _) = killed_with_leases(1);
-    let backup = site.folder.path().join("backup");
-    let mut command = Command::new(binary());
-    command.args(["table", "backup", "--config"]).arg(site.config()).arg("--to").arg(&backup);
-    assert!(command.output().unwrap().status.success());
-    let mut floors = vec![];
-    for _ in 0..3 {
-        let site = Site::new();
-        let mut command = Command::new(binary());
-        command.args(["table", "restore", "--config"]).arg(site.config()).arg("--from").arg(&backup);
-        assert!(command.output().unwrap().status.success());
-        floors.push(fence(&site.serve(), "never"));
-    }
-    assert!(floors.is_sorted() && floors[0] < floors[1] && floors[1] < floors[2], "{floors:?}");
-}
-
-#[test]
-fn a_table_that_does_not_open_can_be_replaced() {
-    let (site, _) = killed_with_leases(2);
-    let backup = site.folder.path().join("backup");
-    let mut command = Command::new(binary());
-    command.args(["table", "backup", "--config"]).arg(site.config()).arg("--to").arg(&backup);
-    assert!(command.output().unwrap().status.success());
-    fs::write(site.data().join("table/CURRENT"), "MANIFEST-999999\n").unwrap();
-    let restore = |from: &Path| {
-        let mut command = Command::new(binary());
-        command.args(["table", "restore", "--replace", "--config"]).arg(site.config()).arg("--from").arg(from);
-        command.output().unwrap()
-    };
-    let restored = restore(&backup);
-    assert!(restored.status.success(), "{restored:?}");
-    let gate = site.serve();
-    assert_eq!(fence(&gate, "o1") % STRIDE, 1);
-    // Not under a gate that is running.
-    let refused = restore(&backup);
-    assert!(refused.status.code() == Some(2) && stderr(&refused).contains("in use"), "{refused:?}");
-    // A table folder that lost its very beginning is set aside like any other.
-    gate.stop();
-    fs::remove_file(site.data().join("table/CURRENT")).unwrap();
-    let restored = restore(&backup);
-    assert!(restored.status.success(), "{restored:?}");
-    site.serve().stop();
 }
 
 #[test]

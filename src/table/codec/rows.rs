@@ -60,6 +60,8 @@ pub struct Meta {
 }
 
 const HAS_BROKEN: u8 = 2;
+/// Its incarnation does not have the lowest floor of its number.
+const HAS_OFFSET: u8 = 4;
 
 impl Meta {
     /// Of a table on which no gate has run yet.
@@ -71,15 +73,20 @@ impl Meta {
 
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
+        let offset = self.incarnation.offset();
+        let flags = u8::from(self.clean)
+            | if self.broken_run == 0 { 0 } else { HAS_BROKEN }
+            | if offset == 0 { 0 } else { HAS_OFFSET };
         let row = Writer::row()
-            .u32(self.incarnation.get())
+            .u32(self.incarnation.number())
             .u64(self.run)
-            .u8(u8::from(self.clean) | if self.broken_run == 0 { 0 } else { HAS_BROKEN })
+            .u8(flags)
             .bytes(&self.key_fingerprint)
             .bytes(&self.terms.routes)
             .u64(self.terms.bound_ms);
         // Absent where there was none, as in tables that never heard of it; said beside the clean flag.
-        if self.broken_run == 0 { row.done() } else { row.u64(self.broken_run).done() }
+        let row = if self.broken_run == 0 { row } else { row.u64(self.broken_run) };
+        if offset == 0 { row.done() } else { row.u32(offset).done() }
     }
 
     /// Reads the meta row.
@@ -88,12 +95,12 @@ impl Meta {
     /// Where the bytes are no meta row.
     pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
         let mut reader = Reader::row(value)?;
-        let (incarnation, run, flags) = (Incarnation::new(reader.u32()?), reader.u64()?, reader.u8()?);
-        if flags > 1 | HAS_BROKEN {
+        let (number, run, flags) = (reader.u32()?, reader.u64()?, reader.u8()?);
+        if flags > 1 | HAS_BROKEN | HAS_OFFSET {
             return Err(CodecFault("flags that are not known"));
         }
-        let meta = Self {
-            incarnation,
+        let mut meta = Self {
+            incarnation: Incarnation::new(number),
             run,
             clean: flags & 1 != 0,
             key_fingerprint: reader.array()?,
@@ -102,6 +109,12 @@ impl Meta {
         };
         if flags & HAS_BROKEN != 0 && meta.broken_run == 0 {
             return Err(CodecFault("a broken run that is none"));
+        }
+        if flags & HAS_OFFSET != 0 {
+            meta.incarnation = incarnation(number, reader.u32()?);
+            if meta.incarnation.offset() == 0 {
+                return Err(NO_OFFSET);
+            }
         }
         reader.end()?;
         Ok(meta)
@@ -144,6 +157,12 @@ impl RequestRow {
     }
 }
 
+const NO_OFFSET: CodecFault = CodecFault("an offset that is none");
+
+fn incarnation(number: u32, offset: u32) -> Incarnation {
+    Incarnation::at(Incarnation::new(number).floor().raised(offset.into()).get())
+}
+
 const FREE: u8 = 0;
 const FREE_AFTER: u8 = 1;
 const DRAINING: u8 = 2;
@@ -152,7 +171,7 @@ const OPEN: u8 = 3;
 const DRAINING_TO_OPEN: u8 = 4;
 
 pub(super) fn write_record(record: &Record, run: u64) -> Vec<u8> {
-    let head = Writer::row().u64(record.fence.get()).u32(record.incarnation.get()).hlc(record.changed);
+    let head = Writer::row().u64(record.fence.get()).u32(record.incarnation.number()).hlc(record.changed);
     let (start, certified) = (record.lease().and_then(|(lease, _)| lease.start), record.certified.as_deref());
     let numbers = match record.numbers {
         Numbers::Gate => 0,
@@ -162,6 +181,7 @@ pub(super) fn write_record(record: &Record, run: u64) -> Vec<u8> {
     let flags = start.map_or(0, |_| HAS_START)
         | certified.map_or(0, |_| HAS_CERTIFIED)
         | elected.map_or(0, |_| IS_ELECTED)
+        | if has_offsets(record.incarnation, elected) { HAS_OFFSETS } else { 0 }
         | numbers;
     let row = match &record.state {
         State::Free { last: None } => head.u8(FREE | flags),
@@ -174,7 +194,15 @@ pub(super) fn write_record(record: &Record, run: u64) -> Vec<u8> {
         }
         State::Open { lease } => write_lease(head.u8(OPEN | flags), lease, run),
     };
-    write_elected(write_signed_part(row, start, certified), elected).done()
+    let row = write_elected(write_signed_part(row, start, certified), elected);
+    if flags & HAS_OFFSETS == 0 {
+        return row.done();
+    }
+    let row = row.u32(record.incarnation.offset());
+    match elected {
+        None => row.done(),
+        Some(elected) => row.u32(elected.incarnation.offset()).done(),
+    }
 }
 
 /// What only objects have that certificates or signed grants were for; said beside the state.
@@ -184,11 +212,34 @@ const HAS_CERTIFIED: u8 = 0x80;
 const IS_EXTERNAL: u8 = 0x20;
 /// A Kubernetes Lease says, or has said, who may write it.
 const IS_ELECTED: u8 = 0x10;
+/// Its incarnations do not have the lowest floors of their numbers: how far they lie above them comes last.
+const HAS_OFFSETS: u8 = 0x08;
+
+fn has_offsets(incarnation: Incarnation, elected: Option<&Elected>) -> bool {
+    incarnation.offset() != 0 || elected.is_some_and(|elected| elected.incarnation.offset() != 0)
+}
+
+/// Reads the offsets of a record's incarnations.
+fn read_offsets(
+    reader: &mut Reader<'_>,
+    incarnation: &mut Incarnation,
+    elected: Option<&mut Arc<Elected>>,
+) -> Result<(), CodecFault> {
+    *incarnation = self::incarnation(incarnation.number(), reader.u32()?);
+    let mut is_offset = incarnation.offset() != 0;
+    if let Some(elected) = elected {
+        let elected = Arc::make_mut(elected);
+        elected.incarnation = self::incarnation(elected.incarnation.number(), reader.u32()?);
+        is_offset |= elected.incarnation.offset() != 0;
+    }
+    if is_offset { Ok(()) } else { Err(NO_OFFSET) }
+}
 
 fn write_elected(row: Writer, elected: Option<&Elected>) -> Writer {
     let Some(Elected { lease, election, seq, holder, incarnation, confirmed, floors }) = elected else { return row };
     let row = row.text(&lease.namespace).text(&lease.name).u8((*confirmed).into());
-    let row = row.bytes(&election.uid.0.to_be_bytes()).u32(election.transitions).u64(seq.get()).u32(incarnation.get());
+    let row =
+        row.bytes(&election.uid.0.to_be_bytes()).u32(election.transitions).u64(seq.get()).u32(incarnation.number());
     let row = match holder {
         None => row.u8(0),
         Some(holder) => row.u8(1).text(holder.as_str()),
@@ -242,12 +293,12 @@ fn read_signed_part(reader: &mut Reader<'_>, flags: u8) -> Result<SignedPart, Co
 pub(super) fn read_record(object: ObjectId, value: &[u8], context: &Context) -> Result<Record, CodecFault> {
     let mut reader = Reader::row(value)?;
     let fence = Fence::new(reader.u64()?);
-    let incarnation = Incarnation::new(reader.u32()?);
+    let mut incarnation = Incarnation::new(reader.u32()?);
     let changed = reader.hlc()?;
     let mut run = context.frame.run;
     let said = reader.u8()?;
     let numbers = if said & IS_EXTERNAL == 0 { Numbers::Gate } else { Numbers::External };
-    let mut state = match said & !(HAS_START | HAS_CERTIFIED | IS_EXTERNAL | IS_ELECTED) {
+    let mut state = match said & !(HAS_START | HAS_CERTIFIED | IS_EXTERNAL | IS_ELECTED | HAS_OFFSETS) {
         FREE => State::Free { last: None },
         FREE_AFTER => {
             let lease = read_lease(&mut reader, &object, fence, context, &mut run)?;
@@ -261,7 +312,10 @@ pub(super) fn read_record(object: ObjectId, value: &[u8], context: &Context) -> 
         _ => return Err(CodecFault("a record in no known state")),
     };
     let (start, certified) = read_signed_part(&mut reader, said)?;
-    let elected = read_elected(&mut reader, said)?;
+    let mut elected = read_elected(&mut reader, said)?;
+    if said & HAS_OFFSETS != 0 {
+        read_offsets(&mut reader, &mut incarnation, elected.as_mut())?;
+    }
     reader.end()?;
     match &mut state {
         State::Free { last: Some((lease, _)) } | State::Open { lease } => {

@@ -126,18 +126,23 @@ fn migration() -> impl Strategy<Value = MigrationRow> {
     )
 }
 
+/// With the lowest floor of its number, as earlier versions made them all, or with another.
+fn incarnation() -> impl Strategy<Value = Incarnation> {
+    prop_oneof![any::<u32>().prop_map(Incarnation::new), any::<u64>().prop_map(Incarnation::at)]
+}
+
 fn elected() -> impl Strategy<Value = Elected> {
     let floor = (any::<u128>(), any::<u32>()).prop_map(|(uid, first)| Floor { uid: Uid(uid), first });
     let floors = proptest::collection::vec(floor, 0..4);
     let lease = ("[a-z]{1,9}", "[a-z.]{1,9}", any::<bool>());
-    (any::<u128>(), any::<u32>(), seq(), option::of(holder_id()), any::<u32>(), floors, lease).prop_map(
+    (any::<u128>(), any::<u32>(), seq(), option::of(holder_id()), incarnation(), floors, lease).prop_map(
         |(uid, transitions, seq, holder, incarnation, floors, (namespace, name, confirmed))| Elected {
             lease: Arc::new(LeaseName { namespace, name }),
             confirmed,
             election: Election { uid: Uid(uid), transitions },
             seq,
             holder,
-            incarnation: Incarnation::new(incarnation),
+            incarnation,
             floors,
         },
     )
@@ -336,13 +341,14 @@ proptest! {
 
     #[test]
     fn meta_rows(
-        (incarnation, run, clean) in any::<(u32, u64, bool)>(),
+        incarnation in incarnation(),
+        (run, clean) in any::<(u64, bool)>(),
         (key_fingerprint, routes, bound_ms) in any::<([u8; 16], [u8; 16], u64)>(),
         flip in any::<(usize, u8)>(),
     ) {
         let terms = Terms { routes, bound_ms };
         let broken_run = run / 2;
-        let meta = Meta { incarnation: Incarnation::new(incarnation), run, clean, key_fingerprint, terms, broken_run };
+        let meta = Meta { incarnation, run, clean, key_fingerprint, terms, broken_run };
         prop_assert_eq!(Meta::decode(&meta.encode()), Ok(meta.clone()));
         assert_one_encoding(&meta.encode(), flip, |bytes| Meta::decode(bytes).ok().map(|meta| meta.encode()));
     }
@@ -409,6 +415,25 @@ fn a_record_of_an_earlier_incarnation_is_raised_and_one_of_a_later_is_refused() 
     record.fence = Fence::new((1 << 32) + 9);
     let read = |record: &Record| decode_record(object.clone(), &encode_record(record, RUN), &context());
     assert_eq!(read(&record).unwrap().fence, Fence::new((3 << 32) + 9));
+    // Written behind a restore, which draws its floor.
+    record.incarnation = Incarnation::at((1 << 32) + 4);
+    assert_eq!(read(&record).unwrap().fence, Fence::new((3 << 32) + 5));
     record.incarnation = Incarnation::new(4);
     assert!(read(&record).is_err());
+}
+
+#[test]
+fn rows_of_before_the_offsets_read_as_ever() {
+    // As earlier versions wrote them: format, number, run, flags, fingerprint, routes, bound, broken run.
+    let meta = [&[2, 0, 0, 30, 34][..], &9_u64.to_be_bytes(), &[3], &[7; 16], &[8; 16], &[0, 0, 0, 0, 0, 0, 0, 5]];
+    let meta = [&meta.concat()[..], &4_u64.to_be_bytes()].concat();
+    let read = Meta::decode(&meta).unwrap();
+    assert_eq!((read.incarnation, read.run, read.clean, read.broken_run), (Incarnation::new(7_714), 9, true, 4));
+    assert_eq!(read.encode(), meta);
+    // Fence, number, stamp, free.
+    let record = [&[2][..], &[0, 0, 0, 3, 0, 0, 0, 9], &[0, 0, 0, 3], &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0], &[0]];
+    let record = record.concat();
+    let read = decode_record(ObjectId::new("users").unwrap(), &record, &context()).unwrap();
+    assert_eq!((read.fence, read.incarnation), (Fence::new((3 << 32) + 9), Incarnation::new(3)));
+    assert_eq!(encode_record(&read, RUN), record);
 }

@@ -1,0 +1,270 @@
+//! Restored tables: above every number that was used, also where nothing of that is known, and never the same twice.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use super::{
+    recovery::{STRIDE, cut_the_tail, fence, flip, killed_with_leases, refuses_to_start},
+    support::{
+        gate::{acquire, text},
+        power::copy_folder,
+        process::{Site, binary, stderr, stdout},
+    },
+};
+
+#[test]
+fn a_restored_backup_is_a_new_incarnation_under_a_new_key() {
+    let site = Site::with_table();
+    let gate = site.serve();
+    let old = acquire(&mut gate.api(), "users", "a", 3_600_000);
+    let backup = site.folder.path().join("backup");
+    let made = Command::new(binary())
+        .args(["table", "backup", "--api", &format!("http://{}", gate.api), "--to"])
+        .arg(&backup)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    assert!(!backup.join("key").exists(), "a backup holds no secret");
+    let twice = Command::new(binary())
+        .args(["table", "backup", "--api", &format!("http://{}", gate.api), "--to"])
+        .arg(&backup)
+        .output()
+        .unwrap();
+    assert!(!twice.status.success() && stderr(&twice).contains("there already"), "{twice:?}");
+    // What is granted after the backup is unknown to it.
+    let later = acquire(&mut gate.api(), "orders", "a", 3_600_000);
+    gate.stop();
+    let restore = |arguments: &[&str]| {
+        let mut command = Command::new(binary());
+        command.args(["table", "restore", "--config"]).arg(site.config()).arg("--from").arg(&backup).args(arguments);
+        command.output().unwrap()
+    };
+    let refused = restore(&[]);
+    assert!(refused.status.code() == Some(2) && stderr(&refused).contains("--replace"), "{refused:?}");
+    let own_key = fs::read(site.data().join("key")).unwrap();
+    let restored = restore(&["--replace"]);
+    assert!(restored.status.success() && stdout(&restored).contains("every lease is void"), "{restored:?}");
+    assert_ne!(fs::read(site.data().join("key")).unwrap(), own_key);
+    let gate = site.serve();
+    let floor = fence(&gate, "never");
+    assert!(floor >= STRIDE);
+    assert_eq!((fence(&gate, "users"), fence(&gate, "orders")), (floor + 1, floor));
+    for lease in [&old, &later] {
+        let check = serde_json::json!({ "fence_token": lease["fence_token"] });
+        let verdict = gate.api().post("/v1/tokens/check", &check).expect(200);
+        assert_eq!(text(&verdict, "code"), "WRITE_STALE_FENCE");
+    }
+    assert_eq!(acquire(&mut gate.api(), "orders", "b", 60_000)["lease_seq"], floor + 1);
+    gate.stop();
+    // Restored once more, it is yet another incarnation.
+    assert!(restore(&["--replace"]).status.success());
+    let gate = site.serve();
+    assert!(fence(&gate, "never") > floor);
+    let nothing = Command::new(binary())
+        .args(["table", "restore", "--config"])
+        .arg(site.config())
+        .args(["--replace", "--from", "/nowhere"])
+        .output()
+        .unwrap();
+    assert!(stderr(&nothing).contains("holds no backup"), "{nothing:?}");
+}
+
+fn back_up(site: &Site) -> PathBuf {
+    let backup = site.folder.path().join("backup");
+    let mut command = Command::new(binary());
+    command.args(["table", "backup", "--config"]).arg(site.config()).arg("--to").arg(&backup);
+    let made = command.output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    backup
+}
+
+fn restore(site: &Site, from: &Path, more: &[&str]) -> Output {
+    let mut command = Command::new(binary());
+    command.args(["table", "restore", "--config"]).arg(site.config()).arg("--from").arg(from).args(more);
+    command.output().unwrap()
+}
+
+#[test]
+fn a_backup_restored_onto_empty_disks_never_uses_a_number_twice() {
+    let (site, _) = killed_with_leases(1);
+    let backup = back_up(&site);
+    let mut floors = vec![];
+    for _ in 0..3 {
+        let site = Site::new();
+        // Nothing on an empty disk says what was used since the backup.
+        let refused = restore(&site, &backup, &[]);
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+        let said = stderr(&refused);
+        assert!(said.contains("--above") && said.contains("fencegate_table_floor"), "{said}");
+        assert!(!site.data().join("table.restoring").exists(), "what was refused leaves nothing behind");
+        let restored = restore(&site, &backup, &["--above", "1"]);
+        assert!(restored.status.success(), "{restored:?}");
+        floors.push(fence(&site.serve(), "never"));
+    }
+    assert!(floors.is_sorted() && floors[0] < floors[1] && floors[1] < floors[2], "{floors:?}");
+}
+
+#[test]
+fn copies_of_one_backup_that_are_restored_apart_never_grant_the_same_number() {
+    let (site, _) = killed_with_leases(1);
+    let backup = back_up(&site);
+    let mut granted = vec![];
+    for n in 0..4 {
+        // Nothing of one is known to the others, and the operator says the same of each.
+        let copy = site.folder.path().join(format!("download-{n}"));
+        copy_folder(&backup, &copy);
+        let site = Site::new();
+        let restored = restore(&site, &copy, &["--above", "1000"]);
+        assert!(restored.status.success(), "{restored:?}");
+        let gate = site.serve();
+        granted.extend((0..3).map(|turn| {
+            gate.api().post("/v1/objects/o0/revoke", &serde_json::json!({ "reason": "next" })).expect(200);
+            acquire(&mut gate.api(), "o0", &format!("{n}-{turn}"), 60_000)["lease_seq"].as_u64().unwrap()
+        }));
+    }
+    let different: std::collections::HashSet<_> = granted.iter().collect();
+    assert_eq!(different.len(), granted.len(), "{granted:?}");
+    assert!(granted.iter().all(|seq| (1_000..1 << 53).contains(seq)), "{granted:?}");
+}
+
+#[test]
+fn a_restored_table_lies_above_what_an_operator_says() {
+    let (site, _) = killed_with_leases(1);
+    let backup = back_up(&site);
+    let above = 1_u64 << 50;
+    let other = Site::new();
+    let restored = restore(&other, &backup, &["--above", &above.to_string()]);
+    assert!(restored.status.success() && stdout(&restored).contains("above"), "{restored:?}");
+    let gate = other.serve();
+    let floor = fence(&gate, "never");
+    assert!(floor > above && acquire(&mut gate.api(), "o0", "b", 1_000)["lease_seq"].as_u64().unwrap() > above);
+    let metrics = String::from_utf8(gate.ops().get("/metrics").body).unwrap();
+    assert!(metrics.contains(&format!("fencegate_table_floor {floor}\n")), "{metrics}");
+    gate.stop();
+    let stats = stdout(&other.run(&["table", "stats"]));
+    assert!(stats.lines().any(|line| line.starts_with("floor ") && line.ends_with(&floor.to_string())), "{stats}");
+    // There is no number above the last.
+    let none = restore(&Site::new(), &backup, &["--above", &((1_u64 << 53) - 1).to_string()]);
+    assert!(none.status.code() == Some(2) && stderr(&none).contains("no numbers left"), "{none:?}");
+}
+
+#[test]
+fn a_fence_never_goes_down_after_torn_tails_and_a_restore_of_an_older_backup() {
+    let (site, _) = killed_with_leases(2);
+    let backup = back_up(&site);
+    assert!(restore(&site, &backup, &["--replace"]).status.success());
+    let mut granted = vec![];
+    for _ in 0..3 {
+        let gate = site.serve();
+        granted.push(acquire(&mut gate.api(), "o1", "a", 3_600_000)["lease_seq"].as_u64().unwrap());
+        gate.kill();
+        cut_the_tail(&site);
+    }
+    // Whether the table itself still reads or not: the folder remembers.
+    for damage in ["nothing", "CURRENT"] {
+        if damage != "nothing" {
+            fs::write(site.data().join("table").join(damage), "MANIFEST-999999\n").unwrap();
+        }
+        let restored = restore(&site, &backup, &["--replace"]);
+        assert!(restored.status.success(), "{restored:?}");
+        let gate = site.serve();
+        granted.push(acquire(&mut gate.api(), "o1", "b", 3_600_000)["lease_seq"].as_u64().unwrap());
+        gate.kill();
+    }
+    assert!(granted.is_sorted_by(|a, b| a < b), "{granted:?}");
+}
+
+#[test]
+fn a_table_of_before_there_were_epochs_is_restored_over_only_if_it_reads() {
+    let (site, _) = killed_with_leases(1);
+    let backup = back_up(&site);
+    fs::remove_file(site.data().join("epoch")).unwrap();
+    assert!(restore(&site, &backup, &["--replace"]).status.success());
+    fs::remove_file(site.data().join("epoch")).unwrap();
+    fs::write(site.data().join("table/CURRENT"), "MANIFEST-999999\n").unwrap();
+    let refused = restore(&site, &backup, &["--replace"]);
+    assert!(refused.status.code() == Some(2) && stderr(&refused).contains("--above"), "{refused:?}");
+    let restored = restore(&site, &backup, &["--replace", "--above", "100"]);
+    assert!(restored.status.success(), "{restored:?}");
+    site.serve().stop();
+}
+
+#[test]
+fn an_older_table_that_was_put_back_by_hand_starts_a_new_incarnation() {
+    let (site, _) = killed_with_leases(2);
+    let older = site.folder.path().join("older");
+    copy_folder(&site.data().join("table"), &older);
+    cut_the_tail(&site);
+    let gate = site.serve();
+    let seq = acquire(&mut gate.api(), "o0", "b", 3_600_000)["lease_seq"].as_u64().unwrap();
+    gate.stop();
+    fs::remove_dir_all(site.data().join("table")).unwrap();
+    copy_folder(&older, &site.data().join("table"));
+    let gate = site.serve();
+    assert!(site.log().contains("NOT THE NEWEST THAT ITS FOLDER HAS HAD"), "{}", site.log());
+    assert!(acquire(&mut gate.api(), "o0", "c", 3_600_000)["lease_seq"].as_u64().unwrap() > seq);
+    gate.stop();
+    assert_eq!(fence(&site.serve(), "never"), 2 * STRIDE, "the next start is an ordinary one");
+}
+
+#[test]
+fn an_epoch_that_does_not_read_refuses_to_start_and_its_remedy_works() {
+    let (site, _) = killed_with_leases(2);
+    flip(&site.data().join("epoch"), 0);
+    refuses_to_start(&site, "--above N");
+    let backup = back_up(&site);
+    let refused = restore(&site, &backup, &["--replace"]);
+    assert!(refused.status.code() == Some(2) && stderr(&refused).contains("--above"), "{refused:?}");
+    assert!(restore(&site, &backup, &["--replace", "--above", "5"]).status.success());
+    assert!(fence(&site.serve(), "o1") > STRIDE);
+}
+
+#[test]
+fn no_new_table_is_made_beside_the_remains_of_another() {
+    for remains in ["table.replaced-1", "table.restoring", "key.restoring", "epoch", "key"] {
+        let site = Site::new();
+        fs::create_dir(site.data()).unwrap();
+        fs::write(site.data().join(remains), "").unwrap();
+        for creates in ["", "create = true"] {
+            site.configure("");
+            let text = fs::read_to_string(site.config()).unwrap();
+            fs::write(site.config(), text.replace("[table]", &format!("[table]\n{creates}"))).unwrap();
+            refuses_to_start(&site, "fencegate table restore");
+        }
+        let init = site.run(&["table", "init"]);
+        assert_eq!(init.status.code(), Some(2), "{remains}");
+        assert!(stderr(&init).contains("table restore") && !stderr(&init).contains("remove"), "{}", stderr(&init));
+        assert!(!site.data().join("table").exists() && !site.data().join("table.new").exists());
+    }
+}
+
+#[test]
+fn a_table_that_does_not_open_can_be_replaced() {
+    let (site, _) = killed_with_leases(2);
+    let backup = site.folder.path().join("backup");
+    let mut command = Command::new(binary());
+    command.args(["table", "backup", "--config"]).arg(site.config()).arg("--to").arg(&backup);
+    assert!(command.output().unwrap().status.success());
+    fs::write(site.data().join("table/CURRENT"), "MANIFEST-999999\n").unwrap();
+    let restore = |from: &Path| {
+        let mut command = Command::new(binary());
+        command.args(["table", "restore", "--replace", "--config"]).arg(site.config()).arg("--from").arg(from);
+        command.output().unwrap()
+    };
+    let restored = restore(&backup);
+    assert!(restored.status.success(), "{restored:?}");
+    let gate = site.serve();
+    assert_eq!(fence(&gate, "o1"), fence(&gate, "never") + 1);
+    // Not under a gate that is running.
+    let refused = restore(&backup);
+    assert!(refused.status.code() == Some(2) && stderr(&refused).contains("in use"), "{refused:?}");
+    // A table folder that lost its very beginning is set aside like any other.
+    gate.stop();
+    fs::remove_file(site.data().join("table/CURRENT")).unwrap();
+    let restored = restore(&backup);
+    assert!(restored.status.success(), "{restored:?}");
+    site.serve().stop();
+}
