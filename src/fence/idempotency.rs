@@ -8,7 +8,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::{Code, HolderId, LeaseId, LeaseSeq, ObjectId, WallMs};
+use super::{BootMs, Code, HolderId, LeaseId, LeaseSeq, Now, ObjectId, WallMs, time::Frame};
 
 /// A client's own name for a write.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -109,11 +109,20 @@ pub struct Entry {
     /// The lease that it was made with.
     pub seq: LeaseSeq,
     pub lease_id: LeaseId,
-    /// When it was remembered first.
+    /// When it was remembered; when it was answered, if that took long.
     pub at: WallMs,
+    /// The same by the boot clock, and in which run; rows of earlier versions do not say.
+    pub since: Option<Since>,
     /// Names this very attempt.
     pub attempt: u64,
     pub answer: Answer,
+}
+
+/// A moment of one run, which no step of the wall clock moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Since {
+    pub run: u64,
+    pub boot: BootMs,
 }
 
 /// What became of a keyed write.
@@ -184,10 +193,18 @@ impl Entry {
         }
     }
 
-    /// Whether it has been remembered for longer than `keep_ms`.
+    /// For how long it has been remembered, in milliseconds: by the wall clock or by the boot clock, whichever says
+    /// less. A wall clock that is set forward must not make it forgotten.
     #[must_use]
-    pub fn is_old(&self, now: WallMs, keep_ms: u64) -> bool {
-        now.0.saturating_sub(self.at.0) >= keep_ms
+    pub fn age_ms(&self, now: Now, frame: &Frame) -> u64 {
+        let by_boot = match self.since {
+            Some(Since { run, boot }) if run == frame.run => now.boot.since(boot),
+            // What the clocks said when this run began, and all that has passed since then.
+            Some(_) | None => {
+                frame.start.wall.0.saturating_sub(self.at.0).saturating_add(now.boot.since(frame.start.boot))
+            }
+        };
+        now.wall.0.saturating_sub(self.at.0).min(by_boot)
     }
 }
 
@@ -240,6 +257,7 @@ mod tests {
             seq: LeaseSeq::new(1).unwrap(),
             lease_id: LeaseId::new("l").unwrap(),
             at: WallMs(1_000),
+            since: None,
             attempt: 7,
             answer: Answer::Whole(response.clone()),
         };
@@ -252,6 +270,32 @@ mod tests {
         assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::OtherPayload));
         entry.payload = None;
         assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::Unknown), "nobody knows what it was");
-        assert!(entry.is_old(WallMs(2_000), 1_000) && !entry.is_old(WallMs(1_999), 1_000));
+    }
+
+    #[test]
+    fn an_entry_is_as_old_as_the_clock_says_that_says_less() {
+        let start = Now { wall: WallMs(10_000), boot: BootMs(500) };
+        let frame = Frame { run: 3, start, behind_mark: false };
+        let (seq, lease_id) = (LeaseSeq::new(1).unwrap(), LeaseId::new("l").unwrap());
+        let entry = |at, since| Entry {
+            payload: None,
+            seq,
+            lease_id: lease_id.clone(),
+            at: WallMs(at),
+            since,
+            attempt: 1,
+            answer: Answer::None,
+        };
+        let age = |entry: Entry, wall, boot| entry.age_ms(Now { wall: WallMs(wall), boot: BootMs(boot) }, &frame);
+        let own = || entry(11_000, Some(Since { run: 3, boot: BootMs(1_500) }));
+        assert_eq!(age(own(), 13_000, 3_500), 2_000);
+        assert_eq!(age(own(), 90_000_000, 3_500), 2_000, "the wall clock was set forward");
+        assert_eq!(age(own(), 5, 3_500), 0, "and back");
+        // Of an earlier run, or of an earlier version: a second old when this run began.
+        for since in [None, Some(Since { run: 2, boot: BootMs(9) })] {
+            assert_eq!(age(entry(9_000, since), 13_000, 3_500), 4_000);
+            assert_eq!(age(entry(9_000, since), 90_000_000, 3_500), 4_000);
+            assert_eq!(age(entry(12_000, since), 90_000_000, 3_500), 3_000, "from a clock that was ahead");
+        }
     }
 }

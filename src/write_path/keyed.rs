@@ -136,6 +136,8 @@ pub struct Claim {
     entry: Option<Entry>,
     /// The ledger has been asked to remember it.
     is_asked: bool,
+    /// Says to the ledger that it may still be answered.
+    alive: Arc<()>,
     sent: Cell<bool>,
     /// Why nothing was sent, where that is so for its twins too.
     why: RefCell<Option<(Code, Cow<'static, str>)>>,
@@ -314,11 +316,13 @@ pub async fn claim(
         attempt,
         entry: None,
         is_asked: true,
+        alive: Arc::default(),
         sent: Cell::new(false),
         why: RefCell::default(),
         is_over: false,
     };
-    match ledger.begin_keyed(Attempt { scope, payload, seq, attempt }).await {
+    let alive = Arc::downgrade(&claim.alive);
+    match ledger.begin_keyed(Attempt { scope, payload, seq, attempt, alive }).await {
         Ok(Begun::Fresh(entry)) => {
             worker.plane.metrics().keyed(KeyedResult::Fresh);
             claim.flight.is_fresh.store(true, Ordering::Release);
@@ -529,12 +533,12 @@ impl Lookup {
         }
         // One that was judged, and not turned away by a reload.
         let is_current = code == Code::FenceDraining && why.fence.is_some();
-        let now = worker.gate.clock.wall();
+        let now = worker.gate.clock.now();
         let keep_ms = worker.plane.keys.settings.keep_ms;
         let Self { object, presented, key, .. } = self;
         let found = worker.gate.read(move |records| find(records, object, &presented, key)).await;
         let Ok(Some((scope, shown, entry))) = found else { return Err((why, Some(body))) };
-        if entry.is_old(now, keep_ms) {
+        if entry.age_ms(now, &worker.gate.records.context.frame) >= keep_ms {
             return Err((why, Some(body)));
         }
         if shown != entry.seq && !is_current {

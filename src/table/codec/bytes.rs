@@ -141,6 +141,11 @@ impl<'a> Reader<'a> {
         self.take(len)
     }
 
+    /// Whether nothing is left.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn end(self) -> Result<(), CodecFault> {
         if self.0.is_empty() { Ok(()) } else { Err(CodecFault("bytes behind the end of a value")) }
     }

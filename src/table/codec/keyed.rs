@@ -5,8 +5,8 @@ use super::{
     bytes::{Reader, Writer},
 };
 use crate::fence::{
-    WallMs,
-    idempotency::{Answer, Entry, Response},
+    BootMs, WallMs,
+    idempotency::{Answer, Entry, Response, Since},
 };
 
 const NONE: u8 = 0;
@@ -16,13 +16,13 @@ const DROPPED: u8 = 2;
 /// A keyed write's value.
 #[must_use]
 pub fn encode_entry(entry: &Entry) -> Vec<u8> {
-    let Entry { payload, seq, lease_id, at, attempt, answer } = entry;
+    let Entry { payload, seq, lease_id, at, since, attempt, answer } = entry;
     let row = Writer::row().u64(seq.get()).text(lease_id.as_str()).u64(at.0).u64(*attempt);
     let row = match payload {
         None => row.u8(0),
         Some(payload) => row.u8(1).bytes(payload),
     };
-    match answer {
+    let row = match answer {
         Answer::None => row.u8(NONE),
         Answer::Dropped { status } => row.u8(DROPPED).u32((*status).into()),
         Answer::Whole(Response { status, headers, body }) => {
@@ -30,8 +30,12 @@ pub fn encode_entry(entry: &Entry) -> Vec<u8> {
             let row = row.u8(WHOLE).u32((*status).into()).u32(count);
             headers.iter().fold(row, |row, (name, value)| row.text(name).blob(value)).blob(body)
         }
+    };
+    // Last, and absent in rows of earlier versions.
+    match since {
+        None => row.done(),
+        Some(Since { run, boot }) => row.u64(*run).u64(boot.0).done(),
     }
-    .done()
 }
 
 /// Reads a keyed write.
@@ -54,8 +58,9 @@ pub fn decode_entry(value: &[u8]) -> Result<Entry, CodecFault> {
         }
         _ => return Err(CodecFault("an answer of no known kind")),
     };
+    let since = if reader.is_at_end() { None } else { Some(Since { run: reader.u64()?, boot: BootMs(reader.u64()?) }) };
     reader.end()?;
-    Ok(Entry { payload, seq, lease_id, at, attempt, answer })
+    Ok(Entry { payload, seq, lease_id, at, since, attempt, answer })
 }
 
 fn status(reader: &mut Reader<'_>) -> Result<u16, CodecFault> {

@@ -12,7 +12,7 @@ use crate::fence::{
 use crate::fence::{
     elected::{Elected, Floor},
     election::{Election, LeaseName, Uid},
-    idempotency::{Answer, Entry, Response},
+    idempotency::{Answer, Entry, Response, Since},
     record::Numbers,
 };
 use crate::table::flight::DrainReport;
@@ -255,12 +255,14 @@ fn entry() -> impl Strategy<Value = Entry> {
         (100..600_u16).prop_map(|status| Answer::Dropped { status }),
         whole.prop_map(|(status, headers, body)| Answer::Whole(Response { status, headers, body })),
     ];
-    (option::of(any::<[u8; 32]>()), seq(), lease_id(), any::<(u64, u64)>(), answer).prop_map(
-        |(payload, seq, lease_id, (at, attempt), answer)| Entry {
+    let since = option::of(any::<(u64, u64)>().prop_map(|(run, boot)| Since { run, boot: BootMs(boot) }));
+    (option::of(any::<[u8; 32]>()), seq(), lease_id(), any::<(u64, u64)>(), since, answer).prop_map(
+        |(payload, seq, lease_id, (at, attempt), since, answer)| Entry {
             payload,
             seq,
             lease_id,
             at: WallMs(at),
+            since,
             attempt,
             answer,
         },

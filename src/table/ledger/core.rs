@@ -8,6 +8,7 @@ use super::{
     advance::{Advances, Drained},
     authority::{Migrating, forget_migrations},
     external::Jumps,
+    keyed::Keyed,
     lease_ids::LeaseIds,
     round::{Draft, Drain, Round},
     sweep::Sweep,
@@ -66,6 +67,7 @@ pub struct Core {
     pub(super) terms: InUse,
     pub(super) migrating: Migrating,
     pub(super) jumps: Jumps,
+    pub(super) keyed: Keyed,
     lease_ids: LeaseIds,
     step_meter: StepMeter,
     /// Grants whose clients were gone when the answer came: to be taken back in the next round.
@@ -108,6 +110,7 @@ impl Core {
             terms: InUse::new(setup.terms),
             migrating: Migrating::default(),
             jumps: Jumps::default(),
+            keyed: Keyed::default(),
             lease_ids: LeaseIds::default(),
             step_meter: StepMeter::new(now),
             orphans: vec![],

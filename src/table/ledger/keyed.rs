@@ -1,7 +1,10 @@
 //! Keyed writes: remembered before they may land, and their answers behind it.
 //!
 //! A write is remembered only under the lease that stands open at its object's fence, so a fenced holder never
-//! leaves one behind. What was remembered longer ago than `idempotency.keep_ms` is forgotten, by an index of times.
+//! leaves one behind. What was remembered longer ago than `idempotency.keep_ms` is forgotten, by an index of times:
+//! never by a step of the wall clock, and never while its write is on its way.
+
+use std::{collections::HashMap, sync::Weak};
 
 use super::{
     Refused,
@@ -10,8 +13,8 @@ use super::{
 };
 use crate::{
     fence::{
-        LeaseSeq, WallMs,
-        idempotency::{Answer, Entry, Payload, Scope},
+        BootMs, LeaseSeq, Now, Ttl, WallMs,
+        idempotency::{Answer, Entry, Payload, Scope, Since},
     },
     table::{
         Table, TableFault,
@@ -28,6 +31,29 @@ pub struct Attempt {
     pub seq: LeaseSeq,
     /// Names it among all others.
     pub attempt: u64,
+    /// Gone once nothing more can become of it.
+    pub alive: Weak<()>,
+}
+
+/// What the ledger knows of keyed writes beside their rows.
+#[derive(Debug, Default)]
+pub(super) struct Keyed {
+    /// Attempts of this run that have not been answered: they may be on their way.
+    flying: HashMap<Scope, (u64, Weak<()>)>,
+    /// Nothing is due for the sweep before this.
+    rests_until: BootMs,
+}
+
+impl Keyed {
+    fn is_flying(&self, scope: &Scope, attempt: u64) -> bool {
+        self.flying.get(scope).is_some_and(|(own, alive)| *own == attempt && alive.strong_count() > 0)
+    }
+
+    fn lands(&mut self, scope: &Scope, attempt: u64) {
+        if self.flying.get(scope).is_some_and(|(own, _)| *own == attempt) {
+            self.flying.remove(scope);
+        }
+    }
 }
 
 /// What its key is.
@@ -46,10 +72,10 @@ const ROWS_EACH_SECOND: usize = 65_536;
 
 impl Core {
     pub(super) fn begin_keyed(&mut self, round: &mut Round, attempt: Attempt) -> Result<Begun, Refused> {
-        let Attempt { scope, payload, seq, attempt } = attempt;
+        let Attempt { scope, payload, seq, attempt, alive } = attempt;
         let now = self.setup.clock.now();
         let before = self.keyed(round, &scope)?;
-        if let Some(known) = before.as_ref().filter(|known| !known.is_old(now.wall, self.setup.keys_keep_ms)) {
+        if let Some(known) = before.as_ref().filter(|known| !self.is_forgettable(&scope, known, now)) {
             return Ok(Begun::Known(known.clone()));
         }
         let record = self.newest(round, &scope.object)?;
@@ -57,7 +83,9 @@ impl Core {
             return Ok(Begun::Fenced);
         };
         let lease_id = lease.lease_id.clone();
-        let entry = Entry { payload, seq, lease_id, at: now.wall, attempt, answer: Answer::None };
+        let since = self.since(now);
+        let entry = Entry { payload, seq, lease_id, at: now.wall, since, attempt, answer: Answer::None };
+        self.keyed.flying.insert(scope.clone(), (attempt, alive));
         put(round, scope, before.map(|before| before.at), Some(entry.clone()));
         Ok(Begun::Fresh(entry))
     }
@@ -72,9 +100,31 @@ impl Core {
         entry: Option<Entry>,
     ) -> Result<(), Refused> {
         if let Some(known) = self.keyed(round, &scope)?.filter(|known| known.attempt == attempt) {
+            self.keyed.lands(&scope, attempt);
+            let entry = entry.map(|entry| self.kept_from_now(entry));
             put(round, scope, Some(known.at), entry);
         }
         Ok(())
+    }
+
+    /// A moment of this run.
+    fn since(&self, now: Now) -> Option<Since> {
+        Some(Since { run: self.setup.records.context.frame.run, boot: now.boot })
+    }
+
+    /// An answer that was long in coming is kept for as long as any other.
+    fn kept_from_now(&self, entry: Entry) -> Entry {
+        let now = self.setup.clock.now();
+        if entry.age_ms(now, &self.setup.records.context.frame) < self.setup.keys_keep_ms / 2 {
+            return entry;
+        }
+        Entry { at: now.wall, since: self.since(now), ..entry }
+    }
+
+    /// Whether it has been remembered for long enough, and is not on its way.
+    fn is_forgettable(&self, scope: &Scope, entry: &Entry, now: Now) -> bool {
+        entry.age_ms(now, &self.setup.records.context.frame) >= self.setup.keys_keep_ms
+            && !self.keyed.is_flying(scope, entry.attempt)
     }
 
     fn keyed(&self, round: &Round, scope: &Scope) -> Result<Option<Entry>, Refused> {
@@ -86,7 +136,11 @@ impl Core {
 
     /// Forgets what has been remembered for long enough; only what is due is read.
     pub(super) fn sweep_keys(&mut self, round: &mut Round) {
-        let Some(due) = self.setup.clock.wall().0.checked_sub(self.setup.keys_keep_ms) else { return };
+        let now = self.setup.clock.now();
+        let Some(due) = now.wall.0.checked_sub(self.setup.keys_keep_ms) else { return };
+        if now.boot < self.keyed.rests_until {
+            return;
+        }
         let (from, until) = Family::keyed_until(WallMs(due));
         let rows = match self.setup.records.table.scan(&from, &until, ROWS_EACH_SECOND) {
             Ok(rows) => rows,
@@ -99,12 +153,36 @@ impl Core {
             match Key::decode(&key) {
                 // This round may have something newer to say about it.
                 Ok(Key::KeyedAt(at, scope)) if !round.keyed.contains_key(&scope) => {
-                    put(round, scope, Some(WallMs(at)), None);
+                    if !self.sweep_key(round, scope, WallMs(at), now) {
+                        break;
+                    }
                 }
                 Ok(_) => {}
                 Err(fault) => tracing::error!(%fault, "an idempotency key's row cannot be read"),
             }
         }
+    }
+
+    /// Looks at one key that is due by the wall clock. `false`: it is not due by the boot clock, and those behind it
+    /// are not either.
+    fn sweep_key(&mut self, round: &mut Round, scope: Scope, at: WallMs, now: Now) -> bool {
+        let Ok(entry) = self.keyed(round, &scope) else { return true };
+        if let Some(entry) = entry.filter(|entry| entry.at == at) {
+            let age_ms = entry.age_ms(now, &self.setup.records.context.frame);
+            if age_ms < self.setup.keys_keep_ms {
+                self.keyed.rests_until = now.boot.after(Ttl(self.setup.keys_keep_ms - age_ms));
+                return false;
+            }
+            if self.keyed.is_flying(&scope, entry.attempt) {
+                return true;
+            }
+            self.keyed.lands(&scope, entry.attempt);
+            put(round, scope, Some(at), None);
+        } else {
+            // The index leads to nothing, or to a later attempt.
+            round.writes.delete(&Key::KeyedAt(at.0, scope));
+        }
+        true
     }
 }
 

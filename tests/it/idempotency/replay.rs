@@ -4,7 +4,7 @@ use ::h2::Reason;
 use serde_json::json;
 
 use super::{Answer, Bench, acquire, is_refused, is_replay, put, text};
-use crate::support::bench::TTL;
+use crate::support::{bench::TTL, store::Hung};
 
 #[test]
 fn the_same_key_and_payload_get_the_first_answer_and_the_store_sees_one_write() {
@@ -262,6 +262,46 @@ fn it_is_forgotten_after_a_while() {
         let table = &bench.gate.running().gate.records.table;
         [(b"k", b"l"), (b"t", b"u")].iter().all(|(from, until)| table.scan(*from, *until, 10).unwrap().is_empty())
     });
+}
+
+#[test]
+fn a_wall_clock_that_jumps_forward_makes_no_write_run_twice() {
+    let bench = Bench::with(|settings| settings.idempotency.keep_ms = 10_000);
+    let first = put(&bench, bench.token(), "k", b"value", &[]);
+    bench.gate.clock.step_wall(86_400_000);
+    for seconds in 0..9 {
+        is_replay(&put(&bench, bench.token(), "k", b"value", &[]), &first);
+        // What is due each second is done by the round that this call is part of.
+        bench.gate.clock.advance(1_000);
+        acquire(&mut bench.gate.api(), &format!("other-{seconds}"), "a", 1_000);
+    }
+    is_replay(&put(&bench, bench.token(), "k", b"value", &[]), &first);
+    assert_eq!(bench.store.applied().len(), 1);
+    // By the boot clock it gets old as ever.
+    bench.gate.clock.advance(1_000);
+    put(&bench, bench.token(), "k", b"other", &[]).applied();
+}
+
+#[test]
+fn a_write_that_is_on_its_way_is_not_forgotten() {
+    let bench = Bench::with(|settings| {
+        settings.idempotency.keep_ms = 10_000;
+        settings.store.response_timeout_ms = 86_400_000;
+    });
+    put(&bench, bench.token(), "done", b"value", &[]).applied();
+    let headers = [("fence-token", bench.token()), ("idempotency-key", "k")];
+    let first = Hung::send(&bench.store, bench.gate.gate(), "/users/1", &headers);
+    let rows = || bench.gate.running().gate.records.table.scan(b"k", b"l", 10).unwrap().len();
+    assert_eq!(rows(), 2);
+    for seconds in 0..3 {
+        bench.gate.clock.advance(10_000);
+        acquire(&mut bench.gate.api(), &format!("other-{seconds}"), "a", 1_000);
+    }
+    assert_eq!(rows(), 1, "what was answered is forgotten, what is on its way is not");
+    let answer = first.let_go();
+    answer.applied();
+    is_replay(&put(&bench, bench.token(), "k", b"value", &[]), &answer);
+    assert_eq!(bench.store.applied().len(), 2);
 }
 
 #[test]
