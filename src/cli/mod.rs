@@ -24,7 +24,10 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{self, Faults, LogFormat, Settings};
+use crate::{
+    config::{self, Faults, LogFormat, Settings},
+    table::private,
+};
 
 /// A storage-side write gate: leases with fence tokens, checked before the store sees a write.
 ///
@@ -135,6 +138,9 @@ pub fn run() -> ExitCode {
     if let Err(what) = crate::failpoints::check(fault.as_deref(), points.as_deref()) {
         output::complain(&what);
         return ExitCode::from(2);
+    }
+    if matches!(cli.command, Command::Serve(_) | Command::Demo(_) | Command::Table(_)) {
+        private::keep_to_ourselves();
     }
     let done = match cli.command {
         Command::Serve(args) => serve::run(&args),

@@ -12,6 +12,7 @@
 
 use std::{
     fs, io,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
@@ -24,6 +25,7 @@ use super::{
     epoch::{self, EpochFault},
     key_file::{self, KeyFault},
     open::{put, read_mark, read_meta, write_meta},
+    private,
     rocks::RocksTable,
 };
 use crate::fence::{Incarnation, Now};
@@ -70,7 +72,8 @@ pub fn create(table: &dyn Table, folder: &Path) -> Result<(), BackupFault> {
         return Err(BackupFault::Exists(folder.to_owned()));
     }
     table.checkpoint(folder)?;
-    sync_parent(folder).map_err(|error| BackupFault::Io { path: folder.to_owned(), error })
+    // Some of its files are the table's own, by another name: whatever opened those, a copy is closed.
+    private::close(folder).and_then(|()| sync_parent(folder)).map_err(at(folder))
 }
 
 /// What a restore made.
@@ -276,7 +279,7 @@ fn by_the_clock(now: Now) -> Incarnation {
 }
 
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir(to)?;
+    private::create_folder(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         if entry.file_name() == RESTORED_AS {
@@ -284,6 +287,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         }
         let copied = to.join(entry.file_name());
         fs::copy(entry.path(), &copied)?;
+        fs::set_permissions(&copied, fs::Permissions::from_mode(0o600))?;
         fs::File::open(&copied)?.sync_all()?;
     }
     fs::File::open(to)?.sync_all()

@@ -6,10 +6,13 @@
 use std::{
     fs::{self, File},
     io,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
 use rustix::fs::{FlockOperation, flock};
+
+use super::private;
 
 /// The folder of the table proper.
 #[must_use]
@@ -92,9 +95,12 @@ impl DataLock {
     /// # Errors
     /// Where the folder cannot be made or written.
     pub fn take(data: &Path) -> io::Result<Option<Self>> {
-        fs::create_dir_all(data)?;
-        sync_parent(data)?;
-        let file = File::options().create(true).truncate(false).write(true).open(data.join("lock"))?;
+        data.parent().map_or(Ok(()), fs::create_dir_all)?;
+        match private::create_folder(data) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Ok(()) | Err(_) => sync_parent(data)?,
+        }
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(data.join("lock"))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Self { _file: file })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),

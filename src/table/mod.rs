@@ -5,6 +5,7 @@
 //!   [`memory`] a table in memory that can be made to fail, for tests and the simulation.
 //! - [`data_folder`], [`key_file`], [`epoch`], [`open`]: the folder and its lock, the key and the highest incarnation
 //!   beside the table, and how a run of the gate begins on it.
+//! - [`private`]: who may read all that.
 //! - [`stripes`]: the records in memory, which writes are judged against; [`flight`]: the writes of each
 //!   that are on their way; [`generation`]: those that go by a route which a reload has changed.
 //! - [`records`]: reading, through memory to the table. Writing is the ledger's alone.
@@ -27,6 +28,7 @@ mod logs;
 pub mod memory;
 pub mod news;
 pub mod open;
+pub mod private;
 pub mod records;
 pub mod rocks;
 pub mod stripes;

@@ -16,6 +16,7 @@ use super::{
     },
     epoch::{self, EpochFault},
     key_file::{self, KeyFault},
+    private::{self, OpenToAll},
     rocks::{Recovered, RocksTable},
 };
 use crate::{
@@ -56,6 +57,8 @@ pub enum OpenFault {
     Key(#[from] KeyFault),
     #[error(transparent)]
     Epoch(#[from] EpochFault),
+    #[error(transparent)]
+    OpenToAll(#[from] OpenToAll),
     #[error("{folder}: {fault}")]
     Table { folder: String, fault: TableFault },
     #[error("{folder}: {error}")]
@@ -112,6 +115,7 @@ fn create(data: &Path, clean: bool) -> Result<(), OpenFault> {
         clear(left).and_then(|()| sync_parent(left)).map_err(io_failed)?;
     }
     // Made aside, whole and durable; then put into place, the key first.
+    private::create_folder(&new_table).map_err(io_failed)?;
     let table = RocksTable::create(&new_table).map_err(failed)?;
     let key = key_file::create(&new_key)?;
     write_meta(&table, &Meta::new(&key, clean), Hlc::default()).map_err(failed)?;
@@ -182,6 +186,9 @@ pub fn begin(data: &Path, creates: bool, clock: &Clock, terms: Terms) -> Result<
         create(data, false)?;
     }
     let key = key_file::read(&key_path(data))?;
+    for path in private::repair(data, &table_folder(data))? {
+        tracing::warn!(path = %path.display(), "this was open to everybody, and has been closed; others may have read it");
+    }
     let opened = RocksTable::open(&table_folder(data));
     let (table, recovered) = opened.map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
     let table = Arc::new(table);

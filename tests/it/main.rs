@@ -9,6 +9,7 @@
 //! - `recovery`: damaged, lost and foreign tables. `restores`: tables that a backup came back as. `flips`: one bit of a log. `restart`: what a crash leaves.
 //! - `crash`: kill -9 in a loop, also with what was not synced thrown away.
 //! - `crash_points`: restore, backup, init and a start, killed at each step of theirs.
+//! - `modes`: who may read the table's files.
 //! - `process`: starting, stopping, configuration faults, full disks, failing syncs.
 //! - `cli`: the commands. `client`: the library for writers, on a wire that goes wrong. `lock`: a command under a lease.
 //! - `agent`: the writer-side sidecar, in front of applications that know nothing of it.
@@ -48,6 +49,7 @@ mod idempotency;
 mod kubernetes;
 mod leases;
 mod lock;
+mod modes;
 mod process;
 mod readme;
 mod recovery;

@@ -1,0 +1,131 @@
+//! Who may read the table and its copies: the gate's user, and nobody else. They hold ids of requests and answers that
+//! were kept.
+//!
+//! What is made is made 0700 and 0600. What is there and open to everybody, as earlier versions left it, is closed when
+//! a run begins. Bits of the group are left to the platform: Kubernetes sets them on volumes with an fsGroup.
+
+use std::{
+    fs::{self, DirBuilder, Metadata, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use rustix::{fs::Mode, process};
+use thiserror::Error;
+
+/// Files that everybody may read, and that cannot be closed.
+#[derive(Debug, Error)]
+#[error("{} is open to everybody (mode {mode:03o}), and holds what only the gate may read; this process may not change that: {error}. Run chmod -R o-rwx on it, as its owner", .path.display())]
+pub struct OpenToAll {
+    path: PathBuf,
+    mode: u32,
+    error: io::Error,
+}
+
+/// Whatever this process makes from here on is its user's alone: RocksDB does not ask which modes its files are to have.
+pub fn keep_to_ourselves() {
+    process::umask(Mode::RWXG | Mode::RWXO);
+}
+
+/// Makes a folder that is this user's alone.
+///
+/// # Errors
+/// Where it is there already or cannot be made.
+pub fn create_folder(path: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(path)
+}
+
+/// Gives a folder and what is in it to this user alone.
+///
+/// # Errors
+/// Where its modes cannot be changed.
+pub fn close(folder: &Path) -> io::Result<()> {
+    fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+    for file in inside(folder)? {
+        fs::set_permissions(file, Permissions::from_mode(0o600))?;
+    }
+    Ok(())
+}
+
+/// Takes everybody's rights on a data folder's table away, where there are any. Gives what was open.
+///
+/// # Errors
+/// With what is open and cannot be closed.
+pub fn repair(data: &Path, table: &Path) -> Result<Vec<PathBuf>, OpenToAll> {
+    let mut closed = vec![];
+    // The folder around it may be the platform's, such as the root of a volume: then it is left as it is.
+    if is_ours(data) {
+        closed.extend(take_from_all(data)?);
+    }
+    closed.extend(take_from_all(table)?);
+    let unreadable = |error| OpenToAll { path: table.to_owned(), mode: 0, error };
+    for file in inside(table).map_err(unreadable)? {
+        closed.extend(take_from_all(&file)?);
+    }
+    Ok(closed)
+}
+
+fn is_ours(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.uid() == process::geteuid().as_raw())
+}
+
+/// `None`: it was closed already, or is gone by now.
+fn take_from_all(path: &Path) -> Result<Option<PathBuf>, OpenToAll> {
+    let Ok(mode) = fs::metadata(path).map(|found| found.mode() & 0o7777) else { return Ok(None) };
+    if mode & 0o007 == 0 {
+        return Ok(None);
+    }
+    match fs::set_permissions(path, Permissions::from_mode(mode & !0o007)) {
+        Ok(()) => Ok(Some(path.to_owned())),
+        Err(error) => Err(OpenToAll { path: path.to_owned(), mode: mode & 0o777, error }),
+    }
+}
+
+/// The files of a folder; RocksDB makes no folders in its own.
+fn inside(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = vec![];
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.metadata().is_ok_and(|found: Metadata| found.is_file()) {
+            files.push(entry.path());
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn what_is_open_to_all_is_closed_and_the_group_keeps_its_rights() {
+        let folder = tempfile::tempdir().unwrap();
+        let (data, table) = (folder.path(), folder.path().join("table"));
+        create_folder(&table).unwrap();
+        assert_eq!(mode(&table), 0o700);
+        let file = table.join("000004.sst");
+        fs::write(&file, "").unwrap();
+        for (path, open) in [(data, 0o2775), (&table, 0o755), (&file, 0o664)] {
+            fs::set_permissions(path, Permissions::from_mode(open)).unwrap();
+        }
+        assert_eq!(repair(data, &table).unwrap(), [data, &table, &file]);
+        assert_eq!((mode(data), mode(&table), mode(&file)), (0o2770, 0o750, 0o660));
+        assert!(repair(data, &table).unwrap().is_empty());
+        close(&table).unwrap();
+        assert_eq!((mode(&table), mode(&file)), (0o700, 0o600));
+    }
+
+    #[test]
+    fn what_cannot_be_closed_is_named() {
+        // Not even root changes the modes there.
+        let table = Path::new("/proc/sys/kernel");
+        let said = repair(Path::new("/nowhere"), table).unwrap_err().to_string();
+        assert!(said.contains("/proc/sys/kernel is open to everybody (mode 555)"), "{said}");
+        assert!(said.contains("chmod -R o-rwx"), "{said}");
+    }
+}

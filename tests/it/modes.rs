@@ -1,0 +1,93 @@
+//! Who may read the table's files and its copies: the gate's own user.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::support::{
+    gate::acquire,
+    power::all_files,
+    process::{Site, binary},
+};
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o777
+}
+
+/// The program as it is started where everybody may read what is made, as is usual.
+fn with_usual_umask() -> Command {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg("umask 022; exec \"$0\" \"$@\"").arg(binary());
+    command
+}
+
+fn folders(data: &Path) -> Vec<PathBuf> {
+    let inside = fs::read_dir(data).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    [data.to_owned()].into_iter().chain(inside).collect()
+}
+
+/// Everything in there is its owner's alone.
+#[track_caller]
+fn is_closed(folder: &Path) {
+    let open: Vec<_> = all_files(folder).into_iter().filter(|file| mode(file) != 0o600).collect();
+    assert!(open.is_empty(), "{open:?}");
+    for folder in folders(folder) {
+        assert_eq!(mode(&folder), 0o700, "{}", folder.display());
+    }
+}
+
+#[test]
+fn a_table_and_its_copies_are_the_gates_alone() {
+    let site = Site::new();
+    let run = |arguments: &[&str]| {
+        let done = with_usual_umask().args(arguments).arg("--config").arg(site.config()).output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+    };
+    run(&["table", "init"]);
+    is_closed(&site.data());
+    let gate = site.serve_with(with_usual_umask());
+    acquire(&mut gate.api(), "users", "a", 60_000);
+    let copies: Vec<_> = ["running", "stopped"].map(|name| site.folder.path().join(name)).into();
+    let made = serde_json::json!({ "folder": copies[0] });
+    gate.api().post("/v1/backups", &made).expect(201);
+    gate.stop();
+    run(&["table", "backup", "--to", copies[1].to_str().unwrap()]);
+    for copy in &copies {
+        is_closed(copy);
+    }
+    is_closed(&site.data());
+    // A backup that everybody can read, as earlier versions made it, comes back closed.
+    for path in all_files(&copies[0]) {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    run(&["table", "restore", "--replace", "--from", copies[0].to_str().unwrap()]);
+    site.serve_with(with_usual_umask()).stop();
+    is_closed(&site.data().join("table"));
+}
+
+#[test]
+fn a_table_that_was_open_to_all_is_closed_by_the_next_start_and_the_group_keeps_its_rights() {
+    let site = Site::with_table();
+    let table = site.data().join("table");
+    let set = |folder: u32, file: u32| {
+        fs::set_permissions(site.data(), fs::Permissions::from_mode(folder)).unwrap();
+        fs::set_permissions(&table, fs::Permissions::from_mode(folder)).unwrap();
+        for path in all_files(&table) {
+            fs::set_permissions(path, fs::Permissions::from_mode(file)).unwrap();
+        }
+    };
+    set(0o755, 0o644);
+    site.serve().stop();
+    assert!(site.log().contains("open to everybody"), "{}", site.log());
+    assert_eq!((mode(&site.data()), mode(&table)), (0o750, 0o750));
+    let open: Vec<_> = all_files(&table).into_iter().filter(|file| mode(file) & 0o007 != 0).collect();
+    assert!(open.is_empty(), "{open:?}");
+    // As Kubernetes sets them on a volume with an fsGroup.
+    set(0o770, 0o660);
+    site.serve().stop();
+    assert_eq!((mode(&site.data()), mode(&table)), (0o770, 0o770));
+    assert!(all_files(&table).iter().any(|file| mode(file) == 0o660));
+}
