@@ -200,7 +200,9 @@ fn assemble(
         unclean: !was_clean,
         terms,
     });
-    let ledger = Ledger::start(core, &clock);
+    let ledger = Ledger::start(core, &clock).with_patience(Duration::from_millis(settings.table.stall_timeout_ms));
+    let pulse = ledger.pulse();
+    metrics.ledger.ask_for_commit_age(move || pulse.age().as_secs_f64());
     let elections =
         Elections::new(settings.table.cache_objects, ledger.clone(), clock.clone(), metrics.kubernetes.clone());
     Arc::new(Gate {

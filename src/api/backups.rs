@@ -27,7 +27,7 @@ pub async fn create(
     if !folder.is_absolute() {
         return Err(Problem::invalid("folder", "must be an absolute path on the gate's machine"));
     }
-    let made = gate.read(move |records| Ok(backup::create(&*records.table, &folder))).await?;
+    let made = gate.read_at_length(move |records| Ok(backup::create(&*records.table, &folder))).await?;
     made.map_err(|fault| Problem::invalid("folder", fault))?;
     tracing::info!(folder = request.folder, "audit: the fence table was backed up");
     Ok((StatusCode::CREATED, Json(BackupBody { folder: request.folder })))

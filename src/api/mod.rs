@@ -118,8 +118,20 @@ impl Gate {
     /// Reads the table off the api's own threads.
     ///
     /// # Errors
-    /// `TABLE_UNAVAILABLE` where the read fails.
+    /// `TABLE_UNAVAILABLE` where the read fails, or its disk stands still.
     pub async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let done = tokio::time::timeout(self.ledger.patience(), self.read_at_length(read)).await;
+        done.unwrap_or_else(|_| Err(Problem::table_unavailable()))
+    }
+
+    /// The same, however long it takes: for copies.
+    ///
+    /// # Errors
+    /// `TABLE_UNAVAILABLE` where the read fails.
+    pub async fn read_at_length<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
     ) -> Result<T, Problem> {

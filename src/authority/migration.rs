@@ -291,6 +291,7 @@ impl From<Refused> for Halt {
             Refused::Lease { why: LeaseRefusal::ClockUntrusted, .. }
             | Refused::Unavailable
             | Refused::Unsure
+            | Refused::Stalled
             | Refused::Overloaded
             | Refused::Draining { .. }
             | Refused::Migrating { .. }

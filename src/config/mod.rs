@@ -80,6 +80,7 @@ pub struct TableSettings {
     pub path: PathBuf,
     pub create: bool,
     pub cache_objects: usize,
+    pub stall_timeout_ms: u64,
 }
 
 /// Bounds on leases.
@@ -154,7 +155,7 @@ impl Default for Ops {
 
 impl Default for TableSettings {
     fn default() -> Self {
-        Self { path: PathBuf::from("fencegate-data"), create: false, cache_objects: 262_144 }
+        Self { path: PathBuf::from("fencegate-data"), create: false, cache_objects: 262_144, stall_timeout_ms: 5_000 }
     }
 }
 
@@ -343,6 +344,11 @@ impl Settings {
         );
         check(!self.table.path.as_os_str().is_empty(), "table.path", "must not be empty");
         check(self.table.cache_objects >= 1, "table.cache_objects", "must be at least 1");
+        check(
+            (100..=600_000).contains(&self.table.stall_timeout_ms),
+            "table.stall_timeout_ms",
+            "must be from 100 to 600000",
+        );
         check(lease.ttl_ms_min >= 1, "lease.ttl_ms_min", "must be at least 1");
         check(lease.ttl_ms_max <= 86_400_000, "lease.ttl_ms_max", "must be at most 86400000 (a day)");
         check(lease.ttl_ms_min <= lease.ttl_ms_max, "lease.ttl_ms_min", "must not be above lease.ttl_ms_max");

@@ -253,7 +253,7 @@ impl Elections {
             })
             .await?;
         let moved = match answer {
-            Some(answer) => answer.await.unwrap_or(Err(ledger::Refused::Stopping)),
+            Some(mut answer) => self.ledger.wait(&mut answer).await,
             None => Err(ledger::Refused::Stopping),
         };
         Ok(Told { election, term, moved })

@@ -13,6 +13,8 @@ pub use kubernetes::KubernetesMetrics;
 pub use plane::{KeyedResult, PlaneMetrics, RouteMetrics};
 pub use tally::{OperationTally, RouteTally, Standing, Tally, add};
 
+use std::sync::{Arc, OnceLock};
+
 use self::{
     plane::RouteFamilies,
     registry::{Counter, Gauge, Histogram, Registry},
@@ -75,6 +77,7 @@ impl Metrics {
     #[must_use]
     pub fn render(&self) -> String {
         self.plane.look();
+        self.ledger.look();
         self.registry.render()
     }
 }
@@ -84,6 +87,9 @@ impl Default for Metrics {
         Self::new()
     }
 }
+
+/// For how many seconds the ledger has been at its round.
+type CommitAge = Box<dyn Fn() -> f64 + Send + Sync>;
 
 /// What the ledger counts.
 #[derive(Clone)]
@@ -95,6 +101,8 @@ pub struct LedgerMetrics {
     draining: Gauge,
     drain_seconds: Histogram,
     drain_oldest: Gauge,
+    commit_oldest: Gauge,
+    commit_age: Arc<OnceLock<CommitAge>>,
     records_in_memory: Gauge,
     latched: Gauge,
     clock_step: Gauge,
@@ -159,6 +167,11 @@ impl LedgerMetrics {
                 &LONG_SECONDS,
                 "How long a change of hands waited for older writes, where it had to.",
             ),
+            commit_oldest: registry.gauge(
+                "fencegate_ledger_commit_oldest_seconds",
+                "How long the changes that the ledger is making durable have been on their way; 0 if there are none. More than a second: the disk stands still.",
+            ),
+            commit_age: Arc::default(),
             drain_oldest: registry.gauge(
                 "fencegate_drain_oldest_seconds",
                 "How long the oldest change of hands has waited for older writes so far; 0 where none waits.",
@@ -203,6 +216,16 @@ impl LedgerMetrics {
         self.certificates[result as usize].inc();
     }
 
+    /// Asks with each scrape for how many seconds the ledger has been at its round.
+    pub fn ask_for_commit_age(&self, age: impl Fn() -> f64 + Send + Sync + 'static) {
+        let _ = self.commit_age.set(Box::new(age));
+    }
+
+    /// What is asked for with each scrape.
+    fn look(&self) {
+        self.commit_oldest.set(self.commit_age.get().map_or(0.0, |age| age()));
+    }
+
     /// A migration has come to a state.
     pub fn migration(&self, state: MigrationState) {
         if let Some(place) = MigrationState::ALL.iter().position(|each| *each == state) {
@@ -229,7 +252,7 @@ impl LedgerMetrics {
                 | LeaseRefusal::Locked { .. }
                 | LeaseRefusal::GrantUsed => 6,
             },
-            Err(Refused::Unavailable | Refused::Unsure) => 5,
+            Err(Refused::Unavailable | Refused::Unsure | Refused::Stalled) => 5,
             Err(
                 Refused::RequestIdUsed
                 | Refused::Overloaded

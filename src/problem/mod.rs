@@ -290,6 +290,14 @@ impl Problem {
                 problem.side_effect = "maybe";
                 problem
             }
+            Refused::Stalled => {
+                let mut problem = Self::new(
+                    Code::TableUnavailable,
+                    "the disk of the fence table does not answer, so this may be done later, or not; ask again, with the same request_id if there was one",
+                );
+                problem.side_effect = "maybe";
+                problem
+            }
             Refused::Overloaded => Self::new(Code::GateOverloaded, "too many lease calls are waiting; come back later"),
             Refused::Draining { object } => Self::new(
                 Code::FenceDraining,

@@ -391,6 +391,7 @@ impl World {
             Refused::RequestIdUsed => "request id used",
             Refused::Unavailable => "unavailable",
             Refused::Unsure => "unsure",
+            Refused::Stalled => "stalled",
             Refused::Overloaded => "overloaded",
             Refused::Stopping => "stopping",
             Refused::Draining { .. } => "draining",

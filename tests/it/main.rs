@@ -10,6 +10,7 @@
 //! - `crash`: kill -9 in a loop, also with what was not synced thrown away.
 //! - `crash_points`: restore, backup, init and a start, killed at each step of theirs.
 //! - `modes`: who may read the table's files.
+//! - `stalls`: a disk that stands still.
 //! - `process`: starting, stopping, configuration faults, full disks, failing syncs.
 //! - `cli`: the commands. `client`: the library for writers, on a wire that goes wrong. `lock`: a command under a lease.
 //! - `agent`: the writer-side sidecar, in front of applications that know nothing of it.
@@ -60,6 +61,7 @@ mod secrets;
 mod several;
 mod simulation;
 mod starvation;
+mod stalls;
 mod support;
 mod tls;
 mod transparency;

@@ -53,6 +53,8 @@ pub enum Refused {
     Unavailable,
     /// The write or its sync failed: whether the change survives a restart is not known.
     Unsure,
+    /// The table has stood still for too long: the change may be made once it gets on.
+    Stalled,
     Overloaded,
     Stopping,
     /// The fence has moved, but writes of older leases are still on their way to the store.

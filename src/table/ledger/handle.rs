@@ -1,6 +1,12 @@
 //! The way to the ledger: a call for each thing that it can be asked.
+//!
+//! No call waits for a table that stands still: it is told so after a while, and at once where that while has passed
+//! already. Calls that have to wait for others, for their turn or for a drain, do so as long as the ledger gets on.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::{
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
 
 use tokio::sync::oneshot;
 
@@ -8,6 +14,7 @@ use super::{
     Core,
     command::{Answer, Certificate, Command, Deed, Granted, JournalLines, Moved, Progress, Refused, Reply, Wanted},
     keyed::{Attempt, Begun},
+    pulse::{PATIENCE, Pulse},
     work,
 };
 use crate::{
@@ -37,6 +44,8 @@ const QUEUE: usize = 8_192;
 pub struct Ledger {
     queue: Arc<SyncSender<Command>>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
+    pulse: Arc<Pulse>,
+    patience: Duration,
 }
 
 impl Ledger {
@@ -56,17 +65,91 @@ impl Ledger {
         clock.on_change(move || wake(&by_clock));
         core.records().stripes.on_drained(move || wake(&by_writes));
         let clock = clock.clone();
+        let pulse = Arc::new(Pulse::default());
+        let felt = Arc::clone(&pulse);
         let thread = thread::Builder::new()
             .name("ledger".to_owned())
-            .spawn(move || work(core, &calls, &clock))
+            .spawn(move || work(core, &calls, &clock, &felt))
             .expect("a thread for the ledger");
-        Self { queue, thread: Arc::new(Mutex::new(Some(thread))) }
+        Self { queue, thread: Arc::new(Mutex::new(Some(thread))), pulse, patience: PATIENCE }
     }
 
+    /// The same ledger, waited for no longer than this where it stands still.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// How long a table that stands still is waited for.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// Whether it gets on.
+    #[must_use]
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.pulse.age() >= self.patience
+    }
+
+    /// Nothing is asked of a table that stands still: nothing is changed then.
+    fn gets_on(&self) -> Result<(), Refused> {
+        if self.is_stalled() { Err(Refused::Unavailable) } else { Ok(()) }
+    }
+
+    /// A call that waits for nothing but the table.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+        self.gets_on()?;
+        self.call_anyway(command).await
+    }
+
+    /// The same, also where the table stands still: what it says must not be lost.
+    async fn call_anyway<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+        let (reply, answer) = oneshot::channel();
+        self.send(command(reply))?;
+        if !has_timers() {
+            return answer.await.unwrap_or(Err(Refused::Stopping));
+        }
+        let answered = tokio::time::timeout(self.patience, answer).await;
+        answered.map_or(Err(Refused::Stalled), |answer| answer.unwrap_or(Err(Refused::Stopping)))
+    }
+
+    /// A call that may have to wait for others, such as for older writes to settle.
+    async fn call_in_turn<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+        self.gets_on()?;
+        let (reply, mut answer) = oneshot::channel();
+        self.send(command(reply))?;
+        self.wait(&mut answer).await
+    }
+
+    /// A call that ends the ledger's work: the stop around it has a deadline of its own.
+    async fn call_at_last(&self, command: impl FnOnce(Reply<()>) -> Command) -> Result<(), Refused> {
         let (reply, answer) = oneshot::channel();
         self.send(command(reply))?;
         answer.await.unwrap_or(Err(Refused::Stopping))
+    }
+
+    /// Waits for an answer, as long as the ledger gets on.
+    ///
+    /// # Errors
+    /// As the answer says; where the table stands still; where the ledger is gone.
+    pub async fn wait<T>(&self, answer: &mut Answer<T>) -> Result<T, Refused> {
+        if !has_timers() {
+            return answer.await.unwrap_or(Err(Refused::Stopping));
+        }
+        loop {
+            let left = self.patience.saturating_sub(self.pulse.age()).max(LEAST_LOOK);
+            match tokio::time::timeout(left, &mut *answer).await {
+                Ok(answer) => return answer.unwrap_or(Err(Refused::Stopping)),
+                Err(_) if self.is_stalled() => return Err(Refused::Stalled),
+                // It waits for its turn, or for others.
+                Err(_) => {}
+            }
+        }
     }
 
     /// Grants leases, all or none. Dropping the future takes the call back, and a lease that was
@@ -85,10 +168,11 @@ impl Ledger {
         command: impl FnOnce(Reply<T>) -> Command,
         gives_back: bool,
     ) -> Result<T, Refused> {
+        self.gets_on()?;
         let (reply, answer) = oneshot::channel();
         let mut pending = Pending { answer, ledger: self, gives_back };
         self.send(command(reply))?;
-        (&mut pending.answer).await.unwrap_or(Err(Refused::Stopping))
+        self.wait(&mut pending.answer).await
     }
 
     /// Renews a lease, or rotates it. Dropping the future takes a rotated lease back.
@@ -150,7 +234,7 @@ impl Ledger {
         force: bool,
         is_external: bool,
     ) -> Result<Moved, Refused> {
-        self.call(|reply| Command::Revoke { object, reason, force, is_external, reply }).await
+        self.call_in_turn(|reply| Command::Revoke { object, reason, force, is_external, reply }).await
     }
 
     /// Moves an object's fence past the lease that a certificate names, and waits a while for its last writes:
@@ -165,7 +249,7 @@ impl Ledger {
         migration: Option<Progress>,
     ) -> Result<Moved, Refused> {
         let (certificate, migration) = (Box::new(certificate), migration.map(Box::new));
-        self.call(|reply| Command::Certify { certificate, max_jump, migration, reply }).await
+        self.call_in_turn(|reply| Command::Certify { certificate, max_jump, migration, reply }).await
     }
 
     /// Gives an object to whom an issuer says.
@@ -179,7 +263,7 @@ impl Ledger {
         migration: Option<Progress>,
     ) -> Result<Granted, Refused> {
         let (signed, migration) = (Box::new(signed), migration.map(Box::new));
-        self.call(|reply| Command::Grant { domain, signed, migration, reply }).await
+        self.call_in_turn(|reply| Command::Grant { domain, signed, migration, reply }).await
     }
 
     /// Takes in what the API server says of the Kubernetes Lease of an object. It is behind all that was sent before
@@ -189,6 +273,7 @@ impl Ledger {
     /// # Errors
     /// Where the ledger cannot take it.
     pub fn sight(&self, object: ObjectId, sighting: Sighting, begins: bool) -> Result<Answer<Moved>, Refused> {
+        self.gets_on()?;
         let (reply, answer) = oneshot::channel();
         self.send(Command::Sight { object, sighting, begins, reply }).map(|()| answer)
     }
@@ -216,6 +301,8 @@ impl Ledger {
 
     fn send(&self, command: Command) -> Result<(), Refused> {
         self.queue.try_send(command).map_err(|failed| match failed {
+            // There will be no room before the table gets on.
+            TrySendError::Full(_) if self.is_stalled() => Refused::Unavailable,
             TrySendError::Full(_) => Refused::Overloaded,
             TrySendError::Disconnected(_) => Refused::Stopping,
         })
@@ -227,7 +314,7 @@ impl Ledger {
     /// # Errors
     /// With why not.
     pub async fn follow(&self, object: ObjectId, number: Number) -> Result<Moved, Refused> {
-        self.call(|reply| Command::Follow { object, number, reply }).await
+        self.call_in_turn(|reply| Command::Follow { object, number, reply }).await
     }
 
     /// Opens a locked object to outside numbers from `lowest` on.
@@ -279,7 +366,7 @@ impl Ledger {
     /// Where the table is not usable.
     pub async fn end_keyed(&self, scope: Scope, attempt: u64, entry: Entry) -> Result<(), Refused> {
         let entry = Some(Box::new(entry));
-        self.call(|reply| Command::EndKeyed { scope, attempt, entry, reply }).await
+        self.call_anyway(|reply| Command::EndKeyed { scope, attempt, entry, reply }).await
     }
 
     /// Forgets a keyed write of which nothing was sent, before what is asked from here on. Gives it back where the
@@ -301,7 +388,7 @@ impl Ledger {
     /// # Errors
     /// Where the table is not usable.
     pub async fn journal(&self, lines: JournalLines) -> Result<(), Refused> {
-        self.call(|reply| Command::Journal { lines, reply }).await
+        self.call_anyway(|reply| Command::Journal { lines, reply }).await
     }
 
     /// The same, for whoever does not wait: it is written down behind what was asked before, and before what is
@@ -331,7 +418,7 @@ impl Ledger {
     /// # Errors
     /// Where the ledger is gone already.
     pub async fn adopt(&self, terms: Terms) -> Result<(), Refused> {
-        self.call(|reply| Command::Adopt { terms, reply }).await
+        self.call_at_last(|reply| Command::Adopt { terms, reply }).await
     }
 
     /// Grants nothing more from here on: whoever waits or asks gets [`Refused::Stopping`]. Renewals
@@ -340,7 +427,7 @@ impl Ledger {
     /// # Errors
     /// Where the ledger is gone already.
     pub async fn close(&self) -> Result<(), Refused> {
-        self.call(|reply| Command::Close { reply }).await
+        self.call_at_last(|reply| Command::Close { reply }).await
     }
 
     /// Ends the ledger's thread where it stands, as a crash would: nothing more is written. For tests
@@ -358,7 +445,7 @@ impl Ledger {
     /// # Errors
     /// Where the clean flag could not be set: the next start counts as unclean.
     pub async fn stop(&self) -> Result<(), Refused> {
-        let closed = self.call(|reply| Command::Stop { reply }).await;
+        let closed = self.call_at_last(|reply| Command::Stop { reply }).await;
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             // It has answered, so it is about to end.
@@ -366,6 +453,14 @@ impl Ledger {
         }
         closed
     }
+}
+
+/// How soon a ledger that may have stalled is looked at again.
+const LEAST_LOOK: Duration = Duration::from_millis(5);
+
+/// Whether this is one of the gate's threads. Tests that put threads in order have no time to wait.
+fn has_timers() -> bool {
+    tokio::runtime::Handle::try_current().is_ok()
 }
 
 /// An answer with leases in it.

@@ -16,6 +16,7 @@
 //! - `journal`: a hash chain over the writes of an object that have settled.
 //! - `terms`: which routes' writes may land if this run ends badly.
 //! - `round`: the changes of one round; `lease_ids`: names for what it grants.
+//! - `pulse`: whether it gets on.
 //! - `waiters`, `timers`, `sweep`: who waits, what is due later, forgetting what ended long ago.
 //!
 //! After a failed write or sync the table is latched: every call gets [`Refused::Unavailable`]
@@ -33,6 +34,7 @@ mod handle;
 pub mod journal;
 pub mod keyed;
 mod lease_ids;
+mod pulse;
 mod round;
 mod sweep;
 mod terms;
@@ -48,6 +50,7 @@ pub use self::{
     handle::Ledger,
     keyed::{Attempt, Begun},
     lease_ids::rare_id,
+    pulse::{PATIENCE, Pulse},
 };
 pub use super::flight::DrainReport;
 use super::{
@@ -74,7 +77,7 @@ impl Drop for Lifeline {
     }
 }
 
-fn work(mut core: Core, calls: &Receiver<Command>, clock: &Clock) {
+fn work(mut core: Core, calls: &Receiver<Command>, clock: &Clock, pulse: &Pulse) {
     let _lifeline = Lifeline(core.records());
     while !core.is_stopped() {
         let nap =
@@ -88,6 +91,8 @@ fn work(mut core: Core, calls: &Receiver<Command>, clock: &Clock) {
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
         };
+        pulse.begins();
         core.run(first.into_iter().chain(calls.try_iter()).take(ROUND_MAX));
+        pulse.rests();
     }
 }

@@ -1,0 +1,45 @@
+//! Whether the ledger gets on. A disk that hangs holds it in the middle of a round: whoever waits for it must not wait
+//! for ever, and somebody must see it.
+
+use std::time::Duration;
+
+use crate::{
+    clock::Stopwatch,
+    table::sync::atomic::{AtomicU64, Ordering},
+};
+
+/// Since when the ledger has been at its round.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    /// On the machine's boot clock, in milliseconds, and at least 1; 0: it rests.
+    since: AtomicU64,
+}
+
+/// How long is waited for a table that stands still, unless a setting says otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+impl Pulse {
+    /// A round begins.
+    pub(super) fn begins(&self) {
+        self.since.store(machine_ms().max(1), Ordering::Relaxed);
+    }
+
+    /// A round has ended.
+    pub(super) fn rests(&self) {
+        self.since.store(0, Ordering::Relaxed);
+    }
+
+    /// For how long the ledger has been at its round.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        match self.since.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => Duration::from_millis(machine_ms().saturating_sub(since)),
+        }
+    }
+}
+
+/// Not the clock that leases go by, which a test may hold: a disk hangs in the machine's own time.
+fn machine_ms() -> u64 {
+    Stopwatch::start().begun().0
+}

@@ -1,0 +1,190 @@
+//! A disk that stands still: writes and lease calls that need it are told so in time, and reads pass.
+
+use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command};
+
+use serde_json::json;
+
+use super::support::{
+    bench::{Bench, TTL},
+    gate::{acquire, renewal, text, wanted},
+    http::{Answer, Conn},
+    power::shim,
+    process::{Site, binary},
+    store::{Hung, Store},
+    until,
+};
+
+/// Far below what a test may take, far above what a test's disk does.
+const STALL_MS: u64 = 400;
+
+fn bench() -> Bench {
+    Bench::with(|settings| {
+        settings.table.stall_timeout_ms = STALL_MS;
+        settings.store.response_timeout_ms = 86_400_000;
+    })
+}
+
+/// The disk stands still, in the middle of a change that nobody waits for.
+fn stall(bench: &Bench) -> Conn {
+    bench.gate.table.hold_syncs();
+    let mut conn = bench.gate.api();
+    let body = wanted("stalled", "a", 1_000).to_string();
+    conn.send("POST", "/v1/leases", &[("content-type", "application/json")], body.as_bytes()).unwrap();
+    bench.gate.table.wait_for_held_sync();
+    conn
+}
+
+/// How many writes the store has applied.
+fn written(store: &Store) -> usize {
+    store.applied().iter().filter(|request| request["method"] == "PUT").count()
+}
+
+#[track_caller]
+fn may_be_done_yet(answer: &Answer) {
+    let body = answer.json();
+    assert_eq!(
+        (answer.status, &body["code"], &body["side_effect"]),
+        (503, &json!("TABLE_UNAVAILABLE"), &json!("maybe"))
+    );
+}
+
+fn wait_until_it_shows(bench: &Bench) {
+    until("the stall is longer than is waited for", || {
+        let metrics = String::from_utf8(bench.gate.ops().get("/metrics").body).unwrap();
+        let age = metrics.lines().find_map(|line| line.strip_prefix("fencegate_ledger_commit_oldest_seconds "));
+        age.expect("the metric").parse::<f64>().unwrap() * 1_000.0 >= STALL_MS as f64
+    });
+}
+
+#[test]
+fn a_write_that_needs_the_ledger_is_refused_in_time_and_reads_pass() {
+    let bench = bench();
+    let mut stalled = stall(&bench);
+    // Its lease is over, which has to be durable before anyone is told; its key has to be durable before it is sent.
+    let keyed = [("fence-token", bench.token()), ("idempotency-key", "k")];
+    let first = bench.put("/users/1", &keyed);
+    first.refusal(503, "TABLE_UNAVAILABLE");
+    bench.gate.clock.advance(TTL);
+    for _ in 0..3 {
+        let refused = bench.put("/users/1", &[("fence-token", bench.token())]);
+        refused.refusal(503, "TABLE_UNAVAILABLE");
+        assert_eq!(bench.call("GET", "/users/1", &[]).status, 200, "reads pass");
+    }
+    assert_eq!(written(&bench.store), 0);
+    // The call that the disk stands still over may be carried out yet.
+    may_be_done_yet(&stalled.receive().unwrap());
+    bench.gate.table.release_syncs();
+    until("it goes on", || bench.put("/users/1", &[("fence-token", bench.token())]).status == 412);
+    assert!(bench.gate.shows("fencegate_table_latched 0"));
+    let next = acquire(&mut bench.gate.api(), "users", "a", TTL);
+    // The key was given back, since nothing of its write was sent.
+    let keyed = [("fence-token", text(&next, "fence_token")), ("idempotency-key", "k")];
+    bench.put("/users/1", &keyed).applied();
+    assert_eq!(written(&bench.store), 1);
+}
+
+#[test]
+fn calls_that_come_while_the_disk_stands_still_change_nothing_and_say_so() {
+    let bench = bench();
+    let mut stalled = stall(&bench);
+    wait_until_it_shows(&bench);
+    let mut api = bench.gate.api();
+    let (renew, body) = renewal(&bench.lease, 60_000);
+    let lease = format!("/v1/leases/{}", text(&bench.lease, "lease_id"));
+    let answers = [
+        api.post("/v1/leases", &wanted("other", "b", 1_000)),
+        api.post("/v1/leases", &json!({ "object_id": "x", "holder_id": "b", "ttl_ms": 1_000, "wait_ms": 300_000 })),
+        api.post(&renew, &body),
+        api.call("DELETE", &lease, &[("fence-token", bench.token())], b""),
+        api.post("/v1/objects/users/revoke", &json!({ "reason": "a test" })),
+    ];
+    for answer in &answers {
+        answer.refusal(503, "TABLE_UNAVAILABLE");
+    }
+    may_be_done_yet(&stalled.receive().unwrap());
+    bench.gate.table.release_syncs();
+    until("it goes on", || bench.gate.shows("fencegate_ledger_commit_oldest_seconds 0\n"));
+    bench.put("/users/1", &[("fence-token", bench.token())]).applied();
+    assert_eq!(acquire(&mut bench.gate.api(), "other", "b", 1_000)["lease_seq"], 1, "nobody has had it");
+}
+
+#[test]
+fn an_answer_that_the_store_has_given_is_passed_on_and_kept_once_the_disk_goes_on() {
+    let bench = bench();
+    let headers = [("fence-token", bench.token()), ("idempotency-key", "k")];
+    let first = Hung::send(&bench.store, bench.gate.gate(), "/users/1", &headers);
+    let mut stalled = stall(&bench);
+    wait_until_it_shows(&bench);
+    let answer = first.let_go();
+    answer.applied();
+    may_be_done_yet(&stalled.receive().unwrap());
+    bench.gate.table.release_syncs();
+    until("it goes on", || bench.gate.shows("fencegate_ledger_commit_oldest_seconds 0\n"));
+    let again = bench.put("/users/1", &headers);
+    assert_eq!((again.status, again.header("idempotency-replayed")), (answer.status, Some("true")), "{again:?}");
+    assert_eq!(written(&bench.store), 1);
+}
+
+#[test]
+fn outside_numbers_do_not_wait_for_ever_either() {
+    let world = crate::external::World::with_settings(|settings| settings.table.stall_timeout_ms = STALL_MS);
+    world.put_with("5", &[]).applied();
+    let table = &world.gate.table;
+    table.hold_syncs();
+    let refused = world.put_with("6", &[]);
+    refused.refusal(503, "TABLE_UNAVAILABLE");
+    table.release_syncs();
+    until("it goes on", || world.put_with("6", &[]).status == 200);
+    assert_eq!(world.applied(), [5, 6]);
+}
+
+/// What the shim is asked, by its place in the file that both map: see `struct control` in chaos/shim.c.
+struct Control(PathBuf);
+
+impl Control {
+    const HOLD_SYNC: u64 = 4 * 8;
+
+    fn set(&self, place: u64, value: i64) {
+        let file = fs::OpenOptions::new().write(true).open(&self.0).unwrap();
+        file.write_all_at(&value.to_ne_bytes(), place).unwrap();
+    }
+}
+
+#[test]
+fn a_real_disk_whose_syncs_hang_costs_no_connection_for_longer_than_is_said() {
+    let (site, store) = (Site::with_table(), Store::start());
+    site.configure(&format!("[store]\nurl = '{}'\n", store.url()));
+    let control = Control(site.folder.path().join("control"));
+    fs::write(&control.0, [0; 48]).unwrap();
+    let mut command = Command::new(binary());
+    command.env("LD_PRELOAD", shim()).env("CHAOS_CONTROL", &control.0);
+    command.env("FENCEGATE__TABLE__STALL_TIMEOUT_MS", STALL_MS.to_string());
+    command.env("FENCEGATE__GATE__CONNECTIONS_MAX", "16");
+    let gate = site.serve_with(command);
+    let lease = acquire(&mut gate.api(), "users", "a", 60_000);
+    control.set(Control::HOLD_SYNC, 1);
+    let token = text(&lease, "fence_token");
+    // Each would take a connection for as long as the disk hangs.
+    for turn in 0..3 {
+        let mut writers: Vec<Conn> = (0..12).map(|_| gate.gate()).collect();
+        for (n, writer) in writers.iter_mut().enumerate() {
+            let key = format!("{turn}-{n}");
+            writer.send("PUT", "/users/1", &[("fence-token", token), ("idempotency-key", &key)], b"value").unwrap();
+        }
+        assert_eq!(gate.gate().get("/users/1").status, 200, "reads pass");
+        for writer in &mut writers {
+            let refused = writer.receive().unwrap();
+            refused.refusal(503, "TABLE_UNAVAILABLE");
+        }
+    }
+    assert_eq!(written(&store), 0);
+    // What needs no ledger goes on.
+    gate.gate().call("PUT", "/users/1", &[("fence-token", token)], b"value").applied();
+    control.set(Control::HOLD_SYNC, 0);
+    until("the disk goes on", || {
+        let answer =
+            gate.gate().call("PUT", "/users/2", &[("fence-token", token), ("idempotency-key", "0-0")], b"value");
+        answer.status == 200
+    });
+    gate.stop();
+}
