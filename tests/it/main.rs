@@ -10,6 +10,7 @@
 //! - `crash`: kill -9 in a loop, also with what was not synced thrown away.
 //! - `crash_points`: restore, backup, init and a start, killed at each step of theirs.
 //! - `modes`: who may read the table's files.
+//! - `rounds`: what the ledger says leaves behind its commit.
 //! - `stalls`: a disk that stands still.
 //! - `process`: starting, stopping, configuration faults, full disks, failing syncs.
 //! - `cli`: the commands. `client`: the library for writers, on a wire that goes wrong. `lock`: a command under a lease.
@@ -57,6 +58,7 @@ mod recovery;
 mod reload;
 mod restart;
 mod restores;
+mod rounds;
 mod secrets;
 mod several;
 mod simulation;

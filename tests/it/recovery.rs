@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::support::{
     gate::{acquire, renewal, text, wanted},
     power::copy_folder,
-    process::{Gate, Site, binary, stderr, stdout},
+    process::{Gate, Site, binary, finish, stderr, stdout},
 };
 
 pub const STRIDE: u64 = 1 << 32;
@@ -50,7 +50,7 @@ pub fn killed_with_leases(objects: usize) -> (Site, Vec<Value>) {
 pub fn refuses_to_start(site: &Site, why: &str) {
     let mut command = Command::new(binary());
     command.arg("serve").arg("--config").arg(site.config());
-    let output = command.output().unwrap();
+    let output = finish(&format!("a gate that must not start ({why})"), &mut command);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(stderr(&output).contains(why), "{why} is not in {}", stderr(&output));
 }

@@ -1,9 +1,10 @@
 //! SIGHUP: new settings without a restart, or the old ones and a word about it.
 
+use fencegate::config::{Mode, RouteSettings};
 use rustix::process::Signal;
 
 use super::support::{
-    gate::{acquire, text},
+    gate::{TestGate, acquire, text},
     process::{Gate, Site},
     store::Store,
     until,
@@ -210,6 +211,42 @@ fn a_client_that_takes_its_time_does_not_hold_a_reload_up() {
     slow.receive().unwrap().refusal(503, "FENCE_DRAINING");
     acquire(&mut gate.api(), "new-users", "other", 60_000);
     assert_eq!(store.saw("begun"), 0);
+}
+
+#[test]
+fn a_route_that_has_changed_waits_for_the_bound_from_when_the_old_connection_was_closed() {
+    let (old_store, new_store) = (Store::start(), Store::start());
+    let mut settings = super::support::gate::settings();
+    settings.store.url = old_store.url();
+    settings.store.delivery_bound_ms = 10_000;
+    settings.store.apply_bound_ms = 5_000;
+    for timeout in [
+        &mut settings.store.response_timeout_ms,
+        &mut settings.gate.head_timeout_ms,
+        &mut settings.gate.idle_timeout_ms,
+    ] {
+        *timeout = 86_400_000;
+    }
+    settings.route = vec![RouteSettings { mode: Mode::Off, ..RouteSettings::default() }];
+    let gate = TestGate::with(&settings);
+    let mut old = gate.gate();
+    old.send("PUT", "/users/1", &[("x-store", "hang")], b"x").unwrap();
+    until("the store has it", || old_store.story().len() == 1);
+    // It was begun longer ago than the bound when its connection breaks.
+    gate.clock.advance(30_000);
+    drop(old_store);
+    old.receive().unwrap().unknown();
+    settings.store.url = new_store.url();
+    settings.route = vec![RouteSettings::default()];
+    gate.reload(&settings);
+    gate.clock.advance(14_999);
+    gate.gate().call("PUT", "/users/1", &[], b"x").refusal(503, "FENCE_DRAINING");
+    gate.clock.advance(1);
+    until("the bound has passed", || {
+        let answer = gate.gate().call("PUT", "/users/1", &[], b"x");
+        answer.json()["code"] == "WRITE_UNFENCED"
+    });
+    assert_eq!(new_store.saw("begun"), 0);
 }
 
 #[test]

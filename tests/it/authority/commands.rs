@@ -190,3 +190,22 @@ fn a_handover_that_is_refused_says_why() {
     let done = run(&["cert", "verify", "--config", &config], &signed);
     assert!(stdout(&done).contains("not known"), "a requester is no issuer: {}", stdout(&done));
 }
+
+#[test]
+fn what_a_retired_key_has_signed_is_not_valid() {
+    let site = Site::with_table();
+    let (europe, its) = keygen(site.folder.path(), "europe");
+    let (public, proof) = (its["public_key"].as_str().unwrap(), its["proof_of_possession"].as_str().unwrap());
+    let signed = works(&["cert", "sign", "--key", &europe], &certificate(1).to_string());
+    let config = site.config().display().to_string();
+    for (retired, says, code) in [(false, "valid", 0), (true, "INVALID", 1)] {
+        site.configure(&format!(
+            "[authority]\ncluster_id = 'test'\n[[issuer]]\nname = 'europe-cg'\npublic_key = '{public}'\n\
+             proof_of_possession = '{proof}'\ndomains = ['/data']\nretired = {retired}\n"
+        ));
+        let done = run(&["cert", "verify", "--config", &config], &signed);
+        assert_eq!(done.status.code(), Some(code), "{}{}", stdout(&done), stderr(&done));
+        assert!(stdout(&done).starts_with(says), "{}", stdout(&done));
+        assert_eq!(stdout(&done).contains("retired"), retired, "{}", stdout(&done));
+    }
+}

@@ -2,14 +2,50 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read},
     net::SocketAddr,
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
 };
 
 use super::http::Conn;
+
+/// More than any command takes that ends by itself, and than a gate takes to be ready.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs a command to its end, but not for ever: a gate that starts where it should not would never end.
+#[track_caller]
+pub fn finish(what: &str, command: &mut Command) -> Output {
+    let pipes = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = pipes.spawn().unwrap();
+    let (done, ended) = mpsc::channel();
+    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let both = thread::spawn(move || {
+        let (mut stdout, mut stderr) = (vec![], vec![]);
+        let errors = thread::spawn(move || {
+            err.read_to_end(&mut stderr).unwrap();
+            stderr
+        });
+        out.read_to_end(&mut stdout).unwrap();
+        let stderr = errors.join().unwrap();
+        // Both pipes are closed: it has ended, or is about to.
+        let _ = done.send(());
+        (stdout, stderr)
+    });
+    let is_over = ended.recv_timeout(PATIENCE).is_ok();
+    if !is_over {
+        child.kill().unwrap();
+    }
+    let status = child.wait().unwrap();
+    let (stdout, stderr) = both.join().unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(is_over, "waited in vain for {what} to end; it said:\n{said}");
+    Output { status, stdout, stderr }
+}
 
 /// The program as users get it.
 pub fn binary() -> PathBuf {
@@ -70,7 +106,8 @@ impl Site {
 
     /// Runs a subcommand that takes `--config` to its end.
     pub fn run(&self, arguments: &[&str]) -> Output {
-        Command::new(binary()).args(arguments).arg("--config").arg(self.config()).output().unwrap()
+        let what = format!("fencegate {}", arguments.join(" "));
+        finish(&what, Command::new(binary()).args(arguments).arg("--config").arg(self.config()))
     }
 
     pub fn serve(&self) -> Gate {
@@ -89,8 +126,7 @@ impl Site {
         nothing_lands_late(&mut command);
         let file = fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
         let mut child = command.stdout(Stdio::piped()).stderr(file).stdin(Stdio::null()).spawn().unwrap();
-        let mut ready = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let ready = first_line(&mut child, &log);
         let address = |name: &str| -> Option<SocketAddr> {
             ready.split_whitespace().find_map(|part| part.strip_prefix(name))?.strip_prefix('=')?.parse().ok()
         };
@@ -106,6 +142,25 @@ impl Site {
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
+}
+
+/// What a gate says on its standard output once it is up; nothing where it has ended.
+#[track_caller]
+fn first_line(child: &mut Child, log: &Path) -> String {
+    let (tell, told) = mpsc::channel();
+    let stdout = child.stdout.take().unwrap();
+    thread::spawn(move || {
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        let _ = tell.send(line);
+    });
+    told.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+        let _ = child.kill();
+        panic!(
+            "waited in vain for a gate to be ready, or to refuse to start; it said:\n{}",
+            fs::read_to_string(log).unwrap()
+        )
+    })
 }
 
 /// A gate that runs. Killed when dropped.
