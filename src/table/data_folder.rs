@@ -141,7 +141,9 @@ mod tests {
     fn a_folder_without_a_table_says_why() {
         let says = |names: &[&str]| {
             let folder = tempfile::tempdir().unwrap();
-            names.iter().for_each(|name| fs::write(folder.path().join(name), "").unwrap());
+            for name in names {
+                fs::write(folder.path().join(name), "").unwrap();
+            }
             without_table(folder.path()).unwrap()
         };
         assert_eq!(without_table(Path::new("/nowhere")).unwrap(), Without::Nothing);

@@ -14,6 +14,9 @@ use std::{
 use rustix::{fs::Mode, process};
 use thiserror::Error;
 
+/// The bits of users who are neither the owner nor in the group.
+const EVERYBODY: u32 = 0o007;
+
 /// Files that everybody may read, and that cannot be closed.
 #[derive(Debug, Error)]
 #[error("{} is open to everybody (mode {mode:03o}), and holds what only the gate may read; this process may not change that: {error}. Run chmod -R o-rwx on it, as its owner", .path.display())]
@@ -73,10 +76,10 @@ fn is_ours(path: &Path) -> bool {
 /// `None`: it was closed already, or is gone by now.
 fn take_from_all(path: &Path) -> Result<Option<PathBuf>, OpenToAll> {
     let Ok(mode) = fs::metadata(path).map(|found| found.mode() & 0o7777) else { return Ok(None) };
-    if mode & 0o007 == 0 {
+    if mode & EVERYBODY == 0 {
         return Ok(None);
     }
-    match fs::set_permissions(path, Permissions::from_mode(mode & !0o007)) {
+    match fs::set_permissions(path, Permissions::from_mode(mode & !EVERYBODY)) {
         Ok(()) => Ok(Some(path.to_owned())),
         Err(error) => Err(OpenToAll { path: path.to_owned(), mode: mode & 0o777, error }),
     }

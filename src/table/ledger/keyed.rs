@@ -83,7 +83,7 @@ impl Core {
             return Ok(Begun::Fenced);
         };
         let lease_id = lease.lease_id.clone();
-        let since = self.since(now);
+        let since = Some(self.since(now));
         let entry = Entry { payload, seq, lease_id, at: now.wall, since, attempt, answer: Answer::None };
         self.keyed.flying.insert(scope.clone(), (attempt, alive));
         put(round, scope, before.map(|before| before.at), Some(entry.clone()));
@@ -108,8 +108,8 @@ impl Core {
     }
 
     /// A moment of this run.
-    fn since(&self, now: Now) -> Option<Since> {
-        Some(Since { run: self.setup.records.context.frame.run, boot: now.boot })
+    fn since(&self, now: Now) -> Since {
+        Since { run: self.setup.records.context.frame.run, boot: now.boot }
     }
 
     /// An answer that was long in coming is kept for as long as any other.
@@ -118,7 +118,7 @@ impl Core {
         if entry.age_ms(now, &self.setup.records.context.frame) < self.setup.keys_keep_ms / 2 {
             return entry;
         }
-        Entry { at: now.wall, since: self.since(now), ..entry }
+        Entry { at: now.wall, since: Some(self.since(now)), ..entry }
     }
 
     /// Whether it has been remembered for long enough, and is not on its way.

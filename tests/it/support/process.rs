@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn finish(what: &str, command: &mut Command) -> Output {
     let pipes = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = pipes.spawn().unwrap();
-    let (done, ended) = mpsc::channel();
+    let (done, ended) = mpsc::sync_channel(1);
     let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let both = thread::spawn(move || {
         let (mut stdout, mut stderr) = (vec![], vec![]);
@@ -147,7 +147,7 @@ impl Site {
 /// What a gate says on its standard output once it is up; nothing where it has ended.
 #[track_caller]
 fn first_line(child: &mut Child, log: &Path) -> String {
-    let (tell, told) = mpsc::channel();
+    let (tell, told) = mpsc::sync_channel(1);
     let stdout = child.stdout.take().unwrap();
     thread::spawn(move || {
         let mut line = String::new();
