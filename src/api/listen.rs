@@ -197,11 +197,13 @@ async fn serve_one(
         () = has_stopped(stopping) => {}
     }
     connection.as_mut().graceful_shutdown();
-    // Once more, for a request that has just arrived.
-    tokio::select! {
-        biased;
-        _ = connection.as_mut() => return,
-        () = std::future::ready(()) => {}
+    // For a request that has just arrived, and waits for its turn.
+    for _ in 0..2 {
+        tokio::select! {
+            biased;
+            _ = connection.as_mut() => return,
+            () = tokio::task::yield_now() => {}
+        }
     }
     if !seat.owes_nothing() {
         let _ = connection.await;
@@ -222,13 +224,18 @@ impl Service<Request<Incoming>> for Calls {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        self.seat.begins(Doing::Working);
         let extensions = request.extensions_mut();
         extensions.insert(ConnectInfo(self.peer));
         extensions.insert(self.caller.clone());
         extensions.insert(Arc::clone(&self.seat));
         let (answered, seat) = (self.router.call(request), Arc::clone(&self.seat));
         Box::pin(async move {
+            // A caller that sends many calls at once waits for the others' turn before each but the first, and may
+            // lose its seat meanwhile.
+            if seat.has_asked_before() {
+                tokio::task::yield_now().await;
+            }
+            seat.begins(Doing::Working);
             let response = answered.await?;
             seat.begins(Doing::Answering);
             Ok(response.map(|body| Answer { body, seat }))

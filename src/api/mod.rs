@@ -39,8 +39,10 @@ use std::{
 
 use arc_swap::ArcSwap;
 use axum::{
-    Json, Router,
+    Router,
+    body::Bytes,
     extract::{MatchedPath, State},
+    http::header,
     routing::get,
 };
 use tokio::sync::{Semaphore, watch as signal};
@@ -268,9 +270,11 @@ pub fn router(gate: Shared, room: usize) -> Router {
     });
     let (calls, mut description) = describe();
     schema::fit(&mut description, &gate.limits);
-    let description = Arc::new(description);
+    // Written once: it is long, and does not change.
+    let description = Bytes::from(serde_json::to_vec(&description).unwrap_or_default());
+    let described = move || async move { ([(header::CONTENT_TYPE, "application/json")], description) };
     calls
-        .route("/v1/openapi.json", get(move || async move { Json((*description).clone()) }))
+        .route("/v1/openapi.json", get(described))
         .fallback(|| async { Problem::new(Code::NotFound, "there is no such call; GET /v1/openapi.json lists them") })
         .method_not_allowed_fallback(|| async {
             Problem::new(Code::MethodNotAllowed, "this call does not take that method")

@@ -87,6 +87,11 @@ impl Seat {
         (now.doing, now.since) = (doing, since);
     }
 
+    /// Whether one of its calls was answered.
+    pub(super) fn has_asked_before(&self) -> bool {
+        self.now().doing == Doing::Listening
+    }
+
     /// Nothing more of what its peer has sent is there.
     pub(super) fn has_read_all(&self) {
         let is_first = self.now().doing == Doing::Accepted;

@@ -2,7 +2,7 @@
 //! number than a port has room for. Probes, renewals and releases are answered all the while.
 
 use std::{
-    io::{ErrorKind, Write},
+    io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
     process::Command,
     sync::{
@@ -36,19 +36,25 @@ struct Attack {
     bytes: Vec<u8>,
     /// Again and again, as long as the other end takes it.
     is_endless: bool,
+    /// What is answered is read.
+    reads: bool,
 }
 
 impl Attack {
     fn once(what: &'static str, bytes: impl Into<Vec<u8>>) -> Self {
-        Self { what, bytes: bytes.into(), is_endless: false }
+        Self { what, bytes: bytes.into(), is_endless: false, reads: false }
     }
 
     fn endless(what: &'static str, bytes: impl Into<Vec<u8>>) -> Self {
-        Self { what, bytes: bytes.into(), is_endless: true }
+        Self { what, bytes: bytes.into(), is_endless: true, reads: false }
+    }
+
+    fn busy(what: &'static str, bytes: impl Into<Vec<u8>>) -> Self {
+        Self { what, bytes: bytes.into(), is_endless: true, reads: true }
     }
 }
 
-/// Many connections, kept up by a thread: where one is closed, another one is opened. None ever reads.
+/// Many connections, kept up by a thread: where one is closed, another one is opened.
 struct Flood {
     stop: mpsc::SyncSender<()>,
     thread: Option<thread::JoinHandle<()>>,
@@ -101,6 +107,7 @@ impl Attacker {
         if !matches!(self.stream.take_error(), Ok(None)) {
             return false;
         }
+        while attack.reads && matches!(self.stream.read(&mut [0; 1 << 16]), Ok(1..)) {}
         let total = attack.bytes.len();
         while self.sent < total {
             match self.stream.write(&attack.bytes[self.sent..]) {
@@ -133,6 +140,7 @@ fn asked(address: SocketAddr, what: &str, call: impl FnOnce(&mut Conn) -> std::i
         conn.another_handle().set_read_timeout(Some(PATIENCE))?;
         call(&mut conn)
     });
+    println!("{what}: {:.0} ms", begun.seconds() * 1e3);
     answered.unwrap_or_else(|error| panic!("{what}: {error} after {:.1} s", begun.seconds()))
 }
 
@@ -147,7 +155,8 @@ fn probes_are_answered_whatever_others_do_to_the_ops_port() {
         Attack::once("silence", ""),
         Attack::once("half a head", "GET /livez HTTP/1.1\r\nho"),
         Attack::once("half a body", "POST /drain HTTP/1.1\r\nhost: evil.example\r\ncontent-length: 9\r\n\r\n"),
-        Attack::endless("probes without reading", probes),
+        Attack::endless("probes without reading", probes.clone()),
+        Attack::busy("probes without end", probes),
     ] {
         let _flood = Flood::begin(gate.ops, 140, &attack);
         for path in ["/livez", "/readyz"].repeat(ROUNDS) {
@@ -182,6 +191,7 @@ fn renewals_and_releases_are_answered_whatever_others_do_to_the_api() {
     let gate = small_gate(&site);
     acquire(&mut gate.api(), "wanted", "holder", 600_000);
     let description = "GET /v1/openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(100);
+    let objects = "GET /v1/objects/wanted HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(100);
     let waiting = json!({ "object_id": "wanted", "holder_id": "waiter", "wait_ms": 300_000 });
     let half =
         "POST /v1/leases HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{";
@@ -191,6 +201,7 @@ fn renewals_and_releases_are_answered_whatever_others_do_to_the_api() {
         Attack::once("half a head", "POST /v1/leases HTTP/1.1\r\nho"),
         Attack::once("half a body", half),
         Attack::once("waiters", call(&waiting)),
+        Attack::busy("objects without end", objects),
         Attack::once("watchers", "GET /v1/watch HTTP/1.1\r\nhost: localhost\r\n\r\n"),
     ] {
         let leases: Vec<_> =
