@@ -345,6 +345,30 @@ fn ended_leases_are_found_for_a_day_and_floors_for_ever() {
 }
 
 #[test]
+fn a_wall_clock_that_jumps_forward_makes_no_lease_be_forgotten() {
+    const DAY: u64 = 24 * 3_600_000;
+    let gate = TestGate::start();
+    let mut api = gate.api();
+    let wanted = json!({ "object_id": "users", "holder_id": "a", "ttl_ms": 1_000, "request_id": "r-1" });
+    let lease = api.post("/v1/leases", &wanted).expect(201);
+    let path = format!("/v1/leases/{}", text(&lease, "lease_id"));
+    gate.clock.advance(1_000);
+    assert_eq!(text(&api.get(&path).expect(200), "state"), "expired");
+    gate.clock.step_wall(3 * i64::try_from(DAY).unwrap());
+    for other in ["one", "two"] {
+        gate.clock.advance(1_000);
+        acquire(&mut api, other, "a", 1_000);
+    }
+    assert_eq!(text(&api.get(&path).expect(200), "state"), "expired");
+    api.post("/v1/leases", &wanted).refusal(409, "REQUEST_ID_USED");
+    // It gets old all the same.
+    gate.clock.advance(DAY);
+    gate.clock.advance(1_000);
+    acquire(&mut api, "three", "a", 1_000);
+    api.get(&path).refusal(404, "LEASE_NOT_FOUND");
+}
+
+#[test]
 fn a_batchs_request_is_forgotten_with_the_last_of_its_leases() {
     const DAY: u64 = 24 * 3_600_000;
     let gate = TestGate::start();

@@ -435,6 +435,9 @@ impl Core {
         if step_ms.unsigned_abs() > STEP_NOISE_MS {
             tracing::warn!(step_ms, "the wall clock was set; no lease is longer or shorter for it");
             self.setup.metrics.clock_stepped(step_ms);
+            if step_ms > 0 {
+                self.sweep.clock_stepped(now, step_ms.unsigned_abs());
+            }
         }
         self.setup.records.stripes.tick(now.boot);
         self.setup.metrics.in_memory(self.setup.records.stripes.len());

@@ -14,6 +14,7 @@ use super::{
     Core,
     command::{Answer, Certificate, Command, Deed, Granted, JournalLines, Moved, Progress, Refused, Reply, Wanted},
     keyed::{Attempt, Begun},
+    pending::{Leases, Pending},
     pulse::{PATIENCE, Pulse},
     work,
 };
@@ -170,7 +171,7 @@ impl Ledger {
     ) -> Result<T, Refused> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
-        let mut pending = Pending { answer, ledger: self, gives_back };
+        let mut pending = Pending { answer, queue: &self.queue, gives_back };
         self.send(command(reply))?;
         self.wait(&mut pending.answer).await
     }
@@ -461,44 +462,4 @@ const LEAST_LOOK: Duration = Duration::from_millis(5);
 /// Whether this is one of the gate's threads. Tests that put threads in order have no time to wait.
 fn has_timers() -> bool {
     tokio::runtime::Handle::try_current().is_ok()
-}
-
-/// An answer with leases in it.
-trait Leases {
-    fn ids(self) -> Vec<(ObjectId, LeaseId)>;
-}
-
-impl Leases for Granted {
-    fn ids(self) -> Vec<(ObjectId, LeaseId)> {
-        vec![(self.object, self.lease.lease_id)]
-    }
-}
-
-impl Leases for Vec<Granted> {
-    fn ids(self) -> Vec<(ObjectId, LeaseId)> {
-        self.into_iter().flat_map(Leases::ids).collect()
-    }
-}
-
-/// A call for leases whose answer is being waited for. Whoever stops waiting gives back what was granted
-/// to it and not taken, unless it can be asked for again.
-struct Pending<'a, T: Leases> {
-    answer: oneshot::Receiver<Result<T, Refused>>,
-    ledger: &'a Ledger,
-    gives_back: bool,
-}
-
-impl<T: Leases> Drop for Pending<'_, T> {
-    fn drop(&mut self) {
-        // From here on the ledger itself notices that nobody is there.
-        self.answer.close();
-        if let Ok(Ok(granted)) = self.answer.try_recv()
-            && self.gives_back
-        {
-            let leases = granted.ids();
-            let (reply, _) = oneshot::channel();
-            // Where the ledger has no time for it, the lease runs out by itself.
-            let _ = self.ledger.queue.try_send(Command::Withdraw { leases, reply });
-        }
-    }
 }

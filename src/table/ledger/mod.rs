@@ -5,7 +5,8 @@
 //! publishes the records in the order they changed, and only then answers. So a refusal, too, never
 //! cites a fence that a crash could forget.
 //!
-//! - `command`: what the ledger is asked, and what it answers. `handle`: the way to it, from other threads.
+//! - `command`: what the ledger is asked, and what it answers. `handle`: the way to it, from other threads. `pending`:
+//!   calls for leases that somebody waits for.
 //! - `core`: a round from beginning to end; no threads, no waiting. The simulation drives it too.
 //! - `acquire`: acquiring, waiting for one's turn, repeated requests.
 //! - `advance`: fences that have moved while older writes are on their way: seal, drain, open.
@@ -34,6 +35,7 @@ mod handle;
 pub mod journal;
 pub mod keyed;
 mod lease_ids;
+mod pending;
 mod pulse;
 mod round;
 mod sweep;

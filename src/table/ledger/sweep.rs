@@ -4,13 +4,17 @@
 //! A few rows each second, from the first lease to the last and then again. It is bounded by leases
 //! that live or ended lately, not by objects known, and nothing at start waits for it. A floor is
 //! never forgotten: it is in the object's record, which is not touched here.
+//!
+//! A wall clock that is set forward makes nothing be forgotten earlier: what it was set by does not count.
+
+use std::collections::VecDeque;
 
 use super::{
     core::Core,
     round::{Draft, Round},
 };
 use crate::{
-    fence::{Event, LeaseId, LeaseRow, Now, Ttl, WallMs},
+    fence::{BootMs, Event, LeaseId, LeaseRow, Now, Ttl, WallMs},
     table::{
         TableFault,
         codec::{Family, Key, decode_lease},
@@ -26,12 +30,61 @@ const ROWS_EACH_SECOND: usize = 2_048;
 pub(super) struct Sweep {
     after: Option<Vec<u8>>,
     rounds: u64,
+    steps: Steps,
+}
+
+/// Steps of the wall clock forward in this run, the newest last: what was noted before one looks older than it is.
+#[derive(Debug, Default)]
+struct Steps(VecDeque<Step>);
+
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    /// What the wall clock would have said.
+    before: WallMs,
+    by_ms: u64,
+    at: BootMs,
+}
+
+/// More are added up: then what lies between them looks younger than it is.
+const STEPS_MAX: usize = 64;
+
+impl Steps {
+    fn note(&mut self, now: Now, by_ms: u64) {
+        // What was noted before a step that long ago is old enough.
+        while self.0.front().is_some_and(|step| now.boot.since(step.at) >= REMEMBER_MS) {
+            self.0.pop_front();
+        }
+        self.0.push_back(Step { before: WallMs(now.wall.0.saturating_sub(by_ms)), by_ms, at: now.boot });
+        if self.0.len() > STEPS_MAX
+            && let Some(oldest) = self.0.pop_front()
+            && let Some(next) = self.0.front_mut()
+        {
+            next.before = next.before.max(oldest.before);
+            next.by_ms = next.by_ms.saturating_add(oldest.by_ms);
+        }
+    }
+
+    /// How long ago something was noted, by the wall clock and without its steps since.
+    fn age_ms(&self, then: WallMs, now: Now) -> u64 {
+        let since = self.0.iter().filter(|step| then <= step.before);
+        let stepped = since.fold(0_u64, |sum, step| sum.saturating_add(step.by_ms));
+        now.wall.0.saturating_sub(then.0).saturating_sub(stepped)
+    }
 }
 
 impl Sweep {
     /// Whether it has been through all leases once.
     pub(super) fn has_seen_all(&self) -> bool {
         self.rounds > 0
+    }
+
+    /// The wall clock was set forward.
+    pub(super) fn clock_stepped(&mut self, now: Now, by_ms: u64) {
+        self.steps.note(now, by_ms);
+    }
+
+    fn is_long_ago(&self, then: WallMs, now: Now) -> bool {
+        self.steps.age_ms(then, now) >= REMEMBER_MS
     }
 }
 
@@ -66,7 +119,7 @@ impl Core {
 
     fn sweep_one(&mut self, round: &mut Round, row: LeaseRow, now: Now) {
         match &row.ended {
-            Some(ended) if long_ago(ended.at, now) => self.forget(round, row),
+            Some(ended) if self.sweep.is_long_ago(ended.at, now) => self.forget(round, row),
             Some(_) => {}
             None => {
                 let Ok(record) = round.newest(&self.setup.records, &Draft::default(), &row.object) else { return };
@@ -77,7 +130,7 @@ impl Core {
                         let _ = self.change(round, &row.object, Event::End { lease_id: row.lease_id.clone() });
                     }
                     // Passed by in a new incarnation, which leaves no end behind.
-                    None if long_ago(row.expires_at, now) => self.forget(round, row),
+                    None if self.sweep.is_long_ago(row.expires_at, now) => self.forget(round, row),
                     None => {}
                 }
             }
@@ -111,6 +164,36 @@ fn read(key: &[u8], value: &[u8]) -> Result<LeaseRow, TableFault> {
     }
 }
 
-fn long_ago(then: WallMs, now: Now) -> bool {
-    now.wall.0.saturating_sub(then.0) >= REMEMBER_MS
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now(wall: u64, boot: u64) -> Now {
+        Now { wall: WallMs(wall), boot: BootMs(boot) }
+    }
+
+    #[test]
+    fn what_the_wall_clock_was_set_by_does_not_count() {
+        let mut steps = Steps::default();
+        assert_eq!(steps.age_ms(WallMs(1_000), now(1_700, 0)), 700);
+        // 1,700 would have been the time; it was set to 51,700, and later once more.
+        steps.note(now(51_700, 10), 50_000);
+        assert_eq!(steps.age_ms(WallMs(1_000), now(51_700, 10)), 700);
+        assert_eq!(steps.age_ms(WallMs(51_800), now(52_000, 310)), 200, "noted since");
+        steps.note(now(72_000, 310), 20_000);
+        assert_eq!(steps.age_ms(WallMs(1_000), now(72_000, 310)), 1_000);
+        assert_eq!(steps.age_ms(WallMs(51_800), now(72_000, 310)), 200);
+        assert_eq!(steps.age_ms(WallMs(72_100), now(60, 400)), 0, "and back");
+    }
+
+    #[test]
+    fn steps_do_not_pile_up_and_make_nothing_older() {
+        let mut steps = Steps::default();
+        for n in 1..=1_000 {
+            steps.note(now(1_000 * n, n), 999);
+        }
+        assert_eq!((steps.0.len(), steps.age_ms(WallMs(0), now(1_000_000, 1_000))), (STEPS_MAX, 1_000));
+        steps.note(now(2_000_000, 1_000 + REMEMBER_MS), 5);
+        assert_eq!(steps.0.len(), 1);
+    }
 }

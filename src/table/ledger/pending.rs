@@ -1,0 +1,49 @@
+//! Calls for leases that somebody waits for, and may stop waiting for.
+
+use tokio::sync::oneshot;
+
+use super::command::{Command, Granted, Refused};
+use crate::{
+    fence::{LeaseId, ObjectId},
+    table::sync::mpsc::SyncSender,
+};
+
+/// An answer with leases in it.
+pub(super) trait Leases {
+    fn ids(self) -> Vec<(ObjectId, LeaseId)>;
+}
+
+impl Leases for Granted {
+    fn ids(self) -> Vec<(ObjectId, LeaseId)> {
+        vec![(self.object, self.lease.lease_id)]
+    }
+}
+
+impl Leases for Vec<Granted> {
+    fn ids(self) -> Vec<(ObjectId, LeaseId)> {
+        self.into_iter().flat_map(Leases::ids).collect()
+    }
+}
+
+/// A call for leases whose answer is being waited for. Whoever stops waiting gives back what was granted
+/// to it and not taken, unless it can be asked for again.
+pub(super) struct Pending<'a, T: Leases> {
+    pub(super) answer: oneshot::Receiver<Result<T, Refused>>,
+    pub(super) queue: &'a SyncSender<Command>,
+    pub(super) gives_back: bool,
+}
+
+impl<T: Leases> Drop for Pending<'_, T> {
+    fn drop(&mut self) {
+        // From here on the ledger itself notices that nobody is there.
+        self.answer.close();
+        if let Ok(Ok(granted)) = self.answer.try_recv()
+            && self.gives_back
+        {
+            let leases = granted.ids();
+            let (reply, _) = oneshot::channel();
+            // Where the ledger has no time for it, the lease runs out by itself.
+            let _ = self.queue.try_send(Command::Withdraw { leases, reply });
+        }
+    }
+}
