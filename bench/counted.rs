@@ -1,42 +1,25 @@
 //! What instructions are counted of: `counted NAME TIMES`. bench/instructions runs it under callgrind, which
 //! counts only while a function of `measured` runs.
 
-use std::{
-    env,
-    hint::black_box,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+mod in_memory;
+
+use std::{env, hint::black_box, sync::Arc};
 
 use fencegate::{
-    api::Gate,
-    clock::Clock,
-    config::{LeaseSettings, Mode, RouteSettings, Settings},
-    fence::{Hlc, HolderId, ObjectId, TableKey, Ttl},
-    kubernetes::elections::Elections,
-    metrics::Metrics,
-    table::{
-        Table,
-        codec::{Meta, Terms},
-        flight::{End, Stage},
-        ledger::{Core, Ledger, Setup, Wanted},
-        memory::MemoryTable,
-        news::News,
-        open::{Begun, begin_on, write_meta},
-        records::Records,
-        rocks::Recovered,
-    },
+    config::{Mode, RouteSettings, Settings},
+    fence::ObjectId,
+    table::flight::{End, Stage},
     write_path::{
         Plane, Worker,
         connection::{Connections, serve},
-        receipts::Receipts,
     },
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
     runtime::{Builder, LocalOptions, LocalRuntime},
-    sync::{Semaphore, watch},
 };
+
+use self::in_memory::{acquire, gate};
 
 const OBJECT: &str = "bench";
 /// An id as long as people's are.
@@ -79,66 +62,6 @@ mod measured {
     pub(super) fn requests(runtime: &LocalRuntime, talk: impl Future<Output = ()>) {
         runtime.block_on(talk);
     }
-}
-
-/// A gate on a table in memory.
-fn gate() -> Arc<Gate> {
-    let (key, clock) = (TableKey::from_bytes([7; 32]), Clock::machine());
-    let table = Arc::new(MemoryTable::default());
-    write_meta(&*table, &Meta::new(&key, true), Hlc::default()).expect("memory takes it");
-    let table = table as Arc<dyn Table>;
-    let begun = begin_on(table, key, Recovered::Whole, (&clock, Terms::default()), "memory").expect("it is whole");
-    let Begun { table, context, meta, mark, .. } = begun;
-    let (records, news) = (Arc::new(Records::new(table, context, 4_096)), Arc::new(News::new(64, mark)));
-    let metrics = Arc::new(Metrics::new());
-    let core = Core::new(Setup {
-        records: Arc::clone(&records),
-        news: Arc::clone(&news),
-        clock: clock.clone(),
-        metrics: metrics.ledger.clone(),
-        meta,
-        mark,
-        journal_keep: 1_000,
-        keys_keep_ms: 86_400_000,
-        takeover_after_ms: 0,
-        waiters_max: 1,
-        unclean: false,
-        terms: Terms::default(),
-    });
-    let ledger = Ledger::start(core, &clock);
-    let about = metrics.kubernetes.clone();
-    Arc::new(Gate {
-        elections: Elections::new(1, ledger.clone(), clock.clone(), about),
-        records,
-        ledger,
-        news,
-        clock,
-        authority: arc_swap::ArcSwap::default(),
-        routes: arc_swap::ArcSwap::from_pointee(
-            fencegate::route::Routes::new(&Settings::default()).expect("the defaults are sound"),
-        ),
-        limits: LeaseSettings::default(),
-        deadline: Duration::ZERO,
-        metrics,
-        receipts: Receipts::new(100, 1),
-        watchers: Arc::new(Semaphore::new(0)),
-        draining: AtomicBool::new(false),
-        stopping: watch::Sender::new(false),
-    })
-}
-
-/// A lease; its token.
-async fn acquire(gate: &Gate, object: &str) -> String {
-    let wanted = Wanted {
-        objects: vec![ObjectId::new(object).expect("an id")],
-        holder: HolderId::new("bench").expect("an id"),
-        ttl: Ttl(3_600_000),
-        wait_ms: 0,
-        request: None,
-        takeover: true,
-    };
-    let granted = gate.ledger.acquire(wanted).await.expect("nobody else wants it");
-    granted[0].lease.token(&granted[0].object).expose()
 }
 
 /// Answers every request that ends in these bytes.

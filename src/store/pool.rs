@@ -76,6 +76,10 @@ impl Queue {
         self.writes.len() + self.reads.len()
     }
 
+    fn is_empty(&self) -> bool {
+        self.writes.is_empty() && self.reads.is_empty()
+    }
+
     /// Forgets those that are gone.
     fn tidy(&mut self) {
         self.writes.retain(|waiting| !waiting.tell.is_closed());
@@ -232,6 +236,9 @@ impl Pool {
     }
 
     fn tell_next(&self) {
+        if self.queue.borrow().is_empty() {
+            return;
+        }
         loop {
             let next = self.queue.borrow_mut().next(&self.shares.borrow());
             if next.is_none_or(|next| next.tell.send(()).is_ok()) {

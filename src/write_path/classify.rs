@@ -141,19 +141,7 @@ pub fn body_on_read(field: &'static str) -> Unfit {
 /// # Errors
 /// With why it is not forwarded.
 pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) -> Result<Class<'a>, Unfit> {
-    classify_marked(head, Marks::of(&head.headers), routes, limits)
-}
-
-/// The same, where the headers have been looked over already.
-///
-/// # Errors
-/// With why it is not forwarded.
-pub fn classify_marked<'a>(
-    head: &'a Parts,
-    marks: Marks<'a>,
-    routes: &'a Routes,
-    limits: &GateSettings,
-) -> Result<Class<'a>, Unfit> {
+    let marks = Marks::of(&head.headers);
     check_size(head, marks, limits)?;
     check_tunnel(head, marks)?;
     check_host(head, marks, limits.strict)?;
@@ -213,7 +201,7 @@ pub fn classify_marked<'a>(
 /// Which headers a request has, of those that are looked at here, and how long all of them are: one pass
 /// for everything that is always, or nearly never there.
 #[derive(Clone, Copy, Default)]
-pub struct Marks<'a> {
+struct Marks<'a> {
     bits: u16,
     bytes: usize,
     host: Option<&'a HeaderValue>,
@@ -236,9 +224,7 @@ impl<'a> Marks<'a> {
     const KEY: u16 = 1 << 12;
     const UNDERSCORED: u16 = 1 << 13;
 
-    /// Looks the headers over.
-    #[must_use]
-    pub fn of(headers: &'a HeaderMap) -> Self {
+    fn of(headers: &'a HeaderMap) -> Self {
         let mut marks = Self::default();
         for (name, value) in headers {
             let name = name.as_str();
@@ -270,12 +256,6 @@ impl<'a> Marks<'a> {
             };
         }
         marks
-    }
-
-    /// How long all names and values are together.
-    #[must_use]
-    pub fn bytes(self) -> usize {
-        self.bytes
     }
 
     fn have(self, which: u16) -> bool {

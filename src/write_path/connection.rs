@@ -207,15 +207,14 @@ impl Connection {
 }
 
 impl Client {
-    /// Looks at a head as it came, where that is asked for. `field_bytes`: how long all names and values of its fields
-    /// are.
+    /// Looks at a head as it came, where that is asked for.
     ///
     /// # Errors
     /// With why it could be read in two ways.
-    pub fn check_head(&self, head: &Parts, field_bytes: usize, body: &Incoming) -> Result<(), Doubt> {
+    pub fn check_head(&self, head: &Parts, body: &Incoming) -> Result<(), Doubt> {
         let Some(heads) = self.heads.get() else { return Ok(()) };
         let length = body.size_hint().exact().map_or(BodyLength::Chunks, BodyLength::Known);
-        heads.borrow_mut().check(head, field_bytes, length)
+        heads.borrow_mut().check(head, length)
     }
 
     /// Does something that wakes this very task. `needless`: whether that was without need.

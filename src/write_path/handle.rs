@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use super::{
     Worker,
     carry::CarryOn,
-    classify::{Brought, Class, Marks, Target, Write, classify_marked},
+    classify::{Brought, Class, Target, Write, classify},
     connection::{Busy, Client},
     decide::{self, Decided, Terms, decide_at_once, decide_in_time},
     forward::{Active, Job, WriteOf, forward},
@@ -116,9 +116,8 @@ pub fn answer(worker: &Rc<Worker>, client: &Rc<Client>, request: Request<Incomin
 fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, context: &mut Context<'_>) -> Stage {
     let outfit = worker.outfit();
     let mut lookup = None;
-    let marks = Marks::of(&head.headers);
-    let class = match client.check_head(&head, marks.bytes(), &body) {
-        Ok(()) => classify_marked(&head, marks, &outfit.plan.routes, &outfit.plan.settings),
+    let class = match client.check_head(&head, &body) {
+        Ok(()) => classify(&head, &outfit.plan.routes, &outfit.plan.settings),
         Err(doubt) => Err(doubt.into()),
     };
     let (looked, body) = match class {

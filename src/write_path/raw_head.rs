@@ -1,9 +1,8 @@
 //! What hyper does not show of an HTTP/1.1 head: lines that end in LF alone, a fragment in the target, a length beside
 //! another length. Two parsers could read such a request in two ways, so it is refused (`gate.strict`).
 //!
-//! A connection keeps a copy of what was read until a head is looked at. Hyper has parsed that head by then, so most can
-//! be compared with what hyper made of it, by their length and the number of their lines; only those that differ are
-//! read line by line.
+//! A connection keeps a copy of what was read until a head is looked at. Hyper has parsed that head by then, so most are
+//! compared with what hyper made of them, by where their lines must end; only those that differ are read line by line.
 
 use http::request::Parts;
 
@@ -85,13 +84,12 @@ impl RawHeads {
         self.raw.extend_from_slice(&bytes[skipped..]);
     }
 
-    /// Looks at the head that hyper has just parsed. `field_bytes`: how long all names and values of its fields are.
+    /// Looks at the head that hyper has just parsed.
     ///
     /// # Errors
     /// With why it could be read in two ways. The connection must be closed then.
-    pub fn check(&mut self, head: &Parts, field_bytes: usize, body: BodyLength) -> Result<(), Doubt> {
-        let plain = plain_length(head, field_bytes).filter(|length| is_plain(&self.raw, *length, head.headers.len()));
-        let length = match plain {
+    pub fn check(&mut self, head: &Parts, body: BodyLength) -> Result<(), Doubt> {
+        let length = match plain_length(&self.raw, head) {
             Some(length) => length,
             None => read_lines(&self.raw)?,
         };
@@ -118,48 +116,30 @@ impl RawHeads {
     }
 }
 
-/// What stands around the method and the target of a request line, and around the name and the value of a field.
+/// What stands around the method and the target of a request line.
 const REQUEST_LINE: usize = "  HTTP/1.1\r\n".len();
-const FIELD: usize = ": \r\n".len();
 
-/// How long a head is if its lines are written as nearly everyone writes them; `None` where the target is not a path.
-fn plain_length(head: &Parts, field_bytes: usize) -> Option<usize> {
-    let target = head.uri.path_and_query()?.as_str().len();
-    Some(head.method.as_str().len() + target + REQUEST_LINE + field_bytes + FIELD * head.headers.len() + "\r\n".len())
-}
-
-/// Whether the first `length` bytes are a head of so many fields whose lines all end in CRLF.
+/// How long a head is whose lines are written as nearly everyone writes them; `None` where one is not.
 ///
-/// A head that hyper has parsed ends with its first empty line. If the empty line is where it is expected, and there are
-/// as many CR and as many LF as lines, then hyper has left no line out and each ends in CRLF.
-fn is_plain(raw: &[u8], length: usize, fields: usize) -> bool {
-    let Some(head) = raw.get(..length) else { return false };
-    let lines = fields + 2;
-    head.ends_with(b"\r\n\r\n") && head.first().is_some_and(u8::is_ascii_graphic) && line_ends(head) == (lines, lines)
-}
-
-/// How many bytes are counted side by side, and how often before a count could overflow.
-const LANES: usize = 32;
-const BLOCKS_MAX: usize = 254;
-
-/// How many CR there are, and how many LF.
-fn line_ends(bytes: &[u8]) -> (usize, usize) {
-    bytes.chunks(LANES * BLOCKS_MAX).map(count_line_ends).fold((0, 0), |all, more| (all.0 + more.0, all.1 + more.1))
-}
-
-fn count_line_ends(bytes: &[u8]) -> (usize, usize) {
-    let (blocks, rest) = bytes.as_chunks::<LANES>();
-    let mut last = [0; LANES];
-    last[..rest.len()].copy_from_slice(rest);
-    let (mut returns, mut feeds) = ([0_u8; LANES], [0_u8; LANES]);
-    for block in blocks.iter().chain(std::iter::once(&last)) {
-        for lane in 0..LANES {
-            returns[lane] += u8::from(block[lane] == b'\r');
-            feeds[lane] += u8::from(block[lane] == b'\n');
-        }
+/// Hyper has read a method, a target and fields from these bytes, so each must stand where the ones before it end. A line
+/// that ends in LF alone, more or less than one space, a fragment, or a line that hyper has left out moves what follows, and
+/// the space, the colon or the CRLF is not where it is expected.
+fn plain_length(raw: &[u8], head: &Parts) -> Option<usize> {
+    let is = |at: usize, wanted: &[u8; 2]| raw.get(at..at + 2) == Some(&wanted[..]);
+    let target = head.method.as_str().len() + 1;
+    let version = target + head.uri.path_and_query()?.as_str().len();
+    if *raw.get(target - 1)? != b' ' || *raw.get(version)? != b' ' {
+        return None;
     }
-    let sum = |counts: [u8; LANES]| counts.into_iter().map(usize::from).sum();
-    (sum(returns), sum(feeds))
+    let mut end = version - 1 + REQUEST_LINE - 2;
+    for (name, value) in &head.headers {
+        let colon = end + 2 + name.as_str().len();
+        if !is(end, b"\r\n") || !is(colon, b": ") {
+            return None;
+        }
+        end = colon + 2 + value.len();
+    }
+    (is(end, b"\r\n") && is(end + 2, b"\r\n")).then_some(end + 4)
 }
 
 /// Reads a head line by line: how long it is.
