@@ -322,7 +322,7 @@ impl Running {
 
     /// Lets nobody in any more, and waits for those who are.
     async fn fall_silent(self) {
-        self.gate.drain().await;
+        let _ = self.gate.drain().await;
         self.gate.elections.stop();
         self.gate.stopping.send_replace(true);
         for server in self.servers {

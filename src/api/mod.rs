@@ -100,11 +100,12 @@ impl Gate {
         self.clock.now()
     }
 
-    /// Hands out no more leases, and returns when every change that was begun is done.
-    pub async fn drain(&self) {
+    /// Hands out no more leases, and returns when every change that was begun is done, or the deadline of a stop has
+    /// passed: whether it is so.
+    pub async fn drain(&self) -> bool {
         self.draining.store(true, Ordering::Release);
         // A ledger that is gone has nothing left to do.
-        let _ = self.ledger.close().await;
+        tokio::time::timeout(self.deadline, self.ledger.close()).await.is_ok()
     }
 
     /// Returns when no write is on its way to the store, or a deadline has passed: whether it is so.

@@ -72,7 +72,12 @@ async fn drain(
         return Err(Problem::new(Code::NotLoopback, "no web page may drain this gate"));
     }
     tracing::info!("audit: draining, as asked on the ops port");
-    gate.drain().await;
+    if !gate.drain().await {
+        return Err(Problem::new(
+            Code::TableUnavailable,
+            "the disk of the fence table does not answer, so its last changes are not done; ask again, or stop all the same",
+        ));
+    }
     if gate.idle(gate.deadline).await {
         return Ok("drained\n");
     }

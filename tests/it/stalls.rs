@@ -126,6 +126,19 @@ fn an_answer_that_the_store_has_given_is_passed_on_and_kept_once_the_disk_goes_o
 }
 
 #[test]
+fn a_drain_before_a_stop_does_not_wait_for_ever() {
+    let bench = Bench::with(|settings| {
+        settings.table.stall_timeout_ms = STALL_MS;
+        settings.shutdown.deadline_ms = STALL_MS;
+    });
+    let mut stalled = stall(&bench);
+    bench.gate.ops().call("POST", "/drain", &[], b"").refusal(503, "TABLE_UNAVAILABLE");
+    may_be_done_yet(&stalled.receive().unwrap());
+    bench.gate.table.release_syncs();
+    until("it is drained", || bench.gate.ops().call("POST", "/drain", &[], b"").status == 200);
+}
+
+#[test]
 fn outside_numbers_do_not_wait_for_ever_either() {
     let world = crate::external::World::with_settings(|settings| settings.table.stall_timeout_ms = STALL_MS);
     world.put_with("5", &[]).applied();
