@@ -40,7 +40,7 @@ pub enum OpenFault {
     #[error("`fencegate table init` was cut short in {folder}, and no gate has run there; run it again")]
     InitCut { folder: String },
     #[error(
-        "`fencegate table restore` was cut short in {folder}; run it again, with a backup. Remove nothing there: what is there says which numbers have been used"
+        "`fencegate table restore` was cut short in {folder}; run it again, with a backup. Remove nothing there: those files say which numbers have been used"
     )]
     RestoreCut { folder: String },
     #[error("the fence table in {folder} is in use by another process; stop that one first")]

@@ -1,8 +1,7 @@
-//! Who may read the table and its copies: the gate's user, and nobody else. They hold ids of requests and answers that
-//! were kept.
+//! Who may read the table and its copies: only the gate's user. They hold ids of requests and answers that were kept.
 //!
-//! What is made is made 0700 and 0600. What is there and open to everybody, as earlier versions left it, is closed when
-//! a run begins. Bits of the group are left to the platform: Kubernetes sets them on volumes with an fsGroup.
+//! New files are made 0600, and new folders 0700. Files that are open to everybody, as earlier versions left them, are
+//! closed when a run begins. Bits of the group are left to the platform: Kubernetes sets them on volumes with an fsGroup.
 
 use std::{
     fs::{self, DirBuilder, Metadata, Permissions},

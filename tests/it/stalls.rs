@@ -1,4 +1,4 @@
-//! A disk that stands still: writes and lease calls that need it are told so in time, and reads pass.
+//! A disk that stands still: writes and lease calls that need it are refused in time, and reads pass.
 
 use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command};
 
@@ -24,7 +24,7 @@ fn bench() -> Bench {
     })
 }
 
-/// The disk stands still, in the middle of a change that nobody waits for.
+/// The disk stands still, in the middle of a change.
 fn stall(bench: &Bench) -> Conn {
     bench.gate.table.hold_syncs();
     let mut conn = bench.gate.api();

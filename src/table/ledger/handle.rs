@@ -1,6 +1,6 @@
 //! The way to the ledger: a call for each thing that it can be asked.
 //!
-//! No call waits for a table that stands still: it is told so after a while, and at once where that while has passed
+//! No call waits for a table that stands still: it is refused after a while, and at once where that while has passed
 //! already. Calls that have to wait for others, for their turn or for a drain, do so as long as the ledger gets on.
 
 use std::{

@@ -25,7 +25,7 @@ impl Leases for Vec<Granted> {
     }
 }
 
-/// A call for leases whose answer is being waited for. Whoever stops waiting gives back what was granted
+/// A call for leases whose answer is being waited for. A caller that stops waiting gives back what was granted
 /// to it and not taken, unless it can be asked for again.
 pub(super) struct Pending<'a, T: Leases> {
     pub(super) answer: oneshot::Receiver<Result<T, Refused>>,
@@ -35,7 +35,7 @@ pub(super) struct Pending<'a, T: Leases> {
 
 impl<T: Leases> Drop for Pending<'_, T> {
     fn drop(&mut self) {
-        // From here on the ledger itself notices that nobody is there.
+        // From here on the ledger itself notices that the caller is gone.
         self.answer.close();
         if let Ok(Ok(granted)) = self.answer.try_recv()
             && self.gives_back

@@ -1,5 +1,5 @@
-//! Whether the ledger gets on. A disk that hangs holds it in the middle of a round: whoever waits for it must not wait
-//! for ever, and somebody must see it.
+//! Whether the ledger gets on. A disk that hangs holds it in the middle of a round. Calls must not wait for that without
+//! a bound, and an operator must see it.
 
 use std::time::Duration;
 
