@@ -60,12 +60,17 @@ async fn run_until_stopped(settings: &AgentSettings) -> Done {
     }
     let stopped = tokio::select! {
         stopped = running.stop(Duration::from_millis(settings.shutdown.deadline_ms)) => stopped,
-        _ = terminate.recv() => Err("a second signal"),
-        _ = interrupt.recv() => Err("a second signal"),
+        _ = terminate.recv() => return Err(cut_short("SIGTERM")),
+        _ = interrupt.recv() => return Err(cut_short("SIGINT")),
     };
     match stopped {
         Ok(()) => tracing::info!("stopped in good order"),
         Err(why) => tracing::warn!(why, "stopped, but not in good order"),
     }
     Ok(())
+}
+
+/// A second signal ends the program at once: what was on its way is left, so this is no success.
+fn cut_short(signal: &str) -> Failed {
+    Failed::Said(format!("a second signal, {signal}, cut the stop short: the leases that were not released run out"))
 }

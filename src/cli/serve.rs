@@ -55,12 +55,17 @@ async fn serve(path: &Path, settings: &Settings, faults: Vec<Fault>) -> Done {
     let stop = running.stop(Duration::from_millis(settings.shutdown.deadline_ms));
     let stopped = tokio::select! {
         stopped = stop => stopped,
-        _ = terminate.recv() => Err("a second signal"),
-        _ = interrupt.recv() => Err("a second signal"),
+        _ = terminate.recv() => return Err(cut_short("SIGTERM")),
+        _ = interrupt.recv() => return Err(cut_short("SIGINT")),
     };
     match stopped {
         Ok(()) => tracing::info!("stopped in good order"),
         Err(why) => tracing::warn!(why, "stopped, but the next start counts as unclean"),
     }
     Ok(())
+}
+
+/// A second signal ends the program at once: what was on its way is left, so this is no success.
+fn cut_short(signal: &str) -> Failed {
+    Failed::Said(format!("a second signal, {signal}, cut the stop short: the next start counts as unclean"))
 }

@@ -17,11 +17,13 @@ impl Backoff {
         Self { first: first_ms, most: most_ms.max(first_ms), next: first_ms }
     }
 
-    /// How long to wait before the next try: not less than the other side has asked for.
+    /// How long to wait before the next try: not less than the other side has asked for, up to the bound, and up to
+    /// a quarter of that more. All who were asked to wait as long would come back at the same moment otherwise.
     pub fn next(&mut self, asked_ms: Option<u64>) -> Duration {
         let wait = jittered(self.next, random());
         self.next = self.next.saturating_mul(2).min(self.most);
-        Duration::from_millis(wait.max(asked_ms.unwrap_or(0).min(self.most)))
+        let asked = asked_ms.map_or(0, |asked| spread(asked.min(self.most), random()));
+        Duration::from_millis(wait.max(asked))
     }
 
     /// It worked.
@@ -36,6 +38,12 @@ fn jittered(ms: u64, random: u32) -> u64 {
     let (ms, random) = (ms.min(1 << 22), u64::from(random));
     let half = ms / 2;
     ms - half + half * random / u64::from(u32::MAX)
+}
+
+/// Between `ms` and a quarter more.
+fn spread(ms: u64, random: u32) -> u64 {
+    let ms = ms.min(1 << 22);
+    ms + ms / 4 * u64::from(random) / u64::from(u32::MAX)
 }
 
 /// Without a source of randomness the waits are merely all the same.
@@ -56,13 +64,20 @@ mod tests {
         }
         backoff.reset();
         assert!(backoff.next(None).as_millis() <= 100);
-        // What the other side asks for counts, up to the bound.
-        assert_eq!(Backoff::new(10, 500).next(Some(400)).as_millis(), 400);
-        assert_eq!(Backoff::new(10, 500).next(Some(9_000)).as_millis(), 500);
+    }
+
+    #[test]
+    fn what_the_other_side_asks_for_counts_up_to_the_bound_and_is_spread() {
+        for (asked, least, most) in [(400, 400, 500), (9_000, 500, 625)] {
+            let waits: Vec<u128> = (0..64).map(|_| Backoff::new(10, 500).next(Some(asked)).as_millis()).collect();
+            assert!(waits.iter().all(|wait| (least..=most).contains(wait)), "{asked}: {waits:?}");
+            assert!(waits.iter().any(|wait| *wait != waits[0]), "all who were asked come back at once: {waits:?}");
+        }
     }
 
     #[test]
     fn jitter_covers_the_upper_half() {
         assert_eq!((jittered(100, 0), jittered(100, u32::MAX), jittered(1, 0), jittered(0, 7)), (50, 100, 1, 0));
+        assert_eq!((spread(100, 0), spread(100, u32::MAX), spread(0, 7)), (100, 125, 0));
     }
 }

@@ -225,6 +225,26 @@ fn a_late_write_does_land_where_the_gate_only_looks_on() {
 }
 
 #[test]
+fn a_second_signal_is_no_success() {
+    let bench = Bench::new();
+    let mut agent = bench.agent("a");
+    let mut slow = agent.conn();
+    slow.send("PUT", "/users/slow", &[("x-store", "hang")], b"value").unwrap();
+    until("the store has it", || bench.store.saw("begun") == 1);
+    agent.signal(Signal::TERM);
+    until("it stops", || Conn::open(agent.status).unwrap().get("/readyz").status == 503);
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.child.wait().unwrap().code(), Some(1));
+    assert!(agent.log().contains("a second signal"), "{}", agent.log());
+    // The gate has the same write on its way.
+    let Bench { mut gate, site, .. } = bench;
+    gate.signal(Signal::TERM);
+    until("it stops", || site.log().contains("stopping: SIGTERM"));
+    gate.signal(Signal::INT);
+    assert_eq!(gate.child.wait().unwrap().code(), Some(1));
+}
+
+#[test]
 fn half_a_request_does_not_hold_a_stop_up() {
     let bench = Bench::new();
     let mut agent = bench.agent("a");
