@@ -1,12 +1,18 @@
 //! `fencegate lease`
 
+use std::time::Duration;
+
 use clap::Subcommand;
 use http::Method;
 use http_body_util::BodyExt;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 
-use super::{Done, Failed, output, runtime, token};
+use super::{
+    Done, Failed,
+    call::{self, Call, Patience},
+    output, runtime, token,
+};
 use crate::{
     api::wire::{AcquireRequest, GrantBody, LeaseBody, LeaseList, ObjectBody, RenewRequest},
     client::{Answer, Client},
@@ -21,6 +27,8 @@ pub(super) struct Common {
     /// Print the gate's own JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    patience: Patience,
 }
 
 #[derive(Debug, Subcommand)]
@@ -99,6 +107,9 @@ pub(super) enum Command {
         /// Objects whose id begins so.
         #[arg(long, default_value = "")]
         prefix: String,
+        /// How long the stream may be silent, in milliseconds: a gate that has nothing to tell says so every 15 s.
+        #[arg(long, value_name = "MS", default_value_t = 45_000)]
+        silence: u64,
         #[command(flatten)]
         common: Common,
     },
@@ -115,29 +126,35 @@ pub(super) fn run(command: Command) -> Done {
                 request_id,
                 takeover: takeover.then_some(true),
             };
-            show(&common, &call(&common, Method::POST, "/v1/leases", &[], Some(&body))?, show_grant)
+            let patience = common.patience.span() + Duration::from_millis(wait.unwrap_or(0));
+            let body = Some(serde_json::to_vec(&body).unwrap_or_default());
+            let answer = call(&common, Call::post("/v1/leases", body), patience)?;
+            show(&common, &answer, show_grant)
         }
         Command::Renew { lease_id, holder, token, ttl, rotate, common } => {
             let token = token::given(&token)?;
             let body =
                 RenewRequest { fence_token: token, holder_id: holder, ttl_ms: ttl, rotate: rotate.then_some(true) };
             let path = format!("/v1/leases/{}/renew", encode(&lease_id));
-            show(&common, &call(&common, Method::POST, &path, &[], Some(&body))?, show_grant)
+            let body = Some(serde_json::to_vec(&body).unwrap_or_default());
+            show(&common, &call(&common, Call::post(&path, body), common.patience.span())?, show_grant)
         }
         Command::Release { lease_id, token, common } => {
             let token = token::given(&token)?;
             let path = format!("/v1/leases/{}", encode(&lease_id));
-            let answer = call::<()>(&common, Method::DELETE, &path, &[("Fence-Token", &token)], None)?;
+            let headers = [("Fence-Token", token.as_str())];
+            let release = Call { method: Method::DELETE, path: &path, headers: &headers, body: None };
+            let answer = call(&common, release, common.patience.span())?;
             show(&common, &answer, |object: &ObjectBody| {
                 output::line(&format!("released; {} is nobody's, its fence stays {}", object.object_id, object.fence));
             })
         }
         Command::Get { lease_id, common } => {
             let path = format!("/v1/leases/{}", encode(&lease_id));
-            show(&common, &call::<()>(&common, Method::GET, &path, &[], None)?, show_lease)
+            show(&common, &call(&common, Call::get(&path), common.patience.span())?, show_lease)
         }
         Command::List { prefix, holder, state, common } => list(&prefix, holder.as_deref(), state.as_deref(), &common),
-        Command::Watch { prefix, common } => watch(&prefix, &common),
+        Command::Watch { prefix, silence, common } => watch(&prefix, Duration::from_millis(silence), &common),
     }
 }
 
@@ -149,16 +166,8 @@ fn client(common: &Common) -> Result<Client, Failed> {
     Client::new(&common.api).map_err(|fault| Failed::Said(fault.to_string()))
 }
 
-fn call<T: Serialize>(
-    common: &Common,
-    method: Method,
-    path: &str,
-    headers: &[(&str, &str)],
-    body: Option<&T>,
-) -> Result<Answer, Failed> {
-    let body = body.map(|body| serde_json::to_vec(body).unwrap_or_default());
-    let answer = runtime()?.block_on(client(common)?.call(method, path, headers, body));
-    let answer = answer.map_err(|fault| fault.to_string())?;
+fn call(common: &Common, what: Call<'_>, span: Duration) -> Result<Answer, Failed> {
+    let answer = runtime()?.block_on(what.within(&client(common)?, span))?;
     if answer.status.is_success() {
         return Ok(answer);
     }
@@ -224,7 +233,7 @@ fn list(prefix: &str, holder: Option<&str>, state: Option<&str>, common: &Common
                 path = format!("{path}&{name}={}", encode(value));
             }
         }
-        let answer = call::<()>(common, Method::GET, &path, &[], None)?;
+        let answer = call(common, Call::get(&path), common.patience.span())?;
         let page: LeaseList = serde_json::from_slice(&answer.body)
             .map_err(|error| Failed::Said(format!("the gate's answer is not what this program knows: {error}")))?;
         for lease in &page.leases {
@@ -247,20 +256,27 @@ fn list(prefix: &str, holder: Option<&str>, state: Option<&str>, common: &Common
     Ok(())
 }
 
-fn watch(prefix: &str, common: &Common) -> Done {
-    let client = client(common)?;
+fn watch(prefix: &str, silence: Duration, common: &Common) -> Done {
+    let (client, patience) = (client(common)?, common.patience.span());
     runtime()?.block_on(async {
         let path = format!("/v1/watch?prefix={}", encode(prefix));
-        let (status, mut body) =
-            client.open(Method::GET, &path, &[], None).await.map_err(|fault| Failed::Said(fault.to_string()))?;
+        let opened = tokio::time::timeout(patience, client.open(Method::GET, &path, &[], None)).await;
+        let opened = opened.map_err(|_| call::late(&client, patience, true))?;
+        let (status, mut body) = opened.map_err(|fault| Failed::Said(fault.to_string()))?;
         if !status.is_success() {
-            let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+            let whole = tokio::time::timeout(patience, body.collect()).await;
+            let whole = whole.map_err(|_| call::late(&client, patience, true))?;
+            let body = whole.map(http_body_util::Collected::to_bytes).unwrap_or_default();
             return Err(Failed::Said(explain(&Answer { status, body })));
         }
         // What changes from here on is in the stream.
-        show_held(&client, prefix, common.json).await?;
+        show_held(&client, prefix, common).await?;
         let mut bytes: Vec<u8> = vec![];
-        while let Some(frame) = body.frame().await {
+        let silent = |_| {
+            let what = format!("the gate has been silent for {} ms, and is gone or hangs", silence.as_millis());
+            Failed::Said(format!("{what}: watch again, and see what has changed meanwhile by `fencegate lease list`"))
+        };
+        while let Some(frame) = tokio::time::timeout(silence, body.frame()).await.map_err(silent)? {
             let frame = frame.map_err(|error| Failed::Said(format!("the stream broke: {error}")))?;
             bytes.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
             while let Some(end) = bytes.windows(2).position(|pair| pair == b"\n\n") {
@@ -273,11 +289,11 @@ fn watch(prefix: &str, common: &Common) -> Done {
 }
 
 /// The leases that are held now, as events of their own.
-async fn show_held(client: &Client, prefix: &str, json: bool) -> Done {
+async fn show_held(client: &Client, prefix: &str, common: &Common) -> Done {
     let mut cursor = String::new();
     loop {
         let path = format!("/v1/leases?state=held&prefix={}{cursor}", encode(prefix));
-        let answer = client.call(Method::GET, &path, &[], None).await.map_err(|fault| fault.to_string())?;
+        let answer = Call::get(&path).within(client, common.patience.span()).await?;
         if !answer.status.is_success() {
             return Err(Failed::Said(explain(&answer)));
         }
@@ -285,7 +301,7 @@ async fn show_held(client: &Client, prefix: &str, json: bool) -> Done {
             .map_err(|error| Failed::Said(format!("the gate's answer is not what this program knows: {error}")))?;
         for lease in &page.leases {
             let data = serde_json::to_string(lease).unwrap_or_default();
-            show_event(&format!("event: held\ndata: {data}"), json);
+            show_event(&format!("event: held\ndata: {data}"), common.json);
         }
         match page.next_cursor {
             Some(next) => cursor = format!("&cursor={}", encode(&next)),

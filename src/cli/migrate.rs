@@ -2,11 +2,14 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use http::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
-use super::{Done, Failed, cert, lease, output, runtime};
+use super::{
+    Done, Failed,
+    call::{Call, Patience},
+    cert, lease, output, runtime,
+};
 use crate::{
     api::{journal::JournalBody, migrations::MigrationBody},
     authority::{bls::SecretKey, json::hash_text},
@@ -52,6 +55,8 @@ pub(super) struct Args {
     /// Print the migration, and then the lease, as the gate's own JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    patience: Patience,
 }
 
 /// What is needed throughout.
@@ -191,18 +196,17 @@ impl Handover {
 
     async fn post<T: serde::de::DeserializeOwned>(&self, path: &str, message: Value) -> Result<T, Failed> {
         let body = cert::signed(&self.key, message)?.to_string().into_bytes();
-        read(self.client.call(Method::POST, path, &[], Some(body)).await)
+        read(&Call::post(path, Some(body)).within(&self.client, self.args.patience.span()).await?)
     }
 
     async fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Failed> {
-        read(self.client.call(Method::GET, path, &[], None).await)
+        read(&Call::get(path).within(&self.client, self.args.patience.span()).await?)
     }
 }
 
-fn read<T: serde::de::DeserializeOwned>(answer: Result<Answer, crate::client::CallFault>) -> Result<T, Failed> {
-    let answer = answer.map_err(|fault| fault.to_string())?;
+fn read<T: serde::de::DeserializeOwned>(answer: &Answer) -> Result<T, Failed> {
     if !answer.status.is_success() {
-        return Err(Failed::Said(lease::explain(&answer)));
+        return Err(Failed::Said(lease::explain(answer)));
     }
     serde_json::from_slice(&answer.body).map_err(unknown)
 }

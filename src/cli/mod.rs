@@ -3,6 +3,7 @@
 //! Exit codes: 0 done; 1 refused, failed or unreachable; 2 a wrong command line or configuration. `lock` has its own.
 
 mod agent;
+mod call;
 mod cert;
 mod check;
 mod demo;

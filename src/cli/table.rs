@@ -1,11 +1,10 @@
 //! `fencegate table`
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::Subcommand;
-use http::Method;
 
-use super::{ConfigArgs, Done, Failed, load, output, runtime};
+use super::{ConfigArgs, Done, Failed, call::Call, load, output};
 use crate::{
     api::wire::BackupRequest,
     client::Client,
@@ -45,6 +44,9 @@ pub(super) enum Command {
         /// A running gate.
         #[arg(long, value_name = "URL")]
         api: Option<String>,
+        /// How long to wait for a running gate to have made its copy, in milliseconds.
+        #[arg(long, value_name = "MS", default_value_t = 600_000)]
+        timeout: u64,
     },
     /// Put a backup where the gate's table belongs.
     ///
@@ -82,8 +84,8 @@ pub(super) fn run(command: Command) -> Done {
         }
         Command::Stats { config, json } => stats(&config, json),
         Command::Verify(config) => verify(&config),
-        Command::Backup { to, config, api } => match (config, api) {
-            (_, Some(api)) => backup_running(&to, &api),
+        Command::Backup { to, config, api, timeout } => match (config, api) {
+            (_, Some(api)) => backup_running(&to, &api, Duration::from_millis(timeout)),
             (Some(config), None) => backup_stopped(&to, &ConfigArgs { config }),
             (None, None) => Err(Failed::Said("say --api or --config".to_owned())),
         },
@@ -193,12 +195,10 @@ fn backup_stopped(to: &std::path::Path, config: &ConfigArgs) -> Done {
     Ok(())
 }
 
-fn backup_running(to: &std::path::Path, api: &str) -> Done {
+fn backup_running(to: &std::path::Path, api: &str, span: Duration) -> Done {
     let client = Client::new(api).map_err(|fault| fault.to_string())?;
     let body = serde_json::to_vec(&BackupRequest { folder: to.display().to_string() }).unwrap_or_default();
-    let answer = runtime()?
-        .block_on(client.call(Method::POST, "/v1/backups", &[], Some(body)))
-        .map_err(|fault| fault.to_string())?;
+    let answer = Call::post("/v1/backups", Some(body)).at_length(&client, "/v1/openapi.json", span)?;
     if !answer.status.is_success() {
         return Err(Failed::Said(super::lease::explain(&answer)));
     }

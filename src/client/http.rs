@@ -61,6 +61,12 @@ impl Client {
         Ok(Self { url: url.trim_end_matches('/').to_owned(), authority: format!("{}:{port}", authority.host()) })
     }
 
+    /// The URL that it was made of.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     /// Makes a call and reads the answer to its end.
     ///
     /// # Errors

@@ -78,6 +78,94 @@ fn an_unreachable_gate_is_said_to_be_so() {
     assert!(stderr(&bad).contains("is not a URL"), "{}", stderr(&bad));
 }
 
+/// What takes connections and says nothing: the machine's kernel takes them in.
+fn silent() -> (std::net::TcpListener, String) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    (listener, url)
+}
+
+/// Runs a command that must end by itself.
+fn ends(arguments: &[&str]) -> Output {
+    let mut command = Command::new(binary());
+    let child = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = scopeguard(child.spawn().unwrap());
+    until(&format!("{arguments:?} ends"), || child.0.try_wait().unwrap().is_some());
+    let (mut out, mut err) = (vec![], vec![]);
+    std::io::Read::read_to_end(&mut child.0.stdout.take().unwrap(), &mut out).unwrap();
+    std::io::Read::read_to_end(&mut child.0.stderr.take().unwrap(), &mut err).unwrap();
+    Output { status: child.0.wait().unwrap(), stdout: out, stderr: err }
+}
+
+#[test]
+fn no_command_waits_for_ever_for_an_answer() {
+    let (_listener, url) = silent();
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("key").display().to_string();
+    assert!(ends(&["cert", "keygen", "--out", &key]).status.success());
+    let migrate = ["migrate", "--domain", "d", "--to", "b", "--key", &key, "--cluster", "c", "--api", &url];
+    let api = |words: &'static str| words.split(' ').chain(["--api", url.as_str()]).collect::<Vec<_>>();
+    for arguments in [
+        api("lease list"),
+        api("lease acquire --object o --holder h --wait 100"),
+        api("lease renew l --holder h --token t"),
+        api("lease release l --token t"),
+        api("lease get l"),
+        api("lease watch"),
+        migrate.to_vec(),
+    ] {
+        let late = ends(&[&arguments[..], &["--timeout", "300"]].concat());
+        assert_eq!(late.status.code(), Some(1), "{late:?}");
+        let told = stderr(&late);
+        assert!(told.contains("did not answer within") && told.contains("--timeout"), "{arguments:?}: {told}");
+        assert!(told.contains(&url), "{told}");
+    }
+}
+
+/// These wait long for an answer, but not for a sign that a gate is there.
+#[test]
+fn calls_that_take_long_find_out_first_whether_a_gate_is_there() {
+    let (_listener, url) = silent();
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("copy").display().to_string();
+    for arguments in [&["drain", "--ops", &url][..], &["table", "backup", "--to", &to, "--api", &url]] {
+        let late = ends(arguments);
+        assert_eq!(late.status.code(), Some(1), "{late:?}");
+        assert!(stderr(&late).contains("did not answer within 10000 ms"), "{}", stderr(&late));
+    }
+}
+
+#[test]
+fn a_watch_ends_when_its_stream_is_silent_for_too_long() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let mut kept = vec![];
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let (mut line, mut first) = (String::new(), String::new());
+            while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
+                if first.is_empty() {
+                    first.clone_from(&line);
+                }
+                line.clear();
+            }
+            let body = "{\"leases\":[],\"next_cursor\":null}";
+            let answer = if first.contains("/v1/watch") {
+                "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_owned()
+            } else {
+                format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+            };
+            let mut stream = stream;
+            stream.write_all(answer.as_bytes()).unwrap();
+            kept.push(stream);
+        }
+    });
+    let silent = ends(&["lease", "watch", "--api", &url, "--silence", "300"]);
+    assert_eq!(silent.status.code(), Some(1), "{silent:?}");
+    assert!(stderr(&silent).contains("has been silent for 300 ms"), "{}", stderr(&silent));
+}
+
 #[test]
 fn a_token_is_inspected_without_its_secret() {
     let token = "fg1.7.L2RhdGEvdXNlcnMv.AQIDBAUGBwgJCgsMDQ4PEA";
