@@ -8,7 +8,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
@@ -74,7 +74,7 @@ impl Forwarder {
         guard: G,
     ) -> Result<Response, Problem> {
         let is_write = matches!(pass, Pass::Write(_));
-        let moved = Arc::<AtomicU64>::default();
+        let moved = Arc::<Moved>::default();
         let mut request = outgoing(head, body, &self.host, Arc::clone(&moved));
         let (mut lane, answer) = loop {
             let mut lane = self.lanes.take().await.map_err(|error| unreachable(&error.to_string()))?;
@@ -89,8 +89,11 @@ impl Forwarder {
                     _ => return Err(unanswered(&sent, before, is_write, &failed.error().to_string())),
                 },
                 None => {
-                    let why = format!("the gate was silent for {} ms", self.silence.as_millis());
-                    return Err(unanswered(&sent, before, is_write, &why));
+                    let ms = self.silence.as_millis();
+                    if moved.is_awaited.load(Ordering::Acquire) {
+                        return Err(stalled(&sent, before, is_write, ms));
+                    }
+                    return Err(unanswered(&sent, before, is_write, &format!("the gate was silent for {ms} ms")));
                 }
             }
         };
@@ -108,18 +111,28 @@ impl Forwarder {
         self.lanes.give_back(lane);
     }
 
-    /// The answer; or `None` when the gate neither takes more of the request nor answers.
-    async fn answered<T>(&self, sending: impl Future<Output = T>, moved: &AtomicU64) -> Option<T> {
+    /// The answer; or `None` when the gate neither takes more of the request nor answers, or the application sends no
+    /// more of it.
+    async fn answered<T>(&self, sending: impl Future<Output = T>, moved: &Moved) -> Option<T> {
         let mut sending = std::pin::pin!(sending);
         loop {
-            let before = moved.load(Ordering::Acquire);
+            let before = moved.frames.load(Ordering::Acquire);
             match tokio::time::timeout(self.silence, &mut sending).await {
                 Ok(answered) => return Some(answered),
-                Err(_) if moved.load(Ordering::Acquire) > before => {}
+                Err(_) if moved.frames.load(Ordering::Acquire) > before => {}
                 Err(_) => return None,
             }
         }
     }
+}
+
+/// How far a request's body is.
+#[derive(Default)]
+struct Moved {
+    /// Frames so far.
+    frames: AtomicU64,
+    /// The gate would take more, and the application has not sent it.
+    is_awaited: AtomicBool,
 }
 
 /// A write that the gate has refused because its lease is over is this agent's loss.
@@ -136,6 +149,15 @@ fn note_refusal(headers: &HeaderMap, status: StatusCode, uses: &[Use]) {
 fn unreachable(why: &str) -> Problem {
     let what = format!("the gate cannot be reached, and nothing was sent: {why}");
     Problem::on(Plane::Data, Code::GateUnreachable, what)
+}
+
+/// What is known of a request of which the application has stopped sending.
+fn stalled(sent: &AtomicU64, before: u64, is_write: bool, ms: u128) -> Problem {
+    let why = format!("the application sent nothing more of its body for {ms} ms");
+    if is_write && sent.load(Ordering::Acquire) != before {
+        return unanswered(sent, before, is_write, &why);
+    }
+    Problem::on(Plane::Data, Code::BodyUnreadable, format!("{why}, and the request was given up: send it whole"))
 }
 
 /// What is known of a request that was handed to a connection and has no answer.
@@ -168,7 +190,7 @@ fn add_tokens(request: &mut Request<Upload>, pass: &Pass) -> Result<(), Problem>
 }
 
 /// The request as the gate gets it: the same path, query, headers and body, but for what is of one hop only.
-fn outgoing(mut head: Parts, body: Incoming, host: &HeaderValue, moved: Arc<AtomicU64>) -> Request<Upload> {
+fn outgoing(mut head: Parts, body: Incoming, host: &HeaderValue, moved: Arc<Moved>) -> Request<Upload> {
     strip_hop(&mut head.headers);
     let path = head.uri.path_and_query().cloned().unwrap_or_else(|| http::uri::PathAndQuery::from_static("/"));
     if let Some(host) = head.uri.authority()
@@ -220,8 +242,7 @@ fn strip_hop(headers: &mut HeaderMap) {
 /// A request's body on its way to the gate.
 pub struct Upload {
     body: Incoming,
-    /// Frames so far.
-    moved: Arc<AtomicU64>,
+    moved: Arc<Moved>,
     waits: Option<Waiting>,
 }
 
@@ -232,7 +253,7 @@ struct Waiting {
 }
 
 impl Upload {
-    fn new(body: Incoming, moved: Arc<AtomicU64>, go: Option<Arc<Notify>>) -> Self {
+    fn new(body: Incoming, moved: Arc<Moved>, go: Option<Arc<Notify>>) -> Self {
         let waits = go.map(|go| Waiting {
             go: Box::pin(async move { go.notified().await }),
             patience: Box::pin(tokio::time::sleep(CONTINUE)),
@@ -252,8 +273,10 @@ impl http_body::Body for Upload {
             }
             self.waits = None;
         }
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        self.moved.fetch_add(1, Ordering::AcqRel);
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        self.moved.is_awaited.store(frame.is_pending(), Ordering::Release);
+        let frame = ready!(frame);
+        self.moved.frames.fetch_add(1, Ordering::AcqRel);
         Poll::Ready(frame)
     }
 

@@ -10,7 +10,7 @@ use clap::Subcommand;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::{ConfigArgs, Done, Failed, load, output};
+use super::{ConfigArgs, Done, Failed, load, output, unique::Unique};
 use crate::{
     authority::{
         Authority,
@@ -122,8 +122,9 @@ fn each_message(path: &Path, mut each: impl FnMut(Value) -> Done) -> Done {
         Box::new(BufReader::new(file))
     };
     let mut count = 0;
-    for message in serde_json::Deserializer::from_reader(source).into_iter::<Value>() {
-        each(message.map_err(|error| Failed::Said(format!("not a message: {error}")))?)?;
+    for message in serde_json::Deserializer::from_reader(source).into_iter::<Unique>() {
+        let Unique(message) = message.map_err(|error| Failed::Said(format!("not a message: {error}")))?;
+        each(message)?;
         count += 1;
     }
     if count == 0 { Err(Failed::Said("there is no message".to_owned())) } else { Ok(()) }

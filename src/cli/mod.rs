@@ -19,6 +19,7 @@ mod serve;
 mod simulate;
 mod table;
 mod token;
+mod unique;
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -236,6 +236,21 @@ fn a_write_is_sent_once_whatever_becomes_of_its_answer() {
 }
 
 #[test]
+fn an_application_that_stops_in_the_middle_of_its_own_body_is_told_so() {
+    let bench = Bench::new();
+    let (gate, api) = bench.urls();
+    let agent = Agent::start(&settings("a", &gate, &api, "", "response_timeout_ms = 500"));
+    let mut half = agent.conn();
+    half.send_raw(b"PUT /users/1 HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\nhalf").unwrap();
+    let told = half.receive().unwrap().unknown();
+    let detail = text(&told, "detail");
+    assert!(detail.contains("the application sent nothing more") && !detail.contains("silent"), "{detail}");
+    // The control: a gate that takes it all, and is silent.
+    let silent = agent.call("PUT", "/users/1", &[("x-store", "hang")]).unknown();
+    assert!(text(&silent, "detail").contains("the gate was silent"), "{silent}");
+}
+
+#[test]
 fn a_connection_that_died_while_idle_costs_no_write() {
     let Bench { store, gate, site } = Bench::new();
     gate.stop();

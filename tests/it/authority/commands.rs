@@ -63,6 +63,24 @@ fn keys_are_made_once_and_only_for_their_owner() {
     assert!(!open.status.success() && stderr(&open).contains("chmod 600"), "{}", stderr(&open));
 }
 
+/// One reader may take the first of two, and another the last.
+#[test]
+fn a_message_with_a_key_that_stands_twice_is_not_signed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (key, printed) = keygen(folder.path(), "europe");
+    let twice = certificate(3).to_string().replacen('{', "{\"lease_seq\":4,", 1);
+    let refused = run(&["cert", "sign", "--key", &key, "-"], &twice);
+    assert!(!refused.status.success() && stdout(&refused).is_empty(), "{}", stdout(&refused));
+    assert!(stderr(&refused).contains("\"lease_seq\" stands twice"), "{}", stderr(&refused));
+    let signed = works(&["cert", "sign", "--key", &key, "-"], &certificate(3).to_string());
+    let twice = signed.replacen('{', "{\"lease_seq\":4,", 1);
+    let public = printed["public_key"].as_str().unwrap();
+    for arguments in [&["cert", "verify", "--public-key", public][..], &["cert", "show"]] {
+        assert!(!run(arguments, &twice).status.success(), "{arguments:?}");
+        works(arguments, &signed);
+    }
+}
+
 #[test]
 fn messages_are_signed_checked_and_shown() {
     let folder = tempfile::tempdir().unwrap();
