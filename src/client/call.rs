@@ -7,8 +7,9 @@ use http::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
+use tokio::time::error::Elapsed;
 
-use super::http::{Answer, CallFault, Client};
+use super::http::{Answer, CallFault, Client, Kept};
 use crate::{
     api::wire::{AcquireRequest, GrantBody, ObjectBody, RenewRequest},
     clock::Clock,
@@ -19,6 +20,8 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct LeaseApi {
     client: Client,
+    /// For renewals that writes wait for.
+    kept: Kept,
     pub(super) clock: Clock,
 }
 
@@ -159,7 +162,7 @@ impl LeaseApi {
     /// # Errors
     /// Where it is not an `http` URL without a path.
     pub fn new(url: &str) -> Result<Self, CallFault> {
-        Ok(Self { client: Client::new(url)?, clock: Clock::machine() })
+        Ok(Self { client: Client::new(url)?, kept: Kept::default(), clock: Clock::machine() })
     }
 
     pub(super) fn now(&self) -> BootMs {
@@ -173,16 +176,25 @@ impl LeaseApi {
         Ok(Granted::new(body, sent))
     }
 
-    /// Renews a lease once.
+    /// Renews a lease once, by a connection of its own or by one that is kept for the next time.
     pub(super) async fn renew(
         &self,
         lease_id: &str,
         wanted: &RenewRequest,
         patience: Duration,
+        by: By,
     ) -> Result<Granted, Failed> {
         let sent = self.now();
         let path = format!("/v1/leases/{}/renew", encode(lease_id));
-        let body: GrantBody = self.call(Method::POST, &path, &[], Some(wanted), patience).await?;
+        let body: GrantBody = match by {
+            By::New => self.call(Method::POST, &path, &[], Some(wanted), patience).await?,
+            By::Kept => {
+                let body = serde_json::to_vec(wanted).unwrap_or_default();
+                // A renewal may be carried out twice.
+                let call = self.client.call_kept(&self.kept, Method::POST, &path, &[], Some(body));
+                answered(tokio::time::timeout(patience, call).await, patience)?
+            }
+        };
         Ok(Granted::new(body, sent))
     }
 
@@ -212,19 +224,34 @@ impl LeaseApi {
     ) -> Result<T, Failed> {
         let body = body.map(|body| serde_json::to_vec(body).unwrap_or_default());
         let call = tokio::time::timeout(patience, self.client.call(method, path, headers, body)).await;
-        let answer = match call {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(fault @ (CallFault::Connect { .. } | CallFault::Url(_) | CallFault::UserInfo))) => {
-                return Err(Failed::Unreachable(fault.to_string()));
-            }
-            Ok(Err(fault @ CallFault::Broken { .. })) => return Err(Failed::Unanswered(fault.to_string())),
-            Err(_) => return Err(Failed::Unanswered(format!("no answer within {} ms", patience.as_millis()))),
-        };
-        if !answer.status.is_success() {
-            return Err(Failed::Refused(Box::new(Refusal::of(&answer))));
-        }
-        read(&answer.body)
+        answered(call, patience)
     }
+}
+
+/// The connection that a call is made by.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum By {
+    New,
+    Kept,
+}
+
+/// What a call has come to.
+fn answered<T: DeserializeOwned>(
+    call: Result<Result<Answer, CallFault>, Elapsed>,
+    patience: Duration,
+) -> Result<T, Failed> {
+    let answer = match call {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(fault @ (CallFault::Connect { .. } | CallFault::Url(_) | CallFault::UserInfo))) => {
+            return Err(Failed::Unreachable(fault.to_string()));
+        }
+        Ok(Err(fault @ CallFault::Broken { .. })) => return Err(Failed::Unanswered(fault.to_string())),
+        Err(_) => return Err(Failed::Unanswered(format!("no answer within {} ms", patience.as_millis()))),
+    };
+    if !answer.status.is_success() {
+        return Err(Failed::Refused(Box::new(Refusal::of(&answer))));
+    }
+    read(&answer.body)
 }
 
 /// Reads an answer. What is wrong with one is said without what is in it: that may be a token.

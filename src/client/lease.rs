@@ -1,14 +1,20 @@
 //! A lease in hand: renewed in the background, lost at the first definite sign, never good past its deadline.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use thiserror::Error;
-use tokio::task::JoinHandle;
+use tokio::{sync::Mutex, task::JoinHandle};
 
 use super::{
     acquire::Wanted,
     backoff::Backoff,
-    call::{Failed, Granted, LeaseApi, Refusal, Token, lasting},
+    call::{By, Failed, Granted, LeaseApi, Refusal, Token, lasting},
     tenure::{Over, Tenure},
 };
 use crate::{
@@ -88,6 +94,10 @@ struct Held {
     token: Token,
     ttl: Ttl,
     tenure: Tenure<Lost>,
+    /// How many renewals were begun because somebody asked for one.
+    begun: AtomicU64,
+    /// The number of the last of these that is over, and what it has come to. Whoever renews holds this.
+    asked: Mutex<(u64, Result<(), NotRenewed>)>,
 }
 
 impl Lease {
@@ -104,6 +114,8 @@ impl Lease {
             token,
             ttl,
             tenure: Tenure::new(api.clock.clone(), until),
+            begun: AtomicU64::new(0),
+            asked: Mutex::new((0, Ok(()))),
         });
         let mut renewed = sent;
         if held.tenure.left_ms() < ttl.0 / 3 * 2 {
@@ -156,19 +168,22 @@ impl Lease {
         self.held.tenure.over().await
     }
 
-    /// Renews now, and says whether the gate has: for whoever wants its word before each write.
+    /// Renews, and says whether the gate has: for whoever wants its word before each write. All who ask while one
+    /// renewal is on its way share the next one.
     ///
     /// # Errors
     /// Where it is lost, or the gate did not confirm within `patience`.
     pub async fn renew(&self, patience: Duration) -> Result<(), NotRenewed> {
         self.held.tenure.check().map_err(NotRenewed::Lost)?;
-        match self.held.renew(patience).await {
-            Ok(_) => self.held.tenure.check().map_err(NotRenewed::Lost),
-            Err(Failed::Refused(refusal)) if refusal.ends_lease() => {
-                Err(NotRenewed::Lost(self.held.tenure.end(Lost::Refused(refusal))))
-            }
-            Err(failed) => Err(NotRenewed::Unconfirmed(failed)),
+        let before = self.held.begun.load(Ordering::Acquire);
+        let mut last = self.held.asked.lock().await;
+        // It was begun after this call, so the gate's word is new enough.
+        if last.0 > before {
+            return last.1.clone();
         }
+        let number = self.held.begun.fetch_add(1, Ordering::AcqRel) + 1;
+        *last = (number, self.held.renew_as_asked(patience).await);
+        last.1.clone()
     }
 
     /// A write with the token was refused for the lease's sake: there is nothing left to hold.
@@ -208,15 +223,25 @@ impl Drop for Lease {
 }
 
 impl Held {
+    async fn renew_as_asked(&self, patience: Duration) -> Result<(), NotRenewed> {
+        match self.renew(patience, By::Kept).await {
+            Ok(_) => self.tenure.check().map_err(NotRenewed::Lost),
+            Err(Failed::Refused(refusal)) if refusal.ends_lease() => {
+                Err(NotRenewed::Lost(self.tenure.end(Lost::Refused(refusal))))
+            }
+            Err(failed) => Err(NotRenewed::Unconfirmed(failed)),
+        }
+    }
+
     /// Renews once: when that was sent.
-    async fn renew(&self, patience: Duration) -> Result<BootMs, Failed> {
+    async fn renew(&self, patience: Duration, by: By) -> Result<BootMs, Failed> {
         let request = RenewRequest {
             fence_token: self.token.expose().to_owned(),
             holder_id: self.holder.to_string(),
             ttl_ms: Some(self.ttl.0),
             rotate: None,
         };
-        let renewed = self.api.renew(&self.lease_id, &request, patience).await?;
+        let renewed = self.api.renew(&self.lease_id, &request, patience, by).await?;
         self.tenure.extend(renewed.until);
         Ok(renewed.sent)
     }
@@ -228,7 +253,7 @@ impl Held {
         let mut backoff = Backoff::new(BACKOFF_MS.0, BACKOFF_MS.1);
         loop {
             let left = end.since(self.api.now());
-            let failed = match self.renew(self.patience(left)).await {
+            let failed = match self.renew(self.patience(left), By::New).await {
                 Ok(sent) => return Ok(sent),
                 Err(Failed::Refused(refusal)) if refusal.ends_lease() => return Err(Lost::Refused(refusal)),
                 Err(failed) => failed,
@@ -258,7 +283,7 @@ async fn keep(held: Arc<Held>, renewed: BootMs) {
             return;
         }
         let renewed = tokio::select! {
-            renewed = held.renew(held.patience(held.tenure.left_ms())) => renewed,
+            renewed = held.renew(held.patience(held.tenure.left_ms()), By::New) => renewed,
             // The renewal's own timer does not count while the machine sleeps.
             () = held.tenure.sleep_until(BootMs(u64::MAX)) => {
                 held.tenure.set_last(Some("the last renewal was not answered in time".to_owned()));

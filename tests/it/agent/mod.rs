@@ -1,10 +1,11 @@
 //! The writer-side agent: an application that knows nothing of leases writes through it.
 //!
 //! - `writes`: what becomes of its requests. `certificates`: the way to the gate. `stops`: starting and stopping.
-//! - `kubernetes`: led by a Lease.
+//! - `pace`: how often it calls the gate. `kubernetes`: led by a Lease.
 
 mod certificates;
 mod kubernetes;
+mod pace;
 mod stops;
 mod writes;
 

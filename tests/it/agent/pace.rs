@@ -1,0 +1,51 @@
+//! How often an agent calls the gate: not once for each write.
+
+use std::thread;
+
+use serde_json::json;
+
+use super::{
+    super::support::{
+        agent::{Agent, settings},
+        gate::acquire,
+        wire::Wire,
+    },
+    Bench, Okay,
+};
+
+#[test]
+fn renewals_before_writes_share_a_connection_and_each_other() {
+    let bench = Bench::new();
+    let wire = Wire::to(bench.gate.api);
+    let text = settings("a", &bench.urls().0, &wire.url(), "renew_before_write = true", "");
+    let agent = Agent::start(&text.replace("ttl_ms = 1000", "ttl_ms = 60000"));
+    agent.put("/users/1").expect_ok();
+    let mut stream = bench.gate.api();
+    stream.send("GET", "/v1/watch", &[], b"").unwrap();
+    while !stream.read_line().unwrap().contains("watching") {}
+    let before = wire.calls();
+    let mut conn = agent.conn();
+    for _ in 0..50 {
+        conn.call("PUT", "/users/1", &[], b"v").expect_ok();
+    }
+    assert!(wire.calls() - before <= 5, "{} connections for 50 writes", wire.calls() - before);
+    thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                let mut conn = agent.conn();
+                (0..25).for_each(|_| conn.call("PUT", "/users/1", &[], b"v").expect_ok());
+            });
+        }
+    });
+    assert!(wire.calls() - before <= 20, "{} connections for 450 writes", wire.calls() - before);
+    acquire(&mut bench.gate.api(), "the-end", "b", 60_000);
+    let (mut renewed, mut is_over) = (0, false);
+    while !is_over {
+        let line = stream.read_line().unwrap();
+        renewed += usize::from(line == "event: renewed");
+        is_over = line.contains("the-end");
+    }
+    // Fifty came one after the other, each with a renewal of its own.
+    assert!((51..300).contains(&renewed), "{renewed} renewals for 50 writes and 400 that came together");
+    assert_eq!(bench.gate.api().get("/v1/receipts").expect(200)["receipts"], json!([]));
+}
