@@ -20,7 +20,7 @@ use crate::{
     client::{LeaseApi, Token},
     clock::Clock,
     config::AgentLease,
-    fence::{Code, HolderId, ObjectId, code::Plane},
+    fence::{BootMs, Code, HolderId, ObjectId, code::Plane},
     kubernetes::api::LeaseName,
     metrics::{AgentMetrics, Standings},
     problem::Problem,
@@ -106,6 +106,7 @@ impl Holdings {
             Standing::Asking => Err(writing.0.unreachable(&writing.0.is_silent())),
             Standing::Cut(why) => Err(writing.0.unreachable(&why)),
             Standing::Refused(why) => Err(not_leader(object, None, &why).for_good()),
+            Standing::Pausing(why) => Err(not_leader(object, None, &why)),
         }
     }
 
@@ -158,6 +159,10 @@ impl Holdings {
         self.elections.as_ref().expect("an agent that has a route with a Lease has elections")
     }
 
+    pub(super) fn now(&self) -> BootMs {
+        self.clock.now().boot
+    }
+
     /// Whether writes are taken no more.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
@@ -183,7 +188,7 @@ impl Holdings {
         for slot in lock(&self.slots).values() {
             *match &*slot.standing.borrow() {
                 Standing::Leading(_) => &mut count.leading,
-                Standing::Asking | Standing::Following(_) => &mut count.waiting,
+                Standing::Asking | Standing::Following(_) | Standing::Pausing(_) => &mut count.waiting,
                 Standing::Cut(_) => &mut count.cut,
                 Standing::Refused(_) => &mut count.refused,
             } += 1;

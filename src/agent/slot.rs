@@ -31,6 +31,8 @@ pub(super) enum Standing {
     Cut(String),
     /// It will not grant it.
     Refused(String),
+    /// It is not asked for a while: the last leases were lost soon after they were granted.
+    Pausing(String),
 }
 
 /// An object in use.
@@ -114,7 +116,7 @@ impl Slot {
         let settled = standing.wait_for(|standing| match standing {
             Standing::Asking => false,
             Standing::Leading(held) => held.token().is_ok(),
-            Standing::Following(_) | Standing::Cut(_) | Standing::Refused(_) => true,
+            Standing::Following(_) | Standing::Cut(_) | Standing::Refused(_) | Standing::Pausing(_) => true,
         });
         match tokio::time::timeout(patience, settled).await {
             Ok(Ok(standing)) => standing.clone(),
@@ -179,7 +181,7 @@ impl Slot {
             },
             Standing::Following(leader) => shown.holder_id = leader.as_ref().map(ToString::to_string),
             Standing::Asking => shown.why = Some(self.is_silent()),
-            Standing::Cut(why) | Standing::Refused(why) => shown.why = Some(why.clone()),
+            Standing::Cut(why) | Standing::Refused(why) | Standing::Pausing(why) => shown.why = Some(why.clone()),
         }
         shown
     }

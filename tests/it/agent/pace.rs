@@ -1,4 +1,4 @@
-//! How often an agent calls the gate: not once for each write.
+//! How often an agent calls the gate: not as fast as it can be refused, and not once for each write.
 
 use std::thread;
 
@@ -12,6 +12,27 @@ use super::{
     },
     Bench, Okay,
 };
+
+/// Its writes go to one gate, and its leases come from another: each write is refused for the lease's sake.
+#[test]
+fn a_gate_that_refuses_every_lease_is_not_asked_for_one_after_the_other() {
+    let (bench, other) = (Bench::new(), Bench::new());
+    let agent = Agent::start(&settings("a", &bench.urls().0, &other.urls().1, "", ""));
+    let mut refused = 0;
+    for _ in 0..300 {
+        let answer = agent.put("/users/1");
+        assert_ne!(answer.status, 200);
+        if answer.header("fence-error") == Some("NOT_LEADER") {
+            let body = answer.refusal(503, "NOT_LEADER");
+            assert!(body["detail"].as_str().unwrap().contains("WRITE_FENCE_AHEAD"), "{body}");
+            assert!(answer.header("retry-after").is_some());
+            refused += 1;
+        }
+    }
+    let fence = other.gate.api().get("/v1/objects/users").expect(200)["fence"].as_u64().unwrap();
+    assert!((2..=20).contains(&fence), "{fence} leases for 300 writes");
+    assert!(refused > 200, "{refused} of 300 were refused by the agent itself");
+}
 
 #[test]
 fn renewals_before_writes_share_a_connection_and_each_other() {
