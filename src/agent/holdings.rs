@@ -163,6 +163,39 @@ impl Holdings {
         self.clock.now().boot
     }
 
+    /// The leases of all objects of a write, in their order. They are taken in the order of their ids. Where one of them
+    /// is another holder's, those behind it are given back: two agents that each hold one of two objects would refuse
+    /// each other's writes to both otherwise.
+    ///
+    /// # Errors
+    /// As for one.
+    pub async fn hold_all(self: &Arc<Self>, all: &[Led]) -> Result<Vec<Use>, Problem> {
+        let mut order: Vec<usize> = (0..all.len()).collect();
+        order.sort_by(|one, other| all[*one].object.cmp(&all[*other].object));
+        let mut uses: Vec<(usize, Use)> = vec![];
+        for (turn, place) in order.iter().enumerate() {
+            match self.hold(&all[*place]).await {
+                Ok(each) => uses.push((*place, each)),
+                Err(problem) => {
+                    let behind = order[turn + 1..].iter().map(|place| &all[*place].object);
+                    self.give_way(&all[*place].object, behind);
+                    return Err(problem);
+                }
+            }
+        }
+        uses.sort_by_key(|(place, _)| *place);
+        Ok(uses.into_iter().map(|(_, each)| each).collect())
+    }
+
+    /// Gives objects back where another holder has `missing`.
+    fn give_way<'a>(&self, missing: &ObjectId, objects: impl Iterator<Item = &'a ObjectId>) {
+        let slots = lock(&self.slots);
+        let follows = |slot: &Arc<Slot>| matches!(&*slot.standing.borrow(), Standing::Following(_));
+        if slots.get(missing).is_some_and(follows) {
+            objects.filter_map(|object| slots.get(object)).for_each(|slot| slot.give_way());
+        }
+    }
+
     /// Whether writes are taken no more.
     #[must_use]
     pub fn is_stopping(&self) -> bool {

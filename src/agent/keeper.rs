@@ -154,6 +154,7 @@ async fn lead(holdings: &Holdings, slot: &Slot, lease: Arc<Lease>) -> Option<Los
             why = lease.lost() => break Some(why),
             () = holdings.reached(Phase::Releasing) => break None,
             () = holdings.idle(slot, true) => if holdings.retire(slot) { break None },
+            () = slot.yielded() => if holdings.retire(slot) { break None },
         }
     };
     let held_ms = holdings.now().since(begun);

@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{
     forward::{Forwarder, Pass},
-    holdings::{Holdings, Led, Use},
+    holdings::{Holdings, Led},
 };
 use crate::{
     config::{AgentLease, AgentPort, AgentSettings, GateSettings},
@@ -147,10 +147,7 @@ impl Port {
 
     async fn write(&self, head: Parts, body: Incoming, objects: Vec<Led>) -> Result<Response, Problem> {
         let on_its_way = OnItsWay::new(&self.writes);
-        let mut uses: Vec<Use> = vec![];
-        for led in &objects {
-            uses.push(self.holdings.hold(led).await?);
-        }
+        let uses = self.holdings.hold_all(&objects).await?;
         if self.renews_first {
             for each in &uses {
                 each.renew().await?;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde::Serialize;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::{held::Held, holdings::Led};
 use crate::{
@@ -44,6 +44,8 @@ pub(super) struct Slot {
     /// When it was last written to, on the boot clock.
     used_at: AtomicU64,
     writes: AtomicUsize,
+    /// It is to be given back: see [`Slot::give_way`].
+    yields: Notify,
 }
 
 /// A write is on its way to an object: its lease is not given back for want of use.
@@ -91,7 +93,21 @@ impl Slot {
             standing: watch::Sender::new(Standing::Asking),
             used_at: AtomicU64::new(now.0),
             writes: AtomicUsize::new(0),
+            yields: Notify::new(),
         })
+    }
+
+    /// Gives its lease back, if it is held and no write is on its way: for a write to several objects that cannot have
+    /// another one of them. Where it was taken up front, it stays.
+    pub(super) fn give_way(&self) {
+        if !self.up_front && matches!(&*self.standing.borrow(), Standing::Leading(_)) {
+            self.yields.notify_one();
+        }
+    }
+
+    /// Returns when it is to be given back.
+    pub(super) async fn yielded(&self) {
+        self.yields.notified().await;
     }
 
     /// Somebody wants to write to it.

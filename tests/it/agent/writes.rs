@@ -309,6 +309,20 @@ fn a_write_to_two_objects_refused_for_one_does_not_lock_the_other() {
     until("both are led again", || ["/users/1", "/orders/1"].iter().all(|path| agent.put(path).status == 200));
 }
 
+/// Each holds one of two objects, and its application wants to move from it to the other.
+#[test]
+fn two_agents_do_not_keep_each_other_from_writing_to_both_objects() {
+    let bench = Bench::new();
+    let (one, two) = (bench.agent("one"), bench.agent("two"));
+    one.put("/a/1").expect_ok();
+    two.put("/b/1").expect_ok();
+    let to_b = || one.call("MOVE", "/a/1", &[("destination", "http://127.0.0.1/b/2")]);
+    let to_a = || two.call("MOVE", "/b/1", &[("destination", "http://127.0.0.1/a/2")]);
+    assert_eq!(to_b().header("fence-leader"), Some("two"));
+    until("one of them gets both", || to_b().status == 200 || to_a().status == 200);
+    assert_eq!(bench.store.story().len(), 3, "{:?}", bench.store.story());
+}
+
 #[test]
 fn the_body_of_a_read_and_old_requests_without_a_host_get_through() {
     let bench = Bench::new();
