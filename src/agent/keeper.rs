@@ -147,6 +147,9 @@ impl Losses {
 /// Holds the lease; returns how it was lost, or `None` where it was given back.
 async fn lead(holdings: &Holdings, slot: &Slot, lease: Arc<Lease>) -> Option<Loss> {
     tracing::info!(object = %slot.object, lease_seq = lease.seq(), "leading");
+    if let Some(warning) = lease.warning() {
+        tracing::error!(object = %slot.object, warning, "writes to this object will be refused: give this agent the gate's own routes");
+    }
     let begun = holdings.now();
     slot.standing.send_replace(Standing::Leading(Held::Gate(Arc::clone(&lease))));
     let lost = loop {

@@ -5,12 +5,13 @@
 //!   it, loses it, gives it back. [`held`]: one in hand.
 //! - [`elections`]: those on Kubernetes Leases, one for each Lease.
 //! - [`forward`]: sends a request on to the gate, once. [`lanes`]: the connections that it goes by.
-//! - [`status`]: who leads, for the application and for probes.
+//! - [`status`]: who leads, for the application and for probes. [`compare`]: whether the gate has the same routes.
 //!
 //! A write leaves this process only with the token of a lease that is held at that moment by this machine's clock:
 //! [`forward`] takes the [`holdings::Use`]s of it, and only [`holdings`] makes them. Nothing is ever sent twice. What
 //! comes too late all the same is the gate's to refuse.
 
+pub mod compare;
 pub mod elections;
 pub mod forward;
 pub mod held;
@@ -56,6 +57,7 @@ pub struct Running {
     port: Arc<Port>,
     stopping: watch::Sender<bool>,
     servers: Vec<JoinHandle<()>>,
+    comparing: JoinHandle<()>,
 }
 
 /// Starts an agent.
@@ -80,6 +82,7 @@ pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
     let clock = Clock::machine();
     let elections = settings.has_leases().then(|| elections(settings, &holder, &clock, &metrics)).transpose()?;
     let (leases, counted) = (settings.lease.clone(), Arc::clone(&metrics));
+    let comparing = tokio::spawn(compare::compare(api.clone(), compare::to_compare(&routes)));
     let holdings = Holdings::new(api, holder.clone(), elections, leases, clock.clone(), counted);
     for route in settings.up_front() {
         let object = ObjectId::new(&route.object).map_err(|what| fault("route.object", what.to_string()))?;
@@ -105,7 +108,7 @@ pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
             stopping.subscribe(),
         ),
     ];
-    Ok(Running { agent: agent_address, status: status_address, holder, holdings, port, stopping, servers })
+    Ok(Running { agent: agent_address, status: status_address, holder, holdings, port, stopping, servers, comparing })
 }
 
 fn elections(
@@ -148,6 +151,7 @@ impl Running {
     /// With what was not in good order.
     pub async fn stop(self, deadline: Duration) -> Result<(), &'static str> {
         self.holdings.drain();
+        self.comparing.abort();
         let finished = tokio::time::timeout(deadline, self.port.idle()).await;
         // A write that is still on its way is the gate's to settle before it hands the object on.
         let released = tokio::time::timeout(LAST_CALLS, self.holdings.release()).await;

@@ -13,6 +13,7 @@ use super::{
     listen::Caller,
     schema,
     seats::Places,
+    routes,
     wire::{
         AcquireRequest, BatchBody, BatchRequest, GrantBody, LeaseBody, LeaseList, LeaseState, ListQuery, ObjectBody,
         RenewRequest,
@@ -53,7 +54,7 @@ pub async fn acquire(
     };
     wanted.objects.iter().try_for_each(|object| gate.is_grantable(object))?;
     let granted = grant(&gate, &caller, wanted).await?;
-    let body = granted.first().map(|granted| GrantBody::new(granted, gate.now()));
+    let body = granted.first().map(|granted| told(&gate, granted));
     body.map(|body| (StatusCode::CREATED, Json(body))).ok_or_else(Problem::table_unavailable)
 }
 
@@ -79,9 +80,12 @@ pub async fn acquire_batch(
     };
     wanted.objects.iter().try_for_each(|object| gate.is_grantable(object))?;
     let granted = grant(&gate, &caller, wanted).await?;
-    let now = gate.now();
-    let leases = granted.iter().map(|granted| GrantBody::new(granted, now)).collect();
+    let leases = granted.iter().map(|granted| told(&gate, granted)).collect();
     Ok((StatusCode::CREATED, Json(BatchBody { leases })))
+}
+
+fn told(gate: &Gate, granted: &Granted) -> GrantBody {
+    GrantBody::new(granted, gate.now()).warned(routes::warning(gate, &granted.object))
 }
 
 /// A grant whose caller is gone is given back, unless its request can be asked for again.

@@ -3,7 +3,7 @@
 //! Handlers read the request, ask the ledger or the table, and write the answer. They decide
 //! nothing: rules are in `fence/`. What goes over the wire has its own types in [`wire`].
 //!
-//! - [`leases`], [`objects`], [`tokens`], [`receipts`], [`backups`]: the calls.
+//! - [`leases`], [`objects`], [`tokens`], [`receipts`], [`routes`], [`backups`]: the calls.
 //! - [`fences`], [`grants`], [`migrations`], [`journal`]: signed authority.
 //! - [`watch`]: lease events as a stream.
 //! - [`ops`]: probes, metrics, drain.
@@ -25,6 +25,7 @@ pub mod receipts;
 pub mod schema;
 pub mod seats;
 mod socket;
+pub mod routes;
 pub mod tokens;
 pub mod watch;
 pub mod wire;
@@ -251,6 +252,7 @@ pub fn describe() -> (Router<Shared>, openapi::OpenApi) {
         .routes(routes!(objects::confirm))
         .routes(routes!(tokens::check))
         .routes(routes!(receipts::list))
+        .routes(routes!(self::routes::list))
         .routes(routes!(backups::create))
         .routes(routes!(watch::watch))
         .routes(routes!(fences::apply, fences::list))

@@ -199,6 +199,9 @@ pub struct GrantBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
     pub drain: DrainBody,
+    /// What makes the lease useless: no route of the gate makes its object, so no write can use it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// What was on its way to the store when the lease changed hands.
@@ -404,7 +407,14 @@ impl GrantBody {
             fence_token: lease.token(object).expose(),
             request_id: lease.request.as_ref().map(ToString::to_string),
             drain: (*drain).into(),
+            warning: None,
         }
+    }
+
+    /// The same with a warning, where there is one.
+    #[must_use]
+    pub fn warned(self, warning: Option<String>) -> Self {
+        Self { warning, ..self }
     }
 }
 

@@ -129,6 +129,9 @@ pub(super) fn run(command: Command) -> Done {
             let patience = common.patience.span() + Duration::from_millis(wait.unwrap_or(0));
             let body = Some(serde_json::to_vec(&body).unwrap_or_default());
             let answer = call(&common, Call::post("/v1/leases", body), patience)?;
+            if let Ok(GrantBody { warning: Some(warning), .. }) = serde_json::from_slice(&answer.body) {
+                output::complain(&format!("warning: {warning}"));
+            }
             show(&common, &answer, show_grant)
         }
         Command::Renew { lease_id, holder, token, ttl, rotate, common } => {

@@ -11,7 +11,10 @@ use tokio::time::error::Elapsed;
 
 use super::http::{Answer, CallFault, Client, Kept};
 use crate::{
-    api::wire::{AcquireRequest, GrantBody, ObjectBody, RenewRequest},
+    api::{
+        routes::RouteList,
+        wire::{AcquireRequest, GrantBody, ObjectBody, RenewRequest},
+    },
     clock::Clock,
     fence::{BootMs, Ttl},
 };
@@ -140,11 +143,13 @@ pub(super) struct Granted {
     /// Until when it is ours at least: counted from when the request was sent. What the gate says is left was true
     /// later than that, also where it has granted the lease some time ago.
     pub(super) until: BootMs,
+    /// What the gate warns of.
+    pub(super) warning: Option<String>,
 }
 
 impl Granted {
     fn new(body: GrantBody, sent: BootMs) -> Self {
-        let GrantBody { lease, fence_token, .. } = body;
+        let GrantBody { lease, fence_token, warning, .. } = body;
         Self {
             lease_id: lease.lease_id,
             seq: lease.lease_seq,
@@ -152,6 +157,7 @@ impl Granted {
             ttl: Ttl(lease.ttl_ms),
             sent,
             until: sent.after(Ttl(lease.expires_in_ms)),
+            warning,
         }
     }
 }
@@ -212,6 +218,14 @@ impl LeaseApi {
     /// Where there is no answer, or a refusal.
     pub async fn look(&self, object: &str, patience: Duration) -> Result<ObjectBody, Failed> {
         self.call::<(), _>(Method::GET, &format!("/v1/objects/{}", encode(object)), &[], None, patience).await
+    }
+
+    /// The gate's routes, the most specific first.
+    ///
+    /// # Errors
+    /// Where there is no answer, or a refusal.
+    pub async fn routes(&self, patience: Duration) -> Result<RouteList, Failed> {
+        self.call::<(), _>(Method::GET, "/v1/routes", &[], None, patience).await
     }
 
     async fn call<B: Serialize, T: DeserializeOwned>(

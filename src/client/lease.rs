@@ -93,6 +93,7 @@ struct Held {
     seq: u64,
     token: Token,
     ttl: Ttl,
+    warning: Option<String>,
     tenure: Tenure<Lost>,
     /// How many renewals were begun because somebody asked for one.
     begun: AtomicU64,
@@ -104,7 +105,7 @@ impl Lease {
     /// Takes a grant into care. One that was long in coming is renewed first: counted from when it was asked for,
     /// there may be nothing left of it.
     pub(super) async fn begin(api: &LeaseApi, wanted: &Wanted, granted: Granted) -> Result<Self, Lost> {
-        let Granted { lease_id, seq, token, ttl, sent, until } = granted;
+        let Granted { lease_id, seq, token, ttl, sent, until, warning } = granted;
         let held = Arc::new(Held {
             api: api.clone(),
             object: wanted.object.clone(),
@@ -113,6 +114,7 @@ impl Lease {
             seq,
             token,
             ttl,
+            warning,
             tenure: Tenure::new(api.clock.clone(), until),
             begun: AtomicU64::new(0),
             asked: Mutex::new((0, Ok(()))),
@@ -149,6 +151,12 @@ impl Lease {
     #[must_use]
     pub fn holder(&self) -> &HolderId {
         &self.held.holder
+    }
+
+    /// What the gate has warned of when it granted it: that no write can use it.
+    #[must_use]
+    pub fn warning(&self) -> Option<&str> {
+        self.held.warning.as_deref()
     }
 
     /// How long it lasts unless it is renewed.

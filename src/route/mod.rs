@@ -51,6 +51,9 @@ pub struct Route {
     pub external: Option<External>,
     /// Where a Kubernetes Lease says who may write.
     pub kubernetes: Option<Kubernetes>,
+    /// Its templates, as they are written in the configuration.
+    pub path_text: Arc<str>,
+    pub object_text: Arc<str>,
     path: PathTemplate,
     object: ObjectTemplate,
 }
@@ -175,6 +178,8 @@ impl Routes {
                         idempotency: given.idempotency && given.mode == Mode::Enforce,
                         external: external.unwrap_or_default(),
                         kubernetes: kubernetes.unwrap_or_default(),
+                        path_text: given.path.as_str().into(),
+                        object_text: given.object.as_str().into(),
                         path,
                         object,
                     });

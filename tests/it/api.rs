@@ -254,6 +254,7 @@ fn the_api_describes_itself() {
         "/v1/objects/{object_id}/revoke",
         "/v1/tokens/check",
         "/v1/receipts",
+        "/v1/routes",
         "/v1/watch",
     ] {
         assert!(paths.contains_key(path), "{path} is not described");

@@ -241,6 +241,31 @@ fn an_answer_that_cannot_be_printed_is_a_failure() {
 }
 
 #[test]
+fn a_lease_on_an_object_that_no_route_makes_comes_with_a_warning() {
+    let site = Site::with_table();
+    let route = "[[route]]\nname = 'data'\nmatch = '/data/{domain}/{rest...}'\nobject = '/data/{domain}/'\n";
+    site.configure(route);
+    let gate = site.serve();
+    let routes = gate.api().get("/v1/routes").expect(200);
+    let data = serde_json::json!({
+        "name": "data", "match": "/data/{domain}/{rest...}", "object": "/data/{domain}/", "mode": "enforce",
+        "lease_source": "gate",
+    });
+    assert_eq!(routes, serde_json::json!({ "routes": [data] }));
+    let useless = lease(&gate, &["acquire", "--object", "users", "--holder", "me", "--json"]);
+    assert!(useless.status.success());
+    let warning = json(&useless)["warning"].as_str().unwrap().to_owned();
+    assert!(warning.contains("no route") && warning.contains("/data/{domain}/"), "{warning}");
+    assert!(stderr(&useless).contains(&warning), "{}", stderr(&useless));
+    let good = lease(&gate, &["acquire", "--object", "/data/users/", "--holder", "me", "--json"]);
+    assert_eq!((json(&good)["warning"].as_str(), stderr(&good).as_str()), (None, ""));
+    let both = serde_json::json!({ "object_ids": ["/data/a/", "a"], "holder_id": "me" });
+    let both = gate.api().post("/v1/lease-batches", &both).expect(201);
+    let warned: Vec<_> = both["leases"].as_array().unwrap().iter().map(|lease| lease["warning"].is_string()).collect();
+    assert_eq!(warned, [false, true]);
+}
+
+#[test]
 fn drain_asks_the_gate_and_waits() {
     let site = Site::with_table();
     let gate = site.serve();

@@ -33,6 +33,8 @@ mod code {
     /// EX_TEMPFAIL
     pub(super) const NOT_HAD: u8 = 75;
     pub(super) const LOST: u8 = 76;
+    /// EX_CONFIG
+    pub(super) const NO_ROUTE: u8 = 78;
     pub(super) const NOT_EXECUTABLE: u8 = 126;
     pub(super) const NOT_FOUND: u8 = 127;
     /// Plus the signal's number.
@@ -48,6 +50,7 @@ Exit codes:
   69   the gate could not be reached within --wait
   75   the lease was not to be had within --wait
   76   the lease was lost, and the command was stopped
+  78   no route of the gate makes the object, and --unrouted was not given
   126  the command cannot be run
   127  there is no such command
 A line on standard error says so whenever the code is not the command's.")]
@@ -70,6 +73,10 @@ pub(super) struct Args {
     /// When the lease is lost and the command has been stopped: exit, or wait for the next turn and run it again.
     #[arg(long, value_enum, default_value_t = OnLoss::Exit)]
     on_loss: OnLoss,
+    /// Run the command also where no route of the gate makes the object, so that the gate refuses every write with its
+    /// token: for elections whose winner writes nothing through the gate.
+    #[arg(long)]
+    unrouted: bool,
     /// The gate's api.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
     api: String,
@@ -146,6 +153,11 @@ async fn lock(args: &Args, api: &LeaseApi, wanted: &Wanted, signals: &mut Signal
             Ok(lease) => lease,
             Err(code) => return code,
         };
+        if let Some(warning) = lease.warning().filter(|_| !args.unrouted) {
+            let what = format!("the command was not started: {warning}. Name another --object, or say --unrouted");
+            release(&lease).await;
+            return complain(code::NO_ROUTE, &what);
+        }
         let mut running = match Running::start(&args.command, &lease).await {
             Ok(running) => running,
             Err(not_started) => {

@@ -1,11 +1,13 @@
 //! The writer-side agent: an application that knows nothing of leases writes through it.
 //!
 //! - `writes`: what becomes of its requests. `certificates`: the way to the gate. `stops`: starting and stopping.
-//! - `pace`: how often it calls the gate. `kubernetes`: led by a Lease.
+//! - `routes`: those of the gate. `pace`: how often it calls the gate.
+//! - `kubernetes`: led by a Lease.
 
 mod certificates;
 mod kubernetes;
 mod pace;
+mod routes;
 mod stops;
 mod writes;
 

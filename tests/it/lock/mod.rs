@@ -187,6 +187,20 @@ fn what_is_not_to_be_had_ends_with_a_code_of_its_own() {
 }
 
 #[test]
+fn a_command_whose_writes_no_route_would_take_is_not_started() {
+    let bench = Bench::with("[[route]]\nname = 'data'\nmatch = '/data/{d}/{rest...}'\nobject = '/data/{d}/'\n");
+    let refused = bench.run(&[], "touch ran");
+    assert_eq!(refused.status.code(), Some(78), "{refused:?}");
+    let told = stderr(&refused);
+    assert!(told.contains("no route of this gate makes the object users") && told.contains("--unrouted"), "{told}");
+    assert!(!bench.path("ran").exists());
+    assert_eq!(bench.state(), "released");
+    // An election, whose winner writes nothing through the gate.
+    let ran = bench.run(&["--unrouted"], "exit 3");
+    assert_eq!((ran.status.code(), stderr(&ran).as_str()), (Some(3), ""));
+}
+
+#[test]
 fn a_turn_is_waited_for() {
     let bench = Bench::new();
     let mut api = bench.gate.api();

@@ -1,0 +1,73 @@
+//! The routes that writes go by, for whoever has to name the same objects.
+
+use axum::{Json, extract::State};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Gate, Shared};
+use crate::{
+    config::{LeaseSource, Mode},
+    fence::ObjectId,
+    route::Route,
+};
+
+/// How many templates a warning names.
+const NAMED_MAX: usize = 5;
+
+/// The routes of a gate.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct RouteList {
+    /// The most specific first.
+    pub routes: Vec<RouteBody>,
+}
+
+/// One route.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct RouteBody {
+    pub name: String,
+    /// The template of the paths that it takes.
+    #[serde(rename = "match")]
+    pub path: String,
+    /// The template of the objects that these paths are about.
+    pub object: String,
+    #[schema(value_type = String)]
+    pub mode: Mode,
+    #[schema(value_type = String)]
+    pub lease_source: LeaseSource,
+}
+
+impl RouteBody {
+    fn new(route: &Route) -> Self {
+        Self {
+            name: route.name.to_string(),
+            path: route.path_text.to_string(),
+            object: route.object_text.to_string(),
+            mode: route.mode,
+            lease_source: route.source,
+        }
+    }
+}
+
+/// The routes that writes go by now.
+#[utoipa::path(get, operation_id = "listRoutes", path = "/v1/routes", tag = "routes", responses(
+    (status = 200, body = RouteList)))]
+pub async fn list(State(gate): State<Shared>) -> Json<RouteList> {
+    Json(RouteList { routes: gate.routes.load().all().iter().map(RouteBody::new).collect() })
+}
+
+/// What is to be known of a lease on this object: that no write can use it, where no route makes the object's id.
+#[must_use]
+pub fn warning(gate: &Gate, object: &ObjectId) -> Option<String> {
+    let routes = gate.routes.load();
+    if routes.all().iter().any(|route| route.may_make(object)) {
+        return None;
+    }
+    let mut made: Vec<&str> = routes.all().iter().map(|route| &*route.object_text).collect();
+    made.dedup();
+    let more = if made.len() > NAMED_MAX { ", ..." } else { "" };
+    made.truncate(NAMED_MAX);
+    Some(format!(
+        "no route of this gate makes the object {object}, so the gate refuses every write with this token; its routes make {}{more} (GET /v1/routes)",
+        made.join(", ")
+    ))
+}

@@ -1,0 +1,19 @@
+//! An agent whose routes are not the gate's.
+
+use super::{super::support::until, Bench, Okay};
+
+/// The gate has other routes than this agent, which takes a path's first segment for the object.
+#[test]
+fn routes_that_the_gate_does_not_have_are_told() {
+    let bench =
+        Bench::with("[[route]]\nname = 'data'\nmatch = '/data/{domain}/{rest...}'\nobject = '/data/{domain}/'\n");
+    let agent = bench.agent("a");
+    until("the routes were compared", || agent.log().contains("the gate has no route with this match and object"));
+    assert!(agent.log().contains("/data/{domain}/{rest...} -> /data/{domain}/"), "{}", agent.log());
+    agent.put("/data/users/1").refusal(409, "LEASE_OBJECT_MISMATCH");
+    assert!(agent.log().contains("no route of this gate makes the object data"), "{}", agent.log());
+    // The same routes: nothing to tell.
+    let same = bench.agent_with("b", "[[route]]\nname = 'x'\nmatch = '/data/{d}/{more...}'\nobject = '/data/{d}/'\n");
+    same.put("/data/users/1").expect_ok();
+    assert!(!same.log().contains("no route"), "{}", same.log());
+}
