@@ -1,6 +1,7 @@
 //! The writer-side agent: stands beside an application that cannot hold a lease, and writes in its name.
 //!
-//! - [`port`]: the application's side: what is a read, what is a write, and what is refused.
+//! - [`port`]: the application's side: what is a read, what is a write, and what is refused. [`hosts`]: by which names
+//!   it may be called.
 //! - [`holdings`]: the leases of the objects in use ([`slot`]), for whoever writes. `keeper`: what asks for one, keeps
 //!   it, loses it, gives it back. [`held`]: one in hand.
 //! - [`elections`]: those on Kubernetes Leases, one for each Lease.
@@ -16,6 +17,7 @@ pub mod elections;
 pub mod forward;
 pub mod held;
 pub mod holdings;
+pub mod hosts;
 mod keeper;
 pub mod lanes;
 pub mod port;
@@ -67,6 +69,7 @@ pub struct Running {
 pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
     let fault = |key: &str, what: String| Faults(vec![Fault::new(key, what)]);
     let routes = settings.routes().map_err(Faults)?;
+    let hosts = settings.agent.hosts().map_err(|what| fault("agent.hosts", what))?;
     let way = settings.gate.way().map_err(|(key, what)| fault(&format!("gate.{key}"), what))?;
     let api = LeaseApi::new(&settings.gate.api).map_err(|what| fault("gate.api", what.to_string()))?;
     let holder = match settings.lease.holder_id.as_str() {
@@ -90,23 +93,13 @@ pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
     }
     let forwarder = Forwarder::new(way, settings.gate.clone(), clock);
     let stopping = watch::Sender::new(false);
-    let port = Port::new(
-        routes,
-        Arc::clone(&holdings),
-        forwarder,
-        Arc::clone(&metrics),
-        &settings.lease,
-        settings.agent.allow_remote,
-    );
+    let port =
+        Port::new(routes, Arc::clone(&holdings), forwarder, Arc::clone(&metrics), &settings.lease, hosts.clone());
     let port = Arc::new(port);
+    let status_calls = status::router(Arc::clone(&holdings), metrics, hosts);
     let servers = vec![
         port::serve(&port, app, &settings.agent, stopping.subscribe()),
-        listen::serve(
-            status,
-            listen::Port::ops(STATUS_ROOM),
-            status::router(Arc::clone(&holdings), metrics),
-            stopping.subscribe(),
-        ),
+        listen::serve(status, listen::Port::ops(STATUS_ROOM), status_calls, stopping.subscribe()),
     ];
     Ok(Running { agent: agent_address, status: status_address, holder, holdings, port, stopping, servers, comparing })
 }

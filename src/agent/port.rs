@@ -20,6 +20,7 @@ use tokio::{
 use super::{
     forward::{Forwarder, Pass},
     holdings::{Holdings, Led},
+    hosts::Hosts,
 };
 use crate::{
     config::{AgentLease, AgentPort, AgentSettings, GateSettings},
@@ -43,7 +44,7 @@ pub struct Port {
     forwarder: Forwarder,
     metrics: Arc<AgentMetrics>,
     renews_first: bool,
-    allow_remote: bool,
+    hosts: Hosts,
     /// How many writes are on their way.
     writes: Arc<watch::Sender<usize>>,
 }
@@ -72,11 +73,11 @@ impl Port {
         forwarder: Forwarder,
         metrics: Arc<AgentMetrics>,
         lease: &AgentLease,
-        allow_remote: bool,
+        hosts: Hosts,
     ) -> Self {
         let writes = Arc::new(watch::Sender::new(0));
         let (limits, renews_first) = (AgentSettings::limits(), lease.renew_before_write);
-        Self { routes, limits, holdings, forwarder, metrics, renews_first, allow_remote, writes }
+        Self { routes, limits, holdings, forwarder, metrics, renews_first, hosts, writes }
     }
 
     /// Returns when no write is on its way.
@@ -108,6 +109,10 @@ impl Port {
 
     /// The objects that a write goes to; `None` for a read.
     fn objects(&self, head: &Parts) -> Result<Option<Vec<Led>>, Problem> {
+        // Of reads, too: the agent may show the gate a certificate that no page has.
+        if !self.hosts.take(&head.uri, &head.headers) {
+            return Err(Hosts::refusal());
+        }
         if head.headers.contains_key(FENCE_TOKEN) {
             let mut problem = Problem::on(
                 Plane::Data,
@@ -127,10 +132,6 @@ impl Port {
         // another page's, too.
         if head.headers.get("sec-fetch-site").is_some_and(|site| site != "none" && site != "same-origin") {
             return Err(Problem::on(Plane::Data, Code::NotLoopback, "no web page may write through this agent"));
-        }
-        if !self.allow_remote && !is_local(head) {
-            let what = "the Host must be localhost or a loopback address, so that no web page can write by a name of its own; agent.allow_remote takes others";
-            return Err(Problem::on(Plane::Data, Code::NotLoopback, what));
         }
         let by = write.route.kubernetes.as_ref().map(|kubernetes| self.lease(head, kubernetes)).transpose()?;
         let objects = std::iter::once(&write.target).chain(&write.others).map(classify::Target::id);
@@ -156,15 +157,6 @@ impl Port {
         self.metrics.forwarded(true);
         self.forwarder.send(head, body, Pass::Write(uses), on_its_way).await
     }
-}
-
-/// Whether a request is to this machine by its own words. HTTP/1.0 need not say.
-fn is_local(head: &Parts) -> bool {
-    let named = head.headers.get(http::header::HOST).map(|host| host.to_str().unwrap_or("?").to_owned());
-    let Some(host) = head.uri.authority().map(ToString::to_string).or(named) else { return true };
-    let Ok(host) = host.parse::<http::uri::Authority>() else { return false };
-    let name = host.host().trim_start_matches('[').trim_end_matches(']');
-    name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Serves the application until `stopping` turns true, and then until the last answer is given.

@@ -6,12 +6,17 @@ use axum::{
     Json, Router,
     extract::State,
     http::{StatusCode, header},
+    middleware::from_fn_with_state,
     response::{IntoResponse, Response},
     routing::get,
 };
 use serde::Deserialize;
 
-use super::{holdings::Holdings, slot::Shown};
+use super::{
+    holdings::Holdings,
+    hosts::{self, Hosts},
+    slot::Shown,
+};
 use crate::{api::extract::Query, fence::Code, metrics::AgentMetrics, problem::Problem};
 
 type Shared = (Arc<Holdings>, Arc<AgentMetrics>);
@@ -24,9 +29,9 @@ struct LeaderQuery {
 }
 
 /// The status port's calls.
-pub fn router(holdings: Arc<Holdings>, metrics: Arc<AgentMetrics>) -> Router {
+pub fn router(holdings: Arc<Holdings>, metrics: Arc<AgentMetrics>, hosts: Hosts) -> Router {
     Router::new()
-        .route("/leader", get(leader))
+        .route("/leader", get(leader).layer(from_fn_with_state(hosts, hosts::only_taken)))
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(show_metrics))

@@ -13,6 +13,7 @@ use super::{
     load::Loadable, loopback,
 };
 use crate::{
+    agent::hosts::Hosts,
     client::Client,
     fence::{HolderId, election::LeaseName},
     kubernetes::candidate::TTL_MS_MAX,
@@ -42,7 +43,12 @@ pub struct AgentSettings {
 #[serde(deny_unknown_fields, default)]
 pub struct AgentPort {
     pub listen: SocketAddr,
-    pub allow_remote: bool,
+    pub listen_beyond_loopback: bool,
+    /// Names that a request's Host may have besides `localhost` and IP addresses.
+    pub hosts: Vec<String>,
+    /// What the two above were once: a fault that names them.
+    #[serde(skip_serializing)]
+    allow_remote: Option<bool>,
     pub connections_max: usize,
     pub head_timeout_ms: u64,
 }
@@ -109,7 +115,24 @@ pub enum Take {
 
 impl Default for AgentPort {
     fn default() -> Self {
-        Self { listen: loopback(8082), allow_remote: false, connections_max: 1_024, head_timeout_ms: 60_000 }
+        Self {
+            listen: loopback(8082),
+            listen_beyond_loopback: false,
+            hosts: vec![],
+            allow_remote: None,
+            connections_max: 1_024,
+            head_timeout_ms: 60_000,
+        }
+    }
+}
+
+impl AgentPort {
+    /// Which Host a request may carry.
+    ///
+    /// # Errors
+    /// With what is no name.
+    pub fn hosts(&self) -> Result<Hosts, String> {
+        Hosts::new(&self.hosts)
     }
 }
 
@@ -298,9 +321,14 @@ impl Loadable for AgentSettings {
         };
         let (agent, gate, lease) = (&self.agent, &self.gate, &self.lease);
         check(
-            agent.listen.ip().is_loopback() || agent.allow_remote,
+            agent.listen.ip().is_loopback() || agent.listen_beyond_loopback,
             "agent.listen",
-            "must be a loopback address: whoever reaches this port writes as the holder; agent.allow_remote = true takes that on",
+            "must be a loopback address: whoever reaches this port writes as the holder; agent.listen_beyond_loopback = true takes that on",
+        );
+        check(
+            agent.allow_remote.is_none(),
+            "agent.allow_remote",
+            "is two settings now: agent.listen_beyond_loopback = true listens beyond loopback, and agent.hosts = [\"NAME\"] takes requests whose Host is that name ([\"*\"]: every name)",
         );
         check(
             agent.listen != self.status.listen || agent.listen.port() == 0,
@@ -339,6 +367,9 @@ impl Loadable for AgentSettings {
             "lease.objects_max",
             "must not be below the number of objects taken up front",
         );
+        if let Err(what) = agent.hosts() {
+            faults.push(Fault::new("agent.hosts", what));
+        }
         if let Err(fault) = Client::new(&gate.api) {
             faults.push(Fault::new("gate.api", fault.to_string()));
         }
@@ -402,8 +433,14 @@ mod tests {
         }
         let own = "[gate]\nurl = 'http://localhost:8082'".parse().unwrap();
         assert_eq!(read::<AgentSettings>(own, vec![]).1[0].key, "gate.url");
-        let remote = "[agent]\nlisten = '0.0.0.0:8082'\nallow_remote = true".parse().unwrap();
-        assert_eq!(read::<AgentSettings>(remote, vec![]).1, vec![]);
+        let remote =
+            "[agent]\nlisten = '0.0.0.0:8082'\nlisten_beyond_loopback = true\nhosts = ['*.s3.example']".parse();
+        assert_eq!(read::<AgentSettings>(remote.unwrap(), vec![]).1, vec![]);
+        let old = "[agent]\nallow_remote = false\nhosts = ['a:80']".parse().unwrap();
+        let (_, faults): (AgentSettings, _) = read(old, vec![]);
+        let told = |key: &str| faults.iter().find(|fault| fault.key == key).map(|fault| fault.what.clone());
+        assert!(told("agent.allow_remote").is_some_and(|what| what.contains("listen_beyond_loopback")), "{faults:?}");
+        assert!(told("agent.hosts").is_some(), "{faults:?}");
     }
 
     #[test]

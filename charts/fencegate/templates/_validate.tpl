@@ -166,8 +166,8 @@
 
 {{- define "fencegate.agent.validate" -}}
 {{- $config := include "fencegate.agent.settings" . | fromJson -}}
-{{- if not (or (include "fencegate.isLoopback" $config.agent.listen) (dig "allow_remote" false $config.agent)) -}}
-{{- fail (printf "agent.config.agent.listen is %s: whoever reaches the agent writes as the holder. Set a loopback address, or agent.config.agent.allow_remote: true" $config.agent.listen) -}}
+{{- if not (or (include "fencegate.isLoopback" $config.agent.listen) (dig "listen_beyond_loopback" false $config.agent)) -}}
+{{- fail (printf "agent.config.agent.listen is %s: whoever reaches the agent writes as the holder. Set a loopback address, or agent.config.agent.listen_beyond_loopback: true" $config.agent.listen) -}}
 {{- end -}}
 {{- if include "fencegate.isLoopback" $config.status.listen -}}
 {{- fail "agent.config.status.listen is a loopback address, where the kubelet's probes do not get: set 0.0.0.0:9465. It shows no secret" -}}

@@ -1,10 +1,11 @@
 //! The writer-side agent: an application that knows nothing of leases writes through it.
 //!
 //! - `writes`: what becomes of its requests. `certificates`: the way to the gate. `stops`: starting and stopping.
-//! - `routes`: those of the gate. `pace`: how often it calls the gate.
+//! - `hosts`: by which names it is called. `routes`: those of the gate. `pace`: how often it calls the gate.
 //! - `kubernetes`: led by a Lease.
 
 mod certificates;
+mod hosts;
 mod kubernetes;
 mod pace;
 mod routes;

@@ -1,0 +1,141 @@
+//! Which Host a request to this agent may carry. A web page whose own name leads here (DNS rebinding) would come with
+//! that name, and read and write as the application does.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use axum::{
+    extract::{Request, State},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderMap, Uri, header, uri::Authority};
+
+use crate::{
+    fence::{Code, code::Plane},
+    problem::Problem,
+};
+
+/// The names that are taken besides `localhost` and IP addresses: no page's name is one of those.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hosts(Vec<Taken>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Taken {
+    All,
+    One(String),
+    /// With the dot before it.
+    Below(String),
+}
+
+impl Hosts {
+    /// Reads `agent.hosts`.
+    ///
+    /// # Errors
+    /// With what is no name.
+    pub fn new(names: &[String]) -> Result<Self, String> {
+        names.iter().map(|name| Taken::new(name)).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Whether a request's own words say that it is meant for this agent. HTTP/1.0 need not say.
+    #[must_use]
+    pub fn take(&self, uri: &Uri, headers: &HeaderMap) -> bool {
+        let named = uri.authority().map(Authority::as_str).into_iter().map(Some);
+        let mut all = named.chain(headers.get_all(header::HOST).iter().map(|host| host.to_str().ok()));
+        all.all(|host| host.is_some_and(|host| self.takes(host)))
+    }
+
+    fn takes(&self, host: &str) -> bool {
+        let Ok(authority) = host.parse::<Authority>() else { return false };
+        if authority.as_str().contains('@') {
+            return false;
+        }
+        let name = authority.host().to_ascii_lowercase();
+        let is_address = match name.strip_prefix('[').map(|rest| rest.strip_suffix(']')) {
+            Some(inner) => inner.is_some_and(|inner| inner.parse::<Ipv6Addr>().is_ok()),
+            None => name.parse::<IpAddr>().is_ok(),
+        };
+        is_address || name == "localhost" || self.0.iter().any(|taken| taken.has(&name))
+    }
+
+    /// The refusal of a request for another.
+    #[must_use]
+    pub fn refusal() -> Problem {
+        let what = "the Host is neither localhost nor an IP address nor one of agent.hosts, so this may be a web page whose name leads here. Add the application's own Host to agent.hosts";
+        Problem::on(Plane::Data, Code::NotLoopback, what)
+    }
+}
+
+impl Taken {
+    fn new(name: &str) -> Result<Self, String> {
+        let name = name.to_ascii_lowercase();
+        if name == "*" {
+            return Ok(Self::All);
+        }
+        let plain = name.strip_prefix("*.").unwrap_or(&name);
+        let is_part =
+            |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+        if !plain.split('.').all(is_part) {
+            return Err(format!("{name:?} is not a host's name without a port, nor * or *.NAME"));
+        }
+        Ok(if plain.len() < name.len() { Self::Below(format!(".{plain}")) } else { Self::One(name) })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::One(own) => own == name,
+            Self::Below(own) => name.len() > own.len() && name.ends_with(own.as_str()),
+        }
+    }
+}
+
+/// Refuses a call of the status port for another Host.
+pub async fn only_taken(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
+    if hosts.take(request.uri(), request.headers()) {
+        return next.run(request).await;
+    }
+    Hosts::refusal().into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(hosts: &[&str], sent: &[&str], uri: &str) -> bool {
+        let hosts = Hosts::new(&hosts.iter().map(|&host| host.to_owned()).collect::<Vec<_>>()).unwrap();
+        let mut headers = HeaderMap::new();
+        sent.iter().for_each(|host| _ = headers.append(header::HOST, host.parse().unwrap()));
+        hosts.take(&uri.parse().unwrap(), &headers)
+    }
+
+    #[test]
+    fn a_name_of_its_own_is_taken_only_where_it_is_listed() {
+        for own in ["localhost", "LocalHost:8082", "127.0.0.1", "127.0.0.1:80", "[::1]:80", "10.0.0.7:8082"] {
+            assert!(take(&[], &[own], "/x"), "{own}");
+        }
+        assert!(take(&[], &[], "/x"), "HTTP/1.0 need not say");
+        for page in ["page.example", "localhost.page.example", "[::1].page.example", "127.0.0.1.page.example", "", "?"]
+        {
+            assert!(!take(&[], &[page], "/x"), "{page}");
+        }
+        assert!(!take(&[], &["page@localhost"], "/x"));
+        assert!(
+            !take(&[], &["localhost", "page.example"], "/x") && !take(&[], &["localhost"], "http://page.example/x")
+        );
+        let own = ["minio.internal", "*.s3.example"];
+        for host in ["minio.internal:9000", "MINIO.internal", "bucket.s3.example", "a.b.s3.example"] {
+            assert!(take(&own, &[host], "/x"), "{host}");
+        }
+        for host in ["s3.example", "evils3.example", "x.minio.internal", "page.example"] {
+            assert!(!take(&own, &[host], "/x"), "{host}");
+        }
+        assert!(take(&["*"], &["page.example"], "http://other.example/x"));
+    }
+
+    #[test]
+    fn what_is_no_name_is_told() {
+        for bad in ["", "a:80", "http://a", "a/b", "*a", "a..b", "*.", "**"] {
+            assert!(Hosts::new(&[bad.to_owned()]).is_err(), "{bad}");
+        }
+    }
+}
