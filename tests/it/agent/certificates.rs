@@ -4,7 +4,10 @@ use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
+    thread,
 };
+
+use serde_json::json;
 
 use super::{
     super::support::{
@@ -12,6 +15,8 @@ use super::{
         authority::Authority,
         gate::text,
         process::stderr,
+        until,
+        wire::{Mode, Wire},
     },
     Bench, Okay,
 };
@@ -43,7 +48,12 @@ impl Secured {
 
     /// An agent that trusts the gate, with more lines of [gate].
     fn agent(&self, name: &str, more: &str) -> Agent {
-        let url = format!("https://localhost:{}", self.bench.gate.gate.port());
+        self.agent_by(name, self.bench.gate.gate.port(), more)
+    }
+
+    /// One whose way to the gate is another port.
+    fn agent_by(&self, name: &str, port: u16, more: &str) -> Agent {
+        let url = format!("https://localhost:{port}");
         let api = format!("http://{}", self.bench.gate.api);
         let more = format!("tls_ca_file = '{}'\n{more}", self.authority.ca().display());
         // Long enough for a gate's word on a certificate to come, however busy the machine is.
@@ -65,6 +75,31 @@ fn the_way_to_the_gate_can_be_tls() {
     let agent = gate.agent("b", "tls_server_name = 'elsewhere'");
     agent.put("/other/1").refusal(503, "GATE_UNREACHABLE");
     assert_eq!(gate.bench.store.story(), ["PUT /users/1"]);
+}
+
+/// A write waits for its connection while its lease is lost: the token is looked at when there is one.
+#[test]
+fn a_lease_that_is_lost_while_a_connection_is_made_is_not_written_with() {
+    let gate = Secured::new(None);
+    let wire = Wire::to(gate.bench.gate.gate);
+    wire.set(Mode::Held);
+    let agent = gate.agent_by("a", wire.address.port(), "");
+    thread::scope(|scope| {
+        let write = scope.spawn(|| agent.put("/users/1"));
+        until("the write has its lease, and waits", || wire.calls() == 1);
+        gate.bench.revoke("users");
+        until("the agent has another lease", || agent.leader("users")["lease_seq"] == 3);
+        wire.set(Mode::Pass);
+        let body = write.join().unwrap().refusal(503, "NOT_LEADER");
+        assert!(text(&body, "detail").contains("the lease was lost"), "{body}");
+    });
+    assert_eq!(
+        gate.bench.gate.api().get("/v1/receipts").expect(200)["receipts"],
+        json!([]),
+        "nothing came to the gate"
+    );
+    assert_eq!(gate.bench.store.saw("begun"), 0);
+    agent.put("/users/1").expect_ok();
 }
 
 #[test]

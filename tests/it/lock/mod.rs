@@ -319,7 +319,7 @@ fn a_candidate_rejoins_after_a_loss() {
     let bench = Bench::new();
     let mut lock = bench.start(
         &["--on-loss", "rejoin", "--holder", "a"],
-        "echo up $FENCE_SEQ; trap 'exit 0' TERM; while :; do sleep 0.02; done",
+        "trap 'exit 0' TERM; echo up $FENCE_SEQ; while :; do sleep 0.02; done",
     );
     assert_eq!(lock.line(), "up 1");
     bench.revoke();

@@ -22,6 +22,8 @@ pub enum Mode {
     Late(Duration),
     /// Connections are taken, and nothing gets through.
     Dark,
+    /// Connections are taken, and nothing gets through before the mode is another.
+    Held,
     /// Connections are closed at once.
     Cut,
 }
@@ -46,6 +48,15 @@ impl Wire {
                 let mode = *shared.lock().unwrap();
                 match mode {
                     Mode::Dark => kept.push(client),
+                    Mode::Held => {
+                        let shared = Arc::clone(&shared);
+                        thread::spawn(move || {
+                            while *shared.lock().unwrap() == Mode::Held {
+                                thread::yield_now();
+                            }
+                            carry(client, target, shared);
+                        });
+                    }
                     Mode::Cut => drop(client),
                     Mode::Pass | Mode::LosesAnswers | Mode::Late(_) => carry(client, target, Arc::clone(&shared)),
                 }
@@ -85,7 +96,7 @@ fn carry(client: TcpStream, target: SocketAddr, mode: Arc<Mutex<Mode>>) {
                     let _ = never.recv_timeout(by);
                 }
                 Mode::LosesAnswers | Mode::Dark | Mode::Cut => break,
-                Mode::Pass => {}
+                Mode::Pass | Mode::Held => {}
             }
             if to_client.write_all(&room[..read]).is_err() {
                 break;
