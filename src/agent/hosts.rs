@@ -104,7 +104,9 @@ mod tests {
     fn take(hosts: &[&str], sent: &[&str], uri: &str) -> bool {
         let hosts = Hosts::new(&hosts.iter().map(|&host| host.to_owned()).collect::<Vec<_>>()).unwrap();
         let mut headers = HeaderMap::new();
-        sent.iter().for_each(|host| _ = headers.append(header::HOST, host.parse().unwrap()));
+        for host in sent {
+            headers.append(header::HOST, host.parse().unwrap());
+        }
         hosts.take(&uri.parse().unwrap(), &headers)
     }
 

@@ -5,7 +5,7 @@ use std::{io::Write, path::PathBuf, time::Duration};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Done, Failed, inherited::Ignored, log, output, runtime};
+use super::{Done, Failed, inherited::Inherited, log, output, runtime};
 use crate::{
     agent,
     config::{self, AgentSettings, LogFormat},
@@ -41,7 +41,7 @@ pub(super) fn run(args: &Args) -> Done {
 async fn run_until_stopped(settings: &AgentSettings) -> Done {
     let hear = |kind| signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")));
     // Under nohup(1) it goes on when the terminal is gone.
-    let hang_up = (!Ignored::now().has(Signal::HUP)).then(|| hear(SignalKind::hangup())).transpose()?;
+    let hang_up = (!Inherited::now().ignores(Signal::HUP)).then(|| hear(SignalKind::hangup())).transpose()?;
     let (mut terminate, mut interrupt) = (hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?);
     let no_terminal = async {
         match hang_up {

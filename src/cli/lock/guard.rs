@@ -1,47 +1,70 @@
 //! `fencegate lock-guard`: kills a command when the `fencegate lock` that started it is gone.
 //!
 //! Its standard input is a pipe that only `lock` holds the other end of: the kernel closes that end, however `lock`
-//! ends. In a group of its own, the guard is the group's leader, so the group's number is good for as long as the
-//! guard lives; signals that are passed on to the group do not end it.
+//! ends. It is in a session of its own, so that no signal that is sent to a group, `lock`'s or the command's, gets to
+//! it; those that are sent to every process do not end it either, where they can be caught.
 
-use std::io::{BufRead, Write};
+use std::{
+    io::{BufRead, Write},
+    time::Duration,
+};
 
-use rustix::process::{Pid, Signal, kill_current_process_group, kill_process};
+use rustix::process::{Pid, Signal, setsid};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::tree::{Process, Tree};
 use crate::cli::{Done, Failed};
 
 #[derive(Debug, clap::Args)]
 pub(in crate::cli) struct Args {
-    /// Kill one process, whose id comes on standard input, and not the group.
+    /// The command shares its group with others: kill what came of it, and not the group.
     #[arg(long)]
     one: bool,
 }
 
 /// What `lock` says when there is nothing left to guard.
 pub(super) const DONE: &str = "done";
+/// How often it is looked whether something is left, and for how long.
+const LOOK: Duration = Duration::from_millis(2);
+const LOOKS: u32 = 2_500;
 
 pub(in crate::cli) fn run(args: &Args) -> Done {
     let cannot = |error: std::io::Error| Failed::Said(format!("cannot guard: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
     let _entered = runtime.enter();
-    let each = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::TSTP];
-    // Being heard is all that becomes of them.
-    let heard = each.map(|each| signal(SignalKind::from_raw(each.as_raw())));
-    let _heard: Vec<_> = heard.into_iter().collect::<Result<_, _>>().map_err(cannot)?;
+    setsid().map_err(|error| cannot(error.into()))?;
+    // Being heard is all that becomes of them. Some cannot be caught, and some only by programs that deal with them.
+    let _heard: Vec<_> = (1..=64).filter_map(|each| signal(SignalKind::from_raw(each)).ok()).collect();
     std::io::stdout().write_all(b"ready\n").and_then(|()| std::io::stdout().flush()).map_err(cannot)?;
     let mut guarded = None;
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match line.as_str() {
             DONE => return Ok(()),
-            pid => guarded = pid.parse().ok().and_then(Pid::from_raw),
+            pid => guarded = pid.parse().ok().and_then(Pid::from_raw).and_then(Process::of),
         }
     }
-    // What has ended by itself meanwhile is not there to be killed.
-    let _ = match (args.one, guarded) {
-        (false, _) => kill_current_process_group(Signal::KILL),
-        (true, Some(pid)) => kill_process(pid, Signal::KILL),
-        (true, None) => Ok(()),
-    };
+    if let Some(command) = guarded {
+        runtime.block_on(kill(&command, args.one));
+    }
     Ok(())
+}
+
+/// Kills a command and all that came of it and has not left its session. What lost its parent while `lock` lived is
+/// found by its group.
+async fn kill(command: &Process, is_alone: bool) {
+    for _ in 0..LOOKS {
+        let tree = Tree::look();
+        let mut left = tree.below(command.pid, |each| each.session != command.session);
+        if !is_alone {
+            left.extend(tree.in_group(command.group, command.session));
+        }
+        left.extend(Process::of(command.pid).filter(|now| now.is_same(command) && now.lives()));
+        if left.is_empty() {
+            return;
+        }
+        for each in &left {
+            each.send(Signal::KILL);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
 }

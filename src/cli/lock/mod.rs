@@ -1,11 +1,13 @@
 //! `fencegate lock`: runs a command under a lease, like flock(1).
 //!
-//! The command gets a process group of its own, with a guard in it ([`guard`]) that outlives this program: if this
-//! one is killed, the guard kills the group. On a terminal the command stays in the terminal's group instead, so that
-//! it can read what is typed and Ctrl-C reaches it; then its own process is what is stopped.
+//! The command gets a process group of its own, and a guard beside it ([`guard`]) that outlives this program: if this
+//! one is killed, the guard kills the command. On a terminal the command stays in the terminal's group instead, so that
+//! it can read what is typed and Ctrl-C reaches it. What came of the command is found by its descent ([`tree`]), in
+//! either case: this program is the reaper of what loses its parent.
 
 mod guard;
 mod running;
+mod tree;
 
 use std::{
     ffi::OsString,
@@ -17,7 +19,7 @@ use tokio::signal::unix::{Signal as Heard, SignalKind, signal};
 
 pub(super) use self::guard::{Args as GuardArgs, run as run_guard};
 use self::running::{Ended, NotStarted, Running};
-use super::{Failed, inherited::Ignored, output};
+use super::{Failed, inherited::Inherited, output};
 use crate::{
     client::{Lease, LeaseApi, Lost, NotHad, Progress, Wanted, default_holder},
     config::{Fault, Faults},
@@ -110,38 +112,65 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failed> {
 }
 
 /// Signals that are passed on to the command; those that are ignored already stay so, for both.
-struct Signals(Vec<(rustix::process::Signal, Heard)>);
+struct Signals {
+    heard: Vec<(rustix::process::Signal, Heard)>,
+    /// To be listened for also so that children can be waited for: where it is ignored, they cannot.
+    child: Heard,
+    /// Those that never come, since they are blocked from the start.
+    blocked: Vec<rustix::process::Signal>,
+}
+
+/// How often children are looked at where their end may not be told, and signals that are blocked.
+const LOOK: Duration = Duration::from_secs(1);
+const LOOK_BLOCKED: Duration = Duration::from_millis(50);
 
 impl Signals {
     fn hear() -> std::io::Result<Self> {
         use rustix::process::Signal;
         let each = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
-        let ignored = Ignored::now();
-        let heard = each.into_iter().filter(|each| !ignored.has(*each));
-        let heard = heard.map(|each| Ok((each, signal(SignalKind::from_raw(each.as_raw()))?)));
-        heard.collect::<std::io::Result<_>>().map(Self)
+        let inherited = Inherited::now();
+        let (mut all, mut blocked) = (vec![], vec![]);
+        for each in each.into_iter().filter(|each| !inherited.ignores(*each)) {
+            all.push((each, signal(SignalKind::from_raw(each.as_raw()))?));
+            if inherited.blocks(each) {
+                blocked.push(each);
+            }
+        }
+        Ok(Self { heard: all, child: signal(SignalKind::child())?, blocked })
     }
 
-    /// The next one.
-    async fn next(&mut self) -> rustix::process::Signal {
-        std::future::poll_fn(|context| {
-            for (which, heard) in &mut self.0 {
+    /// The next one; `None` where a child may have ended.
+    async fn next(&mut self) -> Option<rustix::process::Signal> {
+        let pause = if self.blocked.is_empty() { LOOK } else { LOOK_BLOCKED };
+        let Self { heard, child, blocked } = self;
+        let passed_on = std::future::poll_fn(|context| {
+            for (which, heard) in heard.iter_mut() {
                 if heard.poll_recv(context).is_ready() {
                     return std::task::Poll::Ready(*which);
                 }
             }
             std::task::Poll::Pending
-        })
-        .await
+        });
+        tokio::select! {
+            which = passed_on => Some(which),
+            _ = child.recv() => None,
+            () = tokio::time::sleep(pause) => {
+                let pending = Inherited::now();
+                // It stays pending, so each is told once.
+                blocked.iter().position(|each| pending.has_pending(*each)).map(|place| blocked.remove(place))
+            }
+        }
     }
 
     /// The next one that asks a program to end.
     async fn end(&mut self) -> rustix::process::Signal {
         use rustix::process::Signal;
         loop {
-            let heard = self.next().await;
-            if heard != Signal::USR1 && heard != Signal::USR2 {
-                return heard;
+            match self.next().await {
+                // Nothing that this program has started runs yet, or any more.
+                None => tree::reap(&[], rustix::process::getpid()),
+                Some(Signal::USR1 | Signal::USR2) => {}
+                Some(heard) => return heard,
             }
         }
     }
@@ -168,8 +197,16 @@ async fn lock(args: &Args, api: &LeaseApi, wanted: &Wanted, signals: &mut Signal
                 }
             }
         };
-        let ended = running.watch(&lease, signals, Duration::from_millis(args.grace)).await;
-        // Nothing of the command is left from here on: somebody else may have its turn.
+        let (ended, left) = running.watch(&lease, signals, Duration::from_millis(args.grace)).await;
+        if !left.is_empty() {
+            let pids: Vec<String> = left.iter().map(|each| each.pid.as_raw_nonzero().to_string()).collect();
+            let what = "the gate refuses what they write with the token from here on";
+            output::complain(&format!(
+                "these processes of the command did not end when killed: {}; {what}",
+                pids.join(" ")
+            ));
+        }
+        // Nothing else of the command is left from here on: somebody else may have its turn.
         release(&lease).await;
         match ended {
             Ended::ByItself(status) => return of_command(status),

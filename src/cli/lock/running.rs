@@ -3,20 +3,27 @@
 use std::{
     ffi::OsString,
     io::{self, IsTerminal},
+    os::unix::process::CommandExt,
     process::{ExitStatus, Stdio},
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, test_kill_process_group, waitpgid};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, kill_process_group, set_child_subreaper, waitid,
+};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
-    process::{Child, Command},
+    process::{Child as Guard, Command as GuardCommand},
 };
 
-use super::{Signals, guard::DONE};
+use super::{
+    Signals,
+    guard::DONE,
+    tree::{Process, Tree, reap},
+};
 use crate::client::{Lease, Lost};
 
-/// How often it is looked whether the last of a group is gone, and for how long.
+/// How often it is looked whether the last of a command is gone, and for how long.
 const LOOK: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 2_500;
 
@@ -41,162 +48,206 @@ pub(super) enum NotStarted {
 
 /// A command, and the guard beside it.
 pub(super) struct Running {
-    command: Child,
-    guard: Child,
-    reach: Reach,
+    /// Waited for only when nothing of it is left: its number is its group's, and nobody else gets it before.
+    command: std::process::Child,
+    pid: Pid,
+    guard: Guard,
+    guard_pid: Pid,
+    on_terminal: bool,
+    spared: Spared,
     /// Somebody has asked this program to end.
     was_asked_to_end: bool,
 }
 
-/// What a signal is sent to.
-#[derive(Clone, Copy)]
-enum Reach {
-    /// The command and its children.
-    Group(Pid),
-    /// The command alone: it shares its group with others of the terminal's.
-    One(Pid),
+/// What is not the command's, though it descends from this process: what was there before it, since a shell that
+/// becomes another program by `exec` leaves that one its children; and what has left the session.
+struct Spared {
+    session: i32,
+    processes: Vec<Process>,
+    groups: Vec<i32>,
+}
+
+impl Spared {
+    fn now(on_terminal: bool) -> Self {
+        // In a container, both may be of outside, and are 0.
+        let (own_group, session) = Process::of(getpid()).map_or((0, 0), |own| (own.group, own.session));
+        let processes = Tree::look().below(getpid(), |_| false);
+        let mut groups: Vec<i32> = processes.iter().map(|each| each.group).collect();
+        if on_terminal {
+            // The command is in it.
+            groups.retain(|group| *group != own_group);
+        } else {
+            groups.push(own_group);
+        }
+        Self { session, processes, groups }
+    }
+
+    fn has(&self, process: &Process) -> bool {
+        process.session != self.session
+            || self.groups.contains(&process.group)
+            || self.processes.iter().any(|each| process.is_same(each))
+    }
 }
 
 impl Running {
     /// Starts a command with the lease's token in its environment.
     pub(super) async fn start(command: &[OsString], lease: &Lease) -> Result<Self, NotStarted> {
         let on_terminal = io::stdin().is_terminal();
+        // What the command leaves behind becomes a child of this process, and can be found. Where that cannot be had,
+        // its group can.
+        let _ = set_child_subreaper(Some(getpid()));
+        let spared = Spared::now(on_terminal);
         let (mut guard, guard_pid) = start_guard(on_terminal).await.map_err(NotStarted::Guard)?;
         let token = lease.token().map_err(NotStarted::Lost)?;
-        let mut run = Command::new(&command[0]);
+        let mut run = std::process::Command::new(&command[0]);
         run.args(&command[1..])
             .env("FENCE_TOKEN", token.expose())
             .env("FENCE_SEQ", lease.seq().to_string())
             .env("FENCE_OBJECT", lease.object().as_str());
         if !on_terminal {
-            run.process_group(guard_pid.as_raw_nonzero().get());
+            run.process_group(0);
         }
-        let command = match run.spawn() {
-            Ok(command) => command,
+        let (pid, command) = match run.spawn() {
+            Ok(command) => (Pid::from_child(&command), command),
             Err(error) => {
-                // It dies of its closed pipe, and so does its group, which is empty.
+                // Nobody has told it what to guard.
                 drop(guard.stdin.take());
                 let _ = guard.wait().await;
                 return Err(NotStarted::Command(error));
             }
         };
-        let pid = pid_of(&command).map_err(NotStarted::Command)?;
-        if let (true, Some(pipe)) = (on_terminal, guard.stdin.as_mut()) {
+        if let Some(pipe) = guard.stdin.as_mut() {
             // Without a guard, the command merely lives on should this program be killed.
             let _ = pipe.write_all(format!("{}\n", pid.as_raw_nonzero()).as_bytes()).await;
         }
-        let reach = if on_terminal { Reach::One(pid) } else { Reach::Group(guard_pid) };
-        Ok(Self { command, guard, reach, was_asked_to_end: false })
+        Ok(Self { command, pid, guard, guard_pid, on_terminal, spared, was_asked_to_end: false })
     }
 
     /// Waits for the command's end, passing signals on; stops it when the lease is lost. Returns when nothing of it
     /// is left.
-    pub(super) async fn watch(&mut self, lease: &Lease, signals: &mut Signals, grace: Duration) -> Ended {
-        let ended = loop {
+    pub(super) async fn watch(
+        &mut self,
+        lease: &Lease,
+        signals: &mut Signals,
+        grace: Duration,
+    ) -> (Ended, Vec<Process>) {
+        let lost = loop {
+            if self.has_ended() {
+                break lease.token().err();
+            }
             tokio::select! {
-                status = self.command.wait() => break status.map(|status| (status, lease.token().err())),
                 why = lease.lost() => {
-                    let stopped = self.stop(signals, grace).await;
-                    break stopped.map(|status| (status, Some(why)));
+                    self.stop(signals, grace).await;
+                    break Some(why);
                 }
                 heard = signals.next() => self.pass_on(heard),
             }
         };
-        self.clear().await;
-        match ended {
-            Ok((_, Some(why))) => Ended::Lost { why, was_asked_to_end: self.was_asked_to_end },
-            Ok((status, None)) => Ended::ByItself(status),
-            Err(error) => Ended::Failed(format!("the command cannot be waited for: {error}")),
-        }
+        let left = self.clear().await;
+        let ended = match (self.command.wait(), lost) {
+            (Ok(_), Some(why)) => Ended::Lost { why, was_asked_to_end: self.was_asked_to_end },
+            (Ok(status), None) => Ended::ByItself(status),
+            (Err(error), _) => Ended::Failed(format!("the command cannot be waited for: {error}")),
+        };
+        (ended, left)
     }
 
-    /// TERM, then KILL.
-    async fn stop(&mut self, signals: &mut Signals, grace: Duration) -> io::Result<ExitStatus> {
+    /// Whether the command has ended. What else has ended meanwhile is waited for.
+    fn has_ended(&self) -> bool {
+        reap(&[self.pid, self.guard_pid], getpid());
+        let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        // A child that cannot be waited for is gone.
+        !matches!(waitid(WaitId::Pid(self.pid), peek), Ok(None))
+    }
+
+    /// TERM, then KILL, for all that came of the command.
+    async fn stop(&mut self, signals: &mut Signals, grace: Duration) {
         self.send(Signal::TERM);
+        for each in self.others() {
+            each.send(Signal::TERM);
+        }
         let ended = tokio::time::timeout(grace, async {
-            loop {
-                tokio::select! {
-                    status = self.command.wait() => return status,
-                    heard = signals.next() => self.pass_on(heard),
-                }
+            while !self.has_ended() {
+                let heard = signals.next().await;
+                self.pass_on(heard);
             }
         });
-        if let Ok(status) = ended.await {
-            return status;
+        if ended.await.is_ok() {
+            return;
         }
         self.send(Signal::KILL);
-        self.command.wait().await
+        while !self.has_ended() {
+            // Whoever asks it to end is late.
+            let _ = signals.next().await;
+        }
     }
 
-    fn pass_on(&mut self, heard: Signal) {
+    fn pass_on(&mut self, heard: Option<Signal>) {
+        let Some(heard) = heard else { return };
         // HUP means "read your settings again" to many a program, and the others whatever it likes.
         self.was_asked_to_end |= [Signal::TERM, Signal::INT, Signal::QUIT].contains(&heard);
         // The terminal has sent these to its whole group already.
         let is_terminals = heard == Signal::INT || heard == Signal::QUIT;
-        if !(is_terminals && matches!(self.reach, Reach::One(_))) {
+        if !(is_terminals && self.on_terminal) {
             self.send(heard);
         }
     }
 
+    /// To the command and its group; on a terminal to the command alone, which shares its group with others.
     fn send(&self, signal: Signal) {
-        send(self.reach, signal);
+        // Whatever has ended meanwhile needs no signal.
+        let _ = if self.on_terminal { kill_process(self.pid, signal) } else { kill_process_group(self.pid, signal) };
     }
 
-    /// The command has ended; what it has left running in its group is killed, since the lease is about to be
-    /// somebody else's.
-    async fn clear(&mut self) {
-        match self.reach {
-            Reach::One(_) => {
-                if let Some(mut pipe) = self.guard.stdin.take() {
-                    let _ = pipe.write_all(format!("{DONE}\n").as_bytes()).await;
-                }
-                let _ = self.guard.wait().await;
+    /// What lives, came of the command, and does not get what is sent to its group.
+    fn others(&self) -> Vec<Process> {
+        let group = self.pid.as_raw_nonzero().get();
+        let mut others = self.left();
+        others.retain(|each| if self.on_terminal { each.pid != self.pid } else { each.group != group });
+        others
+    }
+
+    /// What lives and came of the command.
+    fn left(&self) -> Vec<Process> {
+        Tree::look().below(getpid(), |each| self.spared.has(each))
+    }
+
+    /// The command has ended; what it has left running is killed, since the lease is about to be somebody else's.
+    /// Returns what could not be.
+    async fn clear(&mut self) -> Vec<Process> {
+        let mut left = vec![];
+        for _ in 0..LOOKS {
+            if !self.on_terminal {
+                let _ = kill_process_group(self.pid, Signal::KILL);
             }
-            Reach::Group(group) => {
-                // The guard is in it, and keeps its number good until it has been waited for.
-                let _ = kill_process_group(group, Signal::KILL);
-                let _ = self.guard.wait().await;
-                for _ in 0..LOOKS {
-                    // As the first process of a container, this one inherits what the command has left behind.
-                    while let Ok(Some(_)) = waitpgid(group, WaitOptions::NOHANG) {}
-                    if test_kill_process_group(group).is_err() {
-                        return;
-                    }
-                    tokio::time::sleep(LOOK).await;
-                }
+            reap(&[self.pid, self.guard_pid], getpid());
+            left = self.left();
+            if left.is_empty() {
+                break;
             }
+            for each in &left {
+                each.send(Signal::KILL);
+            }
+            tokio::time::sleep(LOOK).await;
         }
+        if let Some(mut pipe) = self.guard.stdin.take() {
+            let _ = pipe.write_all(format!("{DONE}\n").as_bytes()).await;
+        }
+        let _ = self.guard.wait().await;
+        left
     }
 }
 
-fn send(reach: Reach, signal: Signal) {
-    // Whatever has ended meanwhile needs no signal.
-    let _ = match reach {
-        Reach::Group(group) => kill_process_group(group, signal),
-        Reach::One(pid) => kill_process(pid, signal),
-    };
-}
-
-fn pid_of(child: &Child) -> io::Result<Pid> {
-    let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
-    pid.ok_or_else(|| io::Error::other("it has ended at once"))
-}
-
-async fn start_guard(on_terminal: bool) -> io::Result<(Child, Pid)> {
+async fn start_guard(on_terminal: bool) -> io::Result<(Guard, Pid)> {
     // The program that runs, also where its file was replaced by a newer one meanwhile.
-    let mut guard = Command::new("/proc/self/exe");
-    guard
-        .arg0("fencegate")
-        .arg("lock-guard")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .process_group(0);
+    let mut guard = GuardCommand::new("/proc/self/exe");
+    guard.arg0("fencegate").arg("lock-guard").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     if on_terminal {
         guard.arg("--one");
     }
     let mut guard = guard.spawn()?;
-    let pid = pid_of(&guard)?;
+    let pid = guard.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| io::Error::other("it has ended at once"))?;
     let mut ready = String::new();
     if let Some(says) = guard.stdout.take() {
         BufReader::new(says).read_line(&mut ready).await?;

@@ -1,4 +1,6 @@
-//! `fencegate lock`: a command under a lease.
+//! `fencegate lock`: a command under a lease. `processes`: the command's own processes, signals and terminals.
+
+mod processes;
 
 use std::{
     fs,
@@ -399,45 +401,6 @@ fn a_standby_whose_program_was_replaced_runs_its_command_all_the_same() {
     api.delete(&format!("/v1/leases/{}", text(&first, "lease_id")), text(&first, "fence_token")).expect(200);
     assert_eq!(lock.line(), "ran");
     assert_eq!(lock.end().0, Some(0));
-}
-
-/// A terminal, made by Python: types a line, then Ctrl-C, and says what was shown and how it ended.
-const TERMINAL: &str = r#"
-import os, pty, sys
-pid, terminal = pty.fork()
-if pid == 0:
-    os.execv(sys.argv[1], sys.argv[1:])
-shown = b""
-def until(word):
-    global shown
-    while word not in shown:
-        try:
-            read = os.read(terminal, 1024)
-        except OSError:
-            break
-        if not read:
-            break
-        shown += read
-until(b"name?")
-os.write(terminal, b"someone\n")
-until(b"ready")
-os.write(terminal, b"\x03")
-until(b"no such word")
-print(shown.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"#;
-
-#[test]
-fn a_command_on_a_terminal_can_be_typed_to_and_interrupted() {
-    let bench = Bench::new();
-    let script = "echo name?; read name; echo hello $name; trap 'echo interrupted; exit 9' INT; echo ready; while :; do sleep 0.05; done";
-    let command = bench.command(&[], script);
-    let mut python = Command::new("python3");
-    python.args(["-c", TERMINAL]).arg(command.get_program()).args(command.get_args());
-    let said = stdout(&python.output().unwrap());
-    assert!(said.contains("hello someone"), "{said}");
-    assert_eq!(said.matches("interrupted").count(), 1, "{said}");
-    assert!(said.trim_end().ends_with(" 9"), "{said}");
-    assert_eq!(bench.state(), "released");
 }
 
 /// Seed 003: a holder that was away for longer than its lease comes back, renews and writes.

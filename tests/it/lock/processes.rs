@@ -1,0 +1,204 @@
+//! What a command under `lock` consists of: none of it outlives the lease, and no signal that is ignored, blocked or
+//! unheard of gets between.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{
+    super::support::{gate::acquire, process::stdout, until},
+    Bench, Lock, is_alive,
+};
+
+/// A terminal, made by Python: types a line, then Ctrl-C, and says what was shown and how it ended.
+const TERMINAL: &str = r#"
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+shown = b""
+def until(word):
+    global shown
+    while word not in shown:
+        try:
+            read = os.read(terminal, 1024)
+        except OSError:
+            break
+        if not read:
+            break
+        shown += read
+until(b"name?")
+os.write(terminal, b"someone\n")
+until(b"ready")
+os.write(terminal, b"\x03")
+until(b"no such word")
+print(shown.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"#;
+
+#[test]
+fn a_command_on_a_terminal_can_be_typed_to_and_interrupted() {
+    let bench = Bench::new();
+    let script = "echo name?; read name; echo hello $name; trap 'echo interrupted; exit 9' INT; echo ready; while :; do sleep 0.05; done";
+    let command = bench.command(&[], script);
+    let mut python = Command::new("python3");
+    python.args(["-c", TERMINAL]).arg(command.get_program()).args(command.get_args());
+    let said = stdout(&python.output().unwrap());
+    assert!(said.contains("hello someone"), "{said}");
+    assert_eq!(said.matches("interrupted").count(), 1, "{said}");
+    assert!(said.trim_end().ends_with(" 9"), "{said}");
+    assert_eq!(bench.state(), "released");
+}
+
+/// A process that ignores everything that can be ignored, and says its number.
+const STUBBORN: &str = "trap '' HUP INT TERM; echo stubborn $$; while :; do sleep 0.05; done";
+
+/// A terminal that shows what is on it, and says how the program ended. It stays until its own input ends.
+const SHOWN: &str = r#"
+import os, pty, sys, threading
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+def show():
+    try:
+        while read := os.read(terminal, 1024):
+            os.write(1, read)
+    except OSError:
+        pass
+threading.Thread(target=show, daemon=True).start()
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+os.write(1, b"\nended %d\n" % code)
+sys.stdin.read()
+"#;
+
+#[test]
+fn on_a_terminal_too_nothing_of_a_command_outlives_its_lease() {
+    let bench = Bench::new();
+    // A child, one that has lost its parent, and one in a group of its own.
+    let script = format!("sh -c \"$0\" & (sh -c \"$0\" &); timeout 1000 sh -c \"$0\" & wait; {STUBBORN}");
+    let mut command = bench.command(&["--grace", "200"], &script);
+    command.arg(STUBBORN);
+    let mut python = Command::new("python3");
+    python.args(["-c", SHOWN]).arg(command.get_program()).args(command.get_args());
+    let mut python = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(python.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut stubborn = || lines.find_map(|line| Some(line.trim().strip_prefix("stubborn ")?.to_owned())).unwrap();
+    let pids = [stubborn(), stubborn(), stubborn()];
+    bench.revoke();
+    let ended = lines.find(|line| line.starts_with("ended")).unwrap();
+    let left: Vec<_> = pids.iter().filter(|pid| is_alive(pid)).collect();
+    for pid in &left {
+        let _ = kill_process(Pid::from_raw(pid.parse().unwrap()).unwrap(), Signal::KILL);
+    }
+    drop(python.stdin.take());
+    python.wait().unwrap();
+    assert_eq!(left, Vec::<&String>::new(), "these outlive the lease");
+    assert_eq!(ended, "ended 76");
+}
+
+#[test]
+fn what_has_left_the_commands_group_is_stopped_with_it() {
+    let bench = Bench::new();
+    let script = format!("timeout 1000 sh -c \"$0\" 2>/dev/null & wait; {STUBBORN}");
+    let mut command = bench.command(&["--grace", "200"], &script);
+    command.arg(STUBBORN);
+    let mut lock = Lock::start(command);
+    let pid = lock.line().strip_prefix("stubborn ").unwrap().to_owned();
+    bench.revoke();
+    assert_eq!(lock.end().0, Some(76));
+    let outlives = is_alive(&pid);
+    if outlives {
+        let _ = kill_process(Pid::from_raw(pid.parse().unwrap()).unwrap(), Signal::KILL);
+    }
+    assert!(!outlives, "{pid} is in a group of its own, and outlives the lease");
+}
+
+/// A shell that becomes `lock` leaves it its own children.
+#[test]
+fn what_was_there_before_the_command_is_left_alone() {
+    let bench = Bench::new();
+    let command = bench.command(&[], "sleep 0.01 & echo $$");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "sleep 1000 >/dev/null & echo $!; exec \"$@\"", "sh"]).arg(command.get_program());
+    let mut lock = Lock::start({
+        shell.args(command.get_args()).stdin(Stdio::null());
+        shell
+    });
+    let (before, _command) = (lock.line(), lock.line());
+    assert!(lock.child.wait().unwrap().success());
+    let lives = is_alive(&before);
+    let _ = kill_process(Pid::from_raw(before.parse().unwrap()).unwrap(), Signal::KILL);
+    assert!(lives, "it was killed, and was not the command's");
+}
+
+/// As the first process of a container, which gets every process that has lost its parent.
+const FIRST: &str =
+    "import ctypes, os, sys\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\nos.execv(sys.argv[1], sys.argv[1:])";
+
+#[test]
+fn processes_that_lost_their_parent_are_waited_for_while_the_command_runs() {
+    let bench = Bench::new();
+    // Ten that end at once, without a parent; then it is looked how many of them nobody has waited for.
+    let script = "for n in 1 2 3 4 5 6 7 8 9 10; do (sh -c 'echo $$ >> ended' &); done; \
+        while [ $(wc -l < ended) -lt 10 ]; do sleep 0.01; done; \
+        for n in $(seq 100); do left=0; \
+        for pid in $(cat ended); do if [ -e /proc/$pid ]; then left=$((left + 1)); fi; done; \
+        if [ $left = 0 ]; then break; fi; sleep 0.05; done; echo left $left";
+    let command = bench.command(&[], &script.replace("< ended", "< ended 2>/dev/null || echo 0"));
+    let mut first = Command::new("python3");
+    first.args(["-c", FIRST]).arg(command.get_program()).args(command.get_args());
+    let ran = first.current_dir(bench.site.folder.path()).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(stdout(&ran), "left 0\n", "{ran:?}");
+}
+
+#[test]
+fn children_are_waited_for_also_where_their_end_is_ignored_from_the_start() {
+    let bench = Bench::new();
+    let usual = bench.command(&[], "(exit 3); echo $?; exit 7");
+    let mut command = Command::new("/usr/bin/env");
+    command.args(["--default-signal=HUP,INT,QUIT,TERM", "--ignore-signal=CHLD"]).args(usual.get_args().skip(1));
+    let ran = command.current_dir(bench.site.folder.path()).stdin(Stdio::null()).output().unwrap();
+    assert_eq!((ran.status.code(), stdout(&ran).as_str()), (Some(7), "3\n"), "{ran:?}");
+    assert_eq!(bench.state(), "released");
+}
+
+#[test]
+fn a_signal_that_is_blocked_from_the_start_is_heard_all_the_same() {
+    let bench = Bench::new();
+    let blocking = |options: &[&str], script: &str| {
+        let usual = bench.command(options, script);
+        let mut command = Command::new("/usr/bin/env");
+        command.args(["--default-signal=HUP,INT,QUIT,TERM", "--block-signal=TERM,CHLD"]);
+        command.args(usual.get_args().skip(1)).current_dir(bench.site.folder.path()).stdin(Stdio::null());
+        Lock::start(command)
+    };
+    // The command inherits it, and its end is noticed; and a lost lease ends it.
+    assert_eq!(blocking(&[], "exit 5").end().0, Some(5));
+    let mut lock = blocking(&["--grace", "100"], "echo up; while :; do sleep 0.05; done");
+    assert_eq!(lock.line(), "up");
+    bench.revoke();
+    assert_eq!(lock.end().0, Some(76));
+    acquire(&mut bench.gate.api(), "users", "first", 60_000);
+    let mut lock = blocking(&[], "touch ran");
+    until("a waiter", || {
+        String::from_utf8(bench.gate.ops().get("/metrics").body).unwrap().contains("fencegate_lease_waiters 1\n")
+    });
+    lock.signal(Signal::TERM);
+    until("it ends while it waits", || lock.child.try_wait().unwrap().is_some());
+    assert_eq!(lock.end().0, Some(128 + 15));
+    assert!(!bench.path("ran").exists());
+}
+
+#[test]
+fn the_guard_survives_every_signal_that_the_command_sends_to_its_group() {
+    let bench = Bench::new();
+    let script = "for each in ALRM VTALRM PROF PIPE XCPU TRAP SYS SEGV FPE; do trap '' $each; kill -$each 0; done; \
+        echo $$; while :; do sleep 0.05; done";
+    let mut lock = bench.start(&[], script);
+    let pid = lock.line();
+    lock.signal(Signal::KILL);
+    lock.child.wait().unwrap();
+    until("the guard has killed the command", || !is_alive(&pid));
+}
