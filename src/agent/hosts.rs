@@ -1,7 +1,7 @@
 //! Which Host a request to this agent may carry. A web page whose own name leads here (DNS rebinding) would come with
 //! that name, and read and write as the application does.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use axum::{
     extract::{Request, State},
@@ -45,16 +45,18 @@ impl Hosts {
     }
 
     fn takes(&self, host: &str) -> bool {
-        let Ok(authority) = host.parse::<Authority>() else { return false };
-        if authority.as_str().contains('@') {
-            return false;
-        }
-        let name = authority.host().to_ascii_lowercase();
-        let is_address = match name.strip_prefix('[').map(|rest| rest.strip_suffix(']')) {
-            Some(inner) => inner.is_some_and(|inner| inner.parse::<Ipv6Addr>().is_ok()),
-            None => name.parse::<IpAddr>().is_ok(),
+        let (name, port) = match host.strip_prefix('[') {
+            Some(rest) => {
+                let Some((address, port)) = rest.split_once(']') else { return false };
+                return address.parse::<Ipv6Addr>().is_ok()
+                    && (port.is_empty() || port.strip_prefix(':').is_some_and(is_port));
+            }
+            None => host.split_once(':').map_or((host, None), |(name, port)| (name, Some(port))),
         };
-        is_address || name == "localhost" || self.0.iter().any(|taken| taken.has(&name))
+        let name = name.to_ascii_lowercase();
+        let is_taken =
+            name.parse::<Ipv4Addr>().is_ok() || name == "localhost" || self.0.iter().any(|taken| taken.has(&name));
+        is_taken && port.is_none_or(is_port)
     }
 
     /// The refusal of a request for another.
@@ -65,6 +67,17 @@ impl Hosts {
     }
 }
 
+fn is_port(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Whether it is made as the names of hosts are.
+fn is_name(text: &str) -> bool {
+    let is_part =
+        |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+    text.split('.').all(is_part)
+}
+
 impl Taken {
     fn new(name: &str) -> Result<Self, String> {
         let name = name.to_ascii_lowercase();
@@ -72,9 +85,7 @@ impl Taken {
             return Ok(Self::All);
         }
         let plain = name.strip_prefix("*.").unwrap_or(&name);
-        let is_part =
-            |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
-        if !plain.split('.').all(is_part) {
+        if !is_name(plain) {
             return Err(format!("{name:?} is not a host's name without a port, nor * or *.NAME"));
         }
         Ok(if plain.len() < name.len() { Self::Below(format!(".{plain}")) } else { Self::One(name) })
@@ -82,9 +93,9 @@ impl Taken {
 
     fn has(&self, name: &str) -> bool {
         match self {
-            Self::All => true,
+            Self::All => is_name(name),
             Self::One(own) => own == name,
-            Self::Below(own) => name.len() > own.len() && name.ends_with(own.as_str()),
+            Self::Below(own) => name.len() > own.len() && name.ends_with(own.as_str()) && is_name(name),
         }
     }
 }
@@ -116,8 +127,16 @@ mod tests {
             assert!(take(&[], &[own], "/x"), "{own}");
         }
         assert!(take(&[], &[], "/x"), "HTTP/1.0 need not say");
-        for page in ["page.example", "localhost.page.example", "[::1].page.example", "127.0.0.1.page.example", "", "?"]
-        {
+        for page in [
+            "page.example",
+            "localhost.page.example",
+            "[::1].page.example",
+            "127.0.0.1.page.example",
+            "",
+            "?",
+            "localhost:80:80",
+            "[::1",
+        ] {
             assert!(!take(&[], &[page], "/x"), "{page}");
         }
         assert!(!take(&[], &["page@localhost"], "/x"));
@@ -131,7 +150,7 @@ mod tests {
         for host in ["s3.example", "evils3.example", "x.minio.internal", "page.example"] {
             assert!(!take(&own, &[host], "/x"), "{host}");
         }
-        assert!(take(&["*"], &["page.example"], "http://other.example/x"));
+        assert!(take(&["*"], &["page.example"], "http://other.example/x") && !take(&["*"], &["a/b"], "/x"));
     }
 
     #[test]
