@@ -70,6 +70,9 @@ enum Command {
     /// Kill what `lock` has started if `lock` itself is killed.
     #[command(hide = true)]
     LockGuard(lock::GuardArgs),
+    /// Become the command of a `lock`.
+    #[command(hide = true)]
+    LockBegin(lock::BeginArgs),
     /// Run beside a writer that cannot hold a lease itself: take it, renew it, add its token to every write.
     ///
     /// Prints one line on standard output once it is up: `ready agent=ADDR status=ADDR`. SIGTERM and SIGINT stop it:
@@ -155,6 +158,7 @@ pub fn run() -> ExitCode {
         },
         Command::Agent(args) => agent::run(&args),
         Command::LockGuard(args) => lock::run_guard(&args),
+        Command::LockBegin(args) => return lock::begin(&args),
         Command::Table(command) => table::run(command),
         Command::Cert(command) => cert::run(command),
         Command::Migrate(args) => migrate::run(args),

@@ -40,7 +40,8 @@ pub(in crate::cli) fn run(args: &Args) -> Done {
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match line.as_str() {
             DONE => return Ok(()),
-            pid => guarded = pid.parse().ok().and_then(Pid::from_raw).and_then(Process::of),
+            // It is told twice, and may be gone by the second time.
+            pid => guarded = pid.parse().ok().and_then(Pid::from_raw).and_then(Process::of).or(guarded),
         }
     }
     if let Some(command) = guarded {

@@ -5,6 +5,7 @@
 //! it can read what is typed and Ctrl-C reaches it. What came of the command is found by its descent ([`tree`]), in
 //! either case: this program is the reaper of what loses its parent.
 
+mod begin;
 mod guard;
 mod running;
 mod tree;
@@ -17,8 +18,11 @@ use std::{
 
 use tokio::signal::unix::{Signal as Heard, SignalKind, signal};
 
-pub(super) use self::guard::{Args as GuardArgs, run as run_guard};
 use self::running::{Ended, NotStarted, Running};
+pub(super) use self::{
+    begin::{Args as BeginArgs, run as begin},
+    guard::{Args as GuardArgs, run as run_guard},
+};
 use super::{Failed, inherited::Inherited, output};
 use crate::{
     client::{Lease, LeaseApi, Lost, NotHad, Progress, Wanted, default_holder},
@@ -236,11 +240,7 @@ fn explain(args: &Args, wanted: &Wanted, not_started: NotStarted) -> Option<u8> 
             (args.on_loss == OnLoss::Exit).then_some(code::LOST)
         }
         NotStarted::Guard(error) => Some(complain(code::FAILED, &format!("the guard does not run: {error}"))),
-        NotStarted::Command(error) => {
-            let is_missing = error.kind() == std::io::ErrorKind::NotFound;
-            let code = if is_missing { code::NOT_FOUND } else { code::NOT_EXECUTABLE };
-            Some(complain(code, &format!("{}: {error}", args.command[0].display())))
-        }
+        NotStarted::Command(error) => Some(complain(code::FAILED, &format!("the command cannot be started: {error}"))),
     }
 }
 

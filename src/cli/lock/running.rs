@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     io::{self, IsTerminal},
-    os::unix::process::CommandExt,
+    os::{fd::AsRawFd, unix::process::CommandExt},
     process::{ExitStatus, Stdio},
     time::Duration,
 };
@@ -23,6 +23,8 @@ use super::{
 };
 use crate::client::{Lease, Lost};
 
+/// The program that runs, also where its file was replaced by a newer one meanwhile.
+const PROGRAM: &str = "/proc/self/exe";
 /// How often it is looked whether the last of a command is gone, and for how long.
 const LOOK: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 2_500;
@@ -99,8 +101,13 @@ impl Running {
         let spared = Spared::now(on_terminal);
         let (mut guard, guard_pid) = start_guard(on_terminal).await.map_err(NotStarted::Guard)?;
         let token = lease.token().map_err(NotStarted::Lost)?;
-        let mut run = std::process::Command::new(&command[0]);
-        run.args(&command[1..])
+        let own = getpid().as_raw_nonzero();
+        let pipe = guard.stdin.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let mut run = std::process::Command::new(PROGRAM);
+        run.arg0("fencegate")
+            .arg("lock-begin")
+            .args(["--guard", &format!("/proc/{own}/fd/{pipe}"), "--lock", &own.to_string(), "--"])
+            .args(command)
             .env("FENCE_TOKEN", token.expose())
             .env("FENCE_SEQ", lease.seq().to_string())
             .env("FENCE_OBJECT", lease.object().as_str());
@@ -117,7 +124,8 @@ impl Running {
             }
         };
         if let Some(pipe) = guard.stdin.as_mut() {
-            // Without a guard, the command merely lives on should this program be killed.
+            // It has told the guard itself, unless it could not. Without a guard, the command merely lives on should
+            // this program be killed.
             let _ = pipe.write_all(format!("{}\n", pid.as_raw_nonzero()).as_bytes()).await;
         }
         Ok(Self { command, pid, guard, guard_pid, on_terminal, spared, was_asked_to_end: false })
@@ -239,8 +247,7 @@ impl Running {
 }
 
 async fn start_guard(on_terminal: bool) -> io::Result<(Guard, Pid)> {
-    // The program that runs, also where its file was replaced by a newer one meanwhile.
-    let mut guard = GuardCommand::new("/proc/self/exe");
+    let mut guard = GuardCommand::new(PROGRAM);
     guard.arg0("fencegate").arg("lock-guard").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     if on_terminal {
         guard.arg("--one");

@@ -1,0 +1,39 @@
+//! `fencegate lock-begin`: tells the guard its own number, and becomes the command.
+//!
+//! Whoever started it may be killed at any moment. Before the command's first instruction runs, the guard knows it.
+
+use std::{ffi::OsString, fs::OpenOptions, io::Write, os::unix::process::CommandExt, path::PathBuf, process::ExitCode};
+
+use rustix::process::getppid;
+
+use super::code;
+use crate::cli::output;
+
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct Args {
+    /// The guard's end of a pipe, in /proc of the `lock` that holds it.
+    #[arg(long, value_name = "FILE")]
+    guard: PathBuf,
+    /// The number of that `lock`.
+    #[arg(long, value_name = "PID")]
+    lock: i32,
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+pub(in crate::cli) fn run(args: &Args) -> ExitCode {
+    // It is closed when this program becomes the command, as all files of a Rust program are.
+    let told = OpenOptions::new()
+        .write(true)
+        .open(&args.guard)
+        .and_then(|mut guard| guard.write_all(format!("{}\n", std::process::id()).as_bytes()));
+    // Without its parent there is no lease to run under. With it, the parent tells the guard all the same.
+    let is_orphan = getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != args.lock);
+    if told.is_err() && is_orphan {
+        return ExitCode::from(code::FAILED);
+    }
+    let error = std::process::Command::new(&args.command[0]).args(&args.command[1..]).exec();
+    output::complain(&format!("{}: {error}", args.command[0].display()));
+    let is_missing = error.kind() == std::io::ErrorKind::NotFound;
+    ExitCode::from(if is_missing { code::NOT_FOUND } else { code::NOT_EXECUTABLE })
+}
