@@ -1,4 +1,4 @@
-//! The routes that writes go by, for whoever has to name the same objects.
+//! The routes that writes go by, for callers that have to name the same objects.
 
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};

@@ -97,7 +97,7 @@ struct Held {
     tenure: Tenure<Lost>,
     /// How many renewals were begun because somebody asked for one.
     begun: AtomicU64,
-    /// The number of the last of these that is over, and what it has come to. Whoever renews holds this.
+    /// The number of the last of these that is over, and what it has come to. The caller that renews holds this.
     asked: Mutex<(u64, Result<(), NotRenewed>)>,
 }
 
@@ -176,7 +176,7 @@ impl Lease {
         self.held.tenure.over().await
     }
 
-    /// Renews, and says whether the gate has: for whoever wants its word before each write. All who ask while one
+    /// Renews, and says whether the gate has: for callers that want its word before each write. All who ask while one
     /// renewal is on its way share the next one.
     ///
     /// # Errors

@@ -323,7 +323,7 @@ impl Loadable for AgentSettings {
         check(
             agent.listen.ip().is_loopback() || agent.listen_beyond_loopback,
             "agent.listen",
-            "must be a loopback address: whoever reaches this port writes as the holder; agent.listen_beyond_loopback = true takes that on",
+            "must be a loopback address: every process that reaches this port writes as the holder; agent.listen_beyond_loopback = true takes that on",
         );
         check(
             agent.allow_remote.is_none(),

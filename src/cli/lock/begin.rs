@@ -1,6 +1,6 @@
 //! `fencegate lock-begin`: tells the guard its own number, and becomes the command.
 //!
-//! Whoever started it may be killed at any moment. Before the command's first instruction runs, the guard knows it.
+//! `lock` may be killed at any moment. The guard knows the command before its first instruction runs.
 
 use std::{ffi::OsString, fs::OpenOptions, io::Write, os::unix::process::CommandExt, path::PathBuf, process::ExitCode};
 

@@ -40,7 +40,7 @@ pub(in crate::cli) fn run(args: &Args) -> Done {
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match line.as_str() {
             DONE => return Ok(()),
-            // It is told twice, and may be gone by the second time.
+            // It comes twice, and the command may be gone by the second time.
             pid => guarded = pid.parse().ok().and_then(Pid::from_raw).and_then(Process::of).or(guarded),
         }
     }

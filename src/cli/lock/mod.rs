@@ -160,7 +160,7 @@ impl Signals {
             _ = child.recv() => None,
             () = tokio::time::sleep(pause) => {
                 let pending = Inherited::now();
-                // It stays pending, so each is told once.
+                // It stays pending, so each counts once.
                 blocked.iter().position(|each| pending.has_pending(*each)).map(|place| blocked.remove(place))
             }
         }

@@ -50,7 +50,7 @@ pub(super) enum NotStarted {
 
 /// A command, and the guard beside it.
 pub(super) struct Running {
-    /// Waited for only when nothing of it is left: its number is its group's, and nobody else gets it before.
+    /// Waited for only when nothing of it is left: its number is its group's, and no other process gets it before.
     command: std::process::Child,
     pid: Pid,
     guard: Guard,
@@ -117,7 +117,7 @@ impl Running {
         let (pid, command) = match run.spawn() {
             Ok(command) => (Pid::from_child(&command), command),
             Err(error) => {
-                // Nobody has told it what to guard.
+                // It does not know of any command.
                 drop(guard.stdin.take());
                 let _ = guard.wait().await;
                 return Err(NotStarted::Command(error));
@@ -185,7 +185,7 @@ impl Running {
         }
         self.send(Signal::KILL);
         while !self.has_ended() {
-            // Whoever asks it to end is late.
+            // A signal that asks it to end is late.
             let _ = signals.next().await;
         }
     }

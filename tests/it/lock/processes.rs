@@ -140,7 +140,7 @@ const FIRST: &str =
 #[test]
 fn processes_that_lost_their_parent_are_waited_for_while_the_command_runs() {
     let bench = Bench::new();
-    // Ten that end at once, without a parent; then it is looked how many of them nobody has waited for.
+    // Ten that end at once, without a parent; then it is looked how many of them were not waited for.
     let script = "for n in 1 2 3 4 5 6 7 8 9 10; do (sh -c 'echo $$ >> ended' &); done; \
         while [ $(wc -l < ended) -lt 10 ]; do sleep 0.01; done; \
         for n in $(seq 100); do left=0; \
