@@ -3,7 +3,7 @@
 //! Handlers read the request, ask the ledger or the table, and write the answer. They decide
 //! nothing: rules are in `fence/`. What goes over the wire has its own types in [`wire`].
 //!
-//! - [`leases`], [`objects`], [`tokens`], [`receipts`], [`routes`], [`backups`]: the calls.
+//! - [`leases`], [`objects`], [`tokens`], [`receipts`], [`mod@routes`], [`backups`]: the calls.
 //! - [`fences`], [`grants`], [`migrations`], [`journal`]: signed authority.
 //! - [`watch`]: lease events as a stream.
 //! - [`ops`]: probes, metrics, drain.
