@@ -11,9 +11,8 @@ use super::{
     Gate, Shared,
     extract::{self, Body, InPath, Query},
     listen::Caller,
-    schema,
+    routes, schema,
     seats::Places,
-    routes,
     wire::{
         AcquireRequest, BatchBody, BatchRequest, GrantBody, LeaseBody, LeaseList, LeaseState, ListQuery, ObjectBody,
         RenewRequest,

@@ -246,7 +246,8 @@ impl AgentSettings {
     /// # Errors
     /// With everything that is wrong with them.
     pub fn routes(&self) -> Result<Routes, Vec<Fault>> {
-        let route = self.route.iter().map(|given| RouteSettings {
+        let given = if self.route.is_empty() { vec![AgentRoute::default()] } else { self.route.clone() };
+        let route = given.iter().map(|given| RouteSettings {
             name: given.name.clone(),
             path: given.path.clone(),
             object: given.object.clone(),
@@ -272,7 +273,8 @@ impl AgentSettings {
     /// Limits on requests: as wide as they can be, since the gate has its own.
     #[must_use]
     pub fn limits() -> GateSettings {
-        GateSettings { header_bytes_max: 1 << 20, uri_bytes_max: 65_534, ..GateSettings::default() }
+        // What could be read in two ways is the gate's to refuse; the agent names the gate's host itself.
+        GateSettings { header_bytes_max: 1 << 20, uri_bytes_max: 65_534, strict: false, ..GateSettings::default() }
     }
 
     /// The routes whose objects' leases are taken at the start.

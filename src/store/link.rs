@@ -85,8 +85,8 @@ pub enum Framing {
 pub enum Reuse {
     /// The request has no body, or the store is known to read every body to its end.
     Always,
-    /// The store has read it if it says that it did what was asked (2xx, 3xx). It may have answered with an error
-    /// without reading on.
+    /// The store has read it if it says that it did what was asked (2xx). It may have answered with an error or with
+    /// another place to go to without reading on.
     AfterSuccess,
     Never,
 }
@@ -95,7 +95,7 @@ impl Reuse {
     fn allows(self, status: StatusCode) -> bool {
         match self {
             Self::Always => true,
-            Self::AfterSuccess => status.is_success() || status.is_redirection(),
+            Self::AfterSuccess => status.is_success(),
             Self::Never => false,
         }
     }
@@ -364,7 +364,8 @@ impl Link {
         self.out.extend_from_slice(b"0\r\n");
         for (name, value) in trailers.into_iter().flatten() {
             if announced.contains(name) {
-                write_line(&mut self.out, name.as_str(), value.as_bytes());
+                // HTTP/2 keeps spaces at the edges of a value; HTTP/1.1 has none there.
+                write_line(&mut self.out, name.as_str(), value.as_bytes().trim_ascii());
             }
         }
         self.out.extend_from_slice(b"\r\n");

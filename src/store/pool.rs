@@ -102,7 +102,8 @@ impl Queue {
                 may_take
             })
         };
-        let (write, read) = (place(&self.writes), place(&self.reads));
+        let read = if shares.reads_are_full() { None } else { place(&self.reads) };
+        let write = place(&self.writes);
         match (write, read) {
             (Some(write), None) => self.writes.remove(write),
             (Some(write), Some(_)) if self.in_a_row < WRITES_IN_A_ROW => {

@@ -72,6 +72,12 @@ impl Shares {
         self.writes < self.limits.one_object
     }
 
+    /// Reads have all that they may have.
+    #[must_use]
+    pub fn reads_are_full(&self) -> bool {
+        self.reads >= self.limits.reads
+    }
+
     /// Whether this one may have another.
     #[must_use]
     pub fn may_take(&self, asker: Asker) -> bool {

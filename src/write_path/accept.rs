@@ -133,7 +133,7 @@ async fn accept(worker: &Rc<Worker>, connections: &Connections, listener: StdLis
 }
 
 /// Waits until there is room for a connection of this address. The one that has lain idle for longest makes room: of the
-/// same address, where that has had its share. Returns false where it has, and none of its own is idle.
+/// same address, where that has had its share. Returns false where it has, and this worker has no idle one of it.
 async fn make_room(worker: &Rc<Worker>, connections: &Connections, peer: IpAddr) -> bool {
     let (plane, settings) = (&worker.plane, Arc::clone(&worker.outfit().plan));
     if plane.connections_of(peer) >= settings.settings.connections_of_peer() {
@@ -168,7 +168,8 @@ fn tick(worker: &Worker, connections: &Connections) {
     worker.alarms.tick(stopwatch.begun(), is_new);
     outfit.pools.iter().for_each(|pool| pool.tidy(now));
     connections.close_stale(&outfit.plan.settings, now);
-    if worker.plane.crowded.swap(false, Ordering::Relaxed) && connections.close_longest_idle(None) {
+    if worker.plane.crowded.load(Ordering::Relaxed) && connections.close_longest_idle(None) {
+        worker.plane.crowded.store(false, Ordering::Relaxed);
         worker.plane.metrics().crowded_out(false);
     }
     let mut standing = Standing { connections: connections.len(), ..Standing::default() };

@@ -23,7 +23,7 @@ use super::{
     forward::{Job, forward},
     handle::Answered,
     headers::strip_fence,
-    hold::Source,
+    hold::{Share, Source},
     journaled::{Line, UNWRITTEN},
     keyed::Claim,
     passage::Passage,
@@ -278,6 +278,8 @@ pub struct StoreReply {
     alarm: Option<Alarm>,
     /// The store has not said how long it is, so the client is not told either, though it may be known by now.
     is_unsized: bool,
+    /// The room that what was taken ahead of a read's client has.
+    _share: Option<Share>,
     /// The end of a journaled write's answer, held back until the write is written down.
     writing: Option<(Writing, Option<Frame<Bytes>>)>,
 }
@@ -311,7 +313,7 @@ impl StoreReply {
     #[must_use]
     pub fn whole(ahead: Frames) -> Self {
         let rest = Rc::new(RefCell::new(Rest::Nothing));
-        Self { ahead, rest, patience: Duration::ZERO, alarm: None, is_unsized: false, writing: None }
+        Self { ahead, rest, patience: Duration::ZERO, alarm: None, is_unsized: false, _share: None, writing: None }
     }
 
     /// An answer of which the rest, or all, is still to come.
@@ -329,18 +331,17 @@ impl StoreReply {
                 }
             });
         }
-        let reply = Self { ahead, rest, patience, alarm, is_unsized: false, writing: None };
+        let reply = Self { ahead, rest, patience, alarm, is_unsized: false, _share: None, writing: None };
         reply.finish_if_over();
         reply
     }
 
-    /// The client is not told how long it is.
+    /// The answer to a read, part of which was taken ahead of its client. `is_unsized`: the client is not told how long
+    /// it is.
     #[must_use]
-    pub fn of_unknown_length(self, is_unsized: bool) -> Self {
-        // A drop carries a reply on, so nothing is moved out of it.
-        let mut reply = self;
-        reply.is_unsized = is_unsized;
-        reply
+    pub fn ahead_of_client(mut self, is_unsized: bool, share: Option<Share>) -> Self {
+        (self.is_unsized, self._share) = (is_unsized, share);
+        self
     }
 
     /// Whether all of it is here.
@@ -502,7 +503,7 @@ impl Drop for StoreReply {
         };
         let (rest, patience, alarm) = (Rc::clone(&self.rest), self.patience, self.alarm.take());
         let (ahead, is_unsized) = (Frames::default(), self.is_unsized);
-        let mut rest = Self { ahead, rest, patience, alarm, is_unsized, writing: None };
+        let mut rest = Self { ahead, rest, patience, alarm, is_unsized, _share: None, writing: None };
         tokio::task::spawn_local(async move {
             while let Some(Ok(_)) = poll_fn(|context| Pin::new(&mut rest).poll_frame(context)).await {}
             drop(carrying);

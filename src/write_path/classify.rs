@@ -223,6 +223,7 @@ impl<'a> Marks<'a> {
     const EXPECT: u16 = 1 << 11;
     const KEY: u16 = 1 << 12;
     const UNDERSCORED: u16 = 1 << 13;
+    const LENGTHS: u16 = 1 << 14;
 
     fn of(headers: &'a HeaderMap) -> Self {
         let mut marks = Self::default();
@@ -246,6 +247,8 @@ impl<'a> Marks<'a> {
                 "connection" => Self::CONNECTION,
                 "trailer" => Self::TRAILER,
                 "authorization" => Self::AUTHORIZATION,
+                // Over HTTP/1.1 hyper makes one of two that are the same.
+                "content-length" if marks.bits & Self::LENGTH != 0 => Self::LENGTHS,
                 "content-length" => Self::LENGTH,
                 "expect" => Self::EXPECT,
                 "idempotency-key" => Self::KEY,
@@ -448,6 +451,9 @@ fn check_coding(headers: &HeaderMap, marks: Marks<'_>, is_strict: bool) -> Resul
     if is_strict && marks.have(Marks::UNDERSCORED) {
         let what = "some servers read content_length and transfer_encoding as Content-Length and Transfer-Encoding";
         return Err(doubtful("headers", what));
+    }
+    if is_strict && marks.have(Marks::LENGTHS) {
+        return Err(Doubt::TwoLengths.into());
     }
     if !marks.have(Marks::CODING) {
         return Ok(());

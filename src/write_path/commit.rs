@@ -24,6 +24,7 @@ use tokio::sync::Notify;
 use super::{
     Worker,
     classify::FENCE_TOKEN,
+    connection::Client,
     hold::{Share, discard},
     journaled::BodyDigest,
     pace::{Pace, Slowest},
@@ -155,6 +156,9 @@ pub struct Upload {
     worker: Rc<Worker>,
     /// What is left of the Content-Length, where there is one.
     to_come: Option<u64>,
+    has_trailers: bool,
+    is_chunked: bool,
+    client: Rc<Client>,
     /// What may still come.
     room: u64,
     /// The last frame with data, while it is not known whether another follows.
@@ -178,6 +182,8 @@ pub struct Stream {
     pub length: Option<u64>,
     /// Trailers come behind it, so its last byte does not complete the request.
     pub has_trailers: bool,
+    /// Whose it is.
+    pub client: Rc<Client>,
     /// It comes only when it is asked for.
     pub asks_first: bool,
     /// The largest body that is let through.
@@ -193,7 +199,7 @@ enum Piece {
 impl Upload {
     #[must_use]
     pub fn new(stream: Stream, passage: Option<Rc<Passage>>, worker: Rc<Worker>) -> (Self, Rc<Progress>) {
-        let Stream { first, share, rest, is_h2, length, has_trailers, asks_first, limit, slowest } = stream;
+        let Stream { first, share, rest, is_h2, length, has_trailers, client, asks_first, limit, slowest } = stream;
         let progress = Rc::new(Progress::default());
         let upload = Self {
             first,
@@ -203,7 +209,10 @@ impl Upload {
             asks_first,
             pace: Pace::new(&worker.alarms, slowest),
             worker,
-            to_come: length.filter(|_| !has_trailers),
+            to_come: length,
+            has_trailers,
+            is_chunked: length.is_none(),
+            client,
             room: limit,
             held_back: None,
             ready: VecDeque::new(),
@@ -257,18 +266,22 @@ impl Upload {
                 if let Some(digest) = &mut *self.progress.digest.borrow_mut() {
                     digest.update(&bytes);
                 }
-                match &mut self.to_come {
-                    Some(to_come) => {
-                        *to_come = to_come.checked_sub(length).ok_or(Broken::Client)?;
-                        if *to_come == 0 {
+                if let Some(to_come) = &mut self.to_come {
+                    *to_come = to_come.checked_sub(length).ok_or(Broken::Client)?;
+                }
+                match self.to_come {
+                    Some(to_come) if !self.has_trailers => {
+                        if to_come == 0 {
                             self.commit()?;
                         }
                         self.ready.push_back(Frame::data(bytes));
                     }
-                    None => self.ready.extend(self.held_back.replace(bytes).map(Frame::data)),
+                    Some(_) | None => self.ready.extend(self.held_back.replace(bytes).map(Frame::data)),
                 }
             }
             Piece::Last(_) if self.to_come.is_some_and(|to_come| to_come > 0) => return Err(Broken::Client),
+            // Two parsers could find its end in two places.
+            Piece::Last(_) if self.is_chunked && !self.client.body_is_over() => return Err(Broken::Client),
             Piece::Last(trailers) => {
                 self.commit()?;
                 self.ready.extend(self.held_back.take().map(Frame::data));
@@ -341,7 +354,7 @@ impl Body for Upload {
 
     fn is_end_stream(&self) -> bool {
         // Behind the last byte of a Content-Length there is nothing to be asked for.
-        let is_complete = self.to_come == Some(0) && self.progress.is_released();
+        let is_complete = self.to_come == Some(0) && !self.has_trailers && self.progress.is_released();
         (self.is_over || is_complete) && self.ready.is_empty()
     }
 }

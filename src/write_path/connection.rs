@@ -217,6 +217,11 @@ impl Client {
         heads.borrow_mut().check(head, length)
     }
 
+    /// Whether a body in chunks has ended where hyper says it has, as far as that is looked at.
+    pub fn body_is_over(&self) -> bool {
+        self.heads.get().is_none_or(|heads| heads.borrow().body_is_over())
+    }
+
     /// Does something that wakes this very task. `needless`: whether that was without need.
     pub fn quietly<T>(&self, work: impl FnOnce() -> T, needless: impl FnOnce(&T) -> bool) -> T {
         let ear = self.ear.borrow();

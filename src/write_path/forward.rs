@@ -13,14 +13,13 @@ use hyper::ext::ReasonPhrase;
 
 use super::{
     Worker,
-    carry::{Ahead, Carried, StoreReply, read_ahead, take_ready},
-    classify::body_on_read,
+    carry::{AHEAD_BYTES, Ahead, Carried, Frames, StoreReply, read_ahead, take_ready},
     commit::{Broken, Progress},
     connection::Client,
     elect,
     handle::Answered,
     headers::{self, Length, Outcome},
-    hold::{NoBody, Source},
+    hold::{NoBody, Share, Source},
     inflight::Denied,
     journaled::{Line, UNWRITTEN},
     keyed::{self, Claim},
@@ -120,7 +119,6 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
     };
     let Outgoing { mut body, share, progress, length } = outgoing;
     let length = Length::of(&job.head, &body, length, &job.outfit.plan.trailers);
-    job.may_have_a_body(&length)?;
     let digest = if job.is_journaled() { digest_of(&body, progress.as_deref()) } else { None };
     let mut unsent: Option<Unsent> = None;
     let answer = loop {
@@ -310,11 +308,6 @@ impl Job {
         self.head.version == Version::HTTP_2
     }
 
-    /// A read has no body, unless its route says so. (Of most, its head has told; an HTTP/2 head need not.)
-    fn may_have_a_body(&self, length: &Length) -> Result<(), Refused> {
-        if self.may_have_body || !length.is_some() { Ok(()) } else { Err(body_on_read("body").into()) }
-    }
-
     /// When its connection may be used again behind it. A store is asked to close one that may not be: it must not take
     /// what it left unread for its next request.
     fn reuse(&self, length: &Length) -> Reuse {
@@ -498,11 +491,14 @@ impl Job {
         let claim = self.write.as_mut().and_then(|write| write.claim.take());
         let Some(write) = &self.write else {
             headers::to_client(&mut headers, None, &self.worker.last_seq);
-            let is_unsized = lane.link().to_come().is_none();
-            let ahead = take_ready(&mut lane).map_err(|why| no_answer(&why))?;
+            let to_come = lane.link().to_come();
+            let bytes = to_come.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(AHEAD_BYTES).min(AHEAD_BYTES);
+            let share = Share::for_answer(&self.worker.plane, bytes, self.outfit.plan.settings.hold_total_bytes);
+            let ahead = if share.is_some() { take_ready(&mut lane) } else { Ok(Frames::default()) };
+            let ahead = ahead.map_err(|why| no_answer(&why))?;
             let (worker, patience) = (Rc::clone(&self.worker), self.patience());
             let carried = Carried { worker, lane, settles: !is_early, passage: None, line: None, claim: None };
-            let reply = StoreReply::coming(ahead, carried, patience).of_unknown_length(is_unsized);
+            let reply = StoreReply::coming(ahead, carried, patience).ahead_of_client(to_come.is_none(), share);
             return Ok(respond((status, reason), headers, ReplyBody::store(reply)));
         };
         let (passage, route) = (&write.passage, self.route(write));

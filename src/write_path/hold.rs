@@ -8,7 +8,7 @@ use std::{
     collections::VecDeque,
     future::poll_fn,
     pin::Pin,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::Ordering},
     task::{Context, Poll},
     time::Duration,
 };
@@ -49,6 +49,16 @@ pub enum NoBody {
 pub struct Share {
     plane: Arc<Plane>,
     bytes: usize,
+    room: Room,
+}
+
+/// What is held.
+#[derive(Clone, Copy)]
+enum Room {
+    /// A body; of this object, where that is known.
+    Body(Option<u64>),
+    /// The answer to a read, ahead of its client.
+    Answer,
 }
 
 impl Share {
@@ -56,14 +66,51 @@ impl Share {
     #[must_use]
     pub fn take(plane: &Arc<Plane>, bytes: usize, total: usize) -> Option<Self> {
         let before = plane.held_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let share = Self { plane: Arc::clone(plane), bytes };
+        let share = Self { plane: Arc::clone(plane), bytes, room: Room::Body(None) };
         (before + bytes <= total).then_some(share)
+    }
+
+    /// The body is this object's, of which all bodies together may take three quarters of `total`: one holder must leave
+    /// room for the others.
+    #[must_use]
+    pub fn of_object(mut self, object: u64, total: usize) -> Option<Self> {
+        let mut by = self.plane.held_by.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = by.entry(object).or_default();
+        if *held > 0 && *held + self.bytes > total - total / 4 {
+            drop(by);
+            return None;
+        }
+        *held += self.bytes;
+        drop(by);
+        self.room = Room::Body(Some(object));
+        Some(self)
+    }
+
+    /// Takes a share for the answer to a read: all of them together may take a quarter of `total`.
+    #[must_use]
+    pub fn for_answer(plane: &Arc<Plane>, bytes: usize, total: usize) -> Option<Self> {
+        let before = plane.answer_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let share = Self { plane: Arc::clone(plane), bytes, room: Room::Answer };
+        (before + bytes <= total / 4).then_some(share)
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.plane.held_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        let counter = match self.room {
+            Room::Body(_) => &self.plane.held_bytes,
+            Room::Answer => &self.plane.answer_bytes,
+        };
+        counter.fetch_sub(self.bytes, Ordering::Relaxed);
+        if let Room::Body(Some(object)) = self.room {
+            let mut by = self.plane.held_by.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(held) = by.get_mut(&object) {
+                *held -= self.bytes;
+                if *held == 0 {
+                    by.remove(&object);
+                }
+            }
+        }
     }
 }
 
@@ -151,10 +198,12 @@ impl Hold {
                 None if self.body.size_hint().exact().is_some_and(|left| left > 0) => {
                     return Poll::Ready(Err(NoBody::Cut));
                 }
+                None if self.ends_elsewhere(client) => return Poll::Ready(Err(NoBody::Cut)),
                 None => return Poll::Ready(Ok(Held::Whole { trailers: None })),
             };
             match frame.into_data() {
                 Ok(data) => self.take(data),
+                Err(_) if self.ends_elsewhere(client) => return Poll::Ready(Err(NoBody::Cut)),
                 Err(frame) => {
                     return Poll::Ready(Ok(Held::Whole { trailers: frame.into_trailers().ok().map(Box::new) }));
                 }
@@ -166,9 +215,17 @@ impl Hold {
                 return Poll::Ready(Ok(Held::Long));
             }
             if self.body.is_end_stream() {
+                if self.ends_elsewhere(client) {
+                    return Poll::Ready(Err(NoBody::Cut));
+                }
                 return Poll::Ready(Ok(Held::Whole { trailers: None }));
             }
         }
+    }
+
+    /// A body in chunks whose end two parsers could find in two places.
+    fn ends_elsewhere(&self, client: &Client) -> bool {
+        self.length.is_none() && !client.body_is_over()
     }
 
     fn take(&mut self, data: Bytes) {

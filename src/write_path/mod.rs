@@ -75,8 +75,11 @@ pub struct Plane {
     plan: ArcSwap<Plan>,
     /// The plan's, where a worker can look without taking the plan up.
     generation: AtomicU64,
-    /// Bytes of bodies that are being held.
+    /// Bytes of bodies that are being held; and of those that come slowly, by object.
     pub held_bytes: AtomicUsize,
+    pub held_by: Mutex<HashMap<u64, usize>>,
+    /// Bytes of answers to reads that were taken ahead of their clients.
+    pub answer_bytes: AtomicUsize,
     /// Writes that wait for their lease to open.
     pub waiting: AtomicUsize,
     pub connections: AtomicUsize,
@@ -109,6 +112,8 @@ impl Plane {
             plan: ArcSwap::from_pointee(plan),
             generation: AtomicU64::new(0),
             held_bytes: AtomicUsize::new(0),
+            held_by: Mutex::default(),
+            answer_bytes: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             peers: Mutex::default(),

@@ -1,14 +1,14 @@
 //! Makes a body ready to be sent: a short one is collected, a long one streams. A keyed write's key is claimed here,
 //! once it is known what it would send.
 
-use std::{collections::VecDeque, future::poll_fn, rc::Rc, task::Poll};
+use std::{collections::VecDeque, future::poll_fn, pin::Pin, rc::Rc, task::Poll};
 
 use http::{Response, header};
 use http_body::Body;
 use hyper::body::Incoming;
 
 use super::{
-    classify::FENCE_TOKEN,
+    classify::{FENCE_TOKEN, body_on_read},
     commit::{Broken, Progress, Stream, Upload},
     forward::{Job, rerouted, unsent},
     headers,
@@ -166,13 +166,21 @@ impl Job {
         if share.is_none() && hold.body.is_end_stream() {
             return Ok(Collected::Whole(Outgoing::whole(StoreBody::Empty, None)));
         }
+        if !self.may_have_body {
+            return self.has_no_body(hold).await;
+        }
         let (settings, length) = (&self.outfit.plan.settings, hold.length);
         if length.is_some_and(|length| length > settings.hold_bytes as u64) {
             return Ok(Collected::Long(self.streamed(hold.body, length)));
         }
         let expected = length.and_then(|length| usize::try_from(length).ok()).unwrap_or(settings.hold_bytes);
         let take = || Share::take(&self.worker.plane, expected, settings.hold_total_bytes);
-        let Some(share) = share.or_else(take) else {
+        let number = self.passage().map(|passage| passage.object_number());
+        let of_object = |share: Share| match number {
+            Some(number) => share.of_object(number, settings.hold_total_bytes),
+            None => Some(share),
+        };
+        let Some(share) = share.or_else(take).and_then(of_object) else {
             drop(self.stream_on(self.streamed(hold.body, length)));
             return Err(Refused::new(Code::GateOverloaded, "too many bodies are being held; try again in a moment"));
         };
@@ -205,6 +213,27 @@ impl Job {
         }
     }
 
+    /// Waits for the end of a read's body, of which there is nothing: an HTTP/2 head need not say so.
+    async fn has_no_body(&self, mut hold: Hold) -> Result<Collected, Refused> {
+        // Nobody has read the clock for it.
+        let _ = self.worker.watch();
+        let mut pace = Pace::new(&self.worker.alarms, Limits::of(&self.outfit.plan).slowest);
+        poll_fn(|context| {
+            while !hold.body.is_end_stream() {
+                match Pin::new(&mut hold.body).poll_frame(context) {
+                    Poll::Pending => return pace.poll(context).map(|()| Err(unsent(&Broken::Slow))),
+                    Poll::Ready(None | Some(Err(_))) => return Poll::Ready(Err(unsent(&Broken::Client))),
+                    Poll::Ready(Some(Ok(frame))) if frame.data_ref().is_some_and(|data| !data.is_empty()) => {
+                        return Poll::Ready(Err(body_on_read("body").into()));
+                    }
+                    Poll::Ready(Some(Ok(_))) => {}
+                }
+            }
+            Poll::Ready(Ok(Collected::Whole(Outgoing::whole(StoreBody::Empty, None))))
+        })
+        .await
+    }
+
     fn streamed(&self, rest: Incoming, length: Option<u64>) -> Stream {
         let (headers, limits) = (&self.head.headers, Limits::of(&self.outfit.plan));
         Stream {
@@ -213,6 +242,7 @@ impl Job {
             rest,
             is_h2: self.is_h2(),
             length,
+            client: Rc::clone(&self.client),
             // Before trailers it is not the last byte that completes the request: see `Length`.
             has_trailers: !headers::announced(&self.head, &self.outfit.plan.trailers).is_empty(),
             asks_first: !self.is_h2() && headers.contains_key(header::EXPECT),

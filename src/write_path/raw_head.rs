@@ -60,7 +60,17 @@ enum Body {
     Chunks(ChunkEnd),
 }
 
+/// An idle connection keeps no more room than this.
+const ROOM_KEPT: usize = 4 << 10;
+
 impl RawHeads {
+    fn clear(&mut self) {
+        self.raw.clear();
+        if self.raw.capacity() > ROOM_KEPT {
+            self.raw = Vec::new();
+        }
+    }
+
     /// Takes in what was read.
     pub fn has_read(&mut self, bytes: &[u8]) {
         let skipped = match &mut self.body {
@@ -84,6 +94,12 @@ impl RawHeads {
         self.raw.extend_from_slice(&bytes[skipped..]);
     }
 
+    /// Whether the body behind the last head has come to its end, as hyper says it has.
+    #[must_use]
+    pub fn body_is_over(&self) -> bool {
+        matches!(self.body, Body::Over)
+    }
+
     /// Looks at the head that hyper has just parsed.
     ///
     /// # Errors
@@ -97,7 +113,7 @@ impl RawHeads {
         match body {
             // Nothing of the next request is here.
             BodyLength::Known(known) if behind as u64 <= known => {
-                self.raw.clear();
+                self.clear();
                 let left = known - behind as u64;
                 self.body = if left == 0 { Body::Over } else { Body::Left(left) };
             }
@@ -179,6 +195,8 @@ struct ChunkEnd {
     left: u64,
     /// Of a line of trailers: something stands in it.
     has_text: bool,
+    /// The byte before was a CR.
+    behind_cr: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -228,12 +246,15 @@ impl ChunkEnd {
             (At::Extension, b'\n') if self.left == 0 => (self.at, self.has_text) = (At::Trailers, false),
             (At::Extension, b'\n') => self.at = At::Data,
             (At::Behind, b'\n') => self.at = At::Size,
+            // Some parsers end the body there, and hyper does not.
+            (At::Trailers, b'\n') if !self.behind_cr => self.at = At::Lost,
             (At::Trailers, b'\n') if !self.has_text => return true,
             (At::Trailers, b'\n') => self.has_text = false,
             (At::Trailers, b'\r') | (At::Extension | At::Behind | At::Lost, _) => {}
             (At::Trailers, _) => self.has_text = true,
             (At::Data, _) => unreachable!("data is skipped"),
         }
+        self.behind_cr = byte == b'\r';
         false
     }
 }

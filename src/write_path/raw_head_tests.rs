@@ -77,6 +77,7 @@ fn what_could_be_read_in_two_ways_is_refused() {
         ("GET / HTTP/1.1\r\nHost: h \n\r\n", Doubt::BareLineFeed),
         ("GET /a#b HTTP/1.1\r\nHost: h\r\n\r\n", Doubt::Fragment),
         ("GET /a?c#b HTTP/1.1\r\nHost: h\r\n\r\n", Doubt::Fragment),
+        ("GET /a# HTTP/1.1\r\nHost:h\r\n\r\n", Doubt::Fragment),
         ("PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n", Doubt::TwoLengths),
         ("PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", Doubt::TwoLengths),
         ("PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\ncontent-length: 1\r\n\r\n", Doubt::TwoLengths),

@@ -172,7 +172,7 @@ fn a_real_disk_whose_syncs_hang_costs_no_connection_for_longer_than_is_said() {
     let mut command = Command::new(binary());
     command.env("LD_PRELOAD", shim()).env("CHAOS_CONTROL", &control.0);
     command.env("FENCEGATE__TABLE__STALL_TIMEOUT_MS", STALL_MS.to_string());
-    command.env("FENCEGATE__GATE__CONNECTIONS_MAX", "16");
+    command.env("FENCEGATE__GATE__CONNECTIONS_MAX", "16").env("FENCEGATE__GATE__PEER_CONNECTIONS_MAX", "16");
     let gate = site.serve_with(command);
     let lease = acquire(&mut gate.api(), "users", "a", 60_000);
     control.set(Control::HOLD_SYNC, 1);

@@ -115,30 +115,48 @@ fn slow_uploads_of_one_holder_leave_room_for_other_objects() {
 #[test]
 fn writes_are_served_before_reads_that_have_waited_for_longer() {
     let bench = Bench::with(|settings| {
-        small(2)(settings);
+        small(4)(settings);
         settings.store.response_timeout_ms = 60_000;
     });
     let folder = tempfile::tempdir().unwrap();
     let hold = |name: &str| format!("until:{}", folder.path().join(name).display());
-    let (first, second) = (hold("first"), hold("second"));
-    let (mut read, mut write) = (bench.gate.gate(), bench.gate.gate());
-    read.send("GET", "/users/r", &[("x-store", &first)], b"").unwrap();
-    until("the read is there", || bench.store.saw("begun") == 1);
-    write.send("PUT", "/users/w", &[("x-store", &second), ("fence-token", bench.token())], b"v").unwrap();
-    until("so is the write", || bench.store.saw("begun") == 2);
+    // All four connections are held by writes to objects of their own, so that a read may have the next that is free.
+    let mut api = bench.gate.api();
+    let leases: Vec<_> = (0..4).map(|number| acquire(&mut api, &format!("o{number}"), "b", TTL)).collect();
+    let mut held: Vec<Conn> = vec![];
+    for (number, lease) in leases.iter().enumerate() {
+        let (mut conn, until_file) = (bench.gate.gate(), hold(&number.to_string()));
+        let headers = [("x-store", until_file.as_str()), ("fence-token", text(lease, "fence_token"))];
+        conn.send("PUT", &format!("/o{number}/w"), &headers, b"v").unwrap();
+        until("the write is there", || bench.store.saw("begun") == number + 1);
+        held.push(conn);
+    }
     let mut waiting_read = bench.gate.gate();
     waiting_read.send("GET", "/users/late-read", &[], b"").unwrap();
     until("a read waits", || bench.gate.shows("fencegate_store_queue 1\n"));
     let mut waiting_write = bench.gate.gate();
     waiting_write.send("PUT", "/users/late-write", &[("fence-token", bench.token())], b"v").unwrap();
     until("and a write behind it", || bench.gate.shows("fencegate_store_queue 2\n"));
-    std::fs::write(folder.path().join("second"), "").unwrap();
-    assert_eq!((write.receive().unwrap().status, waiting_write.receive().unwrap().status), (200, 200));
-    std::fs::write(folder.path().join("first"), "").unwrap();
-    assert_eq!((read.receive().unwrap().status, waiting_read.receive().unwrap().status), (200, 200));
+    std::fs::write(folder.path().join("0"), "").unwrap();
+    assert_eq!((waiting_write.receive().unwrap().status, waiting_read.receive().unwrap().status), (200, 200));
     let story = bench.store.story();
     let place = |line: &str| story.iter().position(|each| each == line);
     assert!(place("PUT /users/late-write") < place("GET /users/late-read"), "{story:?}");
+    for (number, mut conn) in held.into_iter().enumerate() {
+        std::fs::write(folder.path().join(number.to_string()), "").unwrap();
+        assert_eq!(conn.receive().unwrap().status, 200);
+    }
+}
+
+/// Reads that do not come to their end take none of the room for bodies.
+#[test]
+fn reads_without_an_end_take_no_room_from_bodies() {
+    let bench = Bench::with(crate::support::bench::small_room);
+    let mut h2 = bench.h2();
+    let _open: Vec<_> = (0..20).map(|_| h2.begin("GET", "/users/x", &[])).collect();
+    for _ in 0..10 {
+        assert_eq!(bench.put("/users/1", &[("fence-token", bench.token())]).status, 200);
+    }
 }
 
 #[test]

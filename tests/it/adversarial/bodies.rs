@@ -125,6 +125,11 @@ fn connections(reads: Reads, change: &dyn Fn(&mut Settings), line: &str, rest: &
     let path = line.split(' ').nth(1);
     assert_eq!(conn.receive().unwrap().header("x-path"), path);
     let first = range.store.connections();
+    // Such a store breaks HTTP: it takes the body for a request, and no gate can keep it from that. The next client is
+    // not to be drawn into it.
+    let seen: Vec<String> = range.store.take().into_iter().map(|seen| seen.line).collect();
+    let own = usize::from(reads == Reads::OnlyWhatItMust && rest.contains("x-store") && rest.contains("evil"));
+    assert_eq!(seen.len(), 1 + own, "{seen:?}");
     let answer = conn.call("PUT", "/users/next", &[("fence-token", &range.tokens[0].1)], b"value");
     assert_eq!((answer.status, answer.header("x-path")), (200, Some("/users/next")), "the next client's answer");
     (first, range.store.connections())
@@ -135,14 +140,16 @@ fn connections(reads: Reads, change: &dyn Fn(&mut Settings), line: &str, rest: &
 #[test]
 fn behind_an_error_a_connection_that_carried_a_body_is_not_used_again() {
     let body = format!("Content-Length: {}\r\n\r\n{EVIL}", EVIL.len());
-    for status in ["400", "401", "403", "404", "405", "409", "412", "413", "417", "500", "501"] {
+    for status in
+        ["301", "302", "307", "308", "400", "401", "403", "404", "405", "409", "412", "413", "417", "500", "501"]
+    {
         let rest = format!("x-store: {status}\r\n{body}");
         for method in ["PUT", "POST", "PATCH"] {
             let line = format!("{method} /users/1");
             assert_eq!(connections(Reads::OnlyWhatItMust, &|_| {}, &line, &rest), (1, 2), "{method} and {status}");
         }
     }
-    for status in ["200", "201", "204", "301", "304"] {
+    for status in ["200", "201", "204"] {
         let rest = format!("x-store: {status}\r\n{body}");
         assert_eq!(connections(Reads::EveryBody, &|_| {}, "PUT /users/1", &rest), (1, 1), "PUT and {status}");
     }

@@ -209,6 +209,26 @@ fn pipelines() -> Vec<Case> {
         )
         .passes(gets)
         .doubted(),
+        case(
+            "LF alone as the end of the trailers",
+            put("Transfer-Encoding: chunked\r\n\r\n5\r\nvalue\r\n0\r\n\n") + &evil,
+        )
+        .ends()
+        .refused(422, "BODY_UNREADABLE"),
+        case(
+            "LF alone in the trailers",
+            put("Transfer-Encoding: chunked\r\n\r\n5\r\nvalue\r\n0\r\nx: y\n\r\n") + &evil,
+        )
+        .ends()
+        .refused(422, "BODY_UNREADABLE"),
+        case(
+            "LF alone in the trailers of a long body",
+            put(&format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{}\r\n0\r\n\n", 70_000, "v".repeat(70_000)))
+                + &evil,
+        )
+        .ends()
+        .refused(504, "OUTCOME_UNKNOWN")
+        .sees_cut("PUT /users/1"),
         case("what is no request behind one", get.clone() + "nonsense\r\n\r\n").passes(gets).bare(),
         case("a write behind a request that is closed", request("GET /users/x", "Connection: close\r\n\r\n") + &sized)
             .passes(gets)

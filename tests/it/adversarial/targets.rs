@@ -58,6 +58,9 @@ fn cases() -> Vec<Case> {
         cases.push(case(format!("PUT {target}"), write(&format!("PUT {target}"), body)).doubted());
         cases.push(case(format!("GET {target}"), request(&format!("GET {target}"), "\r\n")).doubted());
     }
+    // A missing space makes up for the length of a fragment.
+    let bytes = "PUT /users/# HTTP/1.1\r\nHost:store\r\nFence-Token: {users}\r\nContent-Length: 5\r\n\r\nvalue";
+    cases.push(case("a fragment made up for by a missing space", bytes).doubted());
     for target in ["users/1", "", "1", "?x", "users", "\"/users/1\"", "/users/<1>", "#x", "/users/a b"] {
         let name = format!("PUT {target:?}, which is no path");
         cases.push(match target {

@@ -325,7 +325,7 @@ fn two_agents_do_not_keep_each_other_from_writing_to_both_objects() {
 
 #[test]
 fn the_body_of_a_read_and_old_requests_without_a_host_get_through() {
-    let bench = Bench::new();
+    let bench = Bench::with("[[route]]\nname = 'all'\nbodies_on_reads = true\n");
     let agent = bench.agent("a");
     let mut conn = agent.conn();
     conn.send_raw(b"GET /users/1 HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
