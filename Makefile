@@ -18,7 +18,7 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run test test-chart test-image test-kubernetes image test-fresh failpoints simulate chaos fuzz check instructions bench barrier flame clean
+.PHONY: help setup setup-test build run test test-chart test-image test-kubernetes image test-fresh failpoints simulate chaos soak fuzz check instructions bench barrier flame clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -61,9 +61,11 @@ test: setup-test ## run every test
 	python3 -B bench/test_pace.py
 	python3 -B chaos/test_linear.py
 	python3 -B chaos/test_oracle.py
+	python3 -B soak/test_soak.py
 	charts/test/run
 	chaos/run --controls
 	chaos/run --short --seed 1
+	soak/run --short
 
 test-chart: build ## render the Helm chart with helm 3 and 4, and validate what comes of it (part of test)
 	@scripts/setup chart
@@ -93,6 +95,11 @@ DURATION ?= 600
 chaos: failpoints ## faults of all kinds on a real gate under load, judged by an oracle (DURATION=600)
 	@scripts/setup test
 	chaos/run --duration $(DURATION)
+
+soak: setup ## crowds, overload, slow connections, a flapping store, a stalling disk, on a release build (DURATION=600)
+	@scripts/setup test
+	cargo build $(LOCKED) --release --bin fencegate
+	soak/run --duration $(DURATION)
 
 FUZZ_SECONDS ?= 60
 

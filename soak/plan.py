@@ -1,0 +1,41 @@
+"""How much of everything: the short form's sizes, and the long one's."""
+import resource
+from dataclasses import dataclass
+
+
+@dataclass
+class Plan:
+    stale: int  # writers in the stale crowd, each of a write per second
+    rounds: int  # of quiet and crowd, per cycle
+    round_s: float
+    flat_s: float  # the crowd without any pause
+    overload_s: float
+    slow: int
+    slow_s: float
+    flaps: int  # turns of the store through all its modes
+    flap_s: float  # in each mode
+    stalls_s: list  # how long the disk stands still, one time after the other
+    ratio_max: float
+    cycles_min: int = 1
+
+
+SHORT = Plan(stale=300, rounds=1, round_s=3, flat_s=0, overload_s=3, slow=900, slow_s=9, flaps=1, flap_s=1.2,
+             stalls_s=[4], ratio_max=25)
+LONG = Plan(stale=1000, rounds=3, round_s=5, flat_s=3, overload_s=6, slow=5000, slow_s=20, flaps=2, flap_s=1.5,
+            stalls_s=[3, 12], ratio_max=2, cycles_min=2)
+
+VALID_PER_S = 100
+# Files that this process needs beside its connections.
+SPARE = 500
+
+
+def with_room(plan):
+    """Raises the limit on open files as far as it goes. A plan that does not fit below it becomes smaller."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # The gate gives most of its files to its own port, and needs some for the store and the table.
+    fits = int(hard * 0.6) - SPARE
+    if plan.slow > fits:
+        print(f"soak: {hard} open files are allowed here: {fits} slow connections instead of {plan.slow}")
+        plan.slow = fits
+    return plan
