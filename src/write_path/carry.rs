@@ -279,7 +279,8 @@ pub struct StoreReply {
     /// The store has not said how long it is, so the client is not told either, though it may be known by now.
     is_unsized: bool,
     /// The room that what was taken ahead of a read's client has.
-    _share: Option<Share>,
+    #[allow(dead_code, reason = "it is given back when this is dropped")]
+    share: Option<Share>,
     /// The end of a journaled write's answer, held back until the write is written down.
     writing: Option<(Writing, Option<Frame<Bytes>>)>,
 }
@@ -313,7 +314,7 @@ impl StoreReply {
     #[must_use]
     pub fn whole(ahead: Frames) -> Self {
         let rest = Rc::new(RefCell::new(Rest::Nothing));
-        Self { ahead, rest, patience: Duration::ZERO, alarm: None, is_unsized: false, _share: None, writing: None }
+        Self { ahead, rest, patience: Duration::ZERO, alarm: None, is_unsized: false, share: None, writing: None }
     }
 
     /// An answer of which the rest, or all, is still to come.
@@ -331,7 +332,7 @@ impl StoreReply {
                 }
             });
         }
-        let reply = Self { ahead, rest, patience, alarm, is_unsized: false, _share: None, writing: None };
+        let reply = Self { ahead, rest, patience, alarm, is_unsized: false, share: None, writing: None };
         reply.finish_if_over();
         reply
     }
@@ -340,7 +341,7 @@ impl StoreReply {
     /// it is.
     #[must_use]
     pub fn ahead_of_client(mut self, is_unsized: bool, share: Option<Share>) -> Self {
-        (self.is_unsized, self._share) = (is_unsized, share);
+        (self.is_unsized, self.share) = (is_unsized, share);
         self
     }
 
@@ -503,7 +504,7 @@ impl Drop for StoreReply {
         };
         let (rest, patience, alarm) = (Rc::clone(&self.rest), self.patience, self.alarm.take());
         let (ahead, is_unsized) = (Frames::default(), self.is_unsized);
-        let mut rest = Self { ahead, rest, patience, alarm, is_unsized, _share: None, writing: None };
+        let mut rest = Self { ahead, rest, patience, alarm, is_unsized, share: None, writing: None };
         tokio::task::spawn_local(async move {
             while let Some(Ok(_)) = poll_fn(|context| Pin::new(&mut rest).poll_frame(context)).await {}
             drop(carrying);

@@ -144,6 +144,7 @@ impl Progress {
 }
 
 /// A body on its way to the store.
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Upload {
     /// What was read before it turned out to be too long to be held, and the room it takes.
     first: VecDeque<Bytes>,
