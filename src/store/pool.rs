@@ -122,6 +122,7 @@ impl Queue {
 struct Idle {
     link: Box<Link>,
     since: BootMs,
+    place: usize,
 }
 
 /// One connection, in use by one request. Dropped, it is closed, whatever is going on on it, and nothing
@@ -131,8 +132,10 @@ pub struct Lane {
     /// Since when it was idle, if it has carried another request before.
     idle_since: Option<BootMs>,
     pool: Rc<Pool>,
-    /// Its place among those that are in use.
+    /// Its place among all.
     place: usize,
+    /// It has not been given back.
+    is_open: bool,
 }
 
 impl Pool {
@@ -176,13 +179,16 @@ impl Pool {
     /// An idle connection, if there is one that has not died, and the asker has not had its share.
     #[must_use]
     pub fn idle_lane(self: &Rc<Self>, asker: Asker) -> Option<Lane> {
-        if self.idle.borrow().is_empty() || !self.shares.borrow().may_take(asker) {
-            return None;
-        }
         loop {
-            let Idle { link, since } = self.idle.borrow_mut().pop()?;
-            let place = self.shares.borrow_mut().take(asker);
-            let mut lane = Lane { link: Some(link), idle_since: Some(since), pool: Rc::clone(self), place };
+            let mut shares = self.shares.borrow_mut();
+            if !shares.may_take(asker) {
+                return None;
+            }
+            let Idle { link, since, place } = self.idle.borrow_mut().pop()?;
+            shares.take(place, asker);
+            drop(shares);
+            let mut lane =
+                Lane { link: Some(link), idle_since: Some(since), pool: Rc::clone(self), place, is_open: true };
             if !lane.link().is_dead() {
                 return Some(lane);
             }
@@ -192,7 +198,7 @@ impl Pool {
     /// An idle connection for a write whose object is not known yet, while no object can have had its share.
     #[must_use]
     pub fn idle_lane_at_ease(self: &Rc<Self>) -> Option<Lane> {
-        if self.shares.borrow().is_at_ease() { self.idle_lane(UNKNOWN) } else { None }
+        self.idle_lane(UNKNOWN)
     }
 
     /// Waits for a connection to become free. Whoever is overtaken keeps its place in the queue.
@@ -214,7 +220,8 @@ impl Pool {
         self.open.set(self.open.get() + 1);
         let wire = Rc::default();
         let link = Box::new(Link::new(Counted::new(io, &wire), wire));
-        self.idle.borrow_mut().push(Idle { link, since: BootMs(u64::MAX) });
+        let place = self.shares.borrow_mut().open();
+        self.idle.borrow_mut().push(Idle { link, since: BootMs(u64::MAX), place });
     }
 
     fn queue_up(self: &Rc<Self>, asker: Asker, again: bool) -> Result<Turn, NoLane> {
@@ -255,9 +262,10 @@ impl Pool {
 
     async fn connect(self: &Rc<Self>, asker: Asker) -> Result<Lane, NoLane> {
         self.open.set(self.open.get() + 1);
-        let place = self.shares.borrow_mut().take(asker);
+        let place = self.shares.borrow_mut().open();
+        self.shares.borrow_mut().take(place, asker);
         // From here on the lane's drop counts the connection out, also if connecting fails.
-        let mut lane = Lane { link: None, idle_since: None, pool: Rc::clone(self), place };
+        let mut lane = Lane { link: None, idle_since: None, pool: Rc::clone(self), place, is_open: true };
         let patience = Duration::from_millis(self.settings.connect_timeout_ms);
         let connected = tokio::time::timeout(patience, Box::pin(dial(&self.way, &self.settings))).await;
         match connected {
@@ -280,10 +288,18 @@ impl Pool {
     /// Lets go of connections that have been idle for too long.
     pub fn tidy(&self, now: BootMs) {
         let patience = self.settings.idle_timeout_ms;
-        let before = self.idle.borrow().len();
-        self.idle.borrow_mut().retain_mut(|idle| now.since(idle.since) < patience && !idle.link.is_dead());
-        let gone = before - self.idle.borrow().len();
-        (0..gone).for_each(|_| self.closed());
+        let mut gone = vec![];
+        self.idle.borrow_mut().retain_mut(|idle| {
+            let stays = now.since(idle.since) < patience && !idle.link.is_dead();
+            if !stays {
+                gone.push(idle.place);
+            }
+            stays
+        });
+        for place in gone {
+            self.shares.borrow_mut().close(place);
+            self.closed();
+        }
     }
 }
 
@@ -371,9 +387,10 @@ impl Lane {
     pub fn give_back(mut self, now: BootMs) {
         if let Some(mut link) = self.link.take().filter(|link| link.is_reusable()) {
             link.rest();
-            self.pool.idle.borrow_mut().push(Idle { link, since: now });
-            // It is still open: the drop that follows must not count it out.
-            self.pool.open.set(self.pool.open.get() + 1);
+            self.pool.shares.borrow_mut().rest(self.place);
+            self.pool.idle.borrow_mut().push(Idle { link, since: now, place: self.place });
+            self.is_open = false;
+            self.pool.tell_next();
         }
     }
 }
@@ -381,7 +398,9 @@ impl Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         self.link = None;
-        self.pool.shares.borrow_mut().give_back(self.place);
-        self.pool.closed();
+        if self.is_open {
+            self.pool.shares.borrow_mut().close(self.place);
+            self.pool.closed();
+        }
     }
 }

@@ -21,7 +21,9 @@ pub const UNKNOWN: Asker = Asker::Write(u64::MAX);
 #[derive(Debug)]
 pub struct Shares {
     limits: Limits,
+    /// By the connections' places: who uses it, if it is not idle.
     busy: Vec<Option<Asker>>,
+    /// Places of connections that were closed.
     free: Vec<usize>,
     reads: usize,
     writes: usize,
@@ -84,18 +86,30 @@ impl Shares {
         if matches!(asker, Asker::Write(_)) && self.is_at_ease() {
             return true;
         }
+        if asker == UNKNOWN {
+            return false;
+        }
         self.limits.allow(asker, self.reads, || self.busy.iter().filter(|busy| **busy == Some(asker)).count())
     }
 
-    /// Takes one: its place.
-    pub fn take(&mut self, asker: Asker) -> usize {
-        *self.count(asker) += 1;
-        let place = self.free.pop().unwrap_or_else(|| {
+    /// A connection is made: its place.
+    pub fn open(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
             self.busy.push(None);
             self.busy.len() - 1
-        });
+        })
+    }
+
+    /// The connection at this place is closed.
+    pub fn close(&mut self, place: usize) {
+        self.rest(place);
+        self.free.push(place);
+    }
+
+    /// The connection at this place is used.
+    pub fn take(&mut self, place: usize, asker: Asker) {
+        *self.count(asker) += 1;
         self.busy[place] = Some(asker);
-        place
     }
 
     /// The one at this place turned out to be this object's.
@@ -103,11 +117,10 @@ impl Shares {
         self.busy[place] = Some(Asker::Write(object));
     }
 
-    /// The one at this place is free again.
-    pub fn give_back(&mut self, place: usize) {
+    /// The one at this place is used no more.
+    pub fn rest(&mut self, place: usize) {
         if let Some(asker) = self.busy[place].take() {
             *self.count(asker) -= 1;
-            self.free.push(place);
         }
     }
 
@@ -143,7 +156,9 @@ mod tests {
         let mut fill = |shares: &mut Shares, asker: Asker| {
             let before = taken.len();
             while shares.may_take(asker) {
-                taken.push(shares.take(asker));
+                let place = shares.open();
+                shares.take(place, asker);
+                taken.push(place);
             }
             taken.len() - before
         };
@@ -153,7 +168,7 @@ mod tests {
         assert_eq!(fill(&mut shares, Asker::Write(7)), 6, "one object");
         assert!(shares.may_take(Asker::Write(8)), "another one's writes go on");
         for place in taken {
-            shares.give_back(place);
+            shares.close(place);
         }
         assert!(shares.is_at_ease() && shares.may_take(Asker::Read(3)) && shares.may_take(Asker::Write(7)));
         assert_eq!(shares.free.len(), shares.busy.len());
@@ -163,9 +178,11 @@ mod tests {
     fn a_place_can_be_said_to_be_an_objects_later() {
         let mut shares = Shares::new(8);
         for _ in 0..3 {
-            let place = shares.take(UNKNOWN);
+            let place = shares.open();
+            shares.take(place, UNKNOWN);
             shares.belongs_to(place, 5);
         }
+        assert!(!shares.may_take(UNKNOWN));
         assert!(!shares.is_at_ease() && !shares.may_take(Asker::Write(5)) && shares.may_take(Asker::Write(6)));
     }
 }

@@ -370,9 +370,19 @@ fn check_host(head: &Parts, marks: Marks<'_>, is_strict: bool) -> Result<(), Unf
     }
 }
 
+/// The bytes of a host's name, and of an IPv4 address.
+const IN_NAME: [bool; 256] = {
+    let mut in_name = [false; 256];
+    let mut byte = 0_u8;
+    while byte < 0x80 {
+        in_name[byte as usize] = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+        byte += 1;
+    }
+    in_name
+};
+
 /// A name or an address, with a port or without.
 fn is_host(host: &[u8]) -> bool {
-    let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     let end = match host {
         [b'[', ..] => {
             let Some(end) = host.iter().position(|byte| *byte == b']') else { return false };
@@ -382,7 +392,7 @@ fn is_host(host: &[u8]) -> bool {
             }
             end + 1
         }
-        name => name.iter().position(|byte| !is_name(byte)).unwrap_or(name.len()),
+        name => name.iter().position(|byte| !IN_NAME[usize::from(*byte)]).unwrap_or(name.len()),
     };
     match &host[end..] {
         [] => end > 0,
@@ -448,6 +458,10 @@ fn check_rewrite(marks: Marks<'_>) -> Result<(), Unfit> {
 
 /// A body must come as it is to be stored: only the chunks are taken off on the way.
 fn check_coding(headers: &HeaderMap, marks: Marks<'_>, is_strict: bool) -> Result<(), Unfit> {
+    // Nearly all have none of them.
+    if !marks.have(Marks::CODING | Marks::UNDERSCORED | Marks::LENGTHS) {
+        return Ok(());
+    }
     if is_strict && marks.have(Marks::UNDERSCORED) {
         let what = "some servers read content_length and transfer_encoding as Content-Length and Transfer-Encoding";
         return Err(doubtful("headers", what));

@@ -178,12 +178,12 @@ pub fn to_store(
     }
     out.extend_from_slice(path.as_bytes());
     out.extend_from_slice(b" HTTP/1.1\r\n");
-    let (host, named) = host_and_named(&head.headers);
-    let host = host.or_else(|| head.uri.authority().map(|host| host.as_str().as_bytes()));
-    if let Some(host) = host {
+    let authority = head.uri.authority().map(|host| host.as_str().as_bytes());
+    if let Some(host) = authority {
         write_line(out, "host", host);
     }
-    let seen = pass_on(out, head, &named, origin);
+    let seen = pass_on(out, head, origin);
+    let host = authority.or(seen.host);
     match length {
         Length::Unsaid => {}
         Length::Known(length) => write_line(out, "content-length", itoa::Buffer::new().format(*length).as_bytes()),
@@ -223,7 +223,8 @@ pub fn to_store(
 /// Which headers a request has, of those that the gate adds to.
 #[derive(Clone, Copy, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-struct Seen {
+struct Seen<'a> {
+    host: Option<&'a [u8]>,
     request_id: bool,
     forwarded_for: bool,
     forwarded_proto: bool,
@@ -231,27 +232,25 @@ struct Seen {
     forwarded: bool,
 }
 
-/// The Host, and what Connection names. Looked for one after the other: most requests have few headers, and the Host first.
-fn host_and_named(headers: &HeaderMap) -> (Option<&[u8]>, Vec<HeaderName>) {
-    let (mut host, mut has_connection) = (None, false);
-    for (name, value) in headers {
-        if *name == header::HOST {
-            host = host.or(Some(value.as_bytes()));
-        }
-        has_connection |= *name == header::CONNECTION;
-    }
-    (host, if has_connection { list(headers, header::CONNECTION).collect() } else { vec![] })
+/// What Connection names. Looked for one by one: most requests have few headers, and not this one.
+fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    let has_it = headers.keys().any(|name| *name == header::CONNECTION);
+    if has_it { list(headers, header::CONNECTION).collect() } else { vec![] }
 }
 
 /// Writes a request's own headers, but for those that are of one hop only or between client and gate.
-fn pass_on(out: &mut Vec<u8>, head: &Parts, named: &[HeaderName], origin: &Origin) -> Seen {
+fn pass_on<'a>(out: &mut Vec<u8>, head: &'a Parts, origin: &Origin) -> Seen<'a> {
     let (x_forwarded, rfc7239) = origin.adds();
     let (mut seen, mut has_cookie, mut takes_trailers) = (Seen::default(), false, false);
+    let named = named_by_connection(&head.headers);
     for (name, value) in &head.headers {
         match name.as_str() {
+            // Written already; it is the same.
+            "host" if head.uri.authority().is_some() => continue,
+            // Never the sender's to remove.
+            "host" => seen.host = Some(value.as_bytes()),
             // Said anew, since what frames a message is never the sender's to remove; or of one hop only.
-            "host"
-            | "content-length"
+            "content-length"
             | "transfer-encoding"
             | "trailer"
             | "connection"
@@ -314,7 +313,7 @@ fn join<'a>(out: &mut Vec<u8>, values: impl Iterator<Item = &'a HeaderValue>, be
 }
 
 /// Says where a request came from, behind what is known of that already.
-fn forwarded(out: &mut Vec<u8>, head: &Parts, origin: &Origin, host: Option<&[u8]>, seen: Seen) {
+fn forwarded(out: &mut Vec<u8>, head: &Parts, origin: &Origin, host: Option<&[u8]>, seen: Seen<'_>) {
     let (x_forwarded, rfc7239) = origin.adds();
     let (peer, scheme) = (origin.peer.as_bytes(), origin.scheme.as_bytes());
     if x_forwarded {

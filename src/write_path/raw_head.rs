@@ -72,6 +72,7 @@ impl RawHeads {
     }
 
     /// Takes in what was read.
+    #[inline]
     pub fn has_read(&mut self, bytes: &[u8]) {
         let skipped = match &mut self.body {
             Body::Over => 0,
@@ -141,7 +142,7 @@ const REQUEST_LINE: usize = "  HTTP/1.1\r\n".len();
 /// that ends in LF alone, more or less than one space, a fragment, or a line that hyper has left out moves what follows, and
 /// the space, the colon or the CRLF is not where it is expected.
 fn plain_length(raw: &[u8], head: &Parts) -> Option<usize> {
-    let is = |at: usize, wanted: &[u8; 2]| raw.get(at..at + 2) == Some(&wanted[..]);
+    let is = |at: usize, wanted: &[u8; 2]| raw.get(at..).and_then(<[u8]>::first_chunk) == Some(wanted);
     let target = head.method.as_str().len() + 1;
     let version = target + head.uri.path_and_query()?.as_str().len();
     if *raw.get(target - 1)? != b' ' || *raw.get(version)? != b' ' {
