@@ -6,9 +6,10 @@
 //! be taken for a new one).
 //!
 //! The new incarnation lies above every number that was used on these objects: those that the folder knows of (its
-//! epoch, the table that is there, those set aside) or, where it knows of none, what the operator says (`--above`). It
-//! is drawn at random from there on, so that copies of one backup that are restored apart from each other do not
-//! grant the same numbers. ARCHITECTURE.md has the reasons.
+//! epoch, the table that is there, those set aside) or, where it knows of none, what the operator says (`--above`). A
+//! folder knows nothing of a backup of another table, or of one that is newer than itself. The new incarnation is drawn
+//! at random from there on, so that copies of one backup that are restored apart from each other do not grant the same
+//! numbers. ARCHITECTURE.md has the reasons.
 
 use std::{
     fs, io,
@@ -22,8 +23,9 @@ use super::{
     Table, TableFault,
     codec::{Meta, Terms},
     data_folder::{DataLock, REPLACED, RESTORING, Without, clear, key_path, sync_parent, table_folder, without_table},
-    epoch::{self, EpochFault},
+    epoch::{self, Epoch, EpochFault},
     key_file::{self, KeyFault},
+    lineage::Lineage,
     open::{put, read_mark, read_meta, write_meta},
     private,
     rocks::RocksTable,
@@ -44,9 +46,9 @@ pub enum BackupFault {
     #[error("there are no numbers left above those that the table has used, or above --above; use other object ids")]
     Exhausted,
     #[error(
-        "nothing in {} says which numbers were used since this backup was made. Say --above N: the highest lease_seq that you know of, of any object, from `fencegate_table_floor` in your metrics, the logs of writers, or the Fence-Seq that the store was sent. Only if nothing has run on this table or another copy of it since, say --above {floor}, where the backup stands", .data.display()
+        "{} {why}, so nothing says which numbers were used since this backup was made. Say --above N: the highest lease_seq that you know of, of any object, from `fencegate_table_floor` in your metrics, the logs of writers, or the Fence-Seq that the store was sent. Only if nothing has run on this table or another copy of it since, say --above {floor}, where the backup stands", .data.display()
     )]
-    FloorUnknown { data: PathBuf, floor: u64 },
+    FloorUnknown { data: PathBuf, why: Unknown, floor: u64 },
     #[error(
         "--above {above} is below {floor}, where the backup itself stands: name the highest lease_seq that you know of"
     )]
@@ -61,6 +63,21 @@ pub enum BackupFault {
     Key(#[from] KeyFault),
     #[error("{}: {error}", .path.display())]
     Io { path: PathBuf, error: io::Error },
+}
+
+/// Why a data folder does not know which numbers were used since a backup was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Unknown {
+    #[error("has no epoch and no table that reads")]
+    Nothing,
+    #[error("belongs to another table than this backup")]
+    Foreign,
+    #[error(
+        "is not known to be of this backup's table, since one of them was made by a version that gave tables no name"
+    )]
+    Unnamed,
+    #[error("is older than this backup, or than a restore of it, as a volume is that was put back from a snapshot")]
+    Older,
 }
 
 /// Copies a table that is open into a new folder.
@@ -114,13 +131,14 @@ pub fn restore(backup: &Path, data: &Path, how: How, now: Now) -> Result<Restore
     let used = Used::find(backup, data, how.above)?;
     let mut staged = Staged::new(data);
     staged.fill(backup)?;
-    let incarnation = staged.begin_incarnation(&used, data, now)?;
+    let begun = staged.begin_incarnation(&used, data, now)?;
     // Until here nothing that was there has changed. From here on a crash leaves a folder without a table, in which
     // nothing starts, and in which a restore begins anew. The epoch rises while no table is in its place: one that is
     // in its place and below the epoch is not the newest.
     staged.is_wanted = true;
     let set_aside = if is_there { Some(put_aside(data, &target)?) } else { None };
-    epoch::set(data, incarnation)?;
+    epoch::set(data, begun)?;
+    let incarnation = begun.incarnation;
     let noted = note(backup, incarnation).err();
     put(&staged.key, &key_path(data)).map_err(at(data))?;
     put(&staged.table, &target).map_err(at(data))?;
@@ -158,9 +176,14 @@ fn restored_as(backup: &Path) -> Result<Incarnation, BackupFault> {
 
 /// What this folder and this backup say was used, and the longest that writes of a table that was here may still land.
 struct Used {
+    /// The highest of all, also of other tables: that only costs numbers.
     incarnation: Incarnation,
-    /// The folder, or the operator, says how high it can have been.
-    is_known: bool,
+    /// What the backup was restored as.
+    restored_as: Incarnation,
+    /// The folder's own word: its epoch, or that of its newest table.
+    folder: Option<Epoch>,
+    /// How often a gate was started on the table that is there.
+    newest_run: Option<u64>,
     above: Option<u64>,
     run: u64,
     bound_ms: u64,
@@ -168,47 +191,72 @@ struct Used {
 
 impl Used {
     fn find(backup: &Path, data: &Path, above: Option<u64>) -> Result<Self, BackupFault> {
-        let mut used = Self { incarnation: restored_as(backup)?, is_known: false, above, run: 0, bound_ms: 0 };
-        let (mut is_newest_read, mut all_read) = (false, true);
+        let restored_as = restored_as(backup)?;
+        let mut used = Self {
+            incarnation: restored_as.max(Incarnation::at(above.unwrap_or_default())),
+            restored_as,
+            folder: None,
+            newest_run: None,
+            above,
+            run: 0,
+            bound_ms: 0,
+        };
+        let (mut newest, mut aside, mut all_read) = (None, None, true);
         for entry in fs::read_dir(data).map_err(at(data))? {
             let entry = entry.map_err(at(data))?;
             let name = entry.file_name().to_string_lossy().into_owned();
             if name == "table" {
-                is_newest_read = used.add_table(&entry.path());
+                newest = used.add_table(&entry.path());
             } else if name.starts_with(REPLACED) {
-                all_read &= used.add_table(&entry.path());
+                let found = used.add_table(&entry.path());
+                all_read &= found.is_some();
+                aside = [aside, found].into_iter().flatten().max_by_key(|(epoch, _)| epoch.incarnation);
             }
         }
+        used.newest_run = newest.map(|(_, run)| run);
         // A restore that was cut short has set the newest aside.
         let is_cut = without_table(data).map_err(at(data))? == Without::Restore && !table_folder(data).exists();
-        used.is_known = match epoch::read(data) {
+        used.folder = match epoch::read(data) {
             Ok(Some(epoch)) => {
-                used.incarnation = used.incarnation.max(epoch);
-                true
+                used.incarnation = used.incarnation.max(epoch.incarnation);
+                Some(epoch)
             }
             // A folder of before there were epochs: its newest table says it.
-            Ok(None) => is_newest_read || is_cut && all_read,
-            Err(EpochFault::Unreadable { .. }) => false,
+            Ok(None) => newest.or(aside.filter(|_| is_cut && all_read)).map(|(epoch, _)| epoch),
+            Err(EpochFault::Unreadable { .. }) => None,
             Err(fault) => return Err(fault.into()),
         };
-        if let Some(above) = above {
-            used.incarnation = used.incarnation.max(Incarnation::at(above));
-            used.is_known = true;
-        }
         Ok(used)
     }
 
-    /// Takes in what a table that was here says, if it can be read.
-    fn add_table(&mut self, folder: &Path) -> bool {
+    /// Takes in what a table that was here says, if it can be read: what it has begun, and in how many runs.
+    fn add_table(&mut self, folder: &Path) -> Option<(Epoch, u64)> {
         match RocksTable::open_to_salvage(folder).and_then(|table| read_meta(&table)) {
-            Ok(Some(Meta { incarnation, run, terms, .. })) => {
+            Ok(Some(Meta { incarnation, run, terms, lineage, .. })) => {
                 self.incarnation = self.incarnation.max(incarnation);
                 self.run = self.run.max(run);
                 self.bound_ms = self.bound_ms.max(terms.bound_ms);
-                true
+                Some((Epoch { incarnation, lineage }, run))
             }
-            Ok(None) | Err(_) => false,
+            Ok(None) | Err(_) => None,
         }
+    }
+
+    /// Whether the operator or the folder says how high the numbers of this backup's table can have been.
+    fn is_known_of(&self, backup: &Meta) -> Result<(), Unknown> {
+        if self.above.is_some() {
+            return Ok(());
+        }
+        let folder = self.folder.ok_or(Unknown::Nothing)?;
+        match (folder.lineage, backup.lineage) {
+            (Some(own), Some(its)) if own == its => {}
+            (Some(_), Some(_)) => return Err(Unknown::Foreign),
+            (None, _) | (_, None) => return Err(Unknown::Unnamed),
+        }
+        let is_behind = folder.incarnation < backup.incarnation.max(self.restored_as);
+        // In the same incarnation, a table that was started less often is an older copy.
+        let is_older = folder.incarnation == backup.incarnation && self.newest_run.is_some_and(|run| run < backup.run);
+        if is_behind || is_older { Err(Unknown::Older) } else { Ok(()) }
     }
 }
 
@@ -241,16 +289,16 @@ impl Staged {
     }
 
     /// Makes the copy a table of its own.
-    fn begin_incarnation(&self, used: &Used, data: &Path, now: Now) -> Result<Incarnation, BackupFault> {
+    fn begin_incarnation(&self, used: &Used, data: &Path, now: Now) -> Result<Epoch, BackupFault> {
         let (table, _) = RocksTable::open(&self.table)?;
         let meta = read_meta(&table)?.ok_or_else(|| BackupFault::NoBackup(self.table.clone()))?;
         if let Some(above) = used.above.filter(|above| *above < meta.incarnation.floor().get()) {
             return Err(BackupFault::BelowBackup { above, floor: meta.incarnation.floor().get() });
         }
-        if !used.is_known {
+        used.is_known_of(&meta).map_err(|why| {
             let floor = meta.incarnation.max(used.incarnation).floor().get();
-            return Err(BackupFault::FloorUnknown { data: data.to_owned(), floor });
-        }
+            BackupFault::FloorUnknown { data: data.to_owned(), why, floor }
+        })?;
         let lot = getrandom::u64().map_err(|error| BackupFault::Random(error.to_string()))?;
         let below = meta.incarnation.max(used.incarnation).max(by_the_clock(now));
         let incarnation = below.drawn(lot).ok_or(BackupFault::Exhausted)?;
@@ -258,12 +306,15 @@ impl Staged {
         let run = meta.run.max(used.run);
         // By which routes writes went is not known of all of them.
         let terms = Terms { bound_ms: meta.terms.bound_ms.max(used.bound_ms), ..Terms::default() };
-        let meta = Meta { incarnation, run, clean: false, key_fingerprint: key.fingerprint(), terms, broken_run: run };
+        // A backup of an earlier version has no name; what is restored of it is the first of its lineage.
+        let lineage = Some(meta.lineage.map_or_else(Lineage::draw, Ok).map_err(at(&self.table))?);
+        let key_fingerprint = key.fingerprint();
+        let meta = Meta { incarnation, run, clean: false, key_fingerprint, terms, broken_run: run, lineage };
         write_meta(&table, &meta, read_mark(&table)?)?;
         table.flush()?;
         drop(table);
         RocksTable::tail_is_made_up_for(&self.table).map_err(at(&self.table))?;
-        Ok(incarnation)
+        Ok(Epoch { incarnation, lineage })
     }
 }
 

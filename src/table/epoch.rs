@@ -2,7 +2,8 @@
 //!
 //! It outlives the table: a folder whose table is lost, damaged or set aside still knows above which numbers the next
 //! one has to begin. It is raised, durably, before a table of the new incarnation can be used, so the table is never
-//! ahead of it. A table that is behind it is not the newest that this folder has had.
+//! ahead of it. A table that is behind it is not the newest that this folder has had. It names the table that it is of:
+//! for any other it says nothing.
 
 use std::{
     fs::{self, OpenOptions},
@@ -13,8 +14,19 @@ use std::{
 
 use thiserror::Error;
 
-use super::data_folder::{clear, sync_parent};
+use super::{
+    data_folder::{clear, sync_parent},
+    lineage::Lineage,
+};
 use crate::fence::Incarnation;
+
+/// What a folder has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epoch {
+    pub incarnation: Incarnation,
+    /// Of which table; `None` where an earlier version has written it.
+    pub lineage: Option<Lineage>,
+}
 
 /// Why the epoch is not known.
 #[derive(Debug, Error)]
@@ -37,7 +49,7 @@ pub fn path(data: &Path) -> PathBuf {
 ///
 /// # Errors
 /// Where the file is there and does not read.
-pub fn read(data: &Path) -> Result<Option<Incarnation>, EpochFault> {
+pub fn read(data: &Path) -> Result<Option<Epoch>, EpochFault> {
     let path = path(data);
     match fs::read(&path) {
         Ok(bytes) => decode(&bytes).map(Some).ok_or(EpochFault::Unreadable { path }),
@@ -46,14 +58,17 @@ pub fn read(data: &Path) -> Result<Option<Incarnation>, EpochFault> {
     }
 }
 
-/// Writes down that an incarnation is about to begin, durable when this returns. A higher one stays.
+/// Writes down that an incarnation of a table is about to begin, durable when this returns. A higher one stays.
 ///
 /// # Errors
 /// Where the file does not read or cannot be written.
-pub fn raise(data: &Path, to: Incarnation) -> Result<(), EpochFault> {
+pub fn raise(data: &Path, to: Epoch) -> Result<(), EpochFault> {
     match read(data)? {
-        Some(known) if known >= to => Ok(()),
-        Some(_) | None => set(data, to),
+        Some(known) if known.incarnation >= to.incarnation && known.lineage == to.lineage => Ok(()),
+        known => {
+            let incarnation = known.map_or(to.incarnation, |known| known.incarnation.max(to.incarnation));
+            set(data, Epoch { incarnation, ..to })
+        }
     }
 }
 
@@ -61,7 +76,7 @@ pub fn raise(data: &Path, to: Incarnation) -> Result<(), EpochFault> {
 ///
 /// # Errors
 /// Where the file cannot be written.
-pub fn set(data: &Path, to: Incarnation) -> Result<(), EpochFault> {
+pub fn set(data: &Path, to: Epoch) -> Result<(), EpochFault> {
     let (path, new) = (path(data), data.join("epoch.new"));
     let write = || {
         clear(&new)?;
@@ -74,16 +89,22 @@ pub fn set(data: &Path, to: Incarnation) -> Result<(), EpochFault> {
     write().map_err(|error| EpochFault::Io { path: path.clone(), error })
 }
 
-/// The floor in decimal, and a checksum of it: a flipped bit must not lower it.
-fn encode(incarnation: Incarnation) -> String {
-    let floor = incarnation.floor().to_string();
-    format!("{floor} {:08x}\n", crc32c::crc32c(floor.as_bytes()))
+/// The floor in decimal, the table's name where it has one, and a checksum of both: a flipped bit must not lower it.
+fn encode(Epoch { incarnation, lineage }: Epoch) -> String {
+    let floor = incarnation.floor();
+    let said = lineage.map_or_else(|| floor.to_string(), |lineage| format!("{floor} {lineage}"));
+    format!("{said} {:08x}\n", crc32c::crc32c(said.as_bytes()))
 }
 
-fn decode(bytes: &[u8]) -> Option<Incarnation> {
+fn decode(bytes: &[u8]) -> Option<Epoch> {
     let text = str::from_utf8(bytes).ok()?;
-    let incarnation = Incarnation::at(text.split(' ').next()?.parse().ok()?);
-    (encode(incarnation) == text).then_some(incarnation)
+    let (said, _) = text.rsplit_once(' ')?;
+    let (floor, lineage) = match said.split_once(' ') {
+        None => (said, None),
+        Some((floor, lineage)) => (floor, Some(lineage.parse().ok()?)),
+    };
+    let epoch = Epoch { incarnation: Incarnation::at(floor.parse().ok()?), lineage };
+    (encode(epoch) == text).then_some(epoch)
 }
 
 #[cfg(test)]
@@ -92,14 +113,20 @@ mod tests {
 
     use super::*;
 
+    const OWN: Option<Lineage> = Some(Lineage::from_bytes([0xa7; 16]));
+
+    fn at(floor: u64) -> Epoch {
+        Epoch { incarnation: Incarnation::at(floor), lineage: OWN }
+    }
+
     #[test]
     fn an_epoch_only_rises_and_no_damage_of_it_reads() {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path();
         assert_eq!(read(data).unwrap(), None);
         for (to, then) in [(0, 0), (7 << 32, 7 << 32), (5 << 32, 7 << 32), ((7 << 32) + 1, (7 << 32) + 1)] {
-            raise(data, Incarnation::at(to)).unwrap();
-            assert_eq!(read(data).unwrap(), Some(Incarnation::at(then)));
+            raise(data, at(to)).unwrap();
+            assert_eq!(read(data).unwrap(), Some(at(then)));
         }
         assert_eq!(fs::metadata(path(data)).unwrap().permissions().mode() & 0o777, 0o600);
         let whole = fs::read(path(data)).unwrap();
@@ -112,8 +139,20 @@ mod tests {
             assert_eq!(decode(&whole[..at]), None, "cut at {at}");
         }
         fs::write(path(data), &whole[1..]).unwrap();
-        assert!(matches!(raise(data, Incarnation::LAST), Err(EpochFault::Unreadable { .. })));
-        set(data, Incarnation::new(3)).unwrap();
-        assert_eq!(read(data).unwrap(), Some(Incarnation::new(3)));
+        assert!(matches!(raise(data, at(u64::MAX)), Err(EpochFault::Unreadable { .. })));
+        set(data, at(3 << 32)).unwrap();
+        assert_eq!(read(data).unwrap(), Some(at(3 << 32)));
+    }
+
+    #[test]
+    fn an_epoch_of_before_there_were_names_reads_and_gets_one_without_falling() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path();
+        // As earlier versions wrote it: the floor, and its checksum.
+        let floor = (3_u64 << 32).to_string();
+        fs::write(path(data), format!("{floor} {:08x}\n", crc32c::crc32c(floor.as_bytes()))).unwrap();
+        assert_eq!(read(data).unwrap(), Some(Epoch { lineage: None, ..at(3 << 32) }));
+        raise(data, at(1 << 32)).unwrap();
+        assert_eq!(read(data).unwrap(), Some(at(3 << 32)));
     }
 }

@@ -4,7 +4,7 @@
 //! - [`Table`]: what is asked of a durable table; [`rocks`] is RocksDB (its only import site),
 //!   [`memory`] a table in memory that can be made to fail, for tests and the simulation.
 //! - [`data_folder`], [`key_file`], [`epoch`], [`open`]: the folder and its lock, the key and the highest incarnation
-//!   beside the table, and how a run of the gate begins on it.
+//!   beside the table, and how a run of the gate begins on it. [`lineage`]: which table it is.
 //! - [`private`]: who may read all that.
 //! - [`stripes`]: the records in memory, which writes are judged against; [`flight`]: the writes of each
 //!   that are on their way; [`generation`]: those that go by a route which a reload has changed.
@@ -24,6 +24,7 @@ pub mod flight;
 pub mod generation;
 pub mod key_file;
 pub mod ledger;
+pub mod lineage;
 mod logs;
 pub mod memory;
 pub mod news;

@@ -14,8 +14,9 @@ use super::{
     data_folder::{
         DataLock, Without, clear, key_path, new_key_path, new_table_folder, sync_parent, table_folder, without_table,
     },
-    epoch::{self, EpochFault},
+    epoch::{self, Epoch, EpochFault},
     key_file::{self, KeyFault},
+    lineage::Lineage,
     private::{self, OpenToAll},
     rocks::{Recovered, RocksTable},
 };
@@ -118,7 +119,8 @@ fn create(data: &Path, clean: bool) -> Result<(), OpenFault> {
     private::create_folder(&new_table).map_err(io_failed)?;
     let table = RocksTable::create(&new_table).map_err(failed)?;
     let key = key_file::create(&new_key)?;
-    write_meta(&table, &Meta::new(&key, clean), Hlc::default()).map_err(failed)?;
+    let lineage = Some(Lineage::draw().map_err(io_failed)?);
+    write_meta(&table, &Meta { lineage, ..Meta::new(&key, clean) }, Hlc::default()).map_err(failed)?;
     table.flush().map_err(failed)?;
     drop(table);
     put(&new_key, &key_path(data)).and_then(|()| put(&new_table, &table_folder(data))).map_err(io_failed)
@@ -192,9 +194,11 @@ pub fn begin(data: &Path, creates: bool, clock: &Clock, terms: Terms) -> Result<
     let opened = RocksTable::open(&table_folder(data));
     let (table, recovered) = opened.map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
     let table = Arc::new(table);
-    let epoch = (epoch::read(data)?, |incarnation| Ok(epoch::raise(data, incarnation)?));
+    let name = Lineage::draw().map_err(|error| OpenFault::Io { folder: folder(), error })?;
+    let epoch = epoch::read(data)?.map(|epoch| epoch.incarnation);
+    let beside = (epoch, Some(name), |begun| Ok(epoch::raise(data, begun)?));
     let shared = Arc::clone(&table) as Arc<dyn Table>;
-    let mut begun = begin_above(shared, key, recovered, epoch, (clock, terms), &folder())?;
+    let mut begun = begin_above(shared, key, recovered, beside, (clock, terms), &folder())?;
     // The incarnation must not lie in a log whose tail could be lost again.
     table.flush().map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
     RocksTable::tail_is_made_up_for(&table_folder(data)).map_err(|error| OpenFault::Io { folder: folder(), error })?;
@@ -213,15 +217,16 @@ pub fn begin_on(
     terms: (&Clock, Terms),
     folder: &str,
 ) -> Result<Begun, OpenFault> {
-    begin_above(table, key, recovered, (None, |_| Ok(())), terms, folder)
+    begin_above(table, key, recovered, (None, None, |_| Ok(())), terms, folder)
 }
 
-/// Begins a run on an open table, above the epoch of its folder. The epoch is raised by its second part.
+/// Begins a run on an open table, above the epoch of its folder. `name`: for a table of an earlier version, which has
+/// none. `raise` raises the epoch.
 fn begin_above(
     table: Arc<dyn Table>,
     key: TableKey,
     recovered: Recovered,
-    (epoch, raise): (Option<Incarnation>, impl FnOnce(Incarnation) -> Result<(), OpenFault>),
+    (epoch, name, raise): (Option<Incarnation>, Option<Lineage>, impl FnOnce(Epoch) -> Result<(), OpenFault>),
     (clock, terms): (&Clock, Terms),
     folder: &str,
 ) -> Result<Begun, OpenFault> {
@@ -253,9 +258,10 @@ fn begin_above(
             // What the row said last may be lost, too.
             Some(_) => Terms { routes: Terms::default().routes, ..terms.and(before.terms) },
         },
+        lineage: before.lineage.or(name),
     };
     // Before the table itself says so: it must never be ahead of what outlives it.
-    raise(meta.incarnation)?;
+    raise(Epoch { incarnation: meta.incarnation, lineage: meta.lineage })?;
     let start = clock.now();
     write_meta(&*table, &meta, mark.max(start.mark())).map_err(failed)?;
     let frame = Frame { run: meta.run, start, behind_mark: start.wall < WallMs(mark.ms) };

@@ -6,6 +6,12 @@ use std::{
     process::{Command, Output},
 };
 
+use fencegate::table::{
+    codec::Meta,
+    open::{read_mark, read_meta, write_meta},
+    rocks::RocksTable,
+};
+
 use super::{
     recovery::{STRIDE, cut_the_tail, fence, flip, killed_with_leases, refuses_to_start},
     support::{
@@ -73,7 +79,11 @@ fn a_restored_backup_is_a_new_incarnation_under_a_new_key() {
 }
 
 fn back_up(site: &Site) -> PathBuf {
-    let backup = site.folder.path().join("backup");
+    back_up_as(site, "backup")
+}
+
+fn back_up_as(site: &Site, name: &str) -> PathBuf {
+    let backup = site.folder.path().join(name);
     let mut command = Command::new(binary());
     command.args(["table", "backup", "--config"]).arg(site.config()).arg("--to").arg(&backup);
     let made = command.output().unwrap();
@@ -85,6 +95,108 @@ fn restore(site: &Site, from: &Path, more: &[&str]) -> Output {
     let mut command = Command::new(binary());
     command.args(["table", "restore", "--config"]).arg(site.config()).arg("--from").arg(from).args(more);
     command.output().unwrap()
+}
+
+#[track_caller]
+fn asks_for_above(site: &Site, from: &Path, why: &str) {
+    let refused = restore(site, from, &["--replace"]);
+    let said = stderr(&refused);
+    assert!(refused.status.code() == Some(2) && said.contains("--above N") && said.contains(why), "{refused:?}");
+    assert!(site.data().join("table").exists() && !site.data().join("table.restoring").exists(), "{said}");
+}
+
+#[test]
+fn the_epoch_of_another_table_says_nothing_of_a_backup() {
+    let (site, _) = killed_with_leases(1);
+    let backup = back_up(&site);
+    let (first, second) = (site.folder.path().join("first"), site.folder.path().join("second"));
+    copy_folder(&backup, &first);
+    copy_folder(&backup, &second);
+    let lost = Site::new();
+    assert!(restore(&lost, &first, &["--above", "1"]).status.success());
+    let gate = lost.serve();
+    let seq = acquire(&mut gate.api(), "o0", "b", 60_000)["lease_seq"].as_u64().unwrap();
+    gate.kill();
+    // Its volume is lost, and on a new one a table is made before the backup comes back.
+    for creates in [false, true] {
+        let site = if creates { Site::new() } else { Site::with_table() };
+        if creates {
+            let text = fs::read_to_string(site.config()).unwrap();
+            fs::write(site.config(), text.replace("[table]", "[table]\ncreate = true")).unwrap();
+        }
+        site.serve().stop();
+        assert!(site.data().join("epoch").exists());
+        asks_for_above(&site, &second, "another table");
+        // Nor does such a table without its epoch.
+        fs::remove_file(site.data().join("epoch")).unwrap();
+        asks_for_above(&site, &second, "another table");
+        let restored = restore(&site, &second, &["--replace", "--above", &seq.to_string()]);
+        assert!(restored.status.success(), "{restored:?}");
+        let gate = site.serve();
+        assert!(acquire(&mut gate.api(), "o0", "c", 60_000)["lease_seq"].as_u64().unwrap() > seq);
+        gate.stop();
+        // From here on it is that table's folder.
+        assert!(restore(&site, &second, &["--replace"]).status.success());
+    }
+}
+
+#[test]
+fn a_folder_that_is_older_than_the_backup_says_nothing_of_it() {
+    let (site, _) = killed_with_leases(1);
+    let snapshot = site.folder.path().join("snapshot");
+    copy_folder(&site.data(), &snapshot);
+    let put_back = || {
+        fs::remove_dir_all(site.data()).unwrap();
+        copy_folder(&snapshot, &site.data());
+    };
+    site.serve().stop();
+    let later_run = back_up_as(&site, "later-run");
+    assert!(restore(&site, &later_run, &["--replace"]).status.success());
+    site.serve().stop();
+    let later_incarnation = back_up_as(&site, "later-incarnation");
+    put_back();
+    // Its floor is above the epoch; then, it was restored above the epoch.
+    asks_for_above(&site, &later_incarnation, "older than this backup");
+    asks_for_above(&site, &later_run, "older than this backup");
+    // Where it does not say so, it still is of a later run.
+    fs::remove_file(later_run.join("RESTORED_AS")).unwrap();
+    asks_for_above(&site, &later_run, "older than this backup");
+    // The folder that the backup was made of is not older, nor is one that has gone on since.
+    site.serve().stop();
+    assert!(restore(&site, &later_run, &["--replace"]).status.success());
+}
+
+/// As earlier versions left it.
+fn take_its_name(table: &Path) {
+    let (table, _) = RocksTable::open(table).unwrap();
+    let meta = read_meta(&table).unwrap().unwrap();
+    assert!(meta.lineage.is_some(), "a new table has a name");
+    write_meta(&table, &Meta { lineage: None, ..meta }, read_mark(&table).unwrap()).unwrap();
+    table.flush().unwrap();
+}
+
+#[test]
+fn a_table_of_before_there_were_names_opens_and_is_restored_over_by_an_operators_word() {
+    let (site, _) = killed_with_leases(1);
+    take_its_name(&site.data().join("table"));
+    fs::write(site.data().join("epoch"), format!("0 {:08x}\n", crc32c::crc32c(b"0"))).unwrap();
+    let nameless = back_up_as(&site, "nameless");
+    asks_for_above(&site, &nameless, "gave tables no name");
+    // The next start names it. A backup of before stays without a name.
+    let gate = site.serve();
+    let seq = fence(&gate, "o0");
+    gate.stop();
+    let named = back_up_as(&site, "named");
+    asks_for_above(&site, &nameless, "gave tables no name");
+    assert!(restore(&site, &named, &["--replace"]).status.success());
+    assert!(restore(&site, &nameless, &["--replace", "--above", "1"]).status.success());
+    let gate = site.serve();
+    assert!(fence(&gate, "o0") > seq);
+    gate.stop();
+    // What was restored of it has a name of its own.
+    asks_for_above(&site, &named, "another table");
+    let renamed = back_up_as(&site, "renamed");
+    assert!(restore(&site, &renamed, &["--replace"]).status.success());
 }
 
 #[test]

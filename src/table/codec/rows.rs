@@ -16,7 +16,7 @@ use crate::fence::{
     record::{AdvanceId, Numbers},
     time::Frame,
 };
-use crate::table::flight::DrainReport;
+use crate::table::{flight::DrainReport, lineage::Lineage};
 
 /// What a stored record is read against: this run's clocks, the table's incarnation and its key.
 #[derive(Clone, Debug)]
@@ -57,18 +57,21 @@ pub struct Meta {
     pub terms: Terms,
     /// The last run that did not end in good order; 0 if there was none.
     pub broken_run: u64,
+    /// Which table this is; `None` in tables and backups of earlier versions.
+    pub lineage: Option<Lineage>,
 }
 
 const HAS_BROKEN: u8 = 2;
 /// Its incarnation does not have the lowest floor of its number.
 const HAS_OFFSET: u8 = 4;
+const HAS_LINEAGE: u8 = 8;
 
 impl Meta {
-    /// Of a table on which no gate has run yet.
+    /// Of a table on which no gate has run yet, and which has no name.
     #[must_use]
     pub fn new(key: &TableKey, clean: bool) -> Self {
         let (incarnation, terms) = (Incarnation::default(), Terms::default());
-        Self { incarnation, run: 0, clean, key_fingerprint: key.fingerprint(), terms, broken_run: 0 }
+        Self { incarnation, run: 0, clean, key_fingerprint: key.fingerprint(), terms, broken_run: 0, lineage: None }
     }
 
     #[must_use]
@@ -76,7 +79,8 @@ impl Meta {
         let offset = self.incarnation.offset();
         let flags = u8::from(self.clean)
             | if self.broken_run == 0 { 0 } else { HAS_BROKEN }
-            | if offset == 0 { 0 } else { HAS_OFFSET };
+            | if offset == 0 { 0 } else { HAS_OFFSET }
+            | self.lineage.map_or(0, |_| HAS_LINEAGE);
         let row = Writer::row()
             .u32(self.incarnation.number())
             .u64(self.run)
@@ -86,7 +90,11 @@ impl Meta {
             .u64(self.terms.bound_ms);
         // Absent where there was none, as in tables that never heard of it; said beside the clean flag.
         let row = if self.broken_run == 0 { row } else { row.u64(self.broken_run) };
-        if offset == 0 { row.done() } else { row.u32(offset).done() }
+        let row = if offset == 0 { row } else { row.u32(offset) };
+        match &self.lineage {
+            None => row.done(),
+            Some(lineage) => row.bytes(lineage.bytes()).done(),
+        }
     }
 
     /// Reads the meta row.
@@ -96,7 +104,7 @@ impl Meta {
     pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
         let mut reader = Reader::row(value)?;
         let (number, run, flags) = (reader.u32()?, reader.u64()?, reader.u8()?);
-        if flags > 1 | HAS_BROKEN | HAS_OFFSET {
+        if flags > 1 | HAS_BROKEN | HAS_OFFSET | HAS_LINEAGE {
             return Err(CodecFault("flags that are not known"));
         }
         let mut meta = Self {
@@ -106,6 +114,7 @@ impl Meta {
             key_fingerprint: reader.array()?,
             terms: Terms { routes: reader.array()?, bound_ms: reader.u64()? },
             broken_run: if flags & HAS_BROKEN == 0 { 0 } else { reader.u64()? },
+            lineage: None,
         };
         if flags & HAS_BROKEN != 0 && meta.broken_run == 0 {
             return Err(CodecFault("a broken run that is none"));
@@ -115,6 +124,9 @@ impl Meta {
             if meta.incarnation.offset() == 0 {
                 return Err(NO_OFFSET);
             }
+        }
+        if flags & HAS_LINEAGE != 0 {
+            meta.lineage = Some(Lineage::from_bytes(reader.array()?));
         }
         reader.end()?;
         Ok(meta)

@@ -15,7 +15,7 @@ use crate::fence::{
     idempotency::{Answer, Entry, Response, Since},
     record::Numbers,
 };
-use crate::table::flight::DrainReport;
+use crate::table::{flight::DrainReport, lineage::Lineage};
 
 const RUN: u64 = 7;
 
@@ -346,11 +346,13 @@ proptest! {
         incarnation in incarnation(),
         (run, clean) in any::<(u64, bool)>(),
         (key_fingerprint, routes, bound_ms) in any::<([u8; 16], [u8; 16], u64)>(),
+        lineage in any::<Option<[u8; 16]>>(),
         flip in any::<(usize, u8)>(),
     ) {
         let terms = Terms { routes, bound_ms };
         let broken_run = run / 2;
-        let meta = Meta { incarnation, run, clean, key_fingerprint, terms, broken_run };
+        let lineage = lineage.map(Lineage::from_bytes);
+        let meta = Meta { incarnation, run, clean, key_fingerprint, terms, broken_run, lineage };
         prop_assert_eq!(Meta::decode(&meta.encode()), Ok(meta.clone()));
         assert_one_encoding(&meta.encode(), flip, |bytes| Meta::decode(bytes).ok().map(|meta| meta.encode()));
     }
@@ -425,13 +427,13 @@ fn a_record_of_an_earlier_incarnation_is_raised_and_one_of_a_later_is_refused() 
 }
 
 #[test]
-fn rows_of_before_the_offsets_read_as_ever() {
+fn rows_of_before_the_offsets_and_names_read_as_ever() {
     // As earlier versions wrote them: format, number, run, flags, fingerprint, routes, bound, broken run.
     let meta = [&[2, 0, 0, 30, 34][..], &9_u64.to_be_bytes(), &[3], &[7; 16], &[8; 16], &[0, 0, 0, 0, 0, 0, 0, 5]];
     let meta = [&meta.concat()[..], &4_u64.to_be_bytes()].concat();
     let read = Meta::decode(&meta).unwrap();
     assert_eq!((read.incarnation, read.run, read.clean, read.broken_run), (Incarnation::new(7_714), 9, true, 4));
-    assert_eq!(read.encode(), meta);
+    assert_eq!((read.lineage, read.encode()), (None, meta));
     // Fence, number, stamp, free.
     let record = [&[2][..], &[0, 0, 0, 3, 0, 0, 0, 9], &[0, 0, 0, 3], &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0], &[0]];
     let record = record.concat();
