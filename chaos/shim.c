@@ -3,10 +3,14 @@
  * It writes down what was really made durable, one line per event, appended to $CHAOS_SYNCED, so that
  * the rest can be thrown away after kill -9, as a power cut would:
  *   C path        a file was created
+ *   T path        a file was cut to nothing
  *   S size path   a file was synced when it had this size
  *   D path        a folder was synced: the names in it are durable
- *   R from to     a file was renamed (taken as durable at once)
- * Files are only ever appended to by what we test, so a size says it all.
+ *   L from to     a file got a second name
+ *   R from to     a file or folder was renamed
+ * Files are only ever appended to, or begun anew, by what we test, so a size says it all. With $CHAOS_REPLACED, a
+ * folder on the same disk, the file whose place a renamed one takes is kept there, and its path is a third word of that
+ * line: until the folder is synced, a power cut may bring the old names back.
  *
  * And it does what the file $CHAOS_CONTROL asks for, which both sides map into memory: see `control`.
  * With $CHAOS_KILL_AT=N the process is killed at the N-th step that changes the disk, before it is done.
@@ -61,6 +65,12 @@ static void step(void) {
     if (kill_at > 0 && ++steps == kill_at) kill(getpid(), SIGKILL);
 }
 
+static int is_stepped(void) {
+    static _Atomic int asked = -1;
+    if (asked < 0) asked = getenv("CHAOS_KILL_AT") != NULL;
+    return asked;
+}
+
 static void note(const char *line) {
     static _Atomic int log_fd = -1;
     if (log_fd < 0) {
@@ -68,7 +78,7 @@ static void note(const char *line) {
         if (!path) return;
         log_fd = NEXT(open)(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
     }
-    if (write(log_fd, line, strlen(line)) < 0) abort();
+    if (NEXT(write)(log_fd, line, strlen(line)) < 0) abort();
 }
 
 static int path_of(int fd, char *path, size_t size) {
@@ -94,11 +104,28 @@ static void note_synced(const char *path, const struct stat *before) {
     note(line);
 }
 
-static void note_created(int fd, int flags) {
-    char path[2048], line[4096];
-    if (fd < 0 || !(flags & O_CREAT) || !path_of(fd, path, sizeof path)) return;
-    snprintf(line, sizeof line, "C %s\n", path);
-    note(line);
+static void note_opened(int fd, int flags) {
+    char path[2048], line[4352];
+    if (fd < 0 || !(flags & (O_CREAT | O_TRUNC)) || !path_of(fd, path, sizeof path)) return;
+    if (flags & O_CREAT) {
+        snprintf(line, sizeof line, "C %s\n", path);
+        note(line);
+    }
+    if (flags & O_TRUNC) {
+        snprintf(line, sizeof line, "T %s\n", path);
+        note(line);
+    }
+}
+
+/* Bytes of a file are about to be written. RocksDB's diary and what a process says do not count. */
+static void step_write(int fd) {
+    char path[2048];
+    struct stat found;
+    if (!is_stepped() || fd <= STDERR_FILENO || fstat(fd, &found) != 0 || !S_ISREG(found.st_mode)) return;
+    if (!path_of(fd, path, sizeof path)) return;
+    const char *name = strrchr(path, '/');
+    if (name && strncmp(name + 1, "LOG", 3) == 0) return;
+    step();
 }
 
 /* Waits while it is asked to. Says whether the sync shall fail. */
@@ -136,12 +163,38 @@ static int sync_and_note(int fd, int (*sync)(int)) {
 int fsync(int fd) { return sync_and_note(fd, NEXT(fsync)); }
 int fdatasync(int fd) { return sync_and_note(fd, NEXT(fdatasync)); }
 
+ssize_t write(int fd, const void *bytes, size_t count) {
+    static ssize_t (*_Atomic next)(int, const void *, size_t);
+    if (!next) next = NEXT(write);
+    step_write(fd);
+    return next(fd, bytes, count);
+}
+
+#define PWRITE(name, offset)                                          \
+    ssize_t name(int fd, const void *bytes, size_t count, offset at) { \
+        step_write(fd);                                               \
+        return NEXT(name)(fd, bytes, count, at);                      \
+    }
+PWRITE(pwrite, off_t)
+PWRITE(pwrite64, off64_t)
+
+/* Keeps the file whose name is about to be another's. */
+static void keep_replaced(const char *path, char *kept, size_t size) {
+    static _Atomic int64_t count;
+    const char *folder = getenv("CHAOS_REPLACED");
+    kept[0] = 0;
+    if (!folder) return;
+    snprintf(kept, size, "%s/%d-%lld", folder, getpid(), (long long)++count);
+    if (NEXT(link)(path, kept) != 0) kept[0] = 0;
+}
+
 int rename(const char *from, const char *to) {
-    char line[4352];
+    char line[6400], kept[2048];
     step();
+    keep_replaced(to, kept, sizeof kept);
     int done = NEXT(rename)(from, to);
     if (done == 0) {
-        snprintf(line, sizeof line, "R %s\t%s\n", from, to);
+        snprintf(line, sizeof line, "R %s\t%s%s%s\n", from, to, kept[0] ? "\t" : "", kept);
         note(line);
     }
     return done;
@@ -153,8 +206,14 @@ int mkdir(const char *path, mode_t mode) {
 }
 
 int link(const char *from, const char *to) {
+    char line[4352];
     step();
-    return NEXT(link)(from, to);
+    int done = NEXT(link)(from, to);
+    if (done == 0) {
+        snprintf(line, sizeof line, "L %s\t%s\n", from, to);
+        note(line);
+    }
+    return done;
 }
 
 int unlink(const char *path) {
@@ -183,9 +242,9 @@ int chmod(const char *path, mode_t mode) {
         va_start(rest, flags);                                   \
         mode_t mode = (flags & O_CREAT) ? va_arg(rest, int) : 0; \
         va_end(rest);                                            \
-        if (flags & O_CREAT) step();                             \
+        if (flags & (O_CREAT | O_TRUNC)) step();                 \
         int fd = NEXT(name)(path, flags, mode);                  \
-        note_created(fd, flags);                                 \
+        note_opened(fd, flags);                                  \
         return fd;                                               \
     }
 OPEN(open)
@@ -197,9 +256,9 @@ OPEN(open64)
         va_start(rest, flags);                                   \
         mode_t mode = (flags & O_CREAT) ? va_arg(rest, int) : 0; \
         va_end(rest);                                            \
-        if (flags & O_CREAT) step();                             \
+        if (flags & (O_CREAT | O_TRUNC)) step();                 \
         int fd = NEXT(name)(dir, path, flags, mode);             \
-        note_created(fd, flags);                                 \
+        note_opened(fd, flags);                                  \
         return fd;                                               \
     }
 OPENAT(openat)

@@ -22,7 +22,9 @@ use thiserror::Error;
 use super::{
     Table, TableFault,
     codec::{Meta, Terms},
-    data_folder::{DataLock, REPLACED, RESTORING, Without, clear, key_path, sync_parent, table_folder, without_table},
+    data_folder::{
+        DataLock, REPLACED, RESTORING, Without, clear, key_path, sync_parent, table_folder, without_table, write_whole,
+    },
     epoch::{self, Epoch, EpochFault},
     key_file::{self, KeyFault},
     lineage::Lineage,
@@ -53,6 +55,10 @@ pub enum BackupFault {
         "--above {above} is below {floor}, where the backup itself stands: name the highest lease_seq that you know of"
     )]
     BelowBackup { above: u64, floor: u64 },
+    #[error(
+        "{} does not read, so it is not known which numbers this backup was restored with. Say --above N: the highest lease_seq that you know of, of any object, from `fencegate_table_floor` in your metrics, the logs of writers, or the Fence-Seq that the store was sent", .0.display()
+    )]
+    NoteUnreadable(PathBuf),
     #[error("the system has no random numbers to give: {0}")]
     Random(String),
     #[error(transparent)]
@@ -155,20 +161,23 @@ fn at(path: &Path) -> impl Fn(io::Error) -> BackupFault {
 
 /// Writes down in a backup what it was restored as, so that the next restore of it lies above.
 fn note(backup: &Path, incarnation: Incarnation) -> io::Result<()> {
-    let path = backup.join(RESTORED_AS);
-    fs::write(&path, incarnation.floor().to_string())?;
-    fs::File::open(&path)?.sync_all()?;
-    sync_parent(&path)
+    write_whole(&backup.join(RESTORED_AS), incarnation.floor().to_string().as_bytes())
 }
 
-fn restored_as(backup: &Path) -> Result<Incarnation, BackupFault> {
+/// What a backup says it was restored as. One that does not read, as a restore that was cut short could leave it in
+/// earlier versions, needs an operator's word, `above`.
+fn restored_as(backup: &Path, above: Option<u64>) -> Result<Incarnation, BackupFault> {
     let path = backup.join(RESTORED_AS);
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
+    let text = match fs::read(&path) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Incarnation::default()),
         Err(error) => return Err(at(&path)(error)),
     };
-    let said: u64 = text.trim().parse().map_err(|_| BackupFault::NoBackup(path))?;
+    let said: u64 = match (text.trim().parse(), above) {
+        (Ok(said), _) => said,
+        (Err(_), Some(_)) => return Ok(Incarnation::default()),
+        (Err(_), None) => return Err(BackupFault::NoteUnreadable(path)),
+    };
     // No floor of a restored table is as low as any number of an incarnation is.
     let number = u32::try_from(said).ok().filter(|number| *number <= Incarnation::LAST.number());
     Ok(number.map_or(Incarnation::at(said), Incarnation::new))
@@ -191,7 +200,7 @@ struct Used {
 
 impl Used {
     fn find(backup: &Path, data: &Path, above: Option<u64>) -> Result<Self, BackupFault> {
-        let restored_as = restored_as(backup)?;
+        let restored_as = restored_as(backup, above)?;
         let mut used = Self {
             incarnation: restored_as.max(Incarnation::at(above.unwrap_or_default())),
             restored_as,
@@ -333,7 +342,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     private::create_folder(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
-        if entry.file_name() == RESTORED_AS {
+        if entry.file_name().to_string_lossy().starts_with(RESTORED_AS) {
             continue;
         }
         let copied = to.join(entry.file_name());

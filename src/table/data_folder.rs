@@ -4,8 +4,9 @@
 //! RocksDB locks its own folder, but not while one is being made, copied or set aside.
 
 use std::{
+    ffi::OsString,
     fs::{self, File},
-    io,
+    io::{self, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
@@ -118,6 +119,23 @@ pub fn sync_parent(path: &Path) -> io::Result<()> {
         Some(folder) if !folder.as_os_str().is_empty() => File::open(folder)?.sync_all(),
         Some(_) | None => File::open(".")?.sync_all(),
     }
+}
+
+/// Writes a file that is there whole or as it was before, durable when this returns: it is made aside, as `*.new`, and
+/// then given its name.
+///
+/// # Errors
+/// Where it cannot be written.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut new = OsString::from(path);
+    new.push(".new");
+    let new = PathBuf::from(new);
+    clear(&new)?;
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    sync_parent(path)
 }
 
 /// Removes a file or folder, if it is there.

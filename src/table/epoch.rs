@@ -6,18 +6,13 @@
 //! for any other it says nothing.
 
 use std::{
-    fs::{self, OpenOptions},
-    io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use thiserror::Error;
 
-use super::{
-    data_folder::{clear, sync_parent},
-    lineage::Lineage,
-};
+use super::{data_folder::write_whole, lineage::Lineage};
 use crate::fence::Incarnation;
 
 /// What a folder has begun.
@@ -77,16 +72,8 @@ pub fn raise(data: &Path, to: Epoch) -> Result<(), EpochFault> {
 /// # Errors
 /// Where the file cannot be written.
 pub fn set(data: &Path, to: Epoch) -> Result<(), EpochFault> {
-    let (path, new) = (path(data), data.join("epoch.new"));
-    let write = || {
-        clear(&new)?;
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(encode(to).as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&new, &path)?;
-        sync_parent(&path)
-    };
-    write().map_err(|error| EpochFault::Io { path: path.clone(), error })
+    let path = path(data);
+    write_whole(&path, encode(to).as_bytes()).map_err(|error| EpochFault::Io { path, error })
 }
 
 /// The floor in decimal, the table's name where it has one, and a checksum of both: a flipped bit must not lower it.

@@ -199,7 +199,7 @@ impl PowerCut {
 
     fn start(&self, binary: PathBuf, fault: Option<&str>) -> Gate {
         let mut command = Command::new(binary);
-        self.disk.watch(&self.site.data(), &mut command);
+        self.disk.watch(&[&self.site.data()], &mut command);
         if let Some(fault) = fault {
             command.env("FENCEGATE_TEST_FAULT", fault);
         }
@@ -207,7 +207,7 @@ impl PowerCut {
     }
 
     fn cut(&self) -> usize {
-        self.disk.cut(&self.site.data())
+        self.disk.cut(&[&self.site.data()])
     }
 }
 

@@ -1,9 +1,9 @@
 //! `table restore`, `table backup`, `table init` and the start on a torn log, killed at each step that changes the disk;
-//! also with what was not synced thrown away. Whatever is there then, no fence is lost, no number is granted twice, and
+//! also with what was not synced thrown away, names and backups among it. Whatever is there then, no fence is lost, no number is granted twice, and
 //! the next command works or says what to do.
 
 use std::{
-    fs,
+    fmt, fs,
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -16,6 +16,7 @@ use fencegate::{
         backup::{self, BackupFault, How, Restored},
         codec::{Key, Terms, decode_record},
         data_folder::table_folder,
+        epoch,
         open::{self, Begun, OpenFault},
         rocks::RocksTable,
     },
@@ -58,6 +59,8 @@ impl Scene {
         let first = site.folder.path().join("first");
         copy_folder(&site.data(), &first.join("data"));
         copy_folder(&to, &first.join("backup"));
+        // It was restored before: what it says of that must not get lost either.
+        fs::write(first.join("backup/RESTORED_AS"), "0").unwrap();
         Self { site, first, granted }
     }
 
@@ -74,7 +77,7 @@ impl Scene {
     }
 
     /// Nothing that stands here is below what was granted. Gives the table's floor.
-    fn holds(&self, begun: &Begun, at: &str) -> Fence {
+    fn holds(&self, begun: &Begun, at: impl fmt::Display) -> Fence {
         let users = ObjectId::new("users").unwrap();
         let row = begun.table.get(&Key::Record(users.clone()).encode()).unwrap().expect("a record of users");
         let fence = decode_record(users, &row, &begun.context).unwrap().fence;
@@ -127,30 +130,90 @@ fn run(mut command: Command) -> Output {
     command.output().unwrap()
 }
 
+/// When a command was killed.
+struct At {
+    step: u64,
+    with_power: bool,
+    /// It had no such step: it has come to its end, and said so.
+    is_done: bool,
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { step, with_power, is_done } = self;
+        write!(f, "step {step}, with power: {with_power}, done: {is_done}")
+    }
+}
+
 /// Kills a command at its first step, at its second and so on, each time from `reset` on, until it has none left.
-/// `check` looks at what is there then. Every other time the power goes, too.
-fn at_each_step(site: &Site, command: impl Fn() -> Command, reset: impl Fn(), mut check: impl FnMut(&str)) -> u64 {
+/// `check` looks at what is there then. Every other time the power goes, too, and with it what was not synced in
+/// `folders`.
+fn at_each_step(
+    site: &Site,
+    folders: &[&Path],
+    command: impl Fn() -> Command,
+    reset: impl Fn(),
+    mut check: impl FnMut(&At),
+) -> u64 {
     for step in 1..STEPS_MAX {
         for with_power in [true, false] {
             reset();
             let mut command = command();
             let disk = Synced::new(site.folder.path());
-            disk.watch(&site.data(), &mut command);
+            disk.watch(folders, &mut command);
             let done = run({
                 command.env("CHAOS_KILL_AT", step.to_string());
                 command
             });
-            if done.status.signal() != Some(9) {
-                assert!(done.status.success(), "{done:?}");
+            let is_done = done.status.signal() != Some(9);
+            assert!(!is_done || done.status.success(), "{done:?}");
+            if !with_power {
+                disk.cut(folders);
+            }
+            check(&At { step, with_power, is_done });
+            if is_done && !with_power {
                 return step - 1;
             }
-            if !with_power {
-                disk.cut(&site.data());
-            }
-            check(&format!("step {step}{}", if with_power { "" } else { ", power cut" }));
         }
     }
     panic!("more than {STEPS_MAX} steps");
+}
+
+/// The tests below rest on it: what the shim and `power` call lost is what a power cut may take.
+#[test]
+fn a_name_that_was_changed_is_lost_with_the_power_unless_its_folder_was_synced() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().join("data");
+    let change = "import os, sys\nos.chdir(sys.argv[1])\nhere = os.open('.', os.O_RDONLY)\n\
+        for word in sys.argv[2:]:\n    os.fsync(here) if word == 'sync' else os.rename(*(os.path.abspath(n) for n in word.split('>')))";
+    for (steps, then) in [
+        (&["new>old"][..], &[("new", "new"), ("old", "old")][..]),
+        (&["new>old", "sync"], &[("old", "new")]),
+        (&["old>third", "sync", "new>old"], &[("new", "new"), ("third", "old")]),
+        (&["new>old", "old>third"], &[("new", "new"), ("old", "old")]),
+        (&["new>old", "old>third", "sync"], &[("third", "new")]),
+    ] {
+        let _ = fs::remove_dir_all(&at);
+        fs::create_dir(&at).unwrap();
+        for name in ["new", "old"] {
+            fs::write(at.join(name), name).unwrap();
+        }
+        let disk = Synced::new(folder.path());
+        let mut command = Command::new("python3");
+        command.arg("-c").arg(change).arg(&at).args(steps);
+        disk.watch(&[&at], &mut command);
+        let done = run(command);
+        assert!(done.status.success(), "{done:?}");
+        disk.cut(&[&at]);
+        let mut left: Vec<_> = fs::read_dir(&at)
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .map(|entry| (entry.file_name().into_string().unwrap(), fs::read_to_string(entry.path()).unwrap()))
+            .collect();
+        left.sort();
+        let then: Vec<_> = then.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        assert_eq!(left, then, "{steps:?}");
+    }
 }
 
 #[test]
@@ -162,6 +225,7 @@ fn a_restore_that_is_killed_at_any_step_loses_no_fence_and_says_what_to_do() {
     let (mut started, mut refused) = (0, 0);
     let steps = at_each_step(
         &scene.site,
+        &[&data, &from],
         command,
         || scene.reset(),
         |at| {
@@ -171,11 +235,14 @@ fn a_restore_that_is_killed_at_any_step_loses_no_fence_and_says_what_to_do() {
                 Ok(begun) => {
                     started += 1;
                     let floor = scene.holds(&begun, at);
-                    assert!(floor.get() == 0 || floor.get() > scene.granted, "{at}: {floor}");
+                    assert!(floor.get() == 0 && !at.is_done || floor.get() > scene.granted, "{at}: {floor}");
+                    let noted = fs::read_to_string(from.join("RESTORED_AS")).unwrap();
+                    assert!(noted == "0" && floor.get() == 0 || noted == floor.to_string(), "{at}: {noted}, {floor}");
                     drop(begun);
                 }
                 Err(fault) => {
                     refused += 1;
+                    assert!(!at.is_done, "{at}: {fault}");
                     let said = fault.to_string();
                     assert!(matches!(fault, OpenFault::RestoreCut { .. } | OpenFault::Lost { .. }), "{at}: {said}");
                     assert!(said.contains("table restore") && !said.contains("init"), "{at}: {said}");
@@ -201,10 +268,10 @@ fn a_restore_onto_an_empty_disk_that_is_killed_at_any_step_can_be_done_again() {
         fs::remove_dir_all(&data).unwrap();
     };
     let how = How { replace: true, above: Some(9 << 32) };
-    let steps = at_each_step(&scene.site, command, reset, |at| {
+    let steps = at_each_step(&scene.site, &[&data, &from], command, reset, |at| {
         match begin(&data) {
             Ok(begun) => assert!(scene.holds(&begun, at).get() > 9 << 32, "{at}"),
-            Err(fault) => assert!(fault.to_string().contains("table restore"), "{at}: {fault}"),
+            Err(fault) => assert!(!at.is_done && fault.to_string().contains("table restore"), "{at}: {fault}"),
         }
         restore(&from, &data, how).unwrap();
         assert!(scene.holds(&begin(&data).unwrap(), at).get() > 9 << 32, "{at}");
@@ -219,6 +286,7 @@ fn an_init_that_is_killed_at_any_step_can_be_done_again() {
     let reset = || drop(fs::remove_dir_all(&data));
     let steps = at_each_step(
         &site,
+        &[&data],
         || table(&["init"], &site),
         reset,
         |at| {
@@ -226,6 +294,7 @@ fn an_init_that_is_killed_at_any_step_can_be_done_again() {
             match (begin(&data), is_there) {
                 (Ok(begun), true) => assert_eq!(begun.meta.incarnation, Incarnation::default(), "{at}"),
                 (Err(fault), false) => {
+                    assert!(!at.is_done, "{at}: {fault}");
                     let said = fault.to_string();
                     assert!(said.contains("init") && !said.contains("remove"), "{at}: {said}");
                     init(&data).unwrap();
@@ -252,11 +321,13 @@ fn a_backup_that_is_killed_at_any_step_is_whole_or_none_and_the_table_is_as_it_w
             let _ = fs::remove_dir_all(scene.site.folder.path().join(name));
         }
     };
-    let steps = at_each_step(&scene.site, command, reset, |at| {
+    let making = scene.site.folder.path().join("second.tmp");
+    let steps = at_each_step(&scene.site, &[&data, &to, &making], command, reset, |at| {
         let begun = begin(&data).unwrap_or_else(|fault| panic!("{at}: {fault}"));
         assert_eq!(scene.holds(&begun, at), Fence::default(), "{at}: nothing was lost");
         let again = backup::create(&*begun.table, &to);
         assert_eq!(again.is_err(), matches!(again, Err(BackupFault::Exists(_))), "{at}: {again:?}");
+        assert!(again.is_err() || !at.is_done, "{at}: there was none");
         drop(begun);
         // Whether it is the first or the second: it has all that was granted.
         let copy = scene.site.folder.path().join("copy");
@@ -292,7 +363,7 @@ fn a_start_on_a_torn_log_that_is_killed_at_any_step_begins_a_new_incarnation_all
             let mut command = Command::new(binary());
             command.arg("serve").arg("--config").arg(scene.site.config()).env("CHAOS_KILL_AT", steps.to_string());
             let disk = Synced::new(scene.site.folder.path());
-            disk.watch(&data, &mut command);
+            disk.watch(&[&data], &mut command);
             match scene.site.spawn(command) {
                 Err((status, said)) => assert_eq!(status.signal(), Some(9), "{said}"),
                 Ok(gate) => {
@@ -301,8 +372,12 @@ fn a_start_on_a_torn_log_that_is_killed_at_any_step_begins_a_new_incarnation_all
                 }
             }
             if !with_power {
-                disk.cut(&data);
+                disk.cut(&[&data]);
             }
+            let known = epoch::read(&data).unwrap().expect("an epoch").incarnation;
+            let table = RocksTable::open_to_salvage(&table_folder(&data)).and_then(|table| open::read_meta(&table));
+            let own = table.unwrap().expect("a meta row").incarnation;
+            assert!(own <= known, "step {steps}: the table is at {own}, ahead of its folder's epoch, {known}");
             let begun = begin(&data).unwrap_or_else(|fault| panic!("step {steps}: {fault}"));
             scene.holds(&begun, &format!("step {steps}"));
             assert!(begun.meta.incarnation >= Incarnation::new(1), "step {steps}");

@@ -166,6 +166,24 @@ fn a_folder_that_is_older_than_the_backup_says_nothing_of_it() {
     assert!(restore(&site, &later_run, &["--replace"]).status.success());
 }
 
+#[test]
+fn a_note_in_a_backup_that_does_not_read_says_what_to_do() {
+    let (site, _) = killed_with_leases(1);
+    let backup = back_up(&site);
+    let note = backup.join("RESTORED_AS");
+    for cut_short in [&b""[..], b"\0\0\0", b"\xff\xfe"] {
+        fs::write(&note, cut_short).unwrap();
+        let refused = restore(&site, &backup, &["--replace"]);
+        let said = stderr(&refused);
+        assert!(refused.status.code() == Some(2) && said.contains("RESTORED_AS does not read"), "{refused:?}");
+        assert!(said.contains("--above N"), "{said}");
+        assert!(restore(&site, &backup, &["--replace", "--above", "5"]).status.success());
+        assert!(fs::read_to_string(&note).unwrap().parse::<u64>().unwrap() > STRIDE, "it says so again");
+        assert!(restore(&site, &backup, &["--replace"]).status.success());
+        assert!(!site.data().join("table/RESTORED_AS").exists());
+    }
+}
+
 /// As earlier versions left it.
 fn take_its_name(table: &Path) {
     let (table, _) = RocksTable::open(table).unwrap();

@@ -26,70 +26,39 @@ pub fn shim() -> PathBuf {
 /// What was made durable, as the shim has written it down.
 pub struct Synced {
     log: PathBuf,
+    /// Where the shim keeps files whose names were given to others.
+    replaced: PathBuf,
 }
 
 impl Synced {
     /// The log lies in this folder.
     pub fn new(folder: &Path) -> Self {
-        Self { log: folder.join("synced") }
+        Self { log: folder.join("synced"), replaced: folder.join("replaced") }
     }
 
-    /// Has a command watched. What is there when it begins is durable.
-    pub fn watch(&self, data: &Path, command: &mut Command) {
+    /// Has a command watched. What is in these folders when it begins is durable.
+    pub fn watch(&self, folders: &[&Path], command: &mut Command) {
         let mut known = String::new();
-        for path in all_files(data) {
+        for path in folders.iter().flat_map(|folder| all_files(folder)) {
             let size = fs::metadata(&path).unwrap().len();
             known.push_str(&format!("C {0}\nS {size} {0}\nD {1}\n", path.display(), path.parent().unwrap().display()));
         }
         fs::write(&self.log, known).unwrap();
-        command.env("LD_PRELOAD", shim()).env("CHAOS_SYNCED", &self.log);
+        let _ = fs::remove_dir_all(&self.replaced);
+        fs::create_dir(&self.replaced).unwrap();
+        command.env("LD_PRELOAD", shim()).env("CHAOS_SYNCED", &self.log).env("CHAOS_REPLACED", &self.replaced);
     }
 
-    /// Which files are durable, and up to where.
-    fn durable(&self) -> HashMap<PathBuf, (u64, bool)> {
-        let mut files: HashMap<PathBuf, (u64, bool)> = HashMap::new();
-        for line in fs::read_to_string(&self.log).unwrap().lines() {
-            let (what, rest) = line.split_once(' ').unwrap();
-            match what {
-                "C" => drop(files.entry(rest.into()).or_default()),
-                "S" => {
-                    let (size, path) = rest.split_once(' ').unwrap();
-                    files.entry(path.into()).or_default().0 = size.parse().unwrap();
-                }
-                "D" => files
-                    .iter_mut()
-                    .filter(|(path, _)| path.parent() == Some(Path::new(rest)))
-                    .for_each(|(_, file)| file.1 = true),
-                "R" => {
-                    let (from, to) = rest.split_once('\t').unwrap();
-                    let inside: Vec<_> = files.keys().filter(|path| path.starts_with(from)).cloned().collect();
-                    for path in inside {
-                        let (size, is_named) = files.remove(&path).unwrap();
-                        match path.strip_prefix(from).unwrap() {
-                            itself if itself.as_os_str().is_empty() => files.insert(to.into(), (size, true)),
-                            within => files.insert(Path::new(to).join(within), (size, is_named)),
-                        };
-                    }
-                    files.entry(to.into()).or_insert((0, true));
-                    // Names change in their order: where this one is durable, those before it in the folder are.
-                    let folder = Path::new(to).parent();
-                    let beside = files.iter_mut().filter(|(path, _)| path.parent() == folder);
-                    beside.for_each(|(_, file)| file.1 = true);
-                }
-                _ => panic!("{line}"),
-            }
-        }
-        files
-    }
-
-    /// Throws away what was not synced: bytes behind a file's last sync, and files whose names were not.
-    pub fn cut(&self, data: &Path) -> usize {
-        let files = self.durable();
-        let mut lost = 0;
-        for path in all_files(data) {
+    /// Throws away what was not synced in these folders: bytes behind a file's last sync, names of new files, and
+    /// changes of names.
+    pub fn cut(&self, folders: &[&Path]) -> usize {
+        let mut disk = Disk::default();
+        fs::read_to_string(&self.log).unwrap().lines().for_each(|line| disk.read(line));
+        let mut lost = disk.undo_renames();
+        for path in folders.iter().flat_map(|folder| all_files(folder)) {
             // RocksDB never syncs its own diary, so losing that shows nothing.
             let counts = usize::from(path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with("LOG")));
-            let (synced, is_named) = files.get(&path).copied().unwrap_or_default();
+            let File { synced, is_named } = disk.files.get(&path).copied().unwrap_or_default();
             let size = fs::metadata(&path).unwrap().len();
             if !is_named {
                 fs::remove_file(&path).unwrap();
@@ -100,6 +69,99 @@ impl Synced {
             }
         }
         lost
+    }
+}
+
+/// What is durable of a file.
+#[derive(Clone, Copy, Default)]
+struct File {
+    /// Up to where.
+    synced: u64,
+    is_named: bool,
+}
+
+/// A change of a name whose folder was not synced since.
+struct Rename {
+    from: PathBuf,
+    to: PathBuf,
+    /// The file that had the name before, and where it is kept.
+    replaced: Option<(PathBuf, File)>,
+}
+
+/// The files by their names as the process saw them last.
+#[derive(Default)]
+struct Disk {
+    files: HashMap<PathBuf, File>,
+    renames: Vec<Rename>,
+}
+
+impl Disk {
+    /// Takes in a line of the shim's log.
+    fn read(&mut self, line: &str) {
+        let (what, rest) = line.split_once(' ').unwrap();
+        match what {
+            "C" => drop(self.files.entry(rest.into()).or_default()),
+            "T" => self.files.entry(rest.into()).or_default().synced = 0,
+            "S" => {
+                let (size, path) = rest.split_once(' ').unwrap();
+                self.files.entry(path.into()).or_default().synced = size.parse().unwrap();
+            }
+            "D" => {
+                let is_inside = |path: &Path| path.parent() == Some(Path::new(rest));
+                self.files.iter_mut().filter(|(path, _)| is_inside(path)).for_each(|(_, file)| file.is_named = true);
+                self.renames.retain(|rename| !is_inside(&rename.to));
+            }
+            "L" => {
+                let (from, to) = rest.split_once('\t').unwrap();
+                let synced = self.files.get(Path::new(from)).map_or(0, |file| file.synced);
+                self.files.insert(to.into(), File { synced, is_named: false });
+            }
+            "R" => {
+                let mut words = rest.split('\t').map(PathBuf::from);
+                let (from, to) = (words.next().unwrap(), words.next().unwrap());
+                let replaced = words.next().and_then(|kept| Some((kept, self.files.remove(&to)?)));
+                self.move_names(&from, &to);
+                self.renames.push(Rename { from, to, replaced });
+            }
+            _ => panic!("{line}"),
+        }
+    }
+
+    /// A file or folder has another name, and what is in it with it.
+    fn move_names(&mut self, from: &Path, to: &Path) {
+        let moved = |path: &Path| match path.strip_prefix(from).ok()? {
+            itself if itself.as_os_str().is_empty() => Some(to.to_owned()),
+            within => Some(to.join(within)),
+        };
+        let names: Vec<_> = self.files.keys().filter(|path| path.starts_with(from)).cloned().collect();
+        for path in names {
+            let file = self.files.remove(&path).unwrap();
+            self.files.insert(moved(&path).unwrap(), file);
+        }
+        for rename in &mut self.renames {
+            rename.to = moved(&rename.to).unwrap_or_else(|| rename.to.clone());
+            // Whatever had this very name in the end was another file.
+            if rename.from != from {
+                rename.from = moved(&rename.from).unwrap_or_else(|| rename.from.clone());
+            }
+        }
+    }
+
+    /// Gives files their names back where a change was not synced, the last one first. Returns how many.
+    fn undo_renames(&mut self) -> usize {
+        let mut undone = 0;
+        while let Some(Rename { from, to, replaced }) = self.renames.pop() {
+            if to.exists() {
+                fs::rename(&to, &from).unwrap();
+                self.move_names(&to, &from);
+                undone += 1;
+            }
+            if let Some((kept, file)) = replaced {
+                fs::rename(kept, &to).unwrap();
+                self.files.insert(to, file);
+            }
+        }
+        undone
     }
 }
 
