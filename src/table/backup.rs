@@ -357,6 +357,8 @@ fn put_aside(data: &Path, target: &Path) -> Result<PathBuf, BackupFault> {
     let is_free = |aside: &PathBuf| !aside.exists();
     let aside = (1..=u16::MAX).map(|n| data.join(format!("{REPLACED}{n}"))).find(is_free);
     let aside = aside.ok_or(BackupFault::Exhausted)?;
+    // What cannot be closed here is the next start's to refuse; a restore does not wait for that.
+    let _ = private::take_all_from_all(target);
     put(target, &aside).map_err(at(&aside))?;
     Ok(aside)
 }

@@ -1,10 +1,10 @@
 //! Who may read the table and its copies: only the gate's user. They hold ids of requests and answers that were kept.
 //!
 //! New files are made 0600, and new folders 0700. Files that are open to everybody, as earlier versions left them, are
-//! closed when a run begins. Bits of the group are left to the platform: Kubernetes sets them on volumes with an fsGroup.
+//! closed when a run begins, and when a table is set aside. Bits of the group are left to the platform: Kubernetes sets them on volumes with an fsGroup.
 
 use std::{
-    fs::{self, DirBuilder, Metadata, Permissions},
+    fs::{self, DirBuilder, DirEntry, Metadata, Permissions},
     io,
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
@@ -50,7 +50,8 @@ pub fn close(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes everybody's rights on a data folder's table away, where there are any. Gives what was open.
+/// Takes everybody's rights on a data folder's tables away, where there are any: on the one that is used, and on those
+/// that were set aside. Gives what was open.
 ///
 /// # Errors
 /// With what is open and cannot be closed.
@@ -60,12 +61,31 @@ pub fn repair(data: &Path, table: &Path) -> Result<Vec<PathBuf>, OpenToAll> {
     if is_ours(data) {
         closed.extend(take_from_all(data)?);
     }
-    closed.extend(take_from_all(table)?);
+    closed.extend(take_all_from_all(table)?);
+    for aside in others(data) {
+        closed.extend(take_all_from_all(&aside)?);
+    }
+    Ok(closed)
+}
+
+/// Takes everybody's rights on a table away: on its folder, and on each file in it.
+///
+/// # Errors
+/// With what is open and cannot be closed.
+pub fn take_all_from_all(table: &Path) -> Result<Vec<PathBuf>, OpenToAll> {
+    let mut closed: Vec<PathBuf> = take_from_all(table)?.into_iter().collect();
     let unreadable = |error| OpenToAll { path: table.to_owned(), mode: 0, error };
     for file in inside(table).map_err(unreadable)? {
         closed.extend(take_from_all(&file)?);
     }
     Ok(closed)
+}
+
+/// Tables that were set aside, or are in the making. Those that this process cannot look into are closed.
+fn others(data: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(data).into_iter().flatten().flatten();
+    let is_table = |entry: &DirEntry| entry.file_name().to_string_lossy().starts_with("table.");
+    entries.filter(is_table).map(|entry| entry.path()).filter(|path| fs::read_dir(path).is_ok()).collect()
 }
 
 fn is_ours(path: &Path) -> bool {
@@ -115,8 +135,17 @@ mod tests {
         for (path, open) in [(data, 0o2775), (&table, 0o755), (&file, 0o664)] {
             fs::set_permissions(path, Permissions::from_mode(open)).unwrap();
         }
-        assert_eq!(repair(data, &table).unwrap(), [data, &table, &file]);
+        let aside = folder.path().join("table.replaced-1");
+        let old = aside.join("000003.sst");
+        fs::create_dir(&aside).unwrap();
+        fs::write(&old, "").unwrap();
+        for (path, open) in [(&aside, 0o755), (&old, 0o644)] {
+            fs::set_permissions(path, Permissions::from_mode(open)).unwrap();
+        }
+        fs::write(data.join("table.txt"), "no table").unwrap();
+        assert_eq!(repair(data, &table).unwrap(), [data, &table, &file, &aside, &old]);
         assert_eq!((mode(data), mode(&table), mode(&file)), (0o2770, 0o750, 0o660));
+        assert_eq!((mode(&aside), mode(&old)), (0o750, 0o640));
         assert!(repair(data, &table).unwrap().is_empty());
         close(&table).unwrap();
         assert_eq!((mode(&table), mode(&file)), (0o700, 0o600));

@@ -59,13 +59,25 @@ fn a_table_and_its_copies_are_the_gates_alone() {
         is_closed(copy);
     }
     is_closed(&site.data());
-    // A backup that everybody can read, as earlier versions made it, comes back closed.
-    for path in all_files(&copies[0]) {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
-    }
+    // A backup that everybody can read, as earlier versions made it, comes back closed. So is the table that it replaces.
+    let open = |folder: &Path| {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+        for path in all_files(folder) {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+        }
+    };
+    let (table, aside) = (site.data().join("table"), site.data().join("table.replaced-1"));
+    open(&copies[0]);
+    open(&table);
     run(&["table", "restore", "--replace", "--from", copies[0].to_str().unwrap()]);
+    let others =
+        |folder: &Path| all_files(folder).iter().map(|file| mode(file)).fold(mode(folder), |all, mode| all | mode);
+    assert_eq!(others(&aside) & 0o007, 0, "it was set aside, and is open");
+    // As earlier versions left it.
+    open(&aside);
     site.serve_with(with_usual_umask()).stop();
-    is_closed(&site.data().join("table"));
+    is_closed(&table);
+    assert_eq!(others(&aside) & 0o007, 0, "it was set aside long ago, and is open");
 }
 
 #[test]
