@@ -14,6 +14,7 @@ use super::{
     elections::Elections,
     held::{Held, Not},
     keeper,
+    pace::Paces,
     slot::{Shown, Slot, Standing, Writing},
 };
 use crate::{
@@ -52,6 +53,7 @@ pub struct Holdings {
     elections: Option<Elections>,
     pub(super) settings: AgentLease,
     clock: Clock,
+    pub(super) paces: Paces,
     pub(super) metrics: Arc<AgentMetrics>,
     slots: Mutex<HashMap<ObjectId, Arc<Slot>>>,
     keepers: Mutex<JoinSet<()>>,
@@ -80,7 +82,8 @@ impl Holdings {
     ) -> Arc<Self> {
         let phase = watch::Sender::new(Phase::Running);
         let (slots, keepers) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { api, holder, elections, settings, clock, metrics, slots, keepers, phase })
+        let paces = Paces::new(settings.objects_max);
+        Arc::new(Self { api, holder, elections, settings, clock, paces, metrics, slots, keepers, phase })
     }
 
     /// Takes a lease and never gives it back for want of use.
@@ -164,8 +167,8 @@ impl Holdings {
     }
 
     /// The leases of all objects of a write, in their order. They are taken in the order of their ids. Where one of them
-    /// is another holder's, those behind it are given back: two agents that each hold one of two objects would refuse
-    /// each other's writes to both otherwise.
+    /// is another holder's again and again, those behind it are given back: two agents that each hold one of two objects
+    /// would refuse each other's writes to both otherwise.
     ///
     /// # Errors
     /// As for one.
@@ -187,12 +190,17 @@ impl Holdings {
         Ok(uses.into_iter().map(|(_, each)| each).collect())
     }
 
-    /// Gives objects back where another holder has `missing`.
+    /// Gives objects back where another holder has `missing`, if it is time to.
     fn give_way<'a>(&self, missing: &ObjectId, objects: impl Iterator<Item = &'a ObjectId>) {
-        let slots = lock(&self.slots);
+        let (slots, now) = (lock(&self.slots), self.now());
         let follows = |slot: &Arc<Slot>| matches!(&*slot.standing.borrow(), Standing::Following(_));
-        if slots.get(missing).is_some_and(follows) {
-            objects.filter_map(|object| slots.get(object)).for_each(|slot| slot.give_way());
+        if !slots.get(missing).is_some_and(follows) {
+            return;
+        }
+        for slot in objects.filter_map(|object| slots.get(object)).filter(|slot| slot.may_give_way()) {
+            if self.paces.gives_way(&slot.object, now) {
+                slot.give_way();
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     api::wire::LeaseState,
-    client::{Lease, Lost, NotHad, Wanted, backoff::Backoff},
+    client::{Lease, Lost, NotHad, Wanted},
     fence::HolderId,
 };
 
@@ -19,8 +19,6 @@ use crate::{
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 /// How long a look at who leads may take.
 const LOOK: Duration = Duration::from_secs(5);
-/// First and longest pause between leases that are lost soon after they were granted.
-const SHORT_LIVED_MS: (u64, u64) = (100, 5_000);
 
 /// Follows the election that an object's seat is in, until the object is not wanted any more.
 pub(super) async fn follow(holdings: Arc<Holdings>, slot: Arc<Slot>, seat: Seat) {
@@ -43,12 +41,11 @@ pub(super) async fn follow(holdings: Arc<Holdings>, slot: Arc<Slot>, seat: Seat)
 
 /// Keeps one object's lease, until it is given back.
 pub(super) async fn keep(holdings: Arc<Holdings>, slot: Arc<Slot>) {
-    let mut losses = Losses::default();
     loop {
         let goes_on = match ask(&holdings, &slot).await {
             Ok(lease) => match lead(&holdings, &slot, Arc::new(lease)).await {
                 None => false,
-                Some(loss) => losses.pause(&holdings, &slot, &loss).await,
+                Some(loss) => pause(&holdings, &slot, &loss).await,
             },
             Err(NotHad::Refused(why)) => {
                 tracing::error!(object = %slot.object, %why, "the gate grants no lease");
@@ -109,39 +106,25 @@ struct Loss {
     ttl_ms: u64,
 }
 
-/// The leases of an object that were lost one soon after the other. A gate that refuses each of them (`gate.url` and
-/// `gate.api` may be two gates) is not asked for the next one as fast as it can refuse.
-#[derive(Default)]
-struct Losses(Option<Backoff>);
-
-impl Losses {
-    /// Waits before the lease is asked for again: not after the first loss, and then longer each time. Says whether to
-    /// ask for it.
-    async fn pause(&mut self, holdings: &Holdings, slot: &Slot, loss: &Loss) -> bool {
-        if loss.held_ms >= loss.ttl_ms / 3 {
-            self.0 = None;
-            return true;
-        }
-        let Some(backoff) = &mut self.0 else {
-            self.0 = Some(Backoff::new(SHORT_LIVED_MS.0, SHORT_LIVED_MS.1));
-            return true;
-        };
-        let pause = backoff.next(None);
-        let why = format!(
-            "the last lease was lost {} ms after it was granted, and so was the one before: {}. The next one is asked for after {} ms",
-            loss.held_ms,
-            loss.why,
-            pause.as_millis()
-        );
-        tracing::warn!(object = %slot.object, why, "a lease is not asked for at once");
-        slot.standing.send_replace(Standing::Pausing(why));
-        let goes_on = tokio::select! {
-            () = tokio::time::sleep(pause) => true,
-            () = holdings.reached(Phase::Draining) => false,
-        };
-        slot.standing.send_replace(Standing::Asking);
-        goes_on
-    }
+/// Waits before a lease that was lost is asked for again, where that is not to be at once: a gate that refuses each of
+/// them (`gate.url` and `gate.api` may be two gates) is not asked for the next one as fast as it can refuse. Says
+/// whether to ask for it.
+async fn pause(holdings: &Holdings, slot: &Slot, loss: &Loss) -> bool {
+    let Some(pause) = holdings.paces.lost(&slot.object, loss.held_ms, loss.ttl_ms, holdings.now()) else { return true };
+    let why = format!(
+        "the last lease was lost {} ms after it was granted, and so was the one before: {}. The next one is asked for after {} ms",
+        loss.held_ms,
+        loss.why,
+        pause.as_millis()
+    );
+    tracing::warn!(object = %slot.object, why, "a lease is not asked for at once");
+    slot.standing.send_replace(Standing::Pausing(why));
+    let goes_on = tokio::select! {
+        () = tokio::time::sleep(pause) => true,
+        () = holdings.reached(Phase::Draining) => false,
+    };
+    slot.standing.send_replace(Standing::Asking);
+    goes_on
 }
 
 /// Holds the lease; returns how it was lost, or `None` where it was given back.
@@ -151,13 +134,18 @@ async fn lead(holdings: &Holdings, slot: &Slot, lease: Arc<Lease>) -> Option<Los
         tracing::error!(object = %slot.object, warning, "writes to this object will be refused: give this agent the gate's own routes");
     }
     let begun = holdings.now();
+    slot.keep();
     slot.standing.send_replace(Standing::Leading(Held::Gate(Arc::clone(&lease))));
     let lost = loop {
         tokio::select! {
             why = lease.lost() => break Some(why),
             () = holdings.reached(Phase::Releasing) => break None,
             () = holdings.idle(slot, true) => if holdings.retire(slot) { break None },
-            () = slot.yielded() => if holdings.retire(slot) { break None },
+            () = slot.yielded() => if holdings.retire(slot) {
+                tracing::info!(object = %slot.object, "the lease is given back: writes to this object and another one are refused again and again, since another holder has the other one");
+                holdings.paces.gave_way(&slot.object, holdings.now());
+                break None;
+            },
         }
     };
     let held_ms = holdings.now().since(begun);

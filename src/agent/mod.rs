@@ -3,7 +3,7 @@
 //! - [`port`]: the application's side: what is a read, what is a write, and what is refused. [`hosts`]: by which names
 //!   it may be called.
 //! - [`holdings`]: the leases of the objects in use ([`slot`]), for whoever writes. `keeper`: what asks for one, keeps
-//!   it, loses it, gives it back. [`held`]: one in hand.
+//!   it, loses it, gives it back. `pace`: how soon the next one is asked for. [`held`]: one in hand.
 //! - [`elections`]: those on Kubernetes Leases, one for each Lease.
 //! - [`forward`]: sends a request on to the gate, once. [`lanes`]: the connections that it goes by.
 //! - [`status`]: who leads, for the application and for probes. [`compare`]: whether the gate has the same routes.
@@ -20,6 +20,7 @@ pub mod holdings;
 pub mod hosts;
 mod keeper;
 pub mod lanes;
+mod pace;
 pub mod port;
 pub mod slot;
 pub mod status;

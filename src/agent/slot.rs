@@ -1,6 +1,7 @@
 //! An object in use: how this agent stands with it, what a writer is told of it, and who is writing to it now.
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -97,12 +98,20 @@ impl Slot {
         })
     }
 
-    /// Gives its lease back, if it is held and no write is on its way: for a write to several objects that cannot have
-    /// another one of them. Where it was taken up front, it stays.
+    /// Whether its lease may be given back: it is held, and was not taken up front.
+    pub(super) fn may_give_way(&self) -> bool {
+        !self.up_front && matches!(&*self.standing.borrow(), Standing::Leading(_))
+    }
+
+    /// Gives its lease back, if no write is on its way: for a write to several objects that cannot have another one of
+    /// them.
     pub(super) fn give_way(&self) {
-        if !self.up_front && matches!(&*self.standing.borrow(), Standing::Leading(_)) {
-            self.yields.notify_one();
-        }
+        self.yields.notify_one();
+    }
+
+    /// Keeps the lease that was just granted: a call of [`Slot::give_way`] that came too late meant the one before.
+    pub(super) fn keep(&self) {
+        let _ = pin!(self.yields.notified()).enable();
     }
 
     /// Returns when it is to be given back.

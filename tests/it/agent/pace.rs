@@ -34,6 +34,32 @@ fn a_gate_that_refuses_every_lease_is_not_asked_for_one_after_the_other() {
     assert!(refused > 200, "{refused} of 300 were refused by the agent itself");
 }
 
+/// Another holder has `a` for long. Each MOVE is refused for it, and could give `b` back; each PUT could take `b` again.
+#[test]
+#[allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "how many leases there may be depends on it")]
+fn writes_that_are_refused_for_another_object_do_not_give_a_lease_back_each_time() {
+    let bench = Bench::new();
+    acquire(&mut bench.gate.api(), "a", "other", 60_000);
+    let agent = bench.agent("x");
+    let to_a = || agent.call("MOVE", "/b/1", &[("destination", "http://127.0.0.1/a/2")]);
+    let fence = || bench.gate.api().get("/v1/objects/b").expect(200)["fence"].as_u64().unwrap();
+    agent.put("/b/1").expect_ok();
+    assert_eq!(to_a().header("fence-leader"), Some("other"));
+    // The agent gives nothing back for one refused write. What it gives back is given back soon.
+    for _ in 0..20 {
+        agent.put("/b/1").expect_ok();
+    }
+    assert_eq!(fence(), 1, "one refused write gave the lease back");
+    let begun = std::time::Instant::now();
+    for _ in 0..300 {
+        agent.put("/b/1").expect_ok();
+        to_a().refusal(503, "NOT_LEADER");
+    }
+    // 50 ms of refusals at least, then twice as long each time, up to 2.5 s at least.
+    let (fence, most) = (fence(), 8 + begun.elapsed().as_secs() / 2);
+    assert!((1..=most).contains(&fence), "{fence} leases for 300 writes, {most} at most");
+}
+
 #[test]
 fn renewals_before_writes_share_a_connection_and_each_other() {
     let bench = Bench::new();

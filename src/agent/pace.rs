@@ -1,0 +1,179 @@
+//! How soon one lease of an object may follow another. This is kept for longer than the task that keeps a lease: an
+//! application decides by its writes when such a task ends.
+//!
+//! Leases that are lost soon after they were granted follow each other with pauses. A lease is given back for a write
+//! that cannot have another object, but only where such writes are refused again and again, and each time later.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use crate::{
+    client::backoff::Backoff,
+    fence::{BootMs, ObjectId},
+};
+
+/// First and longest pause between leases that end soon after they were granted.
+const SHORT_LIVED_MS: (u64, u64) = (100, 5_000);
+/// What has become of an object's leases is forgotten after so long.
+const FORGET_MS: u64 = 60_000;
+
+/// The paces of all objects.
+pub(super) struct Paces {
+    /// How many are kept at most. The one that was not needed for longest makes room.
+    most: usize,
+    all: Mutex<HashMap<ObjectId, Pace>>,
+}
+
+/// One object's.
+struct Pace {
+    /// When it last counted.
+    at: BootMs,
+    /// Counts the losses, from the first lease on that was lost soon.
+    losses: Option<Backoff>,
+    /// Counts how often the lease was given back.
+    ways: Backoff,
+    /// For how long writes must have been refused before it is given back.
+    patience: Duration,
+    /// The first write that was refused since it was last given back.
+    refused_since: Option<BootMs>,
+}
+
+impl Pace {
+    fn new(at: BootMs) -> Self {
+        let mut ways = Backoff::new(SHORT_LIVED_MS.0, SHORT_LIVED_MS.1);
+        let patience = ways.next(None);
+        Self { at, losses: None, ways, patience, refused_since: None }
+    }
+}
+
+impl Paces {
+    pub(super) fn new(most: usize) -> Self {
+        Self { most: most.max(1), all: Mutex::default() }
+    }
+
+    /// A lease was lost: how long to wait before the next one is asked for. Not after the first that is lost within a
+    /// third of its ttl, and then longer each time.
+    pub(super) fn lost(&self, object: &ObjectId, held_ms: u64, ttl_ms: u64, now: BootMs) -> Option<Duration> {
+        let granted = BootMs(now.0.saturating_sub(held_ms));
+        self.count(object, granted, now, |pace| {
+            if held_ms >= ttl_ms / 3 {
+                pace.losses = None;
+                return None;
+            }
+            let Some(losses) = &mut pace.losses else {
+                pace.losses = Some(Backoff::new(SHORT_LIVED_MS.0, SHORT_LIVED_MS.1));
+                return None;
+            };
+            Some(losses.next(None))
+        })
+    }
+
+    /// A write to this object and another was refused, since another holder has the other one. Says whether to give
+    /// this object's lease back: not for one refused write, and later each time.
+    pub(super) fn gives_way(&self, object: &ObjectId, now: BootMs) -> bool {
+        self.count(object, now, now, |pace| {
+            let since = *pace.refused_since.get_or_insert(now);
+            u128::from(now.since(since)) >= pace.patience.as_millis()
+        })
+    }
+
+    /// The lease was given back for such writes.
+    pub(super) fn gave_way(&self, object: &ObjectId, now: BootMs) {
+        self.count(object, now, now, |pace| {
+            pace.patience = pace.ways.next(None);
+            pace.refused_since = None;
+        });
+    }
+
+    /// Counts something that began at `begun`. What was before is forgotten where it is too long ago.
+    fn count<T>(&self, object: &ObjectId, begun: BootMs, now: BootMs, change: impl FnOnce(&mut Pace) -> T) -> T {
+        let mut all = self.lock();
+        if !all.contains_key(object) && all.len() >= self.most {
+            all.retain(|_, pace| now.since(pace.at) < FORGET_MS);
+            if all.len() >= self.most
+                && let Some(oldest) = all.iter().min_by_key(|(_, pace)| pace.at).map(|(object, _)| object.clone())
+            {
+                all.remove(&oldest);
+            }
+        }
+        let pace = all.entry(object.clone()).or_insert_with(|| Pace::new(now));
+        if begun.since(pace.at) >= FORGET_MS {
+            *pace = Pace::new(now);
+        }
+        pace.at = now;
+        change(pace)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectId, Pace>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(name: &str) -> ObjectId {
+        ObjectId::new(name).unwrap()
+    }
+
+    #[test]
+    fn leases_that_are_lost_soon_follow_each_other_with_pauses() {
+        let (paces, users) = (Paces::new(8), object("users"));
+        let lost = |held_ms: u64, at: u64| paces.lost(&users, held_ms, 30_000, BootMs(at)).map(|each| each.as_millis());
+        assert_eq!(lost(10, 100_000), None);
+        for (at, most) in [(100_100, 100), (100_300, 200), (100_700, 400)] {
+            assert!(lost(10, at).is_some_and(|pause| (most / 2..=most).contains(&pause)), "{most}");
+        }
+        // One that lasted, and a pause of more than a minute, are each a new beginning.
+        assert_eq!((lost(10_000, 111_000), lost(10, 111_100)), (None, None));
+        assert!(lost(10, 111_200).is_some());
+        assert_eq!(lost(10, 111_200 + FORGET_MS + 10), None);
+        // How long the last one was held is no such pause.
+        let long = |at: u64| paces.lost(&object("long"), 90_000, 600_000, BootMs(at));
+        assert!(long(200_000).is_none() && long(300_000).is_some());
+    }
+
+    /// Writes are refused every 20 ms, for ten minutes.
+    #[test]
+    fn a_lease_is_given_back_ever_more_rarely() {
+        let (paces, users) = (Paces::new(8), object("users"));
+        let mut given_back = vec![];
+        for now in (0..600_000).step_by(20) {
+            if paces.gives_way(&users, BootMs(now)) {
+                paces.gave_way(&users, BootMs(now));
+                given_back.push(now);
+            }
+        }
+        assert!(given_back[0] >= 50, "{given_back:?}");
+        assert!((110..=250).contains(&given_back.len()), "{} in ten minutes", given_back.len());
+        let early = given_back.iter().filter(|at| **at < 10_000).count();
+        assert!((5..=9).contains(&early), "{given_back:?}");
+    }
+
+    #[test]
+    fn one_refused_write_takes_no_lease_away() {
+        let (paces, users) = (Paces::new(8), object("users"));
+        assert!(!paces.gives_way(&users, BootMs(0)) && !paces.gives_way(&users, BootMs(0)));
+        assert!(!paces.gives_way(&users, BootMs(FORGET_MS)), "too long ago to have to do with each other");
+        assert!(paces.gives_way(&users, BootMs(FORGET_MS + 1_000)));
+        // It was not given back: a write was on its way. The next refusal says so again.
+        assert!(paces.gives_way(&users, BootMs(FORGET_MS + 1_001)));
+        paces.gave_way(&users, BootMs(FORGET_MS + 1_002));
+        assert!(!paces.gives_way(&users, BootMs(FORGET_MS + 1_003)));
+    }
+
+    #[test]
+    fn no_more_objects_are_remembered_than_an_agent_may_hold() {
+        let paces = Paces::new(2);
+        for (at, name) in ["a", "b", "c", "d"].into_iter().enumerate() {
+            paces.gives_way(&object(name), BootMs(at as u64));
+        }
+        let mut kept: Vec<String> = paces.lock().keys().map(ToString::to_string).collect();
+        kept.sort();
+        assert_eq!(kept, ["c", "d"]);
+    }
+}
