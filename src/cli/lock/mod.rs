@@ -73,7 +73,8 @@ pub(super) struct Args {
     /// Who you are; unique per process. Left out: made of the host's name, the process id and a random word.
     #[arg(long, value_name = "NAME")]
     holder: Option<String>,
-    /// How long the command may take to end after SIGTERM, in milliseconds, before it is killed.
+    /// How long the command may take to end, in milliseconds, before it is killed: after SIGTERM when the lease is lost,
+    /// and after a signal that asks for the end and was blocked when this program started.
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     grace: u64,
     /// When the lease is lost and the command has been stopped: exit, or wait for the next turn and run it again.
@@ -120,8 +121,8 @@ struct Signals {
     heard: Vec<(rustix::process::Signal, Heard)>,
     /// To be listened for also so that children can be waited for: where it is ignored, they cannot.
     child: Heard,
-    /// Those that never come, since they are blocked from the start.
-    blocked: Vec<rustix::process::Signal>,
+    /// Those that never come, since they are blocked from the start; whether each was seen to be pending.
+    blocked: Vec<(rustix::process::Signal, bool)>,
 }
 
 /// How often children are looked at where their end may not be told, and signals that are blocked.
@@ -137,7 +138,7 @@ impl Signals {
         for each in each.into_iter().filter(|each| !inherited.ignores(*each)) {
             all.push((each, signal(SignalKind::from_raw(each.as_raw()))?));
             if inherited.blocks(each) {
-                blocked.push(each);
+                blocked.push((each, false));
             }
         }
         Ok(Self { heard: all, child: signal(SignalKind::child())?, blocked })
@@ -145,7 +146,8 @@ impl Signals {
 
     /// The next one; `None` where a child may have ended.
     async fn next(&mut self) -> Option<rustix::process::Signal> {
-        let pause = if self.blocked.is_empty() { LOOK } else { LOOK_BLOCKED };
+        let is_waiting = self.blocked.iter().any(|(_, seen)| !seen);
+        let pause = if is_waiting { LOOK_BLOCKED } else { LOOK };
         let Self { heard, child, blocked } = self;
         let passed_on = std::future::poll_fn(|context| {
             for (which, heard) in heard.iter_mut() {
@@ -161,9 +163,18 @@ impl Signals {
             () = tokio::time::sleep(pause) => {
                 let pending = Inherited::now();
                 // It stays pending, so each counts once.
-                blocked.iter().position(|each| pending.has_pending(*each)).map(|place| blocked.remove(place))
+                let come = blocked.iter_mut().find(|(each, seen)| !seen && pending.has_pending(*each));
+                come.map(|(each, seen)| {
+                    *seen = true;
+                    *each
+                })
             }
         }
+    }
+
+    /// Whether a signal is blocked from the start: for the command too, which inherits that.
+    fn is_blocked(&self, signal: rustix::process::Signal) -> bool {
+        self.blocked.iter().any(|(each, _)| *each == signal)
     }
 
     /// The next one that asks a program to end.

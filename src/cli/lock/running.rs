@@ -4,6 +4,7 @@ use std::{
     ffi::OsString,
     io::{self, IsTerminal},
     os::{fd::AsRawFd, unix::process::CommandExt},
+    pin::Pin,
     process::{ExitStatus, Stdio},
     time::Duration,
 };
@@ -14,6 +15,7 @@ use rustix::process::{
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     process::{Child as Guard, Command as GuardCommand},
+    time::Sleep,
 };
 
 use super::{
@@ -21,7 +23,10 @@ use super::{
     guard::DONE,
     tree::{Process, Tree, reap},
 };
-use crate::client::{Lease, Lost};
+use crate::{
+    cli::output,
+    client::{Lease, Lost},
+};
 
 /// The program that runs, also where its file was replaced by a newer one meanwhile.
 const PROGRAM: &str = "/proc/self/exe";
@@ -139,6 +144,7 @@ impl Running {
         signals: &mut Signals,
         grace: Duration,
     ) -> (Ended, Vec<Process>) {
+        let mut overdue = Overdue(None);
         let lost = loop {
             if self.has_ended() {
                 break lease.token().err();
@@ -148,7 +154,20 @@ impl Running {
                     self.stop(signals, grace).await;
                     break Some(why);
                 }
-                heard = signals.next() => self.pass_on(heard),
+                heard = signals.next() => {
+                    self.pass_on(heard);
+                    // The command has inherited that: it may never hear the signal.
+                    if let Some(heard) = heard.filter(|heard| asks_to_end(*heard) && signals.is_blocked(*heard)) {
+                        overdue.begin(heard, grace);
+                    }
+                }
+                asked_by = overdue.passed() => {
+                    output::complain(&format!(
+                        "the command was killed: {asked_by}, which was blocked when fencegate started, did not end it within {} ms",
+                        grace.as_millis()
+                    ));
+                    self.send(Signal::KILL);
+                }
             }
         };
         let left = self.clear().await;
@@ -192,8 +211,7 @@ impl Running {
 
     fn pass_on(&mut self, heard: Option<Signal>) {
         let Some(heard) = heard else { return };
-        // HUP means "read your settings again" to many a program, and the others whatever it likes.
-        self.was_asked_to_end |= [Signal::TERM, Signal::INT, Signal::QUIT].contains(&heard);
+        self.was_asked_to_end |= asks_to_end(heard);
         // The terminal has sent these to its whole group already.
         let is_terminals = heard == Signal::INT || heard == Signal::QUIT;
         if !(is_terminals && self.on_terminal) {
@@ -243,6 +261,36 @@ impl Running {
         }
         let _ = self.guard.wait().await;
         left
+    }
+}
+
+/// Whether a signal asks a program to end. HUP means "read your settings again" to many a program, and the others
+/// whatever it likes.
+fn asks_to_end(signal: Signal) -> bool {
+    [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal)
+}
+
+/// The end of the grace of a command that was asked to end by a signal that it may not hear, and that signal's name.
+struct Overdue(Option<(&'static str, Pin<Box<Sleep>>)>);
+
+impl Overdue {
+    /// Begins the grace, unless an earlier signal has.
+    fn begin(&mut self, signal: Signal, grace: Duration) {
+        let name = match signal {
+            Signal::INT => "SIGINT",
+            Signal::QUIT => "SIGQUIT",
+            _ => "SIGTERM",
+        };
+        self.0.get_or_insert_with(|| (name, Box::pin(tokio::time::sleep(grace))));
+    }
+
+    /// Returns the signal's name when the grace is over, once.
+    async fn passed(&mut self) -> &'static str {
+        let Some((name, grace)) = &mut self.0 else { return std::future::pending().await };
+        grace.as_mut().await;
+        let name = *name;
+        self.0 = None;
+        name
     }
 }
 

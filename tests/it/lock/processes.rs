@@ -191,6 +191,37 @@ fn a_signal_that_is_blocked_from_the_start_is_heard_all_the_same() {
     assert!(!bench.path("ran").exists());
 }
 
+/// The command has inherited that TERM is blocked. It never hears the one that is passed on. (A shell may clear the mask
+/// when it waits for a child, so this is none.)
+#[test]
+fn a_signal_that_is_blocked_from_the_start_ends_a_command_that_runs() {
+    let bench = Bench::new();
+    let blocking = |grace: &str, script: &str| {
+        let usual = bench.command(&["--grace", grace], script);
+        let mut command = Command::new("/usr/bin/env");
+        command.args(["--default-signal=HUP,INT,QUIT,TERM", "--block-signal=TERM"]);
+        command.args(usual.get_args().skip(1)).current_dir(bench.site.folder.path()).stdin(Stdio::null());
+        Lock::start(command)
+    };
+    let mut lock = blocking("300", "echo $$; exec sleep 1000");
+    let pid = lock.line();
+    lock.signal(Signal::TERM);
+    until("lock ends", || lock.child.try_wait().unwrap().is_some());
+    let (code, said) = lock.end();
+    assert_eq!(code, Some(128 + 9), "{said}");
+    assert!(said.contains("SIGTERM, which was blocked when fencegate started"), "{said}");
+    assert!(!is_alive(&pid));
+    assert_eq!(bench.state(), "released");
+    // A command that waits for the signal itself has its own time to end in, and its own code.
+    let waits = "import signal; print('up', flush=True); signal.sigwait([signal.SIGTERM]); raise SystemExit(6)";
+    let mut lock = blocking("60000", &format!("exec python3 -c \"{waits}\""));
+    assert_eq!(lock.line(), "up");
+    lock.signal(Signal::TERM);
+    until("lock ends", || lock.child.try_wait().unwrap().is_some());
+    assert_eq!(lock.end(), (Some(6), String::new()));
+    assert_eq!(bench.state(), "released");
+}
+
 #[test]
 fn the_guard_survives_every_signal_that_the_command_sends_to_its_group() {
     let bench = Bench::new();
