@@ -1,10 +1,12 @@
-//! Whether the gate has the routes that this agent has: where they differ, the gate refuses writes as another object's.
+//! Whether the gate and this agent make the same objects of paths: where they do not, the gate refuses the writes as
+//! another object's.
 
 use std::{sync::Arc, time::Duration};
 
 use crate::{
     api::routes::RouteBody,
     client::{Failed, LeaseApi, backoff::Backoff},
+    config::Mode,
     route::{Routes, object::ObjectTemplate, template::PathTemplate},
 };
 
@@ -19,23 +21,27 @@ pub struct Own {
     name: Arc<str>,
     path: Arc<str>,
     object: Arc<str>,
+    /// Its leases are the gate's.
+    by_gate: bool,
 }
 
-/// Those whose leases are the gate's: an agent without any may not reach its api.
+/// The agent's routes, the most specific first.
 #[must_use]
 pub fn to_compare(routes: &Routes) -> Vec<Own> {
-    let of_gate = routes.all().iter().filter(|route| route.kubernetes.is_none());
     let own = |route: &crate::route::Route| Own {
         name: Arc::clone(&route.name),
         path: Arc::clone(&route.path_text),
         object: Arc::clone(&route.object_text),
+        by_gate: route.kubernetes.is_none(),
     };
-    of_gate.map(own).collect()
+    routes.all().iter().map(own).collect()
 }
 
-/// Asks the gate for its routes until it answers, and logs each route of the agent's that the gate does not have.
+/// Asks the gate for its routes until it answers, and logs each route of the agent's that the gate does not have, and
+/// each of the gate's that takes paths of one that it has.
 pub async fn compare(api: LeaseApi, own: Vec<Own>) {
-    if own.is_empty() {
+    // An agent without leases of the gate's may not reach its api.
+    if !own.iter().any(|route| route.by_gate) {
         return;
     }
     let mut backoff = Backoff::new(BACKOFF_MS.0, BACKOFF_MS.1);
@@ -47,7 +53,8 @@ pub async fn compare(api: LeaseApi, own: Vec<Own>) {
             Err(failed) => tokio::time::sleep(backoff.next(failed.asked_ms())).await,
         }
     };
-    for strange in unknown(&own, &theirs) {
+    let Some(compared) = Compared::read(&own, &theirs) else { return };
+    for strange in compared.unknown() {
         let known: Vec<String> = theirs.iter().map(|route| format!("{} -> {}", route.path, route.object)).collect();
         tracing::warn!(
             route = &*strange.name,
@@ -57,43 +64,98 @@ pub async fn compare(api: LeaseApi, own: Vec<Own>) {
             "the gate has no route with this match and object: where it makes another object of a path, it refuses the write with LEASE_OBJECT_MISMATCH"
         );
     }
+    for (strange, of) in compared.missing() {
+        tracing::warn!(
+            route = &*of.name,
+            path = &*of.path,
+            object = &*of.object,
+            gate_route = strange.name,
+            gate_path = strange.path,
+            gate_object = strange.object,
+            "the gate has a more specific route that this agent does not have: it makes another object of these paths, and refuses writes to them with LEASE_OBJECT_MISMATCH. Give this agent the same route"
+        );
+    }
 }
 
-/// The routes that the gate does not have. Names do not matter, nor do the names of captures.
-fn unknown<'a>(own: &'a [Own], theirs: &[RouteBody]) -> Vec<&'a Own> {
-    let read = |path: &str, object: &str| {
-        let path = PathTemplate::parse(path).ok()?;
-        let object = ObjectTemplate::parse(object, &path).ok()?;
-        Some((path, object))
-    };
-    // A template that this program does not know may say the same in another way.
-    let Some(theirs) = theirs.iter().map(|route| read(&route.path, &route.object)).collect::<Option<Vec<_>>>() else {
-        return vec![];
-    };
-    let is_known = |route: &&Own| {
-        let Some((path, object)) = read(&route.path, &route.object) else { return true };
-        theirs.iter().any(|(their_path, their_object)| {
-            path.covers(their_path) && their_path.covers(&path) && object == *their_object
+type Templates = (PathTemplate, ObjectTemplate);
+
+/// Both sides' routes with their templates, the most specific first.
+struct Compared<'a> {
+    own: Vec<(&'a Own, Templates)>,
+    theirs: Vec<(&'a RouteBody, Templates)>,
+}
+
+impl<'a> Compared<'a> {
+    /// `None` where a template is of a kind that this program does not know: it may say the same in another way.
+    fn read(own: &'a [Own], theirs: &'a [RouteBody]) -> Option<Self> {
+        let read = |path: &str, object: &str| {
+            let path = PathTemplate::parse(path).ok()?;
+            let object = ObjectTemplate::parse(object, &path).ok()?;
+            Some((path, object))
+        };
+        Some(Self {
+            own: own.iter().map(|each| Some((each, read(&each.path, &each.object)?))).collect::<Option<_>>()?,
+            theirs: theirs.iter().map(|each| Some((each, read(&each.path, &each.object)?))).collect::<Option<_>>()?,
         })
-    };
-    own.iter().filter(|route| !is_known(route)).collect()
+    }
+
+    /// Whether the gate has this route. Names do not matter, nor do the names of captures.
+    fn is_known(&self, (path, object): &Templates) -> bool {
+        self.theirs.iter().any(|(_, (their_path, their_object))| {
+            path.covers(their_path) && their_path.covers(path) && object == their_object
+        })
+    }
+
+    /// The agent's routes that the gate does not have.
+    fn unknown(&self) -> Vec<&'a Own> {
+        let own = self.own.iter().filter(|(route, templates)| route.by_gate && !self.is_known(templates));
+        own.map(|(route, _)| *route).collect()
+    }
+
+    /// The gate's routes that take paths of a route that the agent has, too, and make other objects of them; each with
+    /// that route. Those that come first on neither side do not count, nor do routes on which nothing is refused.
+    fn missing(&self) -> Vec<(&'a RouteBody, &'a Own)> {
+        let mut found = vec![];
+        for (place, (theirs, (their_path, their_object))) in self.theirs.iter().enumerate() {
+            for (own_place, (own, templates)) in self.own.iter().enumerate() {
+                let (own_path, own_object) = templates;
+                // A route that the gate does not have is logged anyway.
+                if theirs.mode == Mode::Off || !own.by_gate || !self.is_known(templates) {
+                    continue;
+                }
+                let Some(common) = own_path.common(their_path) else { continue };
+                let comes_first = !self.theirs[..place].iter().any(|(_, (path, _))| path.covers(&common))
+                    && !self.own[..own_place].iter().any(|(_, (path, _))| path.covers(&common));
+                if comes_first && own_object.within(own_path, &common) != their_object.within(their_path, &common) {
+                    found.push((*theirs, *own));
+                }
+            }
+        }
+        found
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{LeaseSource, Mode};
+    use crate::config::LeaseSource;
 
-    #[test]
-    fn routes_are_compared_by_what_they_make_of_a_path() {
-        let own = |path: &str, object: &str| Own { name: "x".into(), path: path.into(), object: object.into() };
-        let theirs = |path: &str, object: &str| RouteBody {
+    fn own(path: &str, object: &str) -> Own {
+        Own { name: "x".into(), path: path.into(), object: object.into(), by_gate: true }
+    }
+
+    fn theirs(path: &str, object: &str) -> RouteBody {
+        RouteBody {
             name: "x".to_owned(),
             path: path.to_owned(),
             object: object.to_owned(),
             mode: Mode::Enforce,
             lease_source: LeaseSource::Gate,
-        };
+        }
+    }
+
+    #[test]
+    fn routes_are_compared_by_what_they_make_of_a_path() {
         for (one, other, same) in [
             (("/{a}/{rest...}", "{a}"), ("/{object}/{more...}", "{object}"), true),
             (("/{a}/{rest...}", "{a}"), ("/data/{a}/{rest...}", "/data/{a}/"), false),
@@ -102,8 +164,42 @@ mod tests {
             (("/{a}/{b}", "{a}-{b}"), ("/{a}/{b}", "{b}-{a}"), false),
             (("/{a}/{rest...}", "{a}"), ("of another kind", "{a}"), true),
         ] {
-            let given = [own(one.0, one.1)];
-            assert_eq!(unknown(&given, &[theirs(other.0, other.1)]).is_empty(), same, "{one:?} {other:?}");
+            let (given, have) = ([own(one.0, one.1)], [theirs(other.0, other.1)]);
+            let unknown = Compared::read(&given, &have).map_or(0, |compared| compared.unknown().len());
+            assert_eq!(unknown == 0, same, "{one:?} {other:?}");
         }
+    }
+
+    #[test]
+    fn a_route_of_the_gates_that_comes_before_one_of_the_agents_is_found() {
+        type Pairs = &'static [(&'static str, &'static str)];
+        const ALL: (&str, &str) = ("/{object}/{rest...}", "{object}");
+        const DATA: (&str, &str) = ("/data/{d}/{rest...}", "/data/{d}/");
+        // In their order: the most specific first.
+        let cases: [(Pairs, Pairs, Pairs); 8] = [
+            (&[ALL], &[DATA, ALL], &[DATA]),
+            (&[DATA, ALL], &[DATA, ALL], &[]),
+            (&[ALL], &[("/data/{rest...}", "data"), ALL], &[]),
+            (&[ALL], &[("/data/{d}", "{d}"), DATA, ALL], &[("/data/{d}", "{d}"), DATA]),
+            (&[DATA], &[("/logs/{d}", "{d}"), DATA, ALL], &[]),
+            (&[DATA, ALL], &[ALL], &[]),
+            (
+                &[("/data/{a}/{b}", "{b}"), ALL],
+                &[("/data/{x}/{y}", "{y}"), ("/data/{x}/{y}/{rest...}", "{y}"), ALL],
+                &[("/data/{x}/{y}/{rest...}", "{y}")],
+            ),
+            // No path gets as far as DATA at the gate.
+            (&[ALL], &[("/data/{rest...}", "data"), ("/{a}/{b}", "{a}"), DATA, ALL], &[]),
+        ];
+        for (agent, gate, expected) in cases {
+            let given: Vec<Own> = agent.iter().map(|(path, object)| own(path, object)).collect();
+            let have: Vec<RouteBody> = gate.iter().map(|(path, object)| theirs(path, object)).collect();
+            let compared = Compared::read(&given, &have).unwrap();
+            let found: Vec<_> = compared.missing().iter().map(|(each, _)| (&*each.path, &*each.object)).collect();
+            assert_eq!(found, expected, "{agent:?} {gate:?}");
+        }
+        let (given, mut have) = ([own(ALL.0, ALL.1)], [theirs(DATA.0, DATA.1), theirs(ALL.0, ALL.1)]);
+        have[0].mode = Mode::Off;
+        assert!(Compared::read(&given, &have).unwrap().missing().is_empty(), "nothing is refused there");
     }
 }

@@ -59,7 +59,7 @@ pub async fn list(State(gate): State<Shared>) -> Json<RouteList> {
 #[must_use]
 pub fn warning(gate: &Gate, object: &ObjectId) -> Option<String> {
     let routes = gate.routes.load();
-    if routes.all().iter().any(|route| route.may_make(object)) {
+    if routes.may_make(object) {
         return None;
     }
     let mut made: Vec<&str> = routes.all().iter().map(|route| &*route.object_text).collect();

@@ -246,6 +246,18 @@ impl Routes {
         all
     }
 
+    /// Whether some path could be about this object: a route makes its id, of paths that no earlier route takes.
+    #[must_use]
+    pub fn may_make(&self, object: &ObjectId) -> bool {
+        let takes_all = |earlier: &[Route], route: &Route| {
+            let captures = route.object.captures_of(object.as_str());
+            let paths = captures.map(|captures| route.path.filled(&captures));
+            paths.is_some_and(|paths| earlier.iter().any(|each| each.path.covers(&paths)))
+        };
+        let mut makers = self.all.iter().enumerate().filter(|(_, route)| route.may_make(object));
+        makers.any(|(place, route)| !takes_all(&self.all[..place], route))
+    }
+
     /// Whether the settled writes of this object are journaled by some route.
     #[must_use]
     pub fn keeps_journal(&self, object: &ObjectId) -> bool {

@@ -164,11 +164,26 @@ impl ObjectTemplate {
     /// The same with what a narrower object has in place of its captures.
     #[must_use]
     pub fn in_narrow(&self, narrowed: &Narrowed) -> Self {
+        self.with(|place| narrowed.of(place).cloned())
+    }
+
+    /// What it makes of those of `path`'s paths that fit `common`, too. Its captures are named by the segments that
+    /// they are, so that templates of two paths can be compared.
+    #[must_use]
+    pub fn within(&self, path: &PathTemplate, common: &PathTemplate) -> Self {
+        self.with(|place| {
+            let segment = path.segment_of(place)?;
+            Some(common.literal_at(segment).map_or(Piece::Capture(segment), |text| Piece::Literal(text.to_owned())))
+        })
+    }
+
+    /// The same with other pieces in place of its captures; those that have none stay.
+    fn with(&self, piece_of: impl Fn(usize) -> Option<Piece>) -> Self {
         let mut pieces: Vec<Piece> = vec![];
         for piece in &self.pieces {
             let piece = match piece {
                 Piece::Literal(_) => piece.clone(),
-                Piece::Capture(place) => narrowed.of(*place).cloned().unwrap_or_else(|| piece.clone()),
+                Piece::Capture(place) => piece_of(*place).unwrap_or_else(|| piece.clone()),
             };
             match (pieces.last_mut(), piece) {
                 (Some(Piece::Literal(before)), Piece::Literal(text)) => before.push_str(&text),

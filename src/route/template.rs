@@ -169,6 +169,39 @@ impl PathTemplate {
             })
     }
 
+    /// The paths that fit both, as a template whose captures have no names; `None` where no path does.
+    #[must_use]
+    pub fn common(&self, other: &Self) -> Option<Self> {
+        if !self.overlaps(other) {
+            return None;
+        }
+        let most = self.segments.len().max(other.segments.len());
+        let segments = (0..most).map(|at| match (self.segments.get(at), other.segments.get(at)) {
+            (Some(Segment::Literal(text)), _) | (_, Some(Segment::Literal(text))) => Segment::Literal(text.clone()),
+            _ => Segment::Capture,
+        });
+        Some(Self {
+            segments: segments.collect(),
+            names: vec![],
+            rest: self.rest.clone().filter(|_| other.rest.is_some()),
+            literal_prefix: self.literal_prefix.max(other.literal_prefix),
+        })
+    }
+
+    /// Which segment of a path the capture at this place is.
+    pub(super) fn segment_of(&self, capture: usize) -> Option<usize> {
+        let captures = self.segments.iter().enumerate().filter(|(_, segment)| matches!(segment, Segment::Capture));
+        captures.map(|(at, _)| at).nth(capture)
+    }
+
+    /// The text of a segment, where it is the same in every path.
+    pub(super) fn literal_at(&self, segment: usize) -> Option<&str> {
+        match self.segments.get(segment)? {
+            Segment::Literal(text) => Some(text),
+            Segment::Capture => None,
+        }
+    }
+
     /// Whether some path fits both.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
@@ -221,5 +254,24 @@ mod tests {
         assert!(!overlap("/data/{a}", "/logs/{a}"));
         assert!(!overlap("/data/{a}", "/data/{a}/b"));
         assert!(overlap("/{a}/b", "/c/{d}"));
+    }
+
+    #[test]
+    fn what_two_templates_have_in_common_fits_both() {
+        let path = |text: &str| PathTemplate::parse(text).unwrap();
+        for (one, two, both) in [
+            ("/data/{a}/{rest...}", "/{x}/{rest...}", Some("/data/{a}/{rest...}")),
+            ("/{a}/b", "/c/{d}", Some("/c/b")),
+            ("/{a}/{rest...}", "/c/{d}", Some("/c/{d}")),
+            ("/{rest...}", "/a/{rest...}", Some("/a/{rest...}")),
+            ("/a/{b}", "/c/{d}", None),
+        ] {
+            for common in [path(one).common(&path(two)), path(two).common(&path(one))] {
+                let same = |found: &PathTemplate| {
+                    both.is_some_and(|both| path(both).covers(found) && found.covers(&path(both)))
+                };
+                assert!(common.as_ref().map_or(both.is_none(), same), "{one} and {two}: {common:?}");
+            }
+        }
     }
 }

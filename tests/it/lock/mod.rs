@@ -197,6 +197,11 @@ fn a_command_whose_writes_no_route_would_take_is_not_started() {
     assert!(told.contains("no route of this gate makes the object users") && told.contains("--unrouted"), "{told}");
     assert!(!bench.path("ran").exists());
     assert_eq!(bench.state(), "released");
+    // A route could make the object, but another one takes all of its paths first.
+    let hidden = "[[route]]\nname = 'all'\nmatch = '/{object}/{rest...}'\nobject = '{object}'\n\
+                  [[route]]\nname = 'users'\nmatch = '/users/{rest...}'\nobject = 'all-users'\n";
+    let refused = Bench::with(hidden).run(&[], "touch ran");
+    assert_eq!(refused.status.code(), Some(78), "{refused:?}");
     // An election, whose winner writes nothing through the gate.
     let ran = bench.run(&["--unrouted"], "exit 3");
     assert_eq!((ran.status.code(), stderr(&ran).as_str()), (Some(3), ""));
