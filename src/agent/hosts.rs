@@ -1,5 +1,5 @@
 //! Which Host a request to this agent may carry. A web page whose own name leads here (DNS rebinding) would come with
-//! that name, and read and write as the application does.
+//! that name, and read and write as the application does. And which `Origin` a write may carry: no other page's.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -11,6 +11,7 @@ use axum::{
 use http::{HeaderMap, Uri, header, uri::Authority};
 
 use crate::{
+    api::origin::is_of_own_page,
     fence::{Code, code::Plane},
     problem::Problem,
 };
@@ -57,6 +58,20 @@ impl Hosts {
         let is_taken =
             name.parse::<Ipv4Addr>().is_ok() || name == "localhost" || self.0.iter().any(|taken| taken.has(&name));
         is_taken && port.is_none_or(is_port)
+    }
+
+    /// Whether a write may have come of a web page of another origin. A browser says so by itself, and a page cannot
+    /// make it say otherwise. Another port of this machine is another page's, too. By plain http from elsewhere than
+    /// this machine, browsers send an `Origin` only; programs that are no browsers send neither.
+    #[must_use]
+    pub fn is_of_other_page(uri: &Uri, headers: &HeaderMap) -> bool {
+        if let Some(site) = headers.get("sec-fetch-site") {
+            return site != "none" && site != "same-origin";
+        }
+        let named = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        let host = named.or_else(|| uri.authority().map(Authority::as_str)).unwrap_or("");
+        // The agent has no TLS of its own; something before it may have.
+        !is_of_own_page(headers, &["http://", "https://"], host)
     }
 
     /// The refusal of a request for another.
@@ -151,6 +166,30 @@ mod tests {
             assert!(!take(&own, &[host], "/x"), "{host}");
         }
         assert!(take(&["*"], &["page.example"], "http://other.example/x") && !take(&["*"], &["a/b"], "/x"));
+    }
+
+    #[test]
+    fn a_write_of_another_page_is_known_by_what_the_browser_says() {
+        let is_other = |headers: &[(&'static str, &str)]| {
+            let own = [("host", "files.example:8082")].into_iter().chain(headers.iter().copied());
+            let all = own.map(|(name, value)| (name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap()));
+            let mut headers = HeaderMap::new();
+            all.for_each(|(name, value)| _ = headers.append(name, value));
+            Hosts::is_of_other_page(&Uri::from_static("/x"), &headers)
+        };
+        assert!(!is_other(&[]), "an application's own request");
+        for own in ["http://files.example:8082", "https://files.example:8082", "http://Files.example:8082"] {
+            assert!(!is_other(&[("origin", own)]), "{own}");
+        }
+        for other in ["http://evil.example", "http://files.example", "http://files.example:80", "null", "", "file://"] {
+            assert!(is_other(&[("origin", other)]), "{other}");
+        }
+        assert!(is_other(&[("origin", "http://files.example:8082"), ("origin", "http://evil.example")]));
+        for (site, expected) in [("same-origin", false), ("none", false), ("same-site", true), ("cross-site", true)] {
+            assert_eq!(is_other(&[("sec-fetch-site", site)]), expected, "{site}");
+        }
+        // Something before the agent gives the Host another name.
+        assert!(!is_other(&[("sec-fetch-site", "same-origin"), ("origin", "https://shown.example")]));
     }
 
     #[test]

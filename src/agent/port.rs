@@ -128,10 +128,9 @@ impl Port {
             problem
         })?;
         let Class::Write(write) = class else { return Ok(None) };
-        // A browser says so by itself, and a page cannot make it say otherwise. Another port of this machine is
-        // another page's, too.
-        if head.headers.get("sec-fetch-site").is_some_and(|site| site != "none" && site != "same-origin") {
-            return Err(Problem::on(Plane::Data, Code::NotLoopback, "no web page may write through this agent"));
+        if Hosts::is_of_other_page(&head.uri, &head.headers) {
+            let what = "no web page of another origin may write through this agent";
+            return Err(Problem::on(Plane::Data, Code::NotLoopback, what));
         }
         let by = write.route.kubernetes.as_ref().map(|kubernetes| self.lease(head, kubernetes)).transpose()?;
         let objects = std::iter::once(&write.target).chain(&write.others).map(classify::Target::id);

@@ -37,11 +37,7 @@ fn is_local(target: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
         let what = "the Host must be localhost or an IP address, so that no web page can call";
         return Err(Problem::new(Code::NotLoopback, what));
     }
-    let is_own = |origin: &[u8]| {
-        let own = origin.split_at_checked(SCHEME.len());
-        own.is_some_and(|(scheme, rest)| scheme == SCHEME && rest.eq_ignore_ascii_case(host.as_bytes()))
-    };
-    if headers.get_all(header::ORIGIN).iter().all(|origin| is_own(origin.as_bytes())) {
+    if is_of_own_page(headers, &[SCHEME], host) {
         return Ok(());
     }
     let what = "the Origin is not this api's own: no web page of another origin may call";
@@ -49,7 +45,18 @@ fn is_local(target: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 /// The api itself has no TLS.
-const SCHEME: &[u8] = b"http://";
+const SCHEME: &str = "http://";
+
+/// Whether no `Origin` of a request is another page's than that of its own Host, by one of these schemes. Programs that
+/// are no browsers send none.
+pub fn is_of_own_page(headers: &HeaderMap, schemes: &[&str], host: &str) -> bool {
+    let is_own = |origin: &[u8], scheme: &str| {
+        let own = origin.split_at_checked(scheme.len());
+        own.is_some_and(|(begin, rest)| begin == scheme.as_bytes() && rest.eq_ignore_ascii_case(host.as_bytes()))
+    };
+    let origins = headers.get_all(header::ORIGIN);
+    origins.iter().all(|origin| schemes.iter().any(|scheme| is_own(origin.as_bytes(), scheme)))
+}
 
 /// Whether a Host is `localhost` or an IP address, with a port or without, and nothing more.
 fn names_this_machine(host: &str) -> bool {

@@ -57,3 +57,32 @@ fn an_applications_own_host_is_taken_where_it_is_listed_and_passed_on() {
         assert!(stderr(&old).contains(key), "{}", stderr(&old));
     }
 }
+
+/// By plain http from elsewhere, browsers send no `Sec-Fetch-Site`, but an `Origin` with every write.
+#[test]
+fn a_page_of_another_origin_writes_nothing() {
+    let bench = Bench::new();
+    let (gate, api) = bench.urls();
+    let text_of = settings("a", &gate, &api, "", "").replace("[agent]\n", "[agent]\nhosts = ['files.example']\n");
+    let agent = Agent::start(&text_of);
+    let write = |method: &str, origin: &str| {
+        let mut conn = agent.conn();
+        let request = format!(
+            "{method} /users/1 HTTP/1.1\r\nhost: files.example:8082\r\norigin: {origin}\r\ncontent-length: 0\r\n\r\n"
+        );
+        conn.send_raw(request.as_bytes()).unwrap();
+        conn.receive().unwrap()
+    };
+    for method in ["POST", "PUT", "DELETE"] {
+        for origin in ["http://evil.example", "http://files.example", "null"] {
+            write(method, origin).refusal(403, "NOT_LOOPBACK");
+        }
+    }
+    assert_eq!(bench.store.saw("begun"), 0, "nothing of it was sent");
+    write("POST", "http://files.example:8082").expect_ok();
+    call(agent.conn(), "POST", "/users/1", "files.example:8082").expect_ok();
+    // What a page of another origin may read is the store's to say.
+    assert_eq!(write("GET", "http://evil.example").status, 200);
+    agent.call("PUT", "/users/1", &[("origin", "http://evil.example")]).refusal(403, "NOT_LOOPBACK");
+    agent.call("PUT", "/users/1", &[("origin", "http://127.0.0.1")]).expect_ok();
+}
