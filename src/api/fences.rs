@@ -16,6 +16,7 @@ use crate::{
         json::{AcknowledgedMessage, CertificateMessage, JsonFault, Message, RelayMessage},
         migration::acknowledgement,
         statement::{FenceCertificate, Signed},
+        unique::Unique,
     },
     fence::{Code, ObjectId},
     problem::Problem,
@@ -116,7 +117,7 @@ pub(super) fn untrusted(untrusted: Untrusted) -> Problem {
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn apply(
     State(gate): State<Shared>,
-    Body(message): Body<serde_json::Value>,
+    Body(Unique(message)): Body<Unique>,
 ) -> Result<Json<FenceBody>, Problem> {
     let signed = certificate(message)?.signed().map_err(|fault| unreadable(&fault))?;
     let authority = gate.authority.load_full();

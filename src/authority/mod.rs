@@ -3,6 +3,7 @@
 //! - [`bls`]: keys and signatures; the only import of blst.
 //! - [`statement`]: the bytes that are signed, one layout per kind of message.
 //! - [`json`]: the same messages as people and programs send them; `fields` reads what they say.
+//!   [`unique`]: no key of theirs stands twice.
 //! - [`parties`]: issuers and requesters, their keys and their domains.
 //! - [`key_file`]: an issuer's secret key on disk.
 //! - [`migration`]: one gate's own migrations, step by step.
@@ -17,6 +18,7 @@ pub mod key_file;
 pub mod migration;
 pub mod parties;
 pub mod statement;
+pub mod unique;
 
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use clap::Subcommand;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::{ConfigArgs, Done, Failed, load, output, unique::Unique};
+use super::{ConfigArgs, Done, Failed, load, output};
 use crate::{
     authority::{
         Authority,
@@ -18,6 +18,7 @@ use crate::{
         json::{AcknowledgedMessage, ActiveMessage, CertificateMessage, FenceRequestMessage, GrantMessage, Message},
         key_file, sign,
         statement::{Kind, Statement},
+        unique::Unique,
     },
     fence::ObjectId,
 };

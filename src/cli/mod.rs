@@ -19,7 +19,6 @@ mod serve;
 mod simulate;
 mod table;
 mod token;
-mod unique;
 
 use std::{path::PathBuf, process::ExitCode};
 

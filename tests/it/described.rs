@@ -346,6 +346,40 @@ fn bodies_are_refused_for_their_shape_exactly_where_the_description_forbids_it()
     }
 }
 
+/// A body's text with one of its keys twice, for each of them.
+fn doubled(body: &Value) -> Vec<(String, String)> {
+    let fields = body.as_object().unwrap();
+    let mut all = vec![];
+    for (name, value) in fields {
+        let text = body.to_string();
+        all.push((name.clone(), text.replacen('{', &format!("{{{}:{value},", json!(name)), 1)));
+        if value.is_object() {
+            let rest = with(body, name, None).to_string();
+            let inner = doubled(value).into_iter();
+            all.extend(inner.map(|(inner, value)| {
+                (format!("{name}.{inner}"), rest.replacen('{', &format!("{{{}:{value},", json!(name)), 1))
+            }));
+        }
+    }
+    all
+}
+
+/// One reader may take the first of two, and another the last.
+#[test]
+fn a_key_that_stands_twice_is_refused_in_every_body() {
+    let gate = TestGate::start();
+    let mut api = gate.api();
+    for call in lease_calls(&mut gate.api()).into_iter().chain(signed_calls()) {
+        for (field, body) in doubled(&call.body) {
+            let answer = api.call("POST", &call.to, &[("content-type", "application/json")], body.as_bytes());
+            let problem = answer.refusal(400, "REQUEST_INVALID");
+            let (detail, name) = (text(&problem, "detail"), field.rsplit('.').next().unwrap());
+            let says = detail.contains("stands twice") || detail.contains("duplicate field");
+            assert!(says && detail.contains(name), "{}: {field} twice: {problem}", call.path);
+        }
+    }
+}
+
 #[test]
 fn so_are_tokens_of_a_lock_that_is_kept_elsewhere() {
     let mut settings = settings();

@@ -10,7 +10,7 @@ use serde::{
 use serde_json::{Map, Number, Value};
 
 /// A value of such JSON.
-pub(super) struct Unique(pub(super) Value);
+pub struct Unique(pub Value);
 
 impl<'de> Deserialize<'de> for Unique {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
