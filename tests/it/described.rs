@@ -456,3 +456,21 @@ fn so_are_places_to_resume_from_and_tokens_in_headers() {
         assert_eq!(is_for_its_shape(&answer), !description.allows(token, &json!(text)), "Fence-Token: {text}");
     }
 }
+
+/// Each that is taken begins a stream of events, which is let go.
+#[test]
+fn so_are_the_parameters_of_a_watch() {
+    let gate = TestGate::start();
+    let description = Description::of(&gate);
+    for (name, least_refused) in [("after", 20), ("prefix", 0)] {
+        let (schema, mut refused) = (description.parameter("get", "/v1/watch", name), 0);
+        for text in &texts() {
+            let mut watch = gate.api();
+            watch.send("GET", &format!("/v1/watch?{name}={}", segment(text)), &[], b"").unwrap();
+            let (status, _) = watch.read_head().unwrap();
+            assert_eq!(status != 400, description.allows(schema, &json!(text)), "{name} = {text:?}: {status}");
+            refused += usize::from(status == 400);
+        }
+        assert!(refused >= least_refused, "{name}: {refused} refused");
+    }
+}
