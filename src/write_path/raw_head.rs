@@ -4,7 +4,7 @@
 //! A connection keeps a copy of what was read until a head is looked at. Hyper has parsed that head by then, so most are
 //! compared with what hyper made of them, by where their lines must end; only those that differ are read line by line.
 
-use http::request::Parts;
+use http::{header, request::Parts};
 
 /// Why a head could be read in two ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,24 +139,39 @@ const REQUEST_LINE: usize = "  HTTP/1.1\r\n".len();
 /// How long a head is whose lines are written as nearly everyone writes them; `None` where one is not.
 ///
 /// Hyper has read a method, a target and fields from these bytes, so each must stand where the ones before it end. A line
-/// that ends in LF alone, more or less than one space, a fragment, or a line that hyper has left out moves what follows, and
-/// the space, the colon or the CRLF is not where it is expected.
+/// that ends in LF alone, more or less than one space, or a fragment moves what follows, and the space, the colon or the
+/// CRLF is not where it is expected. This holds as long as the fields come in the order of their lines:
+/// - Values of one name stand together, wherever their lines were. So a head with a name twice is no plain one.
+/// - Hyper leaves out a Content-Length beside another length, and may change the order of the fields behind it. So none may
+///   stand where another field is expected.
 fn plain_length(raw: &[u8], head: &Parts) -> Option<usize> {
     let is = |at: usize, wanted: &[u8; 2]| raw.get(at..).and_then(<[u8]>::first_chunk) == Some(wanted);
     let target = head.method.as_str().len() + 1;
     let version = target + head.uri.path_and_query()?.as_str().len();
-    if *raw.get(target - 1)? != b' ' || *raw.get(version)? != b' ' {
+    if *raw.get(target - 1)? != b' ' || *raw.get(version)? != b' ' || head.headers.len() != head.headers.keys_len() {
         return None;
     }
     let mut end = version - 1 + REQUEST_LINE - 2;
     for (name, value) in &head.headers {
-        let colon = end + 2 + name.as_str().len();
-        if !is(end, b"\r\n") || !is(colon, b": ") {
+        let length = name.as_str().len();
+        let colon = end + 2 + length;
+        let line = raw.get(end..colon + 2)?;
+        if line.first_chunk() != Some(b"\r\n") || line.last_chunk() != Some(b": ") {
+            return None;
+        }
+        // A shorter name has its colon where Content-Length has none.
+        if length >= LENGTH.len() && *name != header::CONTENT_LENGTH && is_length(&line[2..]) {
             return None;
         }
         end = colon + 2 + value.len();
     }
     (is(end, b"\r\n") && is(end + 2, b"\r\n")).then_some(end + 4)
+}
+
+const LENGTH: &[u8] = b"content-length";
+
+fn is_length(line: &[u8]) -> bool {
+    line.get(..LENGTH.len()).is_some_and(|name| name.eq_ignore_ascii_case(LENGTH))
 }
 
 /// Reads a head line by line: how long it is.
@@ -185,7 +200,7 @@ fn read_lines(raw: &[u8]) -> Result<usize, Doubt> {
 
 fn says_length(line: &[u8]) -> bool {
     let name = line.split(|byte| *byte == b':').next().unwrap_or_default();
-    name.eq_ignore_ascii_case(b"content-length") || name.eq_ignore_ascii_case(b"transfer-encoding")
+    name.eq_ignore_ascii_case(LENGTH) || name.eq_ignore_ascii_case(b"transfer-encoding")
 }
 
 /// Finds the end of a body in chunks. What is no chunk has no end: hyper closes the connection behind it.

@@ -1,6 +1,7 @@
 //! Heads as they come, beside what a parser makes of them.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
+use proptest::prelude::*;
 
 use super::*;
 
@@ -42,9 +43,12 @@ fn alone(raw: &str) -> Result<(), Doubt> {
 
 #[test]
 fn plain_heads_are_known_by_their_length() {
-    for raw in
-        ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "PUT /a/b?c HTTP/1.0\r\n\r\n", "OPTIONS * HTTP/1.1\r\nhost: h\r\n\r\n"]
-    {
+    for raw in [
+        "GET / HTTP/1.1\r\nHost: h\r\n\r\n",
+        "PUT /a/b?c HTTP/1.0\r\n\r\n",
+        "OPTIONS * HTTP/1.1\r\nhost: h\r\n\r\n",
+        "PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nx-forwarded-for: h\r\ncontent-languag: c\r\n\r\n",
+    ] {
         assert_eq!(plain_length(raw.as_bytes(), &parsed(raw)), Some(raw.len()), "{raw:?}");
         assert_eq!(alone(raw), Ok(()));
     }
@@ -58,6 +62,7 @@ fn other_heads_are_read_line_by_line() {
         "GET / HTTP/1.1\r\nHost: \t h \t\r\n\r\n",
         "GET http://h/a HTTP/1.1\r\nHost: h\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: h\r\nx: #\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: h\r\nx: 1\r\nx: 2\r\n\r\n",
     ] {
         assert_eq!(alone(raw), Ok(()), "{raw:?}");
     }
@@ -83,6 +88,89 @@ fn what_could_be_read_in_two_ways_is_refused() {
         ("PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\ncontent-length: 1\r\n\r\n", Doubt::TwoLengths),
     ] {
         assert_eq!(alone(raw), Err(doubt), "{raw:?}");
+    }
+}
+
+/// A head with two lengths whose lines all end where one without the second length would have them: what hyper leaves out
+/// is made up for by fields without a space behind their colon, which are a byte shorter than expected. `x` is there
+/// twice, so a map of the fields has all of them in other places than the head.
+fn hidden_length() -> String {
+    let (hidden, twice) = ("Content-Length: 5", "x".repeat(14));
+    let steps = hidden.len() + 1;
+    let mut head =
+        format!("PUT /users/1 HTTP/1.1\r\nHost: store\r\nTransfer-Encoding: chunked\r\n{twice}: 1\r\n{hidden}\r\n");
+    for (step, letter) in ('a'..).take(steps).enumerate() {
+        let colon = if step == 0 { ":" } else { ":: " };
+        let begun = letter.to_string().repeat(14 + steps - step) + colon;
+        head += &format!("{begun:v<0$}\r\n", 35 + step);
+    }
+    head + &format!("{:v<1$}\r\n\r\n", twice + ":: ", 35 + steps)
+}
+
+/// The same for a line that ends in LF alone. The body ends what a map of the fields takes for the head.
+fn hidden_line_feed() -> (String, &'static str) {
+    let mut head = "PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 7\r\nxx: 1\r\nyy: 1\n".to_owned();
+    for (step, (long, short)) in [('a', 'b'), ('c', 'd'), ('e', 'f'), ('g', 'h'), ('i', 'j')].into_iter().enumerate() {
+        let colon = if step == 0 { ":" } else { ":: " };
+        let begun = long.to_string().repeat(7 - step) + colon;
+        head += &format!("{begun:v<0$}\r\n{short}{short}: 1\r\n", 11 + step);
+    }
+    (head + "xx:: vvvvvvvvvvv\r\n\r\n", ": 1\r\n\r\n")
+}
+
+#[test]
+fn a_line_that_hides_in_the_place_of_another_is_found() {
+    assert_eq!(alone(&hidden_length()), Err(Doubt::TwoLengths));
+    let (head, body) = hidden_line_feed();
+    let mut heads = RawHeads::default();
+    heads.has_read(format!("{head}{body}").as_bytes());
+    assert_eq!(check(&mut heads, &head, BodyLength::Known(7)), Err(Doubt::BareLineFeed));
+}
+
+/// What a field looks like: its name, what stands behind the colon, its value, what stands behind it.
+fn field() -> impl Strategy<Value = String> {
+    let name = prop_oneof![
+        4 => "[a-c]{1,3}",
+        2 => "[a-c]{13,16}",
+        2 => "[a-c]{30,36}",
+        3 => Just("Content-Length".to_owned()),
+        1 => Just("Transfer-Encoding".to_owned()),
+    ];
+    let (before, value) = (prop_oneof![Just(""), Just(" "), Just("  ")], "(v|: |v: v){0,6}v?");
+    let end = prop_oneof![8 => Just("\r\n"), 1 => Just("\n"), 1 => Just(" \r\n"), 1 => Just(" \n")];
+    (name, before, value, end).prop_map(|(name, before, value, end)| {
+        let value = match name.as_str() {
+            "Content-Length" => "5",
+            "Transfer-Encoding" => "chunked",
+            _ => value.trim(),
+        };
+        format!("{name}:{before}{value}{end}")
+    })
+}
+
+proptest! {
+    /// Where a quick look at a head finds its length, a look at each line finds the same.
+    #[test]
+    fn a_quick_look_says_nothing_that_a_long_one_does_not(
+        lines in prop::collection::vec(field(), 0..12),
+        empty in prop_oneof![Just("\r\n"), Just("\n")],
+        behind in "(\r\n|: |v){0,8}",
+    ) {
+        let head = format!("PUT /a HTTP/1.1\r\n{}{empty}", lines.concat());
+        let raw = format!("{head}{behind}");
+        if let Some(length) = plain_length(raw.as_bytes(), &parsed(&head)) {
+            prop_assert_eq!(read_lines(raw.as_bytes()), Ok(length), "{:?}", raw);
+        }
+    }
+}
+
+#[test]
+fn a_second_length_in_the_place_of_a_field_of_its_size_is_found() {
+    let fields = ["aaaaaaaaaaaaaa: 5\r\n", "Content-Length: 5\r\n"];
+    for lines in
+        [[fields[1], fields[1], fields[0]], [fields[1], fields[0], fields[1]], [fields[0], fields[1], fields[1]]]
+    {
+        assert_eq!(alone(&format!("PUT /a HTTP/1.1\r\n{}\r\n", lines.concat())), Err(Doubt::TwoLengths), "{lines:?}");
     }
 }
 
