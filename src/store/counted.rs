@@ -9,7 +9,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::link::Wire;
+use super::io::{Io, Wire};
 
 /// The stream, and where it counts.
 pub(super) struct Counted<S> {
@@ -26,6 +26,12 @@ impl<S> Counted<S> {
         if let Poll::Ready(Ok(bytes)) = written {
             self.wire.sent.set(self.wire.sent.get() + *bytes as u64);
         }
+    }
+}
+
+impl<S: Io> Io for Counted<S> {
+    fn has_come(&self) -> bool {
+        self.inner.has_come()
     }
 }
 

@@ -5,7 +5,6 @@
 //! whoever drops it has closed it by that.
 
 use std::{
-    cell::Cell,
     fmt,
     future::Future,
     io::{self, IoSlice, Write as _},
@@ -17,26 +16,14 @@ use std::{
 use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, StatusCode};
 use http_body::{Body, Frame};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::io::{AsyncReadExt, AsyncWrite};
 
 use super::{
     answer::{self, Ends, Head, Unreadable},
     body::{Cut, StoreBody},
     chunks::{Chunks, Piece, take},
+    io::{Io, Wire},
 };
-
-/// A stream to the store.
-pub trait Io: AsyncRead + AsyncWrite + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Unpin> Io for S {}
-
-/// What goes on on a connection, for those who watch it.
-#[derive(Debug, Default)]
-pub struct Wire {
-    /// Bytes that have left, ever. Counted below TLS.
-    pub sent: Cell<u64>,
-    /// Something has come from the store since the last request was begun.
-    pub heard: Cell<bool>,
-}
 
 /// Pieces of a body up to this size are copied behind what goes before them.
 const COPY_MAX: usize = 4 << 10;
@@ -285,6 +272,10 @@ impl Link {
     fn poll_send(&mut self, context: &mut Context<'_>, body: &mut StoreBody) -> Poll<Result<(), Failed>> {
         loop {
             let gathered = self.gather(context, body)?;
+            if self.has_begun && matches!(gathered, Gathered::All) && self.io.has_come() {
+                // It may be an answer to a part of the request: it is read before the end is sent.
+                return Poll::Pending;
+            }
             while self.written < self.out.len() || !self.piece.is_empty() {
                 let (out, mut io) = (&self.out[self.written..], Pin::new(&mut self.io));
                 let written = match (out, &*self.piece) {

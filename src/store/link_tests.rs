@@ -1,7 +1,7 @@
 //! A connection over a stream that does what a script says.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::VecDeque,
     sync::{
         Arc,
@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use http::HeaderValue;
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncRead, ReadBuf};
 
 use super::*;
 use crate::store::counted::Counted;
@@ -34,6 +34,8 @@ struct Script {
     reads: VecDeque<Does>,
     flushes: VecDeque<Does>,
     taken: Vec<u8>,
+    /// Something has come that a read does not show yet.
+    has_come: bool,
 }
 
 #[derive(Clone, Default)]
@@ -55,6 +57,10 @@ impl Scripted {
         self
     }
 
+    fn has_come(&self, has_come: bool) {
+        self.0.borrow_mut().has_come = has_come;
+    }
+
     fn link(&self) -> Link {
         let wire = Rc::default();
         Link::new(Counted::new(self.clone(), &wire), wire)
@@ -62,6 +68,12 @@ impl Scripted {
 
     fn taken(&self) -> String {
         String::from_utf8(self.0.borrow().taken.clone()).unwrap()
+    }
+}
+
+impl Io for Scripted {
+    fn has_come(&self) -> bool {
+        self.0.borrow().has_come
     }
 }
 
@@ -279,6 +291,45 @@ fn behind_a_store_that_hung_up_nothing_more_is_sent() {
         assert_eq!(script.taken(), "HEAD|first");
         assert!(coming.0.borrow().len() == 1, "the last frame was not even asked for");
     }
+}
+
+/// Nor behind one that has answered, though the runtime has not told so yet: a store may have answered without reading on.
+#[test]
+fn an_answer_that_comes_between_two_writes_is_early() {
+    let script = Scripted::default().reads([Does::Waits, Does::Waits, Does::Waits]);
+    let (mut link, coming) = (script.link(), Coming::default());
+    let mut body = coming.body();
+    link.begin(false, Framing::Length, Reuse::AfterSuccess).extend_from_slice(b"HEAD|");
+    coming.send(b"first");
+    assert!(poll(&mut link, &mut body).is_pending());
+    script.has_come(true);
+    coming.send(b"last");
+    coming.end();
+    assert!(poll(&mut link, &mut body).is_pending());
+    assert_eq!((script.taken().as_str(), link.is_out()), ("HEAD|first", false));
+    let script = script.reads([OK]);
+    script.has_come(false);
+    assert_eq!(answered(&mut link, &mut body).status, 200);
+    assert_eq!((script.taken().as_str(), link.is_reusable()), ("HEAD|first", false));
+}
+
+/// What has come may be an interim answer: then the rest is sent.
+#[test]
+fn behind_an_interim_answer_the_rest_is_sent() {
+    let script = Scripted::default().reads([Does::Waits, Does::Waits, Does::Waits]);
+    let (mut link, coming) = (script.link(), Coming::default());
+    let mut body = coming.body();
+    begin(&mut link);
+    coming.send(b"first|");
+    assert!(poll(&mut link, &mut body).is_pending());
+    script.has_come(true);
+    coming.send(b"last");
+    coming.end();
+    assert!(poll(&mut link, &mut body).is_pending());
+    let script = script.reads([Does::Says(b"HTTP/1.1 102 Processing\r\n\r\n"), Does::Waits, OK]);
+    script.has_come(false);
+    assert_eq!(answered(&mut link, &mut body).status, 200);
+    assert_eq!((script.taken().as_str(), link.is_out(), link.is_reusable()), ("HEAD|first|last", true, true));
 }
 
 #[test]

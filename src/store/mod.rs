@@ -2,7 +2,8 @@
 //!
 //! - [`Address`]: where it is.
 //! - [`pool`]: a worker's own connections to it. [`shares`]: who may have how many of them.
-//! - [`link`]: one of them: sends a request, reads its answer. [`answer`], [`chunks`]: how answers are read.
+//! - [`link`]: one of them: sends a request, reads its answer. [`answer`], [`chunks`]: how answers are read. [`io`]: what it
+//!   runs over.
 //! - [`body`]: what is sent. [`trailer`]: what may come behind it.
 //!
 //! A write is never sent twice: nothing here tries again once a byte of it may have left.
@@ -11,6 +12,7 @@ pub mod answer;
 pub mod body;
 pub mod chunks;
 mod counted;
+pub mod io;
 pub mod link;
 pub mod pool;
 pub mod shares;

@@ -23,7 +23,8 @@ use tokio::{
 use super::{
     Address, Way,
     counted::Counted,
-    link::{Io, Link, Wire},
+    io::{Io, Wire},
+    link::Link,
     shares::{Asker, Limits, Shares, UNKNOWN},
 };
 use crate::{config::StoreSettings, fence::BootMs};

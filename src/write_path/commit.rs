@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     clock::Stopwatch,
-    store::{body::Cut, link::Wire},
+    store::{body::Cut, io::Wire},
 };
 
 /// Why a body was broken off.

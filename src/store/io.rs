@@ -1,0 +1,76 @@
+//! What a connection to the store runs over, and what is known of it.
+
+use std::{cell::Cell, mem::MaybeUninit};
+
+use socket2::SockRef;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, DuplexStream},
+    net::{TcpStream, UnixStream},
+};
+
+use crate::tls::StoreStream;
+
+/// A stream to the store.
+pub trait Io: AsyncRead + AsyncWrite + Unpin {
+    /// Whether something has come that the runtime may not have noticed yet. `false` where that cannot be known.
+    fn has_come(&self) -> bool {
+        false
+    }
+}
+
+impl Io for TcpStream {
+    fn has_come(&self) -> bool {
+        is_readable(&SockRef::from(self))
+    }
+}
+
+impl Io for UnixStream {
+    fn has_come(&self) -> bool {
+        is_readable(&SockRef::from(self))
+    }
+}
+
+/// What has come below TLS need not be an answer.
+impl<S: Io> Io for StoreStream<S> {}
+
+impl Io for DuplexStream {}
+
+/// Bytes, or the end. The socket does not block.
+fn is_readable(socket: &SockRef<'_>) -> bool {
+    socket.peek(&mut [MaybeUninit::uninit()]).is_ok()
+}
+
+/// What goes on on a connection, for those who watch it.
+#[derive(Debug, Default)]
+pub struct Wire {
+    /// Bytes that have left, ever. Counted below TLS.
+    pub sent: Cell<u64>,
+    /// Something has come from the store since the last request was begun.
+    pub heard: Cell<bool>,
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_has_come_is_seen_before_the_runtime_tells() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        assert!(!ours.has_come());
+        theirs.write_all(b"x").await.unwrap();
+        assert!(ours.has_come());
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        assert!(ours.has_come(), "the end is news, too");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut theirs, _) = listener.accept().await.unwrap();
+        assert!(!ours.has_come());
+        theirs.write_all(b"x").await.unwrap();
+        while !ours.has_come() {
+            tokio::task::yield_now().await;
+        }
+    }
+}
