@@ -10,6 +10,8 @@ mod authority;
 mod kubernetes;
 mod load;
 mod plane;
+mod reads_bodies;
+mod risks;
 
 use std::{fmt, net::SocketAddr, path::Path, path::PathBuf};
 
@@ -26,6 +28,7 @@ pub use plane::{
     Forwarded, GateSettings, IdempotencySettings, LeaseSource, Mode, PartialBody, Profile, Receipts, RouteSettings,
     StoreOverride, StoreSettings,
 };
+pub use reads_bodies::ReadsBodies;
 
 const TEST_FAULT: &str = "FENCEGATE_TEST_FAULT";
 const TEST_POINT: &str = "FENCEGATE_TEST_POINT";

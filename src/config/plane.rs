@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use http::HeaderName;
 use serde::{Deserialize, Serialize};
 
-use super::{Fault, RouteLease, Settings, loopback};
+use super::{Fault, ReadsBodies, RouteLease, Settings, loopback};
 use crate::{
     fence::external,
     route::Routes,
@@ -82,8 +82,7 @@ pub struct StoreSettings {
     pub idle_timeout_ms: u64,
     pub connections_max: usize,
     pub queue_max: usize,
-    /// The store reads the body of every request to its end, whatever it answers.
-    pub reads_bodies: bool,
+    pub reads_bodies: ReadsBodies,
     /// Whom an `https` store's certificate must come from; empty: whoever the system trusts.
     pub tls_ca_file: PathBuf,
     /// What an `https` store's certificate must be for; empty: the URL's host.
@@ -102,7 +101,7 @@ pub struct StoreOverride {
     pub idle_timeout_ms: Option<u64>,
     pub connections_max: Option<usize>,
     pub queue_max: Option<usize>,
-    pub reads_bodies: Option<bool>,
+    pub reads_bodies: Option<ReadsBodies>,
     pub tls_ca_file: Option<PathBuf>,
     pub tls_server_name: Option<String>,
 }
@@ -326,7 +325,7 @@ impl Default for StoreSettings {
             idle_timeout_ms: 4_000,
             connections_max: 256,
             queue_max: 1_024,
-            reads_bodies: false,
+            reads_bodies: ReadsBodies::Accepted,
             tls_ca_file: PathBuf::new(),
             tls_server_name: String::new(),
         }
@@ -427,30 +426,6 @@ impl Settings {
             Ok(_) => return None,
         };
         Some(Fault::new(format!("{section}.{key}"), what))
-    }
-
-    /// What is sound, but rests on a promise that only the operator can keep.
-    #[must_use]
-    pub fn risks(&self) -> Vec<Fault> {
-        let unread = "the store must read the body of every request to its end, also of a DELETE and of one that it refuses. What it leaves unread it takes for its next request, which was never judged, and the next client gets its answer. If you do not know that it does, leave this off";
-        let mut risks = vec![];
-        if self.store.reads_bodies {
-            risks.push(Fault::new("store.reads_bodies", unread));
-        }
-        for (place, route) in self.route.iter().enumerate() {
-            if route.store.reads_bodies == Some(true) {
-                risks.push(Fault::new(format!("route[{place}].store.reads_bodies"), unread));
-            }
-            if route.bodies_on_reads {
-                let what = "a read needs no token: if the store does not read a GET's body to its end, anyone who may read can write through it";
-                risks.push(Fault::new(format!("route[{place}].bodies_on_reads"), what));
-            }
-        }
-        if !self.gate.strict {
-            let what = "requests that two parsers could read in two ways are forwarded as the gate reads them (docs/strict.md)";
-            risks.push(Fault::new("gate.strict", what));
-        }
-        risks
     }
 
     /// What is wrong with the data plane's settings.

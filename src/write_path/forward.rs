@@ -30,6 +30,7 @@ use super::{
 };
 use crate::{
     clock::Stopwatch,
+    config::ReadsBodies,
     failpoints::{self, Fault, Point},
     fence::{Code, Denial, code::Limit, idempotency::IdempotencyKey, verdict},
     metrics::OperationTally,
@@ -311,13 +312,15 @@ impl Job {
     /// When its connection may be used again behind it. A store is asked to close one that may not be: it must not take
     /// what it left unread for its next request.
     fn reuse(&self, length: &Length) -> Reuse {
-        match (length.is_some(), &self.head.method) {
+        match (length.is_some(), self.pool().settings().reads_bodies) {
             (false, _) => Reuse::Always,
             // Whatever the store is said to do: hardly any server reads these.
             (true, _) if self.write.is_none() => Reuse::Never,
-            (true, _) if self.pool().settings().reads_bodies => Reuse::Always,
-            (true, &(Method::PUT | Method::POST | Method::PATCH)) => Reuse::AfterSuccess,
-            (true, _) => Reuse::Never,
+            (true, ReadsBodies::All) => Reuse::Always,
+            (true, ReadsBodies::Accepted) if matches!(self.head.method, Method::PUT | Method::POST | Method::PATCH) => {
+                Reuse::AfterSuccess
+            }
+            (true, ReadsBodies::Accepted | ReadsBodies::None) => Reuse::Never,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Bodies where there should be none: to a store that does not read them, they are its next request.
 
-use fencegate::config::{RouteSettings, Settings};
+use fencegate::config::{ReadsBodies, RouteSettings, Settings};
 
 use super::{Case, Range, case, caught, hold, request, store::Reads, write};
 
@@ -105,7 +105,7 @@ fn a_gate_that_lets_reads_have_bodies_is_caught() {
 
 #[test]
 fn a_gate_that_believes_every_body_to_be_read_is_caught() {
-    let believes = |settings: &mut Settings| settings.store.reads_bodies = true;
+    let believes = |settings: &mut Settings| settings.store.reads_bodies = ReadsBodies::All;
     caught(
         &cases(),
         believes,
@@ -153,7 +153,7 @@ fn behind_an_error_a_connection_that_carried_a_body_is_not_used_again() {
         let rest = format!("x-store: {status}\r\n{body}");
         assert_eq!(connections(Reads::EveryBody, &|_| {}, "PUT /users/1", &rest), (1, 1), "PUT and {status}");
     }
-    let reads = |settings: &mut Settings| settings.store.reads_bodies = true;
+    let reads = |settings: &mut Settings| settings.store.reads_bodies = ReadsBodies::All;
     let rest = format!("x-store: 404\r\n{body}");
     assert_eq!(connections(Reads::EveryBody, &reads, "PUT /users/1", &rest), (1, 1), "a store that reads bodies");
     assert_eq!(connections(Reads::EveryBody, &reads, "DELETE /users/1", &body), (1, 1), "a store that reads bodies");
