@@ -56,6 +56,7 @@ test: setup-test ## run every test
 	$(build_failpoints)
 	cargo test $(LOCKED) --features failpoints,shuttle --test shuttle
 	cargo test $(LOCKED)
+	@cat target/artifacts/adversarial.txt
 	python3 -B bench/test_ratios.py
 	python3 -B bench/test_results.py
 	python3 -B bench/test_pace.py

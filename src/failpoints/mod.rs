@@ -46,10 +46,12 @@ pub enum Fault {
     DeadTerms,
     /// Writes are judged once and not counted, to measure what the barrier costs.
     NoBarrier,
+    /// CONNECT, TRACE and upgrades are not refused.
+    PassTunnels,
 }
 
 impl Fault {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::NoSync,
         Self::ForwardStale,
         Self::NoDrain,
@@ -68,6 +70,7 @@ impl Fault {
         Self::NoFloors,
         Self::DeadTerms,
         Self::NoBarrier,
+        Self::PassTunnels,
     ];
 
     /// What `FENCEGATE_TEST_FAULT` calls it.
@@ -92,6 +95,7 @@ impl Fault {
             Self::NoFloors => "no-floors",
             Self::DeadTerms => "dead-terms",
             Self::NoBarrier => "no-barrier",
+            Self::PassTunnels => "pass-tunnels",
         }
     }
 

@@ -2,19 +2,24 @@
 //!
 //! Each group is a table of named cases. A case is sent on a connection of its own, to a gate before a store that reads
 //! every body and to one before a store that reads none it need not read ([`store`]). Its answers must be the expected
-//! ones, the store must have seen those requests and no others, and the next client must get its own answer. Each group has a
-//! control: the same cases against a gate that is set to let something through must fail.
+//! ones, the store must have seen those requests and trailers and no others, and the next client must get its own answer.
+//! Each group has a control: the same cases against a gate that is set to let something through, or has a fault that does,
+//! must fail.
 //!
 //! - `bodies`: bodies where there should be none, and what stores leave unread of them.
 //! - `framing`: lengths that contradict each other, line ends, chunks. `hosts`, `targets`, `methods`: the rest of a head.
-//! - `trailers`, `tokens`, `tunnels`. `http2`: the same over HTTP/2.
+//! - `trailers`, `tokens`, `tunnels`. `http2`: the same over HTTP/2. `slow`: clients that take their time.
+//! - `range`: a gate between a client and such a store. `table`: all cases, by group.
 
 mod bodies;
 mod framing;
 mod hosts;
 mod http2;
 mod methods;
+mod range;
+mod slow;
 mod store;
+mod table;
 mod targets;
 mod tokens;
 mod trailers;
@@ -27,11 +32,19 @@ use std::{
 
 use fencegate::config::Settings;
 
-use self::store::{Reads, Seen, StrictStore};
-use crate::support::{
-    gate::{TestGate, acquire, settings, text},
-    http::{Answer, Conn},
-};
+use self::{range::Range, store::Reads};
+use crate::support::http::{Answer, Conn};
+
+/// What is played against a gate.
+trait Play {
+    fn name(&self) -> &str;
+
+    /// What must come of it, for the table.
+    fn expected(&self) -> String;
+
+    /// Plays it. Panics where something else comes of it.
+    fn play(&self, range: &Range);
+}
 
 /// Bytes to send, and what must come of them.
 #[derive(Clone, Debug)]
@@ -46,6 +59,8 @@ struct Case {
     closed: bool,
     /// `METHOD /path`, each once.
     sees: Vec<String>,
+    /// `name: value`, each once.
+    trailers: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -60,7 +75,7 @@ enum Expected {
 
 fn case(name: impl Into<String>, bytes: impl AsRef<[u8]>) -> Case {
     let (name, bytes) = (name.into(), bytes.as_ref().to_vec());
-    Case { name, bytes, ends: false, answers: vec![], closed: false, sees: vec![] }
+    Case { name, bytes, ends: false, answers: vec![], closed: false, sees: vec![], trailers: vec![] }
 }
 
 impl Case {
@@ -98,6 +113,12 @@ impl Case {
         self
     }
 
+    /// The store sees this trailer.
+    fn with_trailer(mut self, line: String) -> Self {
+        self.trailers.push(line);
+        self
+    }
+
     fn closed(mut self) -> Self {
         self.closed = true;
         self
@@ -119,89 +140,51 @@ fn write(line: &str, rest: &str) -> String {
     request(line, &format!("Fence-Token: {{users}}\r\n{rest}"))
 }
 
-/// A gate before a strict store, with leases on `users` and `other`.
-struct Range {
-    store: StrictStore,
-    gate: TestGate,
-    tokens: [(&'static str, String); 2],
-}
-
-impl Range {
-    fn new(reads: Reads, change: &dyn Fn(&mut Settings)) -> Self {
-        let store = StrictStore::start(reads);
-        let mut settings = settings();
-        settings.store.url = store.url();
-        change(&mut settings);
-        let gate = TestGate::with(&settings);
-        let mut api = gate.api();
-        let token = |object, api: &mut Conn| text(&acquire(api, object, "a", 600_000), "fence_token").to_owned();
-        let tokens = [("users", token("users", &mut api)), ("other", token("other", &mut api))];
-        Self { store, gate, tokens }
+impl Play for Case {
+    fn name(&self) -> &str {
+        &self.name
     }
 
-    fn fill(&self, bytes: &[u8]) -> Vec<u8> {
-        let mut filled = bytes.to_vec();
-        for (object, token) in &self.tokens {
-            let mark = format!("{{{object}}}");
-            while let Some(at) = filled.windows(mark.len()).position(|window| window == mark.as_bytes()) {
-                filled.splice(at..at + mark.len(), token.bytes());
-            }
-        }
-        filled
+    fn expected(&self) -> String {
+        format!("{:?}{}", self.answers, if self.closed { ", closed" } else { "" })
     }
 
-    /// Plays a case: panics where something else comes of it.
-    fn play(&self, case: &Case) {
-        let mut conn = self.gate.gate();
+    fn play(&self, range: &Range) {
+        let mut conn = range.conn();
         // A gate that has answered may have closed the connection before all was sent.
-        let _ = conn.send_raw(&self.fill(&case.bytes));
-        if case.ends {
+        let _ = conn.send_raw(&range.fill(&self.bytes));
+        if self.ends {
             conn.close_write();
         }
-        for expected in &case.answers {
-            let answer =
-                conn.receive().unwrap_or_else(|error| panic!("no answer ({error}), but expected {expected:?}"));
-            compare(&answer, expected);
+        for expected in &self.answers {
+            answers(&mut conn, expected);
         }
-        if case.closed {
-            let after = conn.read_line().expect_err("nothing comes behind the last answer").kind();
-            let is_closed = matches!(after, ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset);
-            assert!(is_closed, "the connection is not closed: {after:?}");
+        if self.closed {
+            is_closed(&mut conn);
         }
-        self.judge(&self.store.take(), &case.sees);
-        self.probe();
+        range.judge(&self.sees, &self.trailers);
+        range.probe();
         drop(conn);
-        let late = self.store.take();
-        assert!(late.is_empty(), "the store saw later: {late:?}");
-    }
-
-    /// What the store saw is what it may see, and each write of it was judged.
-    fn judge(&self, seen: &[Seen], sees: &[String]) {
-        let lines: Vec<&str> = seen.iter().map(|seen| seen.line.as_str()).collect();
-        assert_eq!(lines, sees.iter().map(String::as_str).collect::<Vec<_>>(), "what the store saw");
-        for seen in seen {
-            let is_read = ["GET ", "HEAD ", "OPTIONS ", "CUT "].iter().any(|read| seen.line.starts_with(read));
-            let object = seen.line.split('/').nth(1);
-            assert!(is_read || seen.field("fence-object") == object, "it was not judged: {seen:?}");
-            assert_eq!(seen.field("fence-token"), None, "a token reached the store");
-        }
-    }
-
-    /// The next client gets its own answer.
-    fn probe(&self) {
-        let answer = self.gate.gate().call("PUT", "/users/probe", &[("fence-token", &self.tokens[0].1)], b"value");
-        assert_eq!((answer.status, answer.header("x-path")), (200, Some("/users/probe")), "the next client's answer");
-        let seen = self.store.take();
-        assert_eq!(seen.iter().map(|seen| seen.line.as_str()).collect::<Vec<_>>(), ["PUT /users/probe"]);
+        range.saw_nothing_more();
     }
 }
 
-impl Drop for Range {
-    fn drop(&mut self) {
-        self.gate.running().gate.stopping.send_replace(true);
-    }
+/// The next answer is the expected one.
+#[track_caller]
+fn answers(conn: &mut Conn, expected: &Expected) {
+    let answer = conn.receive().unwrap_or_else(|error| panic!("no answer ({error}), but expected {expected:?}"));
+    compare(&answer, expected);
 }
 
+/// Nothing more comes, and the connection is closed.
+#[track_caller]
+fn is_closed(conn: &mut Conn) {
+    let after = conn.read_line().expect_err("nothing comes behind the last answer").kind();
+    let is_closed = matches!(after, ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset);
+    assert!(is_closed, "the connection is not closed: {after:?}");
+}
+
+#[track_caller]
 fn compare(answer: &Answer, expected: &Expected) {
     let found = (answer.status, answer.header("fence-error"), answer.header("x-path"));
     let body = String::from_utf8_lossy(&answer.body);
@@ -212,45 +195,51 @@ fn compare(answer: &Answer, expected: &Expected) {
     }
 }
 
-/// Plays a group of cases against both kinds of stores: the names of those that failed, and why.
-fn failures(cases: &[Case], change: &dyn Fn(&mut Settings)) -> Vec<(String, String)> {
+/// Plays cases against both kinds of stores: the names of those that failed, and why.
+fn failures<P: Play>(cases: &[&P], range: &dyn Fn(Reads) -> Range) -> Vec<(String, String)> {
     let mut failed = vec![];
     for reads in [Reads::EveryBody, Reads::OnlyWhatItMust] {
-        let mut range = Range::new(reads, change);
+        let mut made = range(reads);
         for case in cases {
-            let played = catch_unwind(AssertUnwindSafe(|| range.play(case)));
+            let played = catch_unwind(AssertUnwindSafe(|| case.play(&made)));
             if let Err(panic) = played {
                 let text = panic.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                failed.push((format!("{} ({reads:?})", case.name), text.unwrap_or_default()));
+                failed.push((format!("{} ({reads:?})", case.name()), text.unwrap_or_default()));
                 // What it left behind is not the next one's fault.
-                range = Range::new(reads, change);
+                made = range(reads);
             }
         }
     }
     failed
 }
 
-/// Plays a group: every case must hold. Prints the table.
+/// Plays a group: every case must hold.
 #[track_caller]
-fn hold(group: &str, cases: &[Case], change: impl Fn(&mut Settings)) {
-    let failed = failures(cases, &change);
-    println!("{group}: {} cases, each before two kinds of stores", cases.len());
-    for case in cases {
-        println!("  {:<64} {:?}{}", case.name, case.answers, if case.closed { ", closed" } else { "" });
-    }
-    let names: std::collections::HashSet<&str> = cases.iter().map(|case| case.name.as_str()).collect();
-    assert_eq!(names.len(), cases.len(), "two cases of {group} have one name");
-    assert!(failed.is_empty(), "{group}: {failed:#?}");
+fn hold<P: Play>(cases: &[P], change: impl Fn(&mut Settings)) {
+    let failed = failures(&cases.iter().collect::<Vec<_>>(), &|reads| Range::new(reads, &change));
+    assert!(failed.is_empty(), "{failed:#?}");
 }
 
 /// The control: with the gate set so, these cases of the group must be seen to fail.
 #[track_caller]
-fn caught(cases: &[Case], change: impl Fn(&mut Settings), names: &[&str]) {
-    let chosen: Vec<Case> = cases.iter().filter(|case| names.contains(&case.name.as_str())).cloned().collect();
-    assert_eq!(chosen.len(), names.len(), "a control names a case that there is not");
-    let failed = failures(&chosen, &change);
+fn caught<P: Play>(cases: &[P], change: impl Fn(&mut Settings), names: &[&str]) {
+    are_caught(cases, names, &|reads| Range::new(reads, &change));
+}
+
+/// The control with a test fault instead of a setting.
+#[track_caller]
+fn caught_with<P: Play>(cases: &[P], fault: &str, names: &[&str]) {
+    are_caught(cases, names, &|reads| Range::with_fault(reads, fault));
+}
+
+#[track_caller]
+fn are_caught<P: Play>(cases: &[P], names: &[&str], range: &dyn Fn(Reads) -> Range) {
+    let chosen: Vec<&P> = cases.iter().filter(|case| names.contains(&case.name())).collect();
+    assert_eq!(chosen.len(), names.len(), "a control names a case that does not exist");
+    let failed = failures(&chosen, range);
     for name in names {
-        assert!(failed.iter().any(|(failed, _)| failed.starts_with(name)), "{name} was not caught: {failed:#?}");
+        let of_it = format!("{name} (");
+        assert!(failed.iter().any(|(failed, _)| failed.starts_with(&of_it)), "{name} was not caught: {failed:#?}");
     }
 }

@@ -3,7 +3,7 @@
 //! Two kinds: one reads every body; the other answers as soon as it has a head, unless the method is PUT, POST or PATCH
 //! (as Python's `http.server` does), so what is left of a body is its next request, unless the connection was to be closed
 //! behind this one. `x-store: NNN` asks for that status, which the lazy one gives without reading the body, whatever the
-//! method.
+//! method. `x-answer: N` asks for an answer of so many bytes.
 
 use std::{
     collections::HashMap,
@@ -122,6 +122,7 @@ impl Server<'_> {
     fn serve(&mut self) {
         while let Some(mut seen) = self.head() {
             let wanted = seen.field("x-store").map(str::to_owned);
+            let long = seen.field("x-answer").map(|length| length.parse().unwrap());
             let reads = match self.reads {
                 Reads::EveryBody => true,
                 Reads::OnlyWhatItMust => {
@@ -140,13 +141,12 @@ impl Server<'_> {
             if !is_whole || is_unreadable {
                 return;
             }
-            let (status, body) = (wanted.unwrap_or_else(|| "200".to_owned()), if is_head { "" } else { "ok" });
-            let length = if matches!(status.as_str(), "204" | "304") {
-                String::new()
-            } else {
-                "content-length: 2\r\n".to_owned()
+            let status = wanted.unwrap_or_else(|| "200".to_owned());
+            let body = long.map_or_else(|| "ok".to_owned(), |long| "x".repeat(long));
+            let (length, body) = match status.as_str() {
+                "204" | "304" => (String::new(), String::new()),
+                _ => (format!("content-length: {}\r\n", body.len()), if is_head { String::new() } else { body }),
             };
-            let body = if length.is_empty() { "" } else { body };
             let answer = format!("HTTP/1.1 {status} Word\r\n{length}x-path: {path}\r\n\r\n{body}");
             if self.stream.write_all(answer.as_bytes()).is_err() || closes {
                 return;

@@ -1,8 +1,8 @@
 //! Tunnels: behind one, nothing would be judged.
 
-use super::{Case, case, caught, hold, request, write};
+use super::{Case, case, caught, caught_with, hold, request, write};
 
-fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = vec![];
     for target in ["store:80", "other:443", "127.0.0.1:9000"] {
         let bytes = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nFence-Token: {{users}}\r\n\r\n");
@@ -28,7 +28,16 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn no_tunnel_leads_through_a_gate() {
-    hold("tunnels", &cases(), |_| {});
+    hold(&cases(), |_| {});
+}
+
+#[test]
+fn a_gate_that_lets_tunnels_through_is_caught() {
+    caught_with(
+        &cases(),
+        "pass-tunnels",
+        &["CONNECT store:80", "TRACE", "PUT with Upgrade: websocket", "Upgrade that Connection does not name"],
+    );
 }
 
 /// The same cases expect what does not come: a refusal of what is no tunnel.

@@ -172,10 +172,11 @@ impl Stream {
 
 /// The types of frames that matter here, and their flags.
 const DATA: u8 = 0;
-const HEADERS: u8 = 1;
+pub const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
+pub const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
@@ -185,7 +186,8 @@ pub const PROTOCOL_ERROR: u32 = 1;
 /// What becomes of a stream.
 #[derive(Debug)]
 pub enum Outcome {
-    Answered(Vec<u8>),
+    /// With this status, where it is one of the seven that HPACK has an entry for.
+    Answered { status: Option<u16>, body: Vec<u8> },
     /// It was reset, or its connection was.
     Ended,
 }
@@ -204,21 +206,41 @@ struct Frame {
 
 impl RawH2 {
     pub fn open(address: SocketAddr) -> Self {
+        Self::with_settings(address, &[])
+    }
+
+    /// A client that takes no byte of any answer's body.
+    pub fn that_takes_nothing(address: SocketAddr) -> Self {
+        // SETTINGS_INITIAL_WINDOW_SIZE is 0.
+        Self::with_settings(address, &[0, 4, 0, 0, 0, 0])
+    }
+
+    fn with_settings(address: SocketAddr, settings: &[u8]) -> Self {
         let stream = StdStream::connect(address).unwrap();
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut raw = Self { stream };
-        raw.stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
-        raw.send(SETTINGS, 0, 0, &[]);
+        raw.send_raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        raw.send(SETTINGS, 0, 0, settings);
         raw
     }
 
-    fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+    /// Sends bytes as they are.
+    pub fn send_raw(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    pub fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        assert!(self.try_send(kind, flags, stream, payload), "the connection is closed");
+    }
+
+    /// Whether a frame could be sent.
+    pub fn try_send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> bool {
         let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
         let mut frame = vec![length[1], length[2], length[3], kind, flags];
         frame.extend_from_slice(&stream.to_be_bytes());
         frame.extend_from_slice(payload);
-        self.stream.write_all(&frame).unwrap();
+        self.stream.write_all(&frame).is_ok()
     }
 
     /// A request's head, each field as a literal that nobody has to remember.
@@ -236,6 +258,11 @@ impl RawH2 {
 
     pub fn send_data(&mut self, stream: u32, bytes: &[u8], is_last: bool) {
         self.send(DATA, end(is_last), stream, bytes);
+    }
+
+    /// Whether a piece of a body could be sent.
+    pub fn try_send_data(&mut self, stream: u32, bytes: &[u8]) -> bool {
+        self.try_send(DATA, 0, stream, bytes)
     }
 
     #[track_caller]
@@ -268,19 +295,43 @@ impl RawH2 {
 
     /// What becomes of a stream: its answer's body, or its end without one.
     pub fn outcome(&mut self, stream: u32) -> Outcome {
-        let mut body = vec![];
-        loop {
-            let Some(frame) = self.try_receive() else { return Outcome::Ended };
-            let is_last = frame.flags & END_STREAM != 0;
-            match (frame.kind, frame.stream) {
-                (GOAWAY, _) if frame.payload.get(4..8) != Some(&[0; 4]) => return Outcome::Ended,
-                (RST_STREAM, each) if each == stream => return Outcome::Ended,
-                (DATA, each) if each == stream => body.extend_from_slice(&frame.payload),
-                (HEADERS, each) if each == stream => {}
+        self.outcomes(&[stream]).remove(0)
+    }
+
+    /// What becomes of these streams, in their order.
+    pub fn outcomes(&mut self, streams: &[u32]) -> Vec<Outcome> {
+        let mut begun: Vec<(Option<u16>, Vec<u8>)> = vec![(None, vec![]); streams.len()];
+        let mut outcomes: Vec<Option<Outcome>> = streams.iter().map(|_| None).collect();
+        while outcomes.iter().any(Option::is_none) {
+            let Some(frame) = self.try_receive() else { break };
+            if frame.kind == GOAWAY && frame.payload.get(4..8) != Some(&[0; 4]) {
+                break;
+            }
+            let Some(place) = streams.iter().position(|stream| *stream == frame.stream) else { continue };
+            let (status, body) = &mut begun[place];
+            match frame.kind {
+                RST_STREAM => outcomes[place] = outcomes[place].take().or(Some(Outcome::Ended)),
+                DATA => body.extend_from_slice(&frame.payload),
+                HEADERS => *status = status.or(status_of(&frame.payload)),
                 _ => continue,
             }
-            if is_last {
-                return Outcome::Answered(body);
+            if matches!(frame.kind, DATA | HEADERS) && frame.flags & END_STREAM != 0 {
+                outcomes[place] = Some(Outcome::Answered { status: *status, body: std::mem::take(body) });
+            }
+        }
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or(Outcome::Ended)).collect()
+    }
+
+    /// Waits until the other end has closed the connection.
+    #[track_caller]
+    pub fn expect_end(&mut self) {
+        let mut room = [0; 4 << 10];
+        loop {
+            match self.stream.read(&mut room) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return,
+                Err(error) => panic!("the connection is not closed: {error}"),
             }
         }
     }
@@ -303,6 +354,12 @@ impl RawH2 {
             }
         }
     }
+}
+
+/// The status that a block of headers begins with, where HPACK has an entry for it.
+fn status_of(block: &[u8]) -> Option<u16> {
+    let entry = block.first()?.checked_sub(0x88)?;
+    [200, 204, 206, 304, 400, 404, 500].get(usize::from(entry)).copied()
 }
 
 fn end(is_last: bool) -> u8 {
