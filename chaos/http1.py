@@ -26,8 +26,9 @@ class Answer:
 class Conn:
     """A connection that is used for call after call. Whatever goes wrong on it is an OSError."""
 
-    def __init__(self, address, patience_s=PATIENCE_S):
-        self.sock = socket.create_connection(tuple(address), timeout=2)
+    def __init__(self, address, patience_s=PATIENCE_S, source=None):
+        """`source`: the address that it comes from, if not the usual one."""
+        self.sock = socket.create_connection(tuple(address), timeout=2, source_address=source and (source, 0))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.settimeout(patience_s)
         self.patience_s = patience_s

@@ -10,6 +10,8 @@ from http1 import Conn  # noqa: E402
 from logs import now  # noqa: E402
 
 NUMBERS = itertools.count(1)
+# The address of those who must get through, whatever the crowds at other addresses do.
+HOLDERS_ADDRESS = "127.0.0.2"
 # A connection that lay idle for longer is not used again: the gate may be closing it at that moment.
 IDLE_S = 4
 
@@ -36,10 +38,11 @@ def fresh_id(kind):
 
 
 class Caller:
-    """A client with a connection to each of the gate's ports. What was written is noted by `note(call)`."""
+    """A client with a connection to each of the gate's ports. What was written is noted by `note(call)`. `source`: its
+    address, by which the gate tells clients apart."""
 
-    def __init__(self, ports, note, patience_s=20):
-        self.ports, self.note, self.patience_s = ports, note, patience_s
+    def __init__(self, ports, note, patience_s=20, source=None):
+        self.ports, self.note, self.patience_s, self.source = ports, note, patience_s, source
         self.conns, self.used_at = {}, {}
 
     def __enter__(self):
@@ -54,7 +57,7 @@ class Caller:
         try:
             if port in self.conns and now() > self.used_at[port] + IDLE_S:
                 self.conns.pop(port).close()
-            conn = self.conns.get(port) or Conn(("127.0.0.1", self.ports[port]), self.patience_s)
+            conn = self.conns.get(port) or Conn(("127.0.0.1", self.ports[port]), self.patience_s, self.source)
             self.conns[port] = conn
             answer = conn.call(method, path_, headers, body)
             self.used_at[port] = now()

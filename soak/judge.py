@@ -7,6 +7,8 @@ line that begins with the name of the promise.
 # What an allocator keeps goes up and down; a leak per connection or request is more than this.
 RSS_SHARE, RSS_KIB = 1.25, 16 << 10
 FILES = 40
+# A valid writer that waits for each answer gets more than this through, also where the store takes its time.
+SETTLED_PER_S = 1
 # The most of one kind of violation that are named.
 NAMED = 5
 
@@ -72,6 +74,12 @@ def flat(first, last):
     if last["rss_kib"] > first["rss_kib"] * RSS_SHARE + RSS_KIB:
         found.append(f"MEMORY: {first['rss_kib']} KiB in the first cycle, {last['rss_kib']} KiB at the end")
     return found
+
+
+def starved(phase, settled, seconds):
+    """A violation where the valid writer got fewer writes through than this, on a machine of whatever speed."""
+    what = f"STARVED: {phase}: {settled} writes of the valid writer were settled in {seconds:.0f} s"
+    return [what] if settled < max(1, seconds * SETTLED_PER_S) else []
 
 
 def only(phase, counts, allowed):

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 
 import judge
-from calls import Caller, now
+from calls import HOLDERS_ADDRESS, Caller, now
 from holders import Holders
 from rig import CAPACITY, PAUSE_MS, STALL_MS
 from slow import Slow
@@ -27,15 +27,17 @@ def kinds(calls):
 
 
 def valid_went_on(run, phase, since, also=()):
-    """The valid writer's figures of a phase; every one of its writes must have been settled by 200."""
-    calls = run.rig.valid_since(since)
+    """The valid writer's figures of a phase; every one of its writes must have been settled by 200, and there must be
+    some."""
+    calls, seconds = run.rig.valid_since(since), now() - since
     run.figures.append({"phase": phase, **times(calls), **run.rig.held(), "answers": kinds(calls)})
-    none = [] if calls else [f"STARVED: {phase}: the valid writer has written nothing"]
-    return none + judge.only(f"{phase}, valid writer", kinds(calls), {"200", *also})
+    found = judge.starved(phase, kinds(calls)["200"], seconds)
+    return found + judge.only(f"{phase}, valid writer", kinds(calls), {"200", *also})
 
 
 class Probe(threading.Thread):
-    """Asks /livez, /readyz and renew until the `with` block ends, and counts the answers other than 200."""
+    """Asks /livez, /readyz and renew, and writes, on new connections, until the `with` block ends. Counts the answers other
+    than 200."""
 
     def __init__(self, run):
         super().__init__(daemon=True)
@@ -43,7 +45,7 @@ class Probe(threading.Thread):
 
     def run(self):
         while not self.over.wait(0.1):
-            with Caller(self.run_.rig.ports, None, patience_s=10) as caller:
+            with Caller(self.run_.rig.ports, self.run_.note, patience_s=10, source=HOLDERS_ADDRESS) as caller:
                 for name, ask in (
                     ("/livez", lambda: caller.call("ops", "GET", "/livez")),
                     ("/readyz", lambda: caller.call("ops", "GET", "/readyz")),
@@ -53,6 +55,9 @@ class Probe(threading.Thread):
                     self.asked += 1
                     if answer is None or answer.status != 200:
                         self.bad[f"{name}: {answer.status if answer else 'no answer'}"] += 1
+                written = caller.write(self.run_.probe_lease, "probe")["kind"]
+                if written != "200":
+                    self.bad[f"write: {written}"] += 1
 
     def __enter__(self):
         self.start()
@@ -102,7 +107,7 @@ def overload(run):
         rig.mode("slow:150")
         swarm.run(run.plan.overload_s)
         rig.mode("ok")
-    found = valid_went_on(run, "overload", t, also={"GATE_OVERLOADED"}) + probe.violations("overload")
+    found = valid_went_on(run, "overload", t) + probe.violations("overload")
     found += judge.only("overload", +swarm.counts, {"200", "GATE_OVERLOADED"})
     run.figures.append({"phase": f"  {many} at once", "writes": len(swarm.times), **judge_times(swarm.times),
                         "answers": swarm.counts})
@@ -119,17 +124,29 @@ def judge_times(values):
 
 
 def slow(run):
-    """Slow connections of all kinds on all ports."""
-    t, plan = now(), run.plan
+    """Slow connections of all kinds on all ports, and more on the gate's own than it takes."""
+    t, plan, before = now(), run.plan, crowded_out(run)
     with Slow(run.rig.ports, plan.slow, run.slow_lease, run.note) as slow_, Probe(run) as probe:
         slow_.run(plan.slow_s, most=6 * plan.slow)
         found = valid_went_on(run, f"{plan.slow} slow", t)
     run.figures.append({"phase": "  connections", "answers": Counter({
         "held at most": slow_.held_most, "held at the end": slow_.held, "opened": slow_.opened.total(),
         "closed by the gate": slow_.closed.total(), "not accepted": slow_.refused})})
-    if slow_.held < 0.8 * slow_.number:
-        found.append(f"SLOW: only {slow_.held} of {slow_.number} were held at the end")
+    if slow_.held < 0.8 * plan.room:
+        found.append(f"SLOW: only {slow_.held} were held at the end, with room for {plan.room}")
+    evicted = crowded_out(run) - before
+    run.figures[-1]["answers"]["closed for others"] = evicted
+    if plan.slow > plan.room and evicted == 0:
+        found.append(f"SLOW: no connection was closed for another one, with room for {plan.room} of {plan.slow}")
     return found + probe.violations("slow")
+
+
+def crowded_out(run):
+    """How many connections the gate has closed to make room for others."""
+    with Caller(run.rig.ports, None) as caller:
+        shown = caller.call("ops", "GET", "/metrics").body.decode()
+    lines = [line for line in shown.splitlines() if line.startswith("fencegate_connections_crowded_out_total{")]
+    return sum(int(line.rpartition(" ")[2]) for line in lines)
 
 
 def flap(run):

@@ -10,7 +10,7 @@ class Plan:
     round_s: float
     flat_s: float  # the crowd without any pause
     overload_s: float
-    slow: int
+    slow: int  # connections to the gate's port, more than it takes
     slow_s: float
     flaps: int  # turns of the store through all its modes
     flap_s: float  # in each mode
@@ -18,13 +18,20 @@ class Plan:
     ratio_max: float
     cycles_min: int = 1
 
+    @property
+    def room(self):
+        """Connections that the gate takes: less than there are slow ones, so that it has to close some for others."""
+        return max(ROOM_MIN, self.slow * 4 // 5)
 
-SHORT = Plan(stale=300, rounds=1, round_s=3, flat_s=0, overload_s=3, slow=900, slow_s=9, flaps=1, flap_s=1.2,
+
+SHORT = Plan(stale=300, rounds=1, round_s=3, flat_s=0, overload_s=3, slow=1000, slow_s=9, flaps=1, flap_s=1.2,
              stalls_s=[4], ratio_max=25)
 LONG = Plan(stale=1000, rounds=3, round_s=5, flat_s=3, overload_s=6, slow=5000, slow_s=20, flaps=2, flap_s=1.5,
             stalls_s=[3, 12], ratio_max=2, cycles_min=2)
 
 VALID_PER_S = 100
+# For the crowd, and for overload.
+ROOM_MIN = 700
 # Files that this process needs beside its connections.
 SPARE = 500
 

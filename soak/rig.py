@@ -27,6 +27,8 @@ CONFIG = f"""\
 [gate]
 listen = "127.0.0.1:0"
 workers = {WORKERS}
+connections_max = {{room}}
+peer_connections_max = {{of_peer}}
 head_timeout_ms = {PAUSE_MS}
 body_timeout_ms = {PAUSE_MS}
 idle_timeout_ms = {2 * PAUSE_MS}
@@ -63,7 +65,9 @@ journal = true
 
 
 class Rig:
-    def __init__(self, binary):
+    def __init__(self, binary, room, fault=None):
+        """`room`: connections that the gate takes. `fault`: a test fault of a build that has them."""
+        self.room, self.fault = room, {"FENCEGATE_TEST_FAULT": fault} if fault else {}
         self.folder = Path(tempfile.mkdtemp(prefix="fencegate-soak-"))
         self.binary, self.log = binary, self.folder / "gate.log"
         self.control = Control(self.folder / "control")
@@ -90,12 +94,14 @@ class Rig:
         errors = self.folder / "errors"
         self.store = Helper(HERE / "flapping.py", self.folder / "store.jsonl", APPLY_BOUND_MS, errors=errors)
         config = self.folder / "fencegate.toml"
-        config.write_text(CONFIG.format(store=self.store.port, table=json.dumps(str(self.folder / "table"))))
+        # An address may have nearly all, so that it is the room that runs out, and not the share of one address.
+        config.write_text(CONFIG.format(store=self.store.port, table=json.dumps(str(self.folder / "table")),
+                                        room=self.room, of_peer=self.room - 20))
         init = [self.binary, "table", "init", "--config", config]
         made = subprocess.run(init, env=environment(), capture_output=True)
         if made.returncode != 0:
             raise Failed(f"no table: {made.stderr.decode()}")
-        preloaded = environment(LD_PRELOAD=compile_shim(self.folder), CHAOS_CONTROL=self.folder / "control")
+        preloaded = environment(LD_PRELOAD=compile_shim(self.folder), CHAOS_CONTROL=self.folder / "control", **self.fault)
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 [self.binary, "serve", "--config", config], env=preloaded, stdin=subprocess.DEVNULL,

@@ -67,9 +67,12 @@ class Run:
             found.append(f"STOP: the gate ended with {status}")
         if "panicked" in self.rig.log.read_text(errors="replace"):
             found.append("PANIC: the gate's log has one")
-        found += judge.quick(self.ratios, self.plan.ratio_max)
+        return found + judge.quick(self.ratios, self.plan.ratio_max) + self.writes()
+
+    def writes(self):
+        """Violations by what clients were answered, and what the store has done."""
         with open(self.rig.folder / "store.jsonl") as log:
-            return found + judge.writes(self.calls, [json.loads(line) for line in log if WRITTEN.search(line)])
+            return judge.writes(self.calls, [json.loads(line) for line in log if WRITTEN.search(line)])
 
     def table(self):
         print("  ".join(f"{name:>{width}}" for name, width in COLUMNS) + "  answers")
@@ -92,7 +95,7 @@ class Run:
 
 def soak(binary, plan, duration_s):
     """Runs until the next cycle would end after `duration_s`; returns an exit status."""
-    found, begun, rig = [], now(), Rig(binary)
+    found, begun, rig = [], now(), Rig(binary, plan.room)
     run = Run(rig, plan)
     try:
         with rig:

@@ -82,6 +82,11 @@ class Held(unittest.TestCase):
 
 
 class Answers(unittest.TestCase):
+    def test_a_valid_writer_that_gets_nothing_through_is_starved(self):
+        self.assertEqual(judge.starved("overload", 20, 3.0), [])
+        self.assertEqual(judge.starved("overload", 0, 0.2), ["STARVED: overload: 0 writes of the valid writer were settled in 0 s"])
+        self.assertEqual(len(judge.starved("overload", 2, 3.0)), 1)
+
     def test_an_answer_that_a_phase_does_not_allow_is_caught(self):
         found = judge.only("crowd", {"WRITE_STALE_FENCE": 99, "200": 1}, {"WRITE_STALE_FENCE"})
         self.assertEqual(found, ["ANSWER: crowd: 1 times 200"])

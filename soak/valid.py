@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from calls import Caller, now  # noqa: E402
+from calls import HOLDERS_ADDRESS, Caller, now  # noqa: E402
 from logs import Log  # noqa: E402
 
 RENEW_S = 20
@@ -27,7 +27,8 @@ def main():
                 caller.renew(lease, "valid", lease["ttl_ms"])
 
     def write():
-        with Caller(ports, lambda call: log.note(call.pop("t"), "write", **call)) as caller:
+        note = lambda call: log.note(call.pop("t"), "write", **call)  # noqa: E731
+        with Caller(ports, note, source=HOLDERS_ADDRESS) as caller:
             due = now()
             while not over.is_set():
                 caller.write(lease, "valid")

@@ -150,11 +150,11 @@ impl StoreSettings {
 }
 
 impl GateSettings {
-    /// How many connections one address may have.
+    /// How many connections one address may have, where there is room for so many in all.
     #[must_use]
-    pub fn connections_of_peer(&self) -> usize {
+    pub fn connections_of_peer(&self, room: usize) -> usize {
         match self.peer_connections_max {
-            0 => (self.connections_max - self.connections_max / 4).max(1),
+            0 => (room - room / 4).max(1),
             given => given,
         }
     }

@@ -46,12 +46,16 @@ pub enum Fault {
     DeadTerms,
     /// Writes are judged once and not counted, to measure what the barrier costs.
     NoBarrier,
+    /// The first to ask has every connection to the store, and every place in the queue.
+    NoShares,
+    /// No connection is closed for another one.
+    NoEviction,
     /// CONNECT, TRACE and upgrades are not refused.
     PassTunnels,
 }
 
 impl Fault {
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::NoSync,
         Self::ForwardStale,
         Self::NoDrain,
@@ -70,6 +74,8 @@ impl Fault {
         Self::NoFloors,
         Self::DeadTerms,
         Self::NoBarrier,
+        Self::NoShares,
+        Self::NoEviction,
         Self::PassTunnels,
     ];
 
@@ -95,6 +101,8 @@ impl Fault {
             Self::NoFloors => "no-floors",
             Self::DeadTerms => "dead-terms",
             Self::NoBarrier => "no-barrier",
+            Self::NoShares => "no-shares",
+            Self::NoEviction => "no-eviction",
             Self::PassTunnels => "pass-tunnels",
         }
     }

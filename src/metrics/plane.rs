@@ -107,7 +107,7 @@ impl PlaneMetrics {
         let crowded_out = registry.counters(
             "fencegate_connections_crowded_out_total",
             &["reason"],
-            "Clients' connections that were closed to make room: idle ones, and those of a peer that had its share.",
+            "Clients' connections that were closed to make room for others, idle ones first; and those of a peer that had its share.",
         );
         let reloads = registry.counters("fencegate_reloads_total", &["result"], "SIGHUPs, by what came of them.");
         let keyed = registry.counters(
@@ -175,7 +175,7 @@ impl PlaneMetrics {
         Waiting(self.keyed_waiting.clone())
     }
 
-    /// A connection was closed to make room: one that lay idle, or one of a peer that had its share.
+    /// A connection was closed to make room: one that lay idle or could be broken off, or one of a peer that had its share.
     pub fn crowded_out(&self, is_of_peer: bool) {
         self.crowded_out[usize::from(is_of_peer)].inc();
     }

@@ -3,8 +3,8 @@
 //! A connection carries one request at a time and is used again once its answer has been read to the
 //! end. It is let go when it has been idle for `idle_timeout_ms`, which must be shorter than the
 //! store's own patience: a store that hangs up on an idle connection must not meet a write on it.
-//! At most `connections_max` are open; more requests wait in a bounded queue. Reads, one client and one object have no more
-//! than their share of both (`shares.rs`), and writes are served first.
+//! At most `connections_max` are open; more requests wait in a bounded queue. Reads, writes that nobody judges, one client and
+//! one object have no more than their share of both (`shares.rs`), and writes that were judged are served first.
 
 use std::{
     cell::{Cell, RefCell},
@@ -25,7 +25,7 @@ use super::{
     counted::Counted,
     io::{Io, Wire},
     link::Link,
-    shares::{Asker, Limits, Shares, UNKNOWN},
+    shares::{Asker, Limits, Shares, Taken, UNKNOWN},
 };
 use crate::{config::StoreSettings, fence::BootMs};
 
@@ -52,8 +52,9 @@ pub struct Pool {
 #[derive(Default)]
 struct Queue {
     writes: VecDeque<Waiting>,
-    reads: VecDeque<Waiting>,
-    /// Writes that were served in a row while reads waited.
+    /// Reads, and writes that nobody judges.
+    others: VecDeque<Waiting>,
+    /// Writes that were served in a row while others waited.
     in_a_row: u32,
 }
 
@@ -62,29 +63,33 @@ struct Waiting {
     asker: Asker,
 }
 
-/// After so many writes a read has its turn, so that it waits long but not for ever.
+/// After so many writes another request has its turn, so that it waits long but not for ever.
 const WRITES_IN_A_ROW: u32 = 3;
 
 impl Queue {
     fn of(&mut self, asker: Asker) -> &mut VecDeque<Waiting> {
         match asker {
-            Asker::Read(_) => &mut self.reads,
-            Asker::Write(_) => &mut self.writes,
+            Asker::Read(_) | Asker::Unjudged => &mut self.others,
+            Asker::Write { .. } => &mut self.writes,
         }
     }
 
     fn len(&self) -> usize {
-        self.writes.len() + self.reads.len()
+        self.writes.len() + self.others.len()
     }
 
     fn is_empty(&self) -> bool {
-        self.writes.is_empty() && self.reads.is_empty()
+        self.writes.is_empty() && self.others.is_empty()
+    }
+
+    fn askers(&self) -> impl Iterator<Item = Asker> {
+        self.writes.iter().chain(&self.others).map(|waiting| waiting.asker)
     }
 
     /// Forgets those that are gone.
     fn tidy(&mut self) {
         self.writes.retain(|waiting| !waiting.tell.is_closed());
-        self.reads.retain(|waiting| !waiting.tell.is_closed());
+        self.others.retain(|waiting| !waiting.tell.is_closed());
     }
 
     /// The next one that may have a connection.
@@ -92,8 +97,10 @@ impl Queue {
         let place = |queue: &VecDeque<Waiting>| {
             // Few can have had their share, and many may wait behind them.
             let mut had_theirs: Vec<Asker> = vec![];
+            let reads_are_full = shares.reads_are_full();
             queue.iter().position(|Waiting { tell, asker }| {
-                if tell.is_closed() || had_theirs.contains(asker) {
+                let has_had_it = matches!(asker, Asker::Read(_)) && reads_are_full;
+                if has_had_it || tell.is_closed() || had_theirs.contains(asker) {
                     return false;
                 }
                 let may_take = shares.may_take(*asker);
@@ -103,17 +110,15 @@ impl Queue {
                 may_take
             })
         };
-        let read = if shares.reads_are_full() { None } else { place(&self.reads) };
-        let write = place(&self.writes);
-        match (write, read) {
+        match (place(&self.writes), place(&self.others)) {
             (Some(write), None) => self.writes.remove(write),
             (Some(write), Some(_)) if self.in_a_row < WRITES_IN_A_ROW => {
                 self.in_a_row += 1;
                 self.writes.remove(write)
             }
-            (_, Some(read)) => {
+            (_, Some(other)) => {
                 self.in_a_row = 0;
-                self.reads.remove(read)
+                self.others.remove(other)
             }
             (None, None) => None,
         }
@@ -178,6 +183,8 @@ impl Pool {
     }
 
     /// An idle connection, if there is one that has not died, and the asker has not had its share.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "most askers are the same one, which is known beforehand")]
     #[must_use]
     pub fn idle_lane(self: &Rc<Self>, asker: Asker) -> Option<Lane> {
         loop {
@@ -233,10 +240,9 @@ impl Pool {
         if again {
             queue.of(asker).push_front(waiting);
         } else {
-            let (places, all) = (Limits::of_places(self.settings.queue_max), queue.len());
-            let reads = queue.reads.len();
-            let own = || queue.of(asker).iter().filter(|waiting| waiting.asker == asker).count();
-            if all >= self.settings.queue_max || !places.allow(asker, reads, own) {
+            let (places, taken) = (Limits::of_places(self.settings.queue_max), Taken::count(queue.askers()));
+            let own = |is_own: &dyn Fn(Asker) -> bool| queue.askers().filter(|asker| is_own(*asker)).count();
+            if queue.len() >= self.settings.queue_max || !places.allow(asker, taken, own) {
                 return Err(NoLane::Overloaded);
             }
             queue.of(asker).push_back(waiting);
@@ -367,9 +373,9 @@ impl Lane {
         self.link.as_mut().expect("a lane is only handed out with a connection in it")
     }
 
-    /// It is used for a write to this object.
-    pub fn belongs_to(&self, object: u64) {
-        self.pool.shares.borrow_mut().belongs_to(self.place, object);
+    /// It is used for a write to this object, by this client.
+    pub fn belongs_to(&self, object: u64, client: u64) {
+        self.pool.shares.borrow_mut().belongs_to(self.place, object, client);
     }
 
     /// Whether it has carried another request before.

@@ -1,21 +1,131 @@
 //! Who may have how many of a worker's connections to a store, and of the places in the queue for one. Pure.
 //!
-//! A client without a token, or one holder alone, must not be able to stop the writes of all others. So reads get half of
-//! the connections at most; one object gets three quarters of what reads leave; one client's connection gets three
-//! quarters of what reads get. Whatever reads and one object do, an eighth of the connections is left for the writes of others. A
-//! store with one connection cannot be shared like that.
+//! A client without a token, or one holder alone, must not be able to stop the writes of all others. So:
+//!
+//! - reads get half of the connections at most, and one client's connection three quarters of that;
+//! - one object gets three quarters of what reads leave; so do writes that nobody judges, all together;
+//! - none of these takes the last quarter: an object that has an eighth or more leaves it to other objects;
+//! - a client that has an eighth or more leaves the last eighth to other clients' writes;
+//! - writes leave a sixteenth to reads.
+//!
+//! A client is an address here, and not a holder or a connection: an address is known without any work per write, a client
+//! cannot have as many as it likes, and tokens of an outside lock service do not say whose they are. Clients behind one proxy
+//! are one client, and share what it gets by object only.
+//!
+//! Fewer than 16 connections cannot be shared quite like that, and one cannot be shared at all.
+
+use crate::failpoints::{self, Fault};
 
 /// Who asks for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asker {
     /// A read, by the number of its client's connection.
     Read(u64),
-    /// A write, by a number of its object's.
-    Write(u64),
+    /// A write that nobody judges, or not in earnest: names of objects can be invented, so they all count as one.
+    Unjudged,
+    /// A write, by a number of its object's and one of its client's.
+    Write { object: u64, client: u64 },
 }
 
-/// An object that is not known yet: see [`Shares::is_at_ease`].
-pub const UNKNOWN: Asker = Asker::Write(u64::MAX);
+/// A write whose object is not known yet: see [`Shares::is_at_ease`].
+pub const UNKNOWN: Asker = Asker::Write { object: u64::MAX, client: u64::MAX };
+
+/// How many of the connections, or of the places in a queue, each kind has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    pub reads: usize,
+    pub unjudged: usize,
+    pub writes: usize,
+}
+
+impl Taken {
+    fn total(self) -> usize {
+        self.reads + self.unjudged + self.writes
+    }
+
+    fn of(&mut self, asker: Asker) -> &mut usize {
+        match asker {
+            Asker::Read(_) => &mut self.reads,
+            Asker::Unjudged => &mut self.unjudged,
+            Asker::Write { .. } => &mut self.writes,
+        }
+    }
+
+    /// Counts those of so many.
+    pub fn count(askers: impl Iterator<Item = Asker>) -> Self {
+        let mut taken = Self::default();
+        askers.for_each(|asker| *taken.of(asker) += 1);
+        taken
+    }
+}
+
+/// How many connections, or places in a queue, each may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    all: usize,
+    reads: usize,
+    /// One client's connection, of those for reads.
+    one_client: usize,
+    one_object: usize,
+    /// What a client that has as much leaves to others; and, of as much again, what an object does.
+    kept: usize,
+    /// What writes leave to reads.
+    for_reads: usize,
+    /// Where fewer are taken, and no object can have had its share, every write may have another.
+    at_ease: usize,
+}
+
+impl Limits {
+    /// Of so many connections.
+    #[must_use]
+    pub fn of_connections(all: usize) -> Self {
+        let reads = (all / 2).max(1);
+        let one_object = ((all - reads.min(all)) * 3 / 4).max(1);
+        Self::new(all, reads, (reads * 3 / 4).max(1), one_object)
+    }
+
+    /// Of so many places in the queue. Waiting costs little, so one object may have more of them.
+    #[must_use]
+    pub fn of_places(all: usize) -> Self {
+        let at_least = |share: usize| share.max(1).min(all);
+        Self::new(all, at_least(all / 4), at_least(all * 3 / 16), at_least(all * 5 / 8))
+    }
+
+    fn new(all: usize, reads: usize, one_client: usize, one_object: usize) -> Self {
+        let (kept, for_reads) = (all / 8, all / 16);
+        Self { all, reads, one_client, one_object, kept, for_reads, at_ease: all - 2 * kept - for_reads }
+    }
+
+    /// So few are taken that every write whose object is known could have another one, whoever has the others.
+    #[inline]
+    fn is_at_ease(&self, taken: Taken) -> bool {
+        taken.writes < self.one_object && taken.total() < self.at_ease
+    }
+
+    /// Whether there may be one more. `own`: how many there are of those of whom this says true.
+    #[must_use]
+    pub fn allow(self, asker: Asker, taken: Taken, own: impl Fn(&dyn Fn(Asker) -> bool) -> usize) -> bool {
+        if failpoints::on(Fault::NoShares) {
+            return true;
+        }
+        let free = self.all.saturating_sub(taken.total());
+        let left_to_reads = self.for_reads.saturating_sub(taken.reads);
+        match asker {
+            Asker::Read(_) => {
+                let is_left = taken.reads < self.for_reads || free > 2 * self.kept;
+                taken.reads < self.reads && is_left && own(&|each| each == asker) < self.one_client
+            }
+            Asker::Unjudged => taken.unjudged < self.one_object && free > 2 * self.kept + left_to_reads,
+            Asker::Write { object, client } => {
+                let of_object = own(&|each| matches!(each, Asker::Write { object: its, .. } if its == object));
+                let of_client = || own(&|each| matches!(each, Asker::Write { client: its, .. } if its == client));
+                let free = free.saturating_sub(left_to_reads);
+                let of_last_quarter = || of_object < self.kept && (free > self.kept || of_client() < self.kept);
+                of_object < self.one_object && free > 0 && (free > 2 * self.kept || of_last_quarter())
+            }
+        }
+    }
+}
 
 /// Who has connections now.
 #[derive(Debug)]
@@ -25,71 +135,39 @@ pub struct Shares {
     busy: Vec<Option<Asker>>,
     /// Places of connections that were closed.
     free: Vec<usize>,
-    reads: usize,
-    writes: usize,
-}
-
-/// How many connections, or places in a queue, each may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    pub reads: usize,
-    pub one_client: usize,
-    pub one_object: usize,
-}
-
-impl Limits {
-    /// Of so many connections.
-    #[must_use]
-    pub fn of_connections(all: usize) -> Self {
-        let reads = (all / 2).max(1);
-        Self { reads, one_client: (reads * 3 / 4).max(1), one_object: ((all - reads.min(all)) * 3 / 4).max(1) }
-    }
-
-    /// Of so many places in the queue. Waiting costs little, so one object may have more of them.
-    #[must_use]
-    pub fn of_places(all: usize) -> Self {
-        let at_least = |share: usize| share.max(1).min(all);
-        Self { reads: at_least(all / 4), one_client: at_least(all * 3 / 16), one_object: at_least(all * 5 / 8) }
-    }
-
-    /// Whether there may be one more. `reads`: how many reads there are. `own`: how many there are of this asker.
-    #[must_use]
-    pub fn allow(self, asker: Asker, reads: usize, own: impl FnOnce() -> usize) -> bool {
-        match asker {
-            Asker::Read(_) => reads < self.reads && own() < self.one_client,
-            Asker::Write(_) => own() < self.one_object,
-        }
-    }
+    taken: Taken,
 }
 
 impl Shares {
     #[must_use]
     pub fn new(connections: usize) -> Self {
-        Self { limits: Limits::of_connections(connections), busy: vec![], free: vec![], reads: 0, writes: 0 }
+        Self { limits: Limits::of_connections(connections), busy: vec![], free: vec![], taken: Taken::default() }
     }
 
-    /// So few writes have a connection that no object can have its share.
+    /// So few have a connection that a write may have another, whatever its object and its client are.
+    #[inline]
     #[must_use]
     pub fn is_at_ease(&self) -> bool {
-        self.writes < self.limits.one_object
+        self.limits.is_at_ease(self.taken)
     }
 
     /// Reads have all that they may have.
     #[must_use]
     pub fn reads_are_full(&self) -> bool {
-        self.reads >= self.limits.reads
+        self.taken.reads >= self.limits.reads
     }
 
     /// Whether this one may have another.
+    #[inline]
     #[must_use]
     pub fn may_take(&self, asker: Asker) -> bool {
-        if matches!(asker, Asker::Write(_)) && self.is_at_ease() {
-            return true;
-        }
-        if asker == UNKNOWN {
-            return false;
-        }
-        self.limits.allow(asker, self.reads, || self.busy.iter().filter(|busy| **busy == Some(asker)).count())
+        matches!(asker, Asker::Write { .. }) && self.is_at_ease() || self.may_take_by_share(asker)
+    }
+
+    /// The same, by who has what.
+    fn may_take_by_share(&self, asker: Asker) -> bool {
+        let own = |is_own: &dyn Fn(Asker) -> bool| self.busy.iter().flatten().filter(|busy| is_own(**busy)).count();
+        asker != UNKNOWN && self.limits.allow(asker, self.taken, own)
     }
 
     /// A connection is made: its place.
@@ -108,26 +186,19 @@ impl Shares {
 
     /// The connection at this place is used.
     pub fn take(&mut self, place: usize, asker: Asker) {
-        *self.count(asker) += 1;
+        *self.taken.of(asker) += 1;
         self.busy[place] = Some(asker);
     }
 
-    /// The one at this place turned out to be this object's.
-    pub fn belongs_to(&mut self, place: usize, object: u64) {
-        self.busy[place] = Some(Asker::Write(object));
+    /// The one at this place turned out to be for a write to this object, by this client.
+    pub fn belongs_to(&mut self, place: usize, object: u64, client: u64) {
+        self.busy[place] = Some(Asker::Write { object, client });
     }
 
     /// The one at this place is used no more.
     pub fn rest(&mut self, place: usize) {
         if let Some(asker) = self.busy[place].take() {
-            *self.count(asker) -= 1;
-        }
-    }
-
-    fn count(&mut self, asker: Asker) -> &mut usize {
-        match asker {
-            Asker::Read(_) => &mut self.reads,
-            Asker::Write(_) => &mut self.writes,
+            *self.taken.of(asker) -= 1;
         }
     }
 }
@@ -136,42 +207,105 @@ impl Shares {
 mod tests {
     use super::*;
 
+    fn write(object: u64, client: u64) -> Asker {
+        Asker::Write { object, client }
+    }
+
+    /// Takes as much as this one may have: how much that is.
+    fn fill(shares: &mut Shares, asker: Asker) -> usize {
+        let mut count = 0;
+        // The pool has no more than these.
+        while shares.taken.total() < shares.limits.all && shares.may_take(asker) {
+            let place = shares.open();
+            shares.take(place, asker);
+            count += 1;
+        }
+        count
+    }
+
     #[test]
     fn whatever_reads_and_one_object_take_something_is_left() {
         for all in 2..600 {
-            let Limits { reads, one_client, one_object } = Limits::of_connections(all);
+            let Limits { reads, one_client, one_object, .. } = Limits::of_connections(all);
             assert!(reads >= 1 && one_client >= 1 && one_object >= 1 && one_client <= reads, "{all}");
             assert!(reads + one_object < all || all < 4, "{all}: {reads} and {one_object}");
             let places = Limits::of_places(all);
             assert!(places.reads + places.one_object < all || all < 8, "{all}: {places:?}");
         }
-        assert_eq!(Limits::of_connections(256), Limits { reads: 128, one_client: 96, one_object: 96 });
-        assert_eq!(Limits::of_places(0), Limits { reads: 0, one_client: 0, one_object: 0 });
+        let Limits { reads, one_client, one_object, kept, for_reads, .. } = Limits::of_connections(256);
+        assert_eq!((reads, one_client, one_object, kept, for_reads), (128, 96, 96, 32, 16));
+        assert!(!Limits::of_places(0).allow(write(1, 1), Taken::default(), |_| 0));
     }
 
     #[test]
     fn nobody_has_more_than_its_share() {
         let mut shares = Shares::new(16);
-        let mut taken = vec![];
-        let mut fill = |shares: &mut Shares, asker: Asker| {
-            let before = taken.len();
-            while shares.may_take(asker) {
-                let place = shares.open();
-                shares.take(place, asker);
-                taken.push(place);
-            }
-            taken.len() - before
-        };
         assert_eq!(fill(&mut shares, Asker::Read(1)), 6, "one client");
         assert_eq!(fill(&mut shares, Asker::Read(2)), 2, "another");
         assert_eq!(fill(&mut shares, Asker::Read(3)), 0, "reads have their half");
-        assert_eq!(fill(&mut shares, Asker::Write(7)), 6, "one object");
-        assert!(shares.may_take(Asker::Write(8)), "another one's writes go on");
-        for place in taken {
+        assert_eq!(fill(&mut shares, write(7, 1)), 4, "one object");
+        assert_eq!(fill(&mut shares, write(8, 1)), 2, "another one of the same client");
+        assert_eq!(fill(&mut shares, write(9, 2)), 2, "another client");
+        for place in 0..shares.busy.len() {
             shares.close(place);
         }
-        assert!(shares.is_at_ease() && shares.may_take(Asker::Read(3)) && shares.may_take(Asker::Write(7)));
+        assert!(shares.is_at_ease() && shares.may_take(Asker::Read(3)) && shares.may_take(write(7, 1)));
         assert_eq!(shares.free.len(), shares.busy.len());
+    }
+
+    /// One client that writes to as many objects as it likes.
+    fn fill_objects(shares: &mut Shares, client: u64) -> usize {
+        (0..1_000).map(|object| fill(shares, write(object, client))).sum()
+    }
+
+    /// Whatever those without a token and one client do, in whatever order, others can write, and read.
+    #[test]
+    fn one_client_and_all_without_a_token_leave_an_eighth_to_others() {
+        for all in [16, 17, 31, 64, 100, 256] {
+            let reads = |shares: &mut Shares| (0..1_000).map(|number| fill(shares, Asker::Read(number))).sum::<usize>();
+            let unjudged = |shares: &mut Shares| fill(shares, Asker::Unjudged);
+            let client = |shares: &mut Shares| fill_objects(shares, 1);
+            let steps: [&dyn Fn(&mut Shares) -> usize; 3] = [&reads, &unjudged, &client];
+            for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+                let mut shares = Shares::new(all);
+                let took = order.map(|step| steps[step](&mut shares));
+                let what = format!("{all}, {order:?}: {took:?}");
+                assert!(fill_objects(&mut shares, 2) >= all / 8, "{what}");
+                assert!(shares.taken.reads >= all / 16, "reads have their part: {what}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_alone_has_all_but_what_is_kept() {
+        let mut shares = Shares::new(256);
+        assert_eq!(fill_objects(&mut shares, 1), 256 - 32 - 16);
+        assert_eq!(fill(&mut shares, Asker::Read(1)), 16, "what is kept for reads");
+        assert_eq!(fill_objects(&mut shares, 2), 32, "and for other clients");
+    }
+
+    #[test]
+    fn invented_objects_of_writes_that_nobody_judges_count_as_one() {
+        let mut shares = Shares::new(256);
+        assert_eq!(fill(&mut shares, Asker::Unjudged), 96);
+        assert_eq!((0..9).map(|number| fill(&mut shares, Asker::Read(number))).sum::<usize>(), 96, "not the last quarter");
+        assert_eq!(fill_objects(&mut shares, 1), 32, "but for those who may write");
+        assert_eq!(fill_objects(&mut shares, 2), 32);
+    }
+
+    /// Where no look is taken at who has what, all could have had another.
+    #[test]
+    fn at_ease_every_write_may_go_on() {
+        for all in 1..300 {
+            let limits = Limits::of_connections(all);
+            for (reads, unjudged, writes) in (0..=all).flat_map(|reads| [0, all / 4].map(|more| (reads, more, all / 3))) {
+                let taken = Taken { reads, unjudged, writes };
+                if limits.is_at_ease(taken) {
+                    // All that are taken may be this one's.
+                    assert!(limits.allow(write(1, 1), taken, |_| writes), "{all}: {taken:?}");
+                }
+            }
+        }
     }
 
     #[test]
@@ -180,9 +314,9 @@ mod tests {
         for _ in 0..3 {
             let place = shares.open();
             shares.take(place, UNKNOWN);
-            shares.belongs_to(place, 5);
+            shares.belongs_to(place, 5, 1);
         }
         assert!(!shares.may_take(UNKNOWN));
-        assert!(!shares.is_at_ease() && !shares.may_take(Asker::Write(5)) && shares.may_take(Asker::Write(6)));
+        assert!(!shares.is_at_ease() && !shares.may_take(write(5, 1)) && shares.may_take(write(6, 1)));
     }
 }

@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr, TcpListener as StdListener},
+    net::{SocketAddr, TcpListener as StdListener},
     rc::Rc,
     sync::{Arc, atomic::Ordering},
     thread::JoinHandle,
@@ -14,7 +14,7 @@ use std::{
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     runtime::{Builder, LocalOptions},
     sync::watch,
 };
@@ -22,6 +22,8 @@ use tokio::{
 use super::{
     Plane, Worker,
     connection::{Connections, serve},
+    crowd::Peer,
+    evict::Extent,
 };
 use crate::{
     config::GateSettings,
@@ -33,6 +35,8 @@ const BACKLOG: i32 = 4_096;
 pub const TICK: Duration = Duration::from_millis(100);
 /// After a failed accept, since file descriptors may have run out; and while there is no room.
 const PAUSE: Duration = Duration::from_millis(50);
+/// In so many pauses every worker has ticked.
+const PAUSES_OF_OTHERS: u32 = 3;
 
 /// Takes the gate's port, once per worker.
 ///
@@ -91,7 +95,7 @@ fn work(plane: Arc<Plane>, listener: StdListener, stopping: watch::Receiver<bool
     let runtime = runtime.expect("a runtime for a worker");
     runtime.block_on(async move {
         let worker = Worker::new(plane);
-        let connections = Connections::default();
+        let connections = Rc::<Connections>::default();
         tokio::select! {
             () = accept(&worker, &connections, listener) => {}
             () = ticks(&worker, &connections) => {}
@@ -107,7 +111,7 @@ async fn stopped(mut stopping: watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
-async fn accept(worker: &Rc<Worker>, connections: &Connections, listener: StdListener) {
+async fn accept(worker: &Rc<Worker>, connections: &Rc<Connections>, listener: StdListener) {
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
@@ -120,9 +124,18 @@ async fn accept(worker: &Rc<Worker>, connections: &Connections, listener: StdLis
             Ok((stream, peer)) => {
                 // A socket that cannot be set up is closed by the first use.
                 let _ = stream.set_nodelay(true);
-                if make_room(worker, connections, peer.ip()).await {
-                    serve(worker, connections, stream, peer);
+                let client = Peer::of(peer.ip());
+                if !worker.plane.has_room_for(client, &worker.outfit().plan) {
+                    worker.plane.metrics().crowded_out(true);
+                    if !connections.close_one(Some(client), Extent::Waiting) {
+                        serve_in_turn(worker, connections, stream, peer);
+                        continue;
+                    }
+                    // It ends when its task is polled next: else the new ones would take the room of other clients.
+                    tokio::task::yield_now().await;
                 }
+                make_room(worker, connections).await;
+                serve(worker, connections, stream, peer);
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
@@ -132,25 +145,54 @@ async fn accept(worker: &Rc<Worker>, connections: &Connections, listener: StdLis
     }
 }
 
-/// Waits until there is room for a connection of this address. The one that has lain idle for longest makes room: of the
-/// same address, where that has had its share. Returns false where it has, and this worker has no idle one of it.
-async fn make_room(worker: &Rc<Worker>, connections: &Connections, peer: IpAddr) -> bool {
-    let (plane, settings) = (&worker.plane, Arc::clone(&worker.outfit().plan));
-    if plane.connections_of(peer) >= settings.settings.connections_of_peer() {
-        plane.metrics().crowded_out(true);
-        return connections.close_longest_idle(Some(peer));
-    }
-    while !plane.has_room(&worker.outfit().plan) {
-        if connections.close_longest_idle(None) {
+/// Waits until there is room for another connection: one is closed for it (`evict.rs`), of this worker or, where it has
+/// none, of another.
+async fn make_room(worker: &Worker, connections: &Connections) {
+    let (plane, mut extent) = (&worker.plane, Extent::Waiting);
+    let has_room = || plane.has_room(&worker.outfit().plan);
+    while !has_room() {
+        if connections.close_one(None, extent) {
             plane.metrics().crowded_out(false);
             // It ends when its task is polled next.
             tokio::task::yield_now().await;
         } else {
-            plane.crowded.store(true, Ordering::Relaxed);
-            tokio::time::sleep(PAUSE).await;
+            others_make_room(plane, None, extent, has_room).await;
+            extent = Extent::Reading;
         }
     }
-    true
+}
+
+/// Waits until another worker has closed a connection, of this client or of any, or until all of them have looked for one.
+async fn others_make_room(plane: &Plane, whose: Option<Peer>, extent: Extent, has_room: impl Fn() -> bool) {
+    let _waiting = plane.crowd.wait(whose, extent);
+    for _ in 0..PAUSES_OF_OTHERS {
+        tokio::time::sleep(PAUSE).await;
+        if has_room() {
+            return;
+        }
+    }
+}
+
+/// A client that has had its share makes another connection, and this worker has none of it that may be closed. It is served
+/// when another worker has closed one; where none has, it is closed. The listener does not wait for that.
+fn serve_in_turn(worker: &Rc<Worker>, connections: &Rc<Connections>, stream: TcpStream, from: SocketAddr) {
+    let Some(turn) = connections.wait_in_turn() else { return };
+    let (worker, connections) = (Rc::clone(worker), Rc::clone(connections));
+    tokio::task::spawn_local(async move {
+        let peer = Peer::of(from.ip());
+        let has_room = || {
+            let plan = &worker.outfit().plan;
+            worker.plane.has_room_for(peer, plan) && worker.plane.has_room(plan)
+        };
+        for extent in [Extent::Waiting, Extent::Reading] {
+            others_make_room(&worker.plane, Some(peer), extent, has_room).await;
+            if has_room() && !worker.closing.get() {
+                serve(&worker, &connections, stream, from);
+                break;
+            }
+        }
+        drop(turn);
+    });
 }
 
 async fn ticks(worker: &Rc<Worker>, connections: &Connections) {
@@ -168,10 +210,13 @@ fn tick(worker: &Worker, connections: &Connections) {
     worker.alarms.tick(stopwatch.begun(), is_new);
     outfit.pools.iter().for_each(|pool| pool.tidy(now));
     connections.close_stale(&outfit.plan.settings, now);
-    if worker.plane.crowded.load(Ordering::Relaxed) && connections.close_longest_idle(None) {
-        worker.plane.crowded.store(false, Ordering::Relaxed);
-        worker.plane.metrics().crowded_out(false);
-    }
+    worker.plane.crowd.make_room(|whose, extent| {
+        let is_closed = connections.close_one(whose, extent);
+        if is_closed && whose.is_none() {
+            worker.plane.metrics().crowded_out(false);
+        }
+        is_closed
+    });
     let mut standing = Standing { connections: connections.len(), ..Standing::default() };
     for (idle, busy, queue) in outfit.pools.iter().map(|pool| pool.standing()) {
         standing.store_idle += idle;

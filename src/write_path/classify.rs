@@ -311,7 +311,8 @@ fn destination(head: &Parts, of: &Route, routes: &Routes) -> Result<Option<Cow<'
     Err(unfit(Code::LeaseObjectMismatch, "the Destination belongs to another route, or to none"))
 }
 
-fn is_read(method: &Method) -> bool {
+/// Whether requests of this method only read.
+pub(super) fn is_read(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 

@@ -3,21 +3,21 @@
 //! Timeouts are kept by the worker's tick, which looks at all its connections, so that a request costs
 //! no timer. A connection is closed when it has not sent a whole request head in time, from its first
 //! byte on and also before the protocol is known; when it has been idle for too long; and when it takes
-//! nothing of an answer for too long.
+//! nothing of an answer for too long. `evict.rs` says which one is closed where there is no room for another.
 
 use std::{
     cell::{Cell, OnceCell, RefCell},
     convert::Infallible,
     future::{Future, poll_fn},
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     pin::{Pin, pin},
     rc::{Rc, Weak},
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Wake, Waker},
 };
 
-use http::{Request, Response, Version, request::Parts};
+use http::{Request, Response, request::Parts};
 use hyper::{
     body::{Body, Incoming},
     server::conn::{http1, http2},
@@ -29,6 +29,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::{
     Worker,
     begun::begin,
+    crowd::Peer,
+    evict::{self, At, Extent, Requests, Standing},
     handle::{Answering, answer},
     headers::Origin,
     pace::Slowest,
@@ -44,6 +46,20 @@ pub struct Connections {
     all: RefCell<Vec<Weak<Connection>>>,
     /// How many there have been.
     count: Cell<u64>,
+    /// How many wait for one of their own client's to be closed.
+    in_turn: Rc<Cell<usize>>,
+}
+
+/// How many may wait for that at once: each takes a file that is not counted.
+const IN_TURN_MAX: usize = 32;
+
+/// A connection that waits for another one of its client's to be closed.
+pub struct InTurn(Rc<Cell<usize>>);
+
+impl Drop for InTurn {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 /// How a connection is to end.
@@ -70,17 +86,20 @@ pub struct Connection {
     /// What it has taken of the answers since the connection was last idle, and how long it let them wait.
     taken: Cell<u64>,
     waited_ms: Cell<u64>,
-    peer: IpAddr,
     /// HTTP/2 answers that are being taken: since when the client has asked for no more of each.
     replies: RefCell<Vec<Weak<Cell<BootMs>>>>,
     ending: Cell<Ending>,
     client: Rc<Client>,
+    /// Its worker's clock.
+    clock: Rc<Cell<BootMs>>,
 }
 
 /// What requests have to know of their connection. They may outlive it.
 pub struct Client {
     /// Its own among the worker's.
     pub number: u64,
+    pub peer: Peer,
+    pub requests: Requests,
     pub origin: Origin,
     /// Where the record of the last write was.
     pub last_place: Cell<Option<Place>>,
@@ -94,21 +113,23 @@ pub struct Client {
 const NOT_THE_CLIENT: BootMs = BootMs(u64::MAX);
 
 impl Connection {
-    fn new(now: BootMs, number: u64, peer: IpAddr, origin: Origin) -> Rc<Self> {
+    fn new(clock: &Rc<Cell<BootMs>>, number: u64, peer: Peer, origin: Origin) -> Rc<Self> {
         Rc::new(Self {
             active: Cell::new(0),
             head_begun: Cell::new(false),
             had_request: Cell::new(false),
             is_h2: Cell::new(false),
-            since: Cell::new(now),
+            since: Cell::new(clock.get()),
             blocked: Cell::new(None),
             taken: Cell::new(0),
             waited_ms: Cell::new(0),
-            peer,
             replies: RefCell::default(),
             ending: Cell::new(Ending::No),
+            clock: Rc::clone(clock),
             client: Rc::new(Client {
                 number,
+                peer,
+                requests: Requests::default(),
                 origin,
                 last_place: Cell::default(),
                 ear: RefCell::default(),
@@ -118,9 +139,9 @@ impl Connection {
     }
 
     /// The client has taken so many bytes.
-    fn took(&self, bytes: usize, now: BootMs) {
+    fn took(&self, bytes: usize) {
         if let Some(since) = self.blocked.take() {
-            self.waited_ms.set(self.waited_ms.get() + now.since(since));
+            self.waited_ms.set(self.waited_ms.get() + self.clock.get().since(since));
         }
         self.taken.set(self.taken.get() + bytes as u64);
     }
@@ -128,6 +149,15 @@ impl Connection {
     /// Nothing goes on on it, and nothing waits to be taken.
     fn is_idle(&self) -> bool {
         self.active.get() == 0 && !self.is_blocked()
+    }
+
+    /// How it stands where there is no room for another one.
+    fn standing(&self) -> Standing {
+        match (self.client.requests.standing(self.active.get(), self.since.get()), self.blocked.get()) {
+            (Some(standing), _) => standing,
+            (None, Some(since)) => Standing::Waits(since),
+            (None, None) => Standing::Idle(self.since.get()),
+        }
     }
 
     /// What it was answered has not all been taken.
@@ -292,6 +322,15 @@ impl Connections {
         });
     }
 
+    /// A place among those that wait; `None` where too many do.
+    pub fn wait_in_turn(&self) -> Option<InTurn> {
+        let waiting = self.in_turn.get();
+        (waiting < IN_TURN_MAX).then(|| {
+            self.in_turn.set(waiting + 1);
+            InTurn(Rc::clone(&self.in_turn))
+        })
+    }
+
     fn next_number(&self) -> u64 {
         self.count.set(self.count.get() + 1);
         self.count.get()
@@ -307,14 +346,13 @@ impl Connections {
         self.open().iter().filter(|each| each.is_idle()).for_each(|idle| idle.end(Ending::Now));
     }
 
-    /// Closes the one that has lain idle for longest, of all or of one address. Returns whether there is one.
-    pub fn close_longest_idle(&self, peer: Option<IpAddr>) -> bool {
-        let open = self.open();
-        let is_candidate = |each: &&Rc<Connection>| {
-            each.is_idle() && each.ending.get() == Ending::No && peer.is_none_or(|peer| each.peer == peer)
-        };
-        let longest = open.iter().filter(is_candidate).min_by_key(|each| each.since.get());
-        longest.inspect(|idle| idle.end(Ending::Now)).is_some()
+    /// Closes one to make room for another: see `evict.rs`. Only one of `peer`, if that is given. Returns false where there is
+    /// none that may be closed.
+    pub fn close_one(&self, peer: Option<Peer>, extent: Extent) -> bool {
+        let mut open = self.open();
+        open.retain(|each| each.ending.get() == Ending::No && peer.is_none_or(|peer| each.client.peer == peer));
+        let first = evict::first(open.iter().map(|each| each.standing()), extent);
+        first.inspect(|place| open[*place].end(Ending::Now)).is_some()
     }
 
     fn open(&self) -> Vec<Rc<Connection>> {
@@ -343,12 +381,12 @@ impl<F: Future<Output: 'static> + 'static> hyper::rt::Executor<F> for Local {
 }
 
 /// Counts a connection in, and out when it is gone.
-struct Open(Rc<Worker>, IpAddr);
+struct Open(Rc<Worker>, Peer);
 
 impl Open {
-    fn new(worker: &Rc<Worker>, peer: IpAddr) -> Self {
+    fn new(worker: &Rc<Worker>, peer: Peer) -> Self {
         worker.plane.connections.fetch_add(1, Ordering::Relaxed);
-        worker.plane.count_peer(peer, true);
+        worker.plane.crowd.came(peer);
         add(&worker.tally.accepted, 1);
         Self(Rc::clone(worker), peer)
     }
@@ -357,7 +395,7 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         self.0.plane.connections.fetch_sub(1, Ordering::Relaxed);
-        self.0.plane.count_peer(self.1, false);
+        self.0.plane.crowd.went(self.1);
     }
 }
 
@@ -371,10 +409,11 @@ pub fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     let plan = Arc::clone(&worker.outfit().plan);
     // So that its time begins now, and not with the last tick.
     let _ = worker.watch();
+    let client = Peer::of(peer.ip());
     let origin = Origin::new(peer.ip(), plan.tls.is_some(), plan.settings.forwarded);
-    let connection = Connection::new(worker.now(), connections.next_number(), peer.ip(), origin);
+    let connection = Connection::new(worker.clock(), connections.next_number(), client, origin);
     connections.all.borrow_mut().push(Rc::downgrade(&connection));
-    let open = Open::new(worker, peer.ip());
+    let open = Open::new(worker, client);
     let worker = Rc::clone(worker);
     tokio::task::spawn_local(async move {
         let watched = Watched { inner: stream, connection: Rc::clone(&connection), worker: Rc::clone(&worker) };
@@ -404,6 +443,7 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     let service = Answers { worker: Rc::clone(worker), connection: Rc::clone(connection) };
     let Some(stream) = connection.unless_ended(begin(stream)).await else { return };
     let is_h2 = stream.is_h2();
+    connection.is_h2.set(is_h2);
     let is_looked_at = plan.settings.strict && !is_h2;
     let heads = is_looked_at.then(|| Rc::clone(connection.client.heads.get_or_init(Rc::default)));
     let stream = TokioIo::new(stream.copied_to(heads));
@@ -440,7 +480,7 @@ impl Service<Request<Incoming>> for Answers {
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Answering {
-        let busy = Busy::new(&self.connection, &self.worker, request.version());
+        let busy = Busy::new(&self.connection, &request);
         answer(&self.worker, &self.connection.client, request, busy)
     }
 }
@@ -448,23 +488,36 @@ impl Service<Request<Incoming>> for Answers {
 /// A request that is being answered.
 pub struct Busy {
     connection: Rc<Connection>,
-    worker: Rc<Worker>,
+    at: At,
     /// Since when the client has asked for no more of its HTTP/2 answer. On HTTP/1.1 the socket tells.
     asked: Option<Rc<Cell<BootMs>>>,
 }
 
 impl Busy {
-    fn new(connection: &Rc<Connection>, worker: &Rc<Worker>, version: Version) -> Self {
+    fn new<B>(connection: &Rc<Connection>, request: &Request<B>) -> Self {
+        let at = At::of(request.method());
+        connection.client.requests.begin(at);
         connection.active.set(connection.active.get() + 1);
         connection.had_request.set(true);
-        connection.is_h2.set(version == Version::HTTP_2);
-        Self { connection: Rc::clone(connection), worker: Rc::clone(worker), asked: None }
+        Self { connection: Rc::clone(connection), at, asked: None }
     }
 
-    /// An answer is there to be taken.
-    pub fn answered(&mut self) {
+    /// Nothing more is waited for than that the client takes its answer.
+    pub fn waits(&mut self) {
+        if self.at != At::Client {
+            self.connection.client.requests.turn(self.at, At::Client, self.connection.clock.get());
+            self.at = At::Client;
+        }
+    }
+
+    /// An answer is there to be taken. `is_whole` says whether all of it is. An HTTP/1.1 client has no way to let it lie but
+    /// the socket, which tells.
+    pub fn answered(&mut self, is_whole: impl FnOnce() -> bool) {
         if self.connection.is_h2.get() {
-            let asked = Rc::new(Cell::new(self.worker.now()));
+            if is_whole() {
+                self.waits();
+            }
+            let asked = Rc::new(Cell::new(self.connection.clock.get()));
             self.connection.replies.borrow_mut().push(Rc::downgrade(&asked));
             self.asked = Some(asked);
         }
@@ -473,13 +526,14 @@ impl Busy {
     /// The client has asked for more, and got it or not.
     pub fn asked(&self, got_it: bool) {
         if let Some(asked) = &self.asked {
-            asked.set(if got_it { self.worker.now() } else { NOT_THE_CLIENT });
+            asked.set(if got_it { self.connection.clock.get() } else { NOT_THE_CLIENT });
         }
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
+        self.connection.client.requests.end(self.at);
         let active = self.connection.active.get() - 1;
         self.connection.active.set(active);
         if active == 0 {
@@ -487,7 +541,7 @@ impl Drop for Busy {
             self.connection.waited_ms.set(0);
         }
         self.connection.head_begun.set(false);
-        self.connection.since.set(self.worker.now());
+        self.connection.since.set(self.connection.clock.get());
     }
 }
 
@@ -502,7 +556,7 @@ impl<S> Watched<S> {
     fn has_read(&self, bytes: usize) {
         add(&self.worker.tally.received, bytes);
         if bytes > 0 && self.connection.active.get() == 0 && !self.connection.head_begun.replace(true) {
-            self.connection.since.set(self.worker.now());
+            self.connection.since.set(self.connection.clock.get());
         }
     }
 
@@ -510,11 +564,11 @@ impl<S> Watched<S> {
         match &written {
             Poll::Ready(Ok(bytes)) => {
                 add(&self.worker.tally.sent, *bytes);
-                self.connection.took(*bytes, self.worker.now());
+                self.connection.took(*bytes);
             }
             Poll::Ready(Err(_)) => {}
             Poll::Pending => {
-                let since = self.connection.blocked.get().unwrap_or(self.worker.now());
+                let since = self.connection.blocked.get().unwrap_or(self.connection.clock.get());
                 self.connection.blocked.set(Some(since));
             }
         }
@@ -581,17 +635,21 @@ fn join<'a>(parts: &[io::IoSlice<'_>], joined: &'a mut [u8; JOIN_MAX]) -> Option
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
     use crate::config::Forwarded;
 
     /// After how long a client is too slow that takes `bytes` every `every_ms` of an answer that is all there.
     fn cut_after(bytes: usize, every_ms: u64) -> Option<u64> {
         let (settings, peer) = (GateSettings::default(), IpAddr::from([127, 0, 0, 1]));
-        let connection = Connection::new(BootMs(0), 1, peer, Origin::new(peer, false, Forwarded::Off));
+        let clock = Rc::<Cell<BootMs>>::default();
+        let connection = Connection::new(&clock, 1, Peer::of(peer), Origin::new(peer, false, Forwarded::Off));
         connection.active.set(1);
         for now in (0..600_000).step_by(100) {
+            clock.set(BootMs(now));
             if now > 0 && now % every_ms == 0 {
-                connection.took(bytes, BootMs(now));
+                connection.took(bytes);
             }
             if connection.blocked.get().is_none() {
                 connection.blocked.set(Some(BootMs(now)));

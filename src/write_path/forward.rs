@@ -17,6 +17,7 @@ use super::{
     commit::{Broken, Progress},
     connection::Client,
     elect,
+    evict::{At, Turned},
     handle::Answered,
     headers::{self, Length, Outcome},
     hold::{NoBody, Share, Source},
@@ -118,7 +119,7 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
         // Apart, since it is large, and most writes have no use for it.
         Source::Coming { hold, share } => Box::pin(job.body(hold, share)).await?,
     };
-    let Outgoing { mut body, share, progress, length } = outgoing;
+    let Outgoing { mut body, mut share, progress, length } = outgoing;
     let length = Length::of(&job.head, &body, length, &job.outfit.plan.trailers);
     let digest = if job.is_journaled() { digest_of(&body, progress.as_deref()) } else { None };
     let mut unsent: Option<Unsent> = None;
@@ -129,7 +130,7 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
             None => match job.pool().idle_lane(job.asker()) {
                 Some(lane) => (lane, true, false),
                 None => {
-                    let lane = Box::pin(job.pool().lane(job.asker())).await;
+                    let lane = Box::pin(job.lane(&mut share)).await;
                     (lane.map_err(|why| job.came_to_nothing(no_lane(why)))?, false, false)
                 }
             },
@@ -240,12 +241,28 @@ impl Job {
         &self.outfit.pools[self.store]
     }
 
-    /// Who a connection is for.
-    fn asker(&self) -> Asker {
+    /// Who a connection, or room for a body, is for.
+    pub(super) fn asker(&self) -> Asker {
         match &self.write {
-            Some(write) => Asker::Write(write.passage.object_number()),
+            Some(write) => write.passage.object_number().map_or(Asker::Unjudged, |object| {
+                let client = self.client.peer.number();
+                Asker::Write { object, client }
+            }),
             None => Asker::Read(self.client.number),
         }
+    }
+
+    /// Waits for a connection. `share`: the room that its body takes meanwhile, which is its asker's from here on.
+    async fn lane(&self, share: &mut Option<Share>) -> Result<Lane, NoLane> {
+        let (asker, total) = (self.asker(), self.outfit.plan.settings.hold_total_bytes);
+        if let Some(uncounted) = share.take_if(|share| !share.is_counted()) {
+            *share = Some(uncounted.of(asker, total).ok_or(NoLane::Overloaded)?);
+        }
+        // Nothing was sent, and no lease says that it may go on.
+        let is_loose = asker == Asker::Unjudged;
+        let at = At::of(&self.head.method);
+        let _loose = is_loose.then(|| Turned::new(&self.client, at, At::Loose, self.worker.now()));
+        self.pool().lane(asker).await
     }
 
     pub(super) fn passage(&self) -> Option<&Rc<Passage>> {

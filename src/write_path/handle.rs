@@ -19,6 +19,7 @@ use super::{
     classify::{Brought, Class, Target, Write, classify},
     connection::{Busy, Client},
     decide::{self, Decided, Terms, decide_at_once, decide_in_time},
+    evict::{At, Turned},
     forward::{Active, Job, WriteOf, forward},
     hold::{Limits, Source, discard},
     inflight::InFlight,
@@ -141,7 +142,8 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
         Looked::Refused(why) => match lookup {
             None => Stage::Refused(Declined::new(why, &head, body)),
             Some(lookup) => {
-                Stage::Work(Box::pin(async move { decline_keyed(*lookup, &worker, &outfit, &head, body, why).await }))
+                let declined = async move { decline_keyed(*lookup, &worker, &client, &outfit, &head, body, why).await };
+                Stage::Work(Box::pin(declined))
             }
         },
         Looked::Read { store, may_have_body } => {
@@ -150,11 +152,15 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
         }
         Looked::Write(write) => Stage::Write(carry_on(worker, outfit, client, head, body, write)),
         Looked::NotYet(undecided) => Stage::Work(Box::pin(async move {
-            match undecided.decide(&worker, &outfit, &head.method).await {
+            // Nothing has said yet that it may go on.
+            let loose = Turned::new(&client, At::of(&head.method), At::Loose, worker.now());
+            let decided = undecided.decide(&worker, &outfit, &head.method).await;
+            drop(loose);
+            match decided {
                 Ok(write) => carry_on(worker, outfit, client, head, body, write).await,
                 Err(why) => match lookup {
                     None => Err(Declined::new(why, &head, body).let_go(&worker).into()),
-                    Some(lookup) => decline_keyed(*lookup, &worker, &outfit, &head, body, why).await,
+                    Some(lookup) => decline_keyed(*lookup, &worker, &client, &outfit, &head, body, why).await,
                 },
             }
         })),
@@ -165,11 +171,14 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
 async fn decline_keyed(
     lookup: Lookup,
     worker: &Rc<Worker>,
+    client: &Rc<Client>,
     outfit: &Outfit,
     head: &Parts,
     body: Source,
     why: Refused,
 ) -> Answered {
+    // It will not be sent, and its client may take its time with its body.
+    let _waits = Turned::new(client, At::of(&head.method), At::Client, worker.now());
     match lookup.answer(worker, head, body, Limits::of(&outfit.plan), why).await {
         Ok(response) => Ok(response),
         Err((why, None)) => Err(why.into()),
@@ -244,7 +253,7 @@ fn look(
         Decided::Yes(in_flight) => {
             client.last_place.set(Some(in_flight.place()));
             if let Some(lane) = &lane {
-                lane.belongs_to(in_flight.place().number());
+                lane.belongs_to(in_flight.place().number(), client.peer.number());
             }
             entered.admitted(worker, outfit, method, stopwatch, in_flight)
         }

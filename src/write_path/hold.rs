@@ -5,7 +5,7 @@
 
 use std::{
     cell::RefCell,
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     future::poll_fn,
     pin::Pin,
     sync::{Arc, PoisonError, atomic::Ordering},
@@ -24,7 +24,7 @@ use super::{
     pace::{Pace, Slowest},
     plan::Plan,
 };
-use crate::store::body::StoreBody;
+use crate::store::{body::StoreBody, shares::Asker};
 
 /// A body, as far as it has come.
 pub enum Held {
@@ -53,12 +53,71 @@ pub struct Share {
 }
 
 /// What is held.
-#[derive(Clone, Copy)]
 enum Room {
-    /// A body; of this object, where that is known.
-    Body(Option<u64>),
+    /// A body.
+    Body,
+    /// A body of this request. Apart, since few are looked at so closely, and shares are moved about.
+    BodyOf(Box<Asker>),
     /// The answer to a read, ahead of its client.
     Answer,
+}
+
+/// Whose bodies are counted together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    Object(u64),
+    Client(u64),
+    /// Writes that nobody judges.
+    Unjudged,
+    Reads,
+}
+
+/// What each owner of bodies holds.
+#[derive(Debug, Default)]
+pub struct HeldBy(HashMap<Owner, usize>);
+
+impl HeldBy {
+    fn owners(asker: Asker) -> impl Iterator<Item = Owner> {
+        let (first, second) = match asker {
+            Asker::Read(_) => (Owner::Reads, None),
+            Asker::Unjudged => (Owner::Unjudged, None),
+            Asker::Write { object, client } => (Owner::Object(object), Some(Owner::Client(client))),
+        };
+        [Some(first), second].into_iter().flatten()
+    }
+
+    /// Counts a body, unless its owner has had its share of `total`: an object three quarters, reads a quarter, writes that
+    /// nobody judges half, and neither of these two any of the last quarter; a client that has an eighth none of the last
+    /// eighth. `held`: what all hold, with this one. The first of an owner's bodies is let in.
+    fn add(&mut self, asker: Asker, bytes: usize, held: usize, total: usize) -> bool {
+        let may_have = |owner: Owner| {
+            let own = self.0.get(&owner).map_or(0, |own| own + bytes);
+            let (most, free) = (|share: usize| own <= share, |kept: usize| held <= total - kept);
+            match owner {
+                Owner::Object(_) => most(total - total / 4),
+                Owner::Client(_) => most(total / 8) || free(total / 8),
+                Owner::Unjudged => most(total / 2) && free(total / 4),
+                Owner::Reads => most(total / 4) && free(total / 4),
+            }
+        };
+        let is_first = |owner: Owner| !self.0.contains_key(&owner);
+        let may_add = Self::owners(asker).all(|owner| is_first(owner) || may_have(owner));
+        if may_add {
+            Self::owners(asker).for_each(|owner| *self.0.entry(owner).or_default() += bytes);
+        }
+        may_add
+    }
+
+    fn remove(&mut self, asker: Asker, bytes: usize) {
+        for owner in Self::owners(asker) {
+            if let Some(held) = self.0.get_mut(&owner) {
+                *held -= bytes;
+                if *held == 0 {
+                    self.0.remove(&owner);
+                }
+            }
+        }
+    }
 }
 
 impl Share {
@@ -66,24 +125,27 @@ impl Share {
     #[must_use]
     pub fn take(plane: &Arc<Plane>, bytes: usize, total: usize) -> Option<Self> {
         let before = plane.held_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let share = Self { plane: Arc::clone(plane), bytes, room: Room::Body(None) };
+        let share = Self { plane: Arc::clone(plane), bytes, room: Room::Body };
         (before + bytes <= total).then_some(share)
     }
 
-    /// The body is this object's, of which all bodies together may take three quarters of `total`: one holder must leave
-    /// room for the others.
+    /// The body is of this request: one holder, or those without a token, must leave room for others.
     #[must_use]
-    pub fn of_object(mut self, object: u64, total: usize) -> Option<Self> {
+    pub fn of(mut self, asker: Asker, total: usize) -> Option<Self> {
+        let held = self.plane.held_bytes.load(Ordering::Relaxed);
         let mut by = self.plane.held_by.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = by.entry(object).or_default();
-        if *held > 0 && *held + self.bytes > total - total / 4 {
-            drop(by);
-            return None;
-        }
-        *held += self.bytes;
+        let is_in = by.add(asker, self.bytes, held, total);
         drop(by);
-        self.room = Room::Body(Some(object));
-        Some(self)
+        is_in.then(|| {
+            self.room = Room::BodyOf(Box::new(asker));
+            self
+        })
+    }
+
+    /// Whether it is known whose it is.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        !matches!(self.room, Room::Body)
     }
 
     /// Takes a share for the answer to a read: all of them together may take a quarter of `total`.
@@ -97,20 +159,15 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let counter = match self.room {
-            Room::Body(_) => &self.plane.held_bytes,
+        let counter = match &self.room {
+            Room::Body => &self.plane.held_bytes,
+            Room::BodyOf(asker) => {
+                self.plane.held_by.lock().unwrap_or_else(PoisonError::into_inner).remove(**asker, self.bytes);
+                &self.plane.held_bytes
+            }
             Room::Answer => &self.plane.answer_bytes,
         };
         counter.fetch_sub(self.bytes, Ordering::Relaxed);
-        if let Room::Body(Some(object)) = self.room {
-            let mut by = self.plane.held_by.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(held) = by.get_mut(&object) {
-                *held -= self.bytes;
-                if *held == 0 {
-                    by.remove(&object);
-                }
-            }
-        }
     }
 }
 
@@ -328,4 +385,42 @@ pub fn discard(worker: &Worker, mut body: Incoming) {
         })
         .await;
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOTAL: usize = 800;
+
+    /// How many bodies of 10 bytes get in, where others hold so much already.
+    fn let_in(by: &mut HeldBy, held: &mut usize, asker: impl Fn(u64) -> Asker) -> usize {
+        let mut count = 0;
+        for number in 0..1_000 {
+            if *held + 10 <= TOTAL && by.add(asker(number), 10, *held + 10, TOTAL) {
+                *held += 10;
+                count += 1;
+            }
+        }
+        count
+    }
+
+    #[test]
+    fn each_owner_leaves_room_for_the_bodies_of_others() {
+        let object = |object: u64, client: u64| Asker::Write { object, client };
+        let (mut by, mut held) = (HeldBy::default(), 0);
+        assert_eq!(let_in(&mut by, &mut held, |_| Asker::Unjudged), 40, "half");
+        assert_eq!(let_in(&mut by, &mut held, Asker::Read), 20, "a quarter");
+        assert_eq!(let_in(&mut by, &mut held, |number| object(number, 1)), 10, "one client, with many objects");
+        assert_eq!(let_in(&mut by, &mut held, |number| object(number, 2)), 10, "another one");
+        let (mut by, mut held) = (HeldBy::default(), 0);
+        assert_eq!(let_in(&mut by, &mut held, |number| object(1, number)), 60, "one object");
+        assert_eq!(let_in(&mut by, &mut held, Asker::Read), 1, "none of the last quarter but the first");
+        assert_eq!(let_in(&mut by, &mut held, |number| object(2, number)), 19);
+        for number in 0..60 {
+            by.remove(object(1, number), 10);
+        }
+        assert_eq!(by.0.get(&Owner::Object(1)), None);
+        assert!(by.add(object(1, 1), 10, 200, TOTAL));
+    }
 }

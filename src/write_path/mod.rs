@@ -1,7 +1,7 @@
 //! The path of a write: `accept -> classify -> decide -> forward -> reply`, one file per stage.
 //!
-//! - [`accept`]: the port; a worker per core. [`connection`]: one client's connection, its timeouts;
-//!   `begun`: which protocol it speaks. [`raw_head`]: heads that two parsers could read in two ways.
+//! - [`accept`]: the port; a worker per core. [`crowd`]: how many connections each client has, and who waits for room. [`connection`]: one client's
+//!   connection, its timeouts; [`evict`]: which one is closed for another; `begun`: which protocol it speaks. [`raw_head`]: heads that two parsers could read in two ways.
 //! - [`classify`]: what a request is: a read, a write to one object, or nothing that is forwarded.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
 //!   [`inflight`]: a write that may, until the store has answered for it.
@@ -22,8 +22,10 @@ pub mod carry;
 pub mod classify;
 pub mod commit;
 pub mod connection;
+pub mod crowd;
 pub mod decide;
 pub mod elect;
+pub mod evict;
 pub mod forward;
 pub mod handle;
 pub mod headers;
@@ -41,12 +43,10 @@ pub mod reply;
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
-    net::IpAddr,
     rc::Rc,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -54,7 +54,9 @@ use arc_swap::ArcSwap;
 
 use self::{
     alarms::Alarms,
+    crowd::{Crowd, Peer},
     headers::{LastNumber, RequestIds},
+    hold::HeldBy,
     inflight::Own,
     keyed::Keys,
     plan::{Before, Outfit, Plan},
@@ -75,18 +77,16 @@ pub struct Plane {
     plan: ArcSwap<Plan>,
     /// The plan's, where a worker can look without taking the plan up.
     generation: AtomicU64,
-    /// Bytes of bodies that are being held; and of those that come slowly, by object.
+    /// Bytes of bodies that are being held; and of those that come slowly, by whose they are.
     pub held_bytes: AtomicUsize,
-    pub held_by: Mutex<HashMap<u64, usize>>,
+    pub held_by: Mutex<HeldBy>,
     /// Bytes of answers to reads that were taken ahead of their clients.
     pub answer_bytes: AtomicUsize,
     /// Writes that wait for their lease to open.
     pub waiting: AtomicUsize,
     pub connections: AtomicUsize,
-    /// How many connections each address has.
-    pub peers: Mutex<HashMap<IpAddr, usize>>,
-    /// A worker waits for room that another one's idle connections take.
-    pub crowded: AtomicBool,
+    /// Whose connections they are.
+    pub crowd: Crowd,
     pub keys: Arc<Keys>,
     /// How many files clients and stores may take together.
     files: usize,
@@ -116,8 +116,7 @@ impl Plane {
             answer_bytes: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
-            peers: Mutex::default(),
-            crowded: AtomicBool::new(false),
+            crowd: Crowd::default(),
             keys: Keys::new(&settings.idempotency),
             files,
             workers: accept::workers(&settings.gate),
@@ -148,27 +147,22 @@ impl Plane {
         Ok(generation)
     }
 
+    /// How many connections there may be: what the settings say, or what the limit on open files leaves, if that is less.
+    fn room(&self, plan: &Plan) -> usize {
+        let clients = clients_max(self.files, self.workers.saturating_mul(plan.store_connections()));
+        plan.settings.connections_max.min(clients)
+    }
+
     /// Whether another connection may be made.
     #[must_use]
     pub fn has_room(&self, plan: &Plan) -> bool {
-        let clients = clients_max(self.files, self.workers.saturating_mul(plan.store_connections()));
-        self.connections.load(Ordering::Relaxed) < plan.settings.connections_max.min(clients)
+        self.connections.load(Ordering::Relaxed) < self.room(plan)
     }
 
-    /// How many connections an address has.
+    /// Whether this client may make another connection.
     #[must_use]
-    pub fn connections_of(&self, peer: IpAddr) -> usize {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner).get(&peer).copied().unwrap_or(0)
-    }
-
-    /// A connection of this address has come, or is gone.
-    fn count_peer(&self, peer: IpAddr, comes: bool) {
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = peers.entry(peer).or_default();
-        *count = if comes { *count + 1 } else { count.saturating_sub(1) };
-        if *count == 0 {
-            peers.remove(&peer);
-        }
+    pub fn has_room_for(&self, peer: Peer, plan: &Plan) -> bool {
+        self.crowd.of(peer) < plan.settings.connections_of_peer(self.room(plan))
     }
 
     /// Until when the certificate of the gate's port holds, where it has one.
@@ -195,7 +189,7 @@ pub struct Worker {
     outfit: RefCell<Rc<Outfit>>,
     pub tally: Tally,
     pub alarms: Rc<Alarms>,
-    now: Cell<BootMs>,
+    now: Rc<Cell<BootMs>>,
     pub ids: RequestIds,
     pub last_seq: LastNumber,
     /// The plan whose coming everyone was told of.
@@ -220,7 +214,7 @@ impl Worker {
             outfit,
             tally,
             alarms: Alarms::new(stopwatch.begun()),
-            now: Cell::new(now),
+            now: Rc::new(Cell::new(now)),
             ids: RequestIds::new(),
             last_seq: LastNumber::default(),
             told: Cell::new(0),
@@ -234,6 +228,12 @@ impl Worker {
     #[must_use]
     pub fn now(&self) -> BootMs {
         self.now.get()
+    }
+
+    /// The same, for those who look at it often.
+    #[must_use]
+    pub fn clock(&self) -> &Rc<Cell<BootMs>> {
+        &self.now
     }
 
     /// Reads the clocks, and starts a stopwatch at the same moment.
@@ -272,6 +272,17 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::clients_max;
+    use crate::config::GateSettings;
+
+    #[test]
+    fn one_client_leaves_a_quarter_of_the_room_that_there_is() {
+        let mut settings = GateSettings::default();
+        let room = settings.connections_max.min(clients_max(2_512, 512));
+        assert_eq!((room, settings.connections_of_peer(room)), (2_000, 1_500));
+        assert_eq!(settings.connections_of_peer(1), 1);
+        settings.peer_connections_max = 100;
+        assert_eq!(settings.connections_of_peer(room), 100);
+    }
 
     #[test]
     fn clients_get_what_the_stores_leave_and_never_less_than_half() {

@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 use super::{
     classify::{FENCE_TOKEN, body_on_read},
     commit::{Broken, Progress, Stream, Upload},
+    evict::{At, Turned},
     forward::{Job, rerouted, unsent},
     headers,
     hold::{Held, Hold, Limits, Share, Source},
@@ -135,7 +136,7 @@ impl Job {
                 Ok((payload, Some(Collected::Whole(outgoing))))
             }
             (None, Collected::Long(Stream { first, rest, is_h2, .. })) => {
-                let limits = Limits::of(&self.outfit.plan);
+                let (limits, _waits) = (Limits::of(&self.outfit.plan), self.waits_for_client());
                 let digest = keyed::digest_on(&self.worker, first, rest, is_h2, limits);
                 let Some(passage) = self.passage() else { return Err(rerouted()) };
                 // A client may take its time with its body; a reload does not wait for it.
@@ -175,12 +176,8 @@ impl Job {
         }
         let expected = length.and_then(|length| usize::try_from(length).ok()).unwrap_or(settings.hold_bytes);
         let take = || Share::take(&self.worker.plane, expected, settings.hold_total_bytes);
-        let number = self.passage().map(|passage| passage.object_number());
-        let of_object = |share: Share| match number {
-            Some(number) => share.of_object(number, settings.hold_total_bytes),
-            None => Some(share),
-        };
-        let Some(share) = share.or_else(take).and_then(of_object) else {
+        let of_asker = |share: Share| share.of(self.asker(), settings.hold_total_bytes);
+        let Some(share) = share.or_else(take).and_then(of_asker) else {
             drop(self.stream_on(self.streamed(hold.body, length)));
             return Err(Refused::new(Code::GateOverloaded, "too many bodies are being held; try again in a moment"));
         };
@@ -189,14 +186,16 @@ impl Job {
             // A judge has read the clock, and nobody else has.
             let _ = self.worker.watch();
         }
-        let mut pace = Pace::new(&self.worker.alarms, limits.slowest);
+        let (mut pace, waits) = (Pace::new(&self.worker.alarms, limits.slowest), self.waits_for_client());
         let collected = poll_fn(|context| match hold.poll(limits, &self.client, &mut pace, context) {
             Poll::Ready(collected) => Poll::Ready(collected.map_err(|why| unsent(&why.into()))),
             // A client may take its time with its body; a reload does not wait for it.
             Poll::Pending if self.is_retired() => Poll::Ready(Err(rerouted())),
             Poll::Pending => Poll::Pending,
         });
-        match collected.await? {
+        let collected = collected.await?;
+        drop(waits);
+        match collected {
             Held::Whole { trailers: Some(trailers) } if trailers.contains_key(FENCE_TOKEN) => {
                 Err(unsent(&Broken::TokenInTrailer))
             }
@@ -213,11 +212,17 @@ impl Job {
         }
     }
 
+    /// Nothing was sent, and its client is waited for, until this is dropped.
+    fn waits_for_client(&self) -> Turned {
+        Turned::new(&self.client, At::of(&self.head.method), At::Client, self.worker.now())
+    }
+
     /// Waits for the end of a read's body, of which there is nothing: an HTTP/2 head need not say so.
     async fn has_no_body(&self, mut hold: Hold) -> Result<Collected, Refused> {
         // Nobody has read the clock for it.
         let _ = self.worker.watch();
         let mut pace = Pace::new(&self.worker.alarms, Limits::of(&self.outfit.plan).slowest);
+        let _waits = self.waits_for_client();
         poll_fn(|context| {
             while !hold.body.is_end_stream() {
                 match Pin::new(&mut hold.body).poll_frame(context) {

@@ -1,8 +1,6 @@
 //! A write on its way: the version of its route that it goes by, and its place among those in flight, if
 //! its route judges at all. Both are told together what becomes of it.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
 use super::inflight::{Denied, InFlight};
 use crate::{
     fence::{ObjectId, Permit},
@@ -45,18 +43,11 @@ impl Passage {
         }
     }
 
-    /// A number for the first of its objects, to tell it from others that are written to at the same time.
+    /// A number for the first of its objects, to tell it from others that are written to at the same time; `None` where
+    /// nobody has judged the write, so that its object may be invented.
     #[must_use]
-    pub fn object_number(&self) -> u64 {
-        match &self.admitted {
-            Admitted::Judged(in_flight) => in_flight.place().number(),
-            Admitted::Unjudged(object) => {
-                let mut hasher = DefaultHasher::new();
-                object.as_str().hash(&mut hasher);
-                // Beyond all places of records.
-                hasher.finish() | 1 << 63
-            }
-        }
+    pub fn object_number(&self) -> Option<u64> {
+        self.in_flight().map(|in_flight| in_flight.place().number())
     }
 
     /// A newer version of its route has taken over: what has not been sent by then is not.

@@ -39,6 +39,16 @@ enum Content {
     Store(Box<StoreReply>),
 }
 
+impl Content {
+    /// Whether nothing of it is still at the store.
+    fn is_whole(&self) -> bool {
+        match self {
+            Self::Own(_) => true,
+            Self::Store(reply) => reply.is_whole(),
+        }
+    }
+}
+
 impl ReplyBody {
     #[must_use]
     pub fn own(bytes: Vec<u8>) -> Self {
@@ -64,21 +74,36 @@ impl ReplyBody {
     #[must_use]
     pub fn during(self, mut busy: Busy) -> Self {
         if !self.is_end_stream() {
-            busy.answered();
+            busy.answered(|| self.content.is_whole());
         }
         Self { content: self.content, busy: Some(busy) }
     }
+}
+
+/// The next of an answer that is passed on. Once nothing of it is at the store any more, only its client is waited for.
+#[inline(never)]
+fn poll_store(
+    reply: &mut StoreReply,
+    busy: Option<&mut Busy>,
+    context: &mut Context<'_>,
+) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+    let frame = Pin::new(&mut *reply).poll_frame(context);
+    if let Some(busy) = busy.filter(|_| reply.is_whole()) {
+        busy.waits();
+    }
+    frame
 }
 
 impl Body for ReplyBody {
     type Data = Bytes;
     type Error = Cut;
 
+    #[inline]
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         let this = self.get_mut();
         let frame = match &mut this.content {
             Content::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Content::Store(reply) => Pin::new(&mut **reply).poll_frame(context),
+            Content::Store(reply) => poll_store(reply, this.busy.as_mut(), context),
         };
         this.busy.as_ref().inspect(|busy| busy.asked(frame.is_ready()));
         frame

@@ -81,6 +81,11 @@ impl Conn {
         Ok(Self { stream: BufReader::new(stream) })
     }
 
+    /// A connection that was made elsewhere.
+    pub fn over(stream: TcpStream) -> Self {
+        Self { stream: BufReader::new(stream) }
+    }
+
     pub fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> std::io::Result<()> {
         let mut request = format!("{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {}\r\n", body.len());
         for (name, value) in headers {

@@ -1,5 +1,9 @@
 //! A client without a token, or one holder alone, cannot stop the writes of others: connections to the store, places in the
-//! queue and connections to the gate are shared out.
+//! queue and connections to the gate are shared out. `room`: the gate's own connections. `shares`: those to the store, and the
+//! memory for bodies.
+
+mod room;
+mod shares;
 
 use std::{
     io::{Read, Write},
@@ -10,8 +14,8 @@ use std::{
 use fencegate::config::Settings;
 use socket2::{Domain, Socket, Type};
 
-use super::support::{
-    bench::{Bench, TTL},
+use crate::support::{
+    bench::{Bench, TTL, small_room},
     gate::{acquire, text},
     h2::H2,
     http::Conn,
@@ -151,7 +155,7 @@ fn writes_are_served_before_reads_that_have_waited_for_longer() {
 /// Reads that do not come to their end take none of the room for bodies.
 #[test]
 fn reads_without_an_end_take_no_room_from_bodies() {
-    let bench = Bench::with(crate::support::bench::small_room);
+    let bench = Bench::with(small_room);
     let mut h2 = bench.h2();
     let _open: Vec<_> = (0..20).map(|_| h2.begin("GET", "/users/x", &[])).collect();
     for _ in 0..10 {
@@ -229,8 +233,13 @@ fn one_address_has_its_share_of_connections() {
     });
     let (crowd, other) = (Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::new(127, 0, 0, 3));
     let listens = bench.gate.running().listens;
+    // Writes: a connection that only reads would make room.
+    let hanging = format!(
+        "PUT /users/1 HTTP/1.1\r\nhost: x\r\nx-store: hang\r\nfence-token: {}\r\ncontent-length: 1\r\n\r\nv",
+        bench.token()
+    );
     let hangs = |mut stream: TcpStream| {
-        stream.write_all(b"GET /users/1 HTTP/1.1\r\nhost: x\r\nx-store: hang\r\n\r\n").unwrap();
+        stream.write_all(hanging.as_bytes()).unwrap();
         stream
     };
     let _busy: Vec<TcpStream> = (0..3).map(|_| hangs(from(crowd, listens))).collect();

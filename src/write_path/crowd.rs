@@ -1,0 +1,166 @@
+//! How many connections each client has, where a client is an address; and who waits for a connection to be closed, of this
+//! worker or of another.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Mutex, PoisonError},
+};
+
+use super::evict::Extent;
+
+/// An address, as far as clients are told apart by it. An IPv6 client has a network of 64 bits to choose its addresses from,
+/// so the network counts; an IPv4 address in IPv6 form is the IPv4 address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Peer(u64);
+
+impl Peer {
+    #[must_use]
+    pub fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            // No IPv6 network begins with 32 zero bits, but for the loopback address and those that are IPv4 in fact.
+            IpAddr::V4(address) => Self(u32::from(address).into()),
+            #[allow(clippy::cast_possible_truncation, reason = "64 bits are left")]
+            IpAddr::V6(address) => Self((u128::from(address) >> 64) as u64),
+        }
+    }
+
+    /// A number that no other client has.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// All clients' connections. The workers share it.
+#[derive(Debug, Default)]
+pub struct Crowd {
+    peers: Mutex<HashMap<Peer, usize>>,
+    wanted: Mutex<HashMap<Option<Peer>, Wanted>>,
+}
+
+/// How many connections are to be closed: of one client, or of any.
+#[derive(Debug)]
+struct Wanted {
+    waiting: usize,
+    /// How many of those were closed.
+    closed: usize,
+    extent: Extent,
+}
+
+/// Somebody waits for a connection to be closed, until this is dropped.
+#[derive(Debug)]
+pub struct Waiting<'a> {
+    crowd: &'a Crowd,
+    whose: Option<Peer>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut all = self.crowd.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(wanted) = all.get_mut(&self.whose) else { return };
+        wanted.waiting -= 1;
+        wanted.closed = wanted.closed.saturating_sub(1);
+        if wanted.waiting == 0 {
+            all.remove(&self.whose);
+        }
+    }
+}
+
+impl Crowd {
+    /// Asks every worker to close a connection: of this client, or of any.
+    pub fn wait(&self, whose: Option<Peer>, extent: Extent) -> Waiting<'_> {
+        let mut all = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = all.entry(whose).or_insert(Wanted { waiting: 0, closed: 0, extent });
+        wanted.waiting += 1;
+        wanted.extent = wanted.extent.max(extent);
+        Waiting { crowd: self, whose }
+    }
+
+    /// A worker closes what others wait for, as far as it can: `close` says whether it did.
+    pub fn make_room(&self, close: impl Fn(Option<Peer>, Extent) -> bool) {
+        for (whose, wanted) in &mut *self.wanted.lock().unwrap_or_else(PoisonError::into_inner) {
+            while wanted.closed < wanted.waiting && close(*whose, wanted.extent) {
+                wanted.closed += 1;
+            }
+        }
+    }
+
+    /// How many connections a client has.
+    #[must_use]
+    pub fn of(&self, peer: Peer) -> usize {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner).get(&peer).copied().unwrap_or(0)
+    }
+
+    /// A client has made a connection.
+    pub fn came(&self, peer: Peer) {
+        *self.peers.lock().unwrap_or_else(PoisonError::into_inner).entry(peer).or_default() += 1;
+    }
+
+    /// A connection of this client is gone.
+    pub fn went(&self, peer: Peer) {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(count) = peers.get_mut(&peer) else { return };
+        *count -= 1;
+        if *count == 0 {
+            peers.remove(&peer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(address: &str) -> Peer {
+        Peer::of(address.parse().unwrap())
+    }
+
+    #[test]
+    fn clients_are_told_apart_by_address_or_by_ipv6_network() {
+        assert_eq!(peer("2001:db8:1:2::1"), peer("2001:db8:1:2:ffff:ffff:ffff:ffff"));
+        assert_ne!(peer("2001:db8:1:2::1"), peer("2001:db8:1:3::1"));
+        assert_eq!(peer("::ffff:10.0.0.1"), peer("10.0.0.1"));
+        let all = ["10.0.0.1", "10.0.0.2", "127.0.0.1", "::1", "fe80::1", "2001:db8::1"].map(peer);
+        for (place, each) in all.iter().enumerate() {
+            assert!(!all[..place].contains(each), "{each:?}");
+        }
+    }
+
+    #[test]
+    fn a_worker_closes_as_many_as_others_wait_for() {
+        use std::cell::RefCell;
+        let (crowd, one) = (Crowd::default(), peer("10.0.0.1"));
+        let closed = RefCell::new(vec![]);
+        let close = |whose, extent| {
+            closed.borrow_mut().push((whose, extent));
+            true
+        };
+        crowd.make_room(close);
+        assert!(closed.take().is_empty());
+        let waiting = [crowd.wait(Some(one), Extent::Waiting), crowd.wait(Some(one), Extent::Reading)];
+        crowd.make_room(|_, _| false);
+        crowd.make_room(close);
+        assert_eq!(closed.take(), [(Some(one), Extent::Reading); 2]);
+        crowd.make_room(close);
+        assert!(closed.take().is_empty(), "each once");
+        drop(waiting);
+        let _any = crowd.wait(None, Extent::Waiting);
+        crowd.make_room(close);
+        assert_eq!(closed.take(), [(None, Extent::Waiting)]);
+        assert_eq!(crowd.wanted.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn connections_are_counted_until_they_are_gone() {
+        let (crowd, one, other) = (Crowd::default(), peer("10.0.0.1"), peer("10.0.0.2"));
+        crowd.came(one);
+        crowd.came(one);
+        crowd.came(other);
+        crowd.went(one);
+        assert_eq!((crowd.of(one), crowd.of(other)), (1, 1));
+        crowd.went(one);
+        assert_eq!(crowd.of(one), 0);
+        assert_eq!(crowd.peers.lock().unwrap().len(), 1, "a client that is gone is forgotten");
+    }
+}
