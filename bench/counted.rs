@@ -6,9 +6,9 @@ mod in_memory;
 use std::{env, hint::black_box, sync::Arc};
 
 use fencegate::{
+    barrier::flight::{Counted, End},
     config::{Mode, RouteSettings, Settings},
     fence::ObjectId,
-    table::flight::{End, Stage},
     write_path::{
         Plane, Worker,
         connection::{Connections, serve},
@@ -30,11 +30,11 @@ mod measured {
     use std::hint::black_box;
 
     use fencegate::{
+        barrier::stripes::Place,
         fence::{FenceToken, Now, ObjectId, Permit, Record, verdict},
         table::{
             codec::{Context, decode_record, encode_record},
             records::Records,
-            stripes::Place,
         },
     };
     use tokio::runtime::LocalRuntime;
@@ -127,7 +127,7 @@ fn judge(runtime: &LocalRuntime, times: usize) {
     for _ in 0..times {
         let judged = measured::judge(&gate.records, LONGER, black_box(&token), gate.now());
         let (_permit, place) = judged.expect("a permit");
-        gate.records.stripes.end(place, &Stage::Waiting, End::Nothing);
+        gate.records.stripes.end(place, &Counted::Waiting, End::Nothing);
     }
 }
 

@@ -23,6 +23,7 @@ use crate::{
         listen::{self, Port, Room},
     },
     authority::{Authority, migration},
+    barrier::{generation::Generation, stripes},
     clock::Clock,
     config::{Fault, Faults, Settings},
     fence::Ttl,
@@ -31,12 +32,10 @@ use crate::{
     route::Routes,
     table::{
         data_folder::DataLock,
-        generation::Generation,
         ledger::{Core, Ledger, Setup},
         news::News,
         open::{self, Begun, Lost},
         records::Records,
-        stripes,
     },
     write_path::{Plane, accept, receipts::Receipts},
 };

@@ -2,6 +2,7 @@
 //!
 //! # Layout
 //! - [`fence`]: pure. Ids, numbers, leases, `judge` and `step`: every rule there is.
+//! - [`barrier`]: records in memory and the writes in flight, counted under the same locks.
 //! - [`table`]: the fence table, durable: schema, RocksDB, the single-writer ledger.
 //! - [`write_path`]: the path of a write: accept, classify, decide, forward, reply.
 //! - [`route`]: which object a request is about. [`store`]: the way to the store. [`tls`].
@@ -19,6 +20,7 @@ pub mod agent;
 pub mod api;
 pub mod app;
 pub mod authority;
+pub mod barrier;
 pub mod cli;
 pub mod client;
 pub mod clock;
@@ -33,6 +35,7 @@ pub mod route;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod simulation;
 pub mod store;
+mod sync;
 pub mod table;
 pub mod tls;
 pub mod write_path;

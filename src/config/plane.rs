@@ -11,7 +11,7 @@ use crate::{
     route::Routes,
     store::{Address, Way, trailer},
     tls::{Acceptor, Connector, Files},
-    write_path::carry::AHEAD_BYTES,
+    write_path::response_body::AHEAD_BYTES,
 };
 
 /// The port for writes and reads.

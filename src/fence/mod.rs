@@ -15,6 +15,7 @@
 //! - [`authority`]: what signed certificates and grants do to a record. [`external`]: what tokens of an
 //!   outside lock service do. [`election`], [`elected`]: what terms of leadership by a Kubernetes Lease do.
 //! - [`idempotency`]: what is remembered of a keyed write, and what its key gets again.
+//! - [`mod@write`]: the life of a write, as `write.on(event) -> effect`.
 //! - [`code`]: every answer code with its status and what it means for the caller.
 
 pub mod authority;
@@ -31,6 +32,7 @@ pub mod step;
 pub mod time;
 pub mod token;
 pub mod verdict;
+pub mod write;
 
 pub use authority::Certified;
 pub use code::Code;

@@ -11,7 +11,7 @@ pub const MAX_GATE_SEQ: u64 = (1 << 53) - 1;
 pub const INCARNATION_STRIDE: u64 = 1 << 32;
 
 /// A restore raises every floor by up to so much more, drawn at random: copies of one backup that are restored apart
-/// from each other do not meet. ARCHITECTURE.md has the arithmetic.
+/// from each other do not meet. docs/decisions/0012 has the arithmetic.
 pub const RESTORE_SPREAD: u64 = 1 << 38;
 
 /// A lease's sequence number: at least 1, strictly increasing per object, never reused.

@@ -6,8 +6,9 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
+    barrier::stripes::Stripes,
     fence::{Incarnation, ObjectId, Record},
-    table::{records::Records, stripes::Stripes},
+    table::records::Records,
 };
 
 /// Objects for each of ours that share its stripe.

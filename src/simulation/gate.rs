@@ -232,14 +232,13 @@ impl Simulation {
 
     /// Stops once nothing is on its way any more; when its time is up, whatever still is is let go.
     fn go_on_stopping(&mut self) {
-        let Some(Gate { stops_at: Some(stops_at), records, .. }) = &self.gate else { return };
-        let records = Arc::clone(records);
+        let Some(Gate { stops_at: Some(stops_at), .. }) = &self.gate else { return };
         {
             let mut world = self.world();
             if !world.writes.is_empty() && world.step < *stops_at {
                 return;
             }
-            world.drop_writes(&records);
+            world.drop_writes();
         }
         let (reply, mut stopped) = oneshot::channel();
         self.round(vec![Command::Stop { reply }]);

@@ -171,7 +171,6 @@ pub(super) struct Claim {
     pub(super) claimant: Claimant,
     /// The routes that it goes by.
     generation: u64,
-    pub(super) has_asked: bool,
 }
 
 impl World {
@@ -312,13 +311,12 @@ impl World {
         let lease = Arc::clone(&led.leases[route].name);
         let mut claimant = Claimant { election: term.election, lease, term: None, holder: None };
         led.stand(&object, route, &mut claimant);
-        let claim = Claim { claimant, generation, has_asked: false };
+        let claim = Claim { claimant, generation };
         self.begin_write_by_term(place, object, claim);
     }
 
     /// `Elections::ask`: its turn comes with the next read.
-    pub(super) fn ask_about(&mut self, write: u64, object: &ObjectId, claim: &mut Claim) {
-        claim.has_asked = true;
+    pub(super) fn ask_about(&mut self, write: u64, object: &ObjectId, claim: &Claim) {
         let (election, generation) = (claim.claimant.election, claim.generation);
         let led = self.led();
         if let Some(lease) = led.leases.iter_mut().find(|lease| lease.name == claim.claimant.lease) {

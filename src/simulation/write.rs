@@ -1,6 +1,6 @@
-//! A write on its way through the gate, on the product's own stripes and judge, in the order in which
-//! `write_path` takes its steps. Between any two of them anything else may happen. What `InFlight` does
-//! there with a whole gate behind it is done here without one.
+//! A write on its way through the gate. The product's own guard runs its life, on the product's own stripes and
+//! judge; the connection, the body and the table's reads are played here, and between any two steps anything else may
+//! happen.
 
 use std::{
     future::Future,
@@ -17,20 +17,50 @@ use super::{
     world::World,
 };
 use crate::{
+    barrier::{
+        flight::Cancel,
+        generation::Generation,
+        in_flight::{Admission, Barrier, Denied, InFlight, NoKey, Permitted},
+        stripes::{Stripes, Ticket},
+    },
+    clock::Clock,
     failpoints::{self, Fault},
     fence::{
-        BootMs, Denial, Fence, FenceToken, ObjectId, Record, Refusal, Ttl,
+        BootMs, Denial, Fence, FenceToken, LeaseId, Now, ObjectId, Record, Refusal, Ttl,
         elected::Term,
-        verdict::{self, Permit, Presented, Unusable, View},
+        verdict::{self, Presented, Unusable, View},
+        write::{Effect, Event, Obstacle, Outcome, Stage, Terms, Write as Life},
     },
     table::{
         codec::{Key, decode_record},
-        flight::{Cancel, End, Stage},
         ledger::{Command, Moved, Refused},
         records::Records,
-        stripes::{Place, Ticket},
     },
 };
+
+/// What a write in flight needs of the gate.
+pub(super) struct Gate {
+    records: Arc<Records>,
+    clock: Clock,
+}
+
+impl Barrier for Gate {
+    fn stripes(&self) -> &Stripes {
+        &self.records.stripes
+    }
+
+    fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    fn is_latched(&self) -> bool {
+        self.records.latched().is_some()
+    }
+
+    fn lose_track(&self) {
+        self.records.lose_track();
+    }
+}
 
 /// A write.
 pub(super) struct Write {
@@ -43,10 +73,12 @@ pub(super) struct Write {
     brings: Brings,
     streams: bool,
     phase: Phase,
-    /// Once it was admitted: by what right, and where it is counted.
-    permit: Option<Permit>,
-    place: Option<Place>,
-    stage: Option<Stage>,
+    /// Before it is admitted.
+    life: Life,
+    /// Once it was admitted.
+    guard: Option<InFlight<Gate, NoKey>>,
+    /// Part of it was sent.
+    sent: bool,
     sent_at: BootMs,
     /// Nothing happens to it before this step.
     paused_until: u64,
@@ -58,9 +90,9 @@ enum Brings {
     Term(Box<Claim>),
 }
 
-/// How far it is.
+/// What happens to it next.
 enum Phase {
-    /// To be judged for the first time.
+    /// It is judged for the first time.
     Judge,
     /// Its object's row is about to be read.
     Read(Ticket),
@@ -70,24 +102,19 @@ enum Phase {
     End(oneshot::Receiver<Result<(), Refused>>),
     /// The API server is asked about its term.
     Ask,
-    /// It has answered, and the ledger is told.
+    /// It has answered, and the ledger hears of it.
     Told(Arc<Term>, oneshot::Receiver<Result<Moved, Refused>>),
-    /// Admitted; nothing was sent.
+    /// There will be a connection.
     Held,
     /// Part of it may go.
-    Streaming {
-        cancel: Cancel,
-        sent: bool,
-    },
+    Streaming,
     /// All of it may go.
-    Committed {
-        sent: bool,
-    },
+    Committed,
     /// Its answer is waited for.
     Sent,
     /// Its connection is closed.
     Closed {
-        lost: bool,
+        left: bool,
     },
     Done,
 }
@@ -115,9 +142,9 @@ impl World {
             brings,
             streams,
             phase: Phase::Judge,
-            permit: None,
-            place: None,
-            stage: None,
+            life: Life::new(Terms { discards: self.lot.discards, ..Terms::default() }),
+            guard: None,
+            sent: false,
             sent_at: BootMs::default(),
             paused_until: 0,
         };
@@ -145,22 +172,24 @@ impl World {
         }
     }
 
-    fn write_step(&mut self, write: &mut Write, records: &Records) {
+    fn write_step(&mut self, write: &mut Write, records: &Arc<Records>) {
         write.phase = match std::mem::replace(&mut write.phase, Phase::Done) {
-            Phase::Judge => self.decide(write, records),
+            Phase::Judge => {
+                let _ = write.life.on(Event::Arrived { whole: false });
+                self.decide(write, records)
+            }
             Phase::Read(ticket) => match read_row(&write.object, records) {
                 Some(record) => Phase::Offer(ticket, Box::new(record)),
                 None => Phase::Done,
             },
             Phase::Offer(ticket, record) => {
                 records.stripes.offer(*record, &ticket);
-                Phase::Judge
+                self.cleared(write, records)
             }
             Phase::End(mut ended) => match ended.try_recv() {
                 Err(oneshot::error::TryRecvError::Empty) => Phase::End(ended),
-                Ok(Ok(())) if write.place.is_none() => Phase::Judge,
-                Ok(Ok(())) => Phase::Held,
-                Ok(Err(_)) | Err(_) => self.drop_write(write, records),
+                Ok(Ok(())) => self.cleared(write, records),
+                Ok(Err(_)) | Err(_) => self.drop_write(write),
             },
             Phase::Ask => self.hear_of_term(write),
             Phase::Told(term, mut moved) => match moved.try_recv() {
@@ -169,25 +198,35 @@ impl World {
                     if let Brings::Term(claim) = &mut write.brings {
                         claim.claimant.term = Some(term);
                     }
-                    Phase::Judge
+                    self.cleared(write, records)
                 }
                 Ok(Err(_)) | Err(_) => Phase::Done,
             },
-            Phase::Held => self.leave_the_hold(write, records),
-            Phase::Streaming { cancel, sent } => self.stream(write, records, cancel, sent),
-            Phase::Committed { sent } => self.release(write, records, sent),
-            Phase::Sent => self.wait_for_answer(write, records),
-            Phase::Closed { lost } => {
-                let end = if lost { self.unknown(write) } else { End::Nothing };
-                self.end_write(write, records, end);
-                Phase::Done
+            Phase::Held if self.rng.percent(2) => self.drop_write(write),
+            Phase::Held => self.on(write, Event::Connected { whole: !write.streams }),
+            Phase::Streaming => self.stream(write),
+            Phase::Committed => self.release(write),
+            Phase::Sent => self.wait_for_answer(write),
+            Phase::Closed { left } => {
+                let next = self.on(write, Event::Closed { left });
+                // Nothing was sent, and it is given up.
+                if let Phase::Held = next { self.on(write, Event::Interrupted) } else { next }
             }
             Phase::Done => Phase::Done,
         }
     }
 
+    /// What kept it from being judged is out of the way.
+    fn cleared(&mut self, write: &mut Write, records: &Arc<Records>) -> Phase {
+        if write.guard.is_some() {
+            return self.on(write, Event::Cleared(true));
+        }
+        let _ = write.life.on(Event::Cleared(true));
+        self.decide(write, records)
+    }
+
     /// `decide`: one look, under the lock.
-    fn decide(&mut self, write: &mut Write, records: &Records) -> Phase {
+    fn decide(&mut self, write: &mut Write, records: &Arc<Records>) -> Phase {
         if records.latched().is_some() {
             return self.refuse(write, &Refusal::Unusable(Unusable::Table));
         }
@@ -198,30 +237,39 @@ impl World {
                 verdict::judge(View::Known { record, sealed }, &Presented::Claimant(claim.claimant.clone()), now)
             }
         };
-        match records.stripes.admit(object.as_str(), judge) {
-            None => Phase::Read(records.stripes.ticket(&object)),
-            Some(Ok((permit, place))) => {
-                write.seq = permit.seq().get();
-                (write.permit, write.place) = (Some(permit), Some(place));
-                write.stage = Some(Stage::Waiting);
+        let (obstacle, denial) = match records.stripes.admit(object.as_str(), judge) {
+            Some(Ok(admitted)) => {
+                write.seq = admitted.0.seq().get();
+                let _ = write.life.on(Event::Permitted(Stage::Waiting));
+                let gate = Gate { records: Arc::clone(records), clock: self.clock.clone() };
+                let route = Arc::new(Generation::default()).enter(&self.clock, Ttl(self.lot.bound_ms));
+                let admission = Admission::Permitted(Permitted::waiting(admitted));
+                write.guard = Some(InFlight::new(gate, write.life, admission, route));
                 self.admitted(write, "admitted");
-                Phase::Held
+                return Phase::Held;
             }
-            Some(Err(Denial::Refused(refusal))) => self.refuse(write, &refusal),
-            Some(Err(Denial::Behind(_))) => unreachable!("nobody brings outside numbers here"),
-            Some(Err(Denial::Unseen(_) | Denial::Lapsed(_))) => match &mut write.brings {
-                Brings::Term(claim) if !claim.has_asked => {
+            Some(Err(denial)) => (Obstacle::from(&denial), Some(denial)),
+            None => (Obstacle::NotInMemory, None),
+        };
+        match (write.life.on(Event::Denied(obstacle)), denial) {
+            (Effect::Clear(_), None) => Phase::Read(records.stripes.ticket(&object)),
+            (Effect::Clear(_), Some(Denial::Overdue(lease))) => self.end_lease(object, lease),
+            (Effect::Clear(_), Some(_)) => match &write.brings {
+                Brings::Term(claim) => {
                     self.ask_about(write.id, &object, claim);
                     Phase::Ask
                 }
-                Brings::Term(_) | Brings::Token(_) => self.refuse(write, &unheard()),
+                Brings::Token(_) => unreachable!("a token of the gate needs no other source"),
             },
-            Some(Err(Denial::Overdue(lease))) => {
-                let (reply, ended) = oneshot::channel();
-                self.calls.push(Command::End { leases: vec![(object, lease)], reply });
-                Phase::End(ended)
-            }
+            (_, Some(Denial::Refused(refusal))) => self.refuse(write, &refusal),
+            _ => self.refuse(write, &unheard()),
         }
+    }
+
+    fn end_lease(&mut self, object: ObjectId, lease: LeaseId) -> Phase {
+        let (reply, ended) = oneshot::channel();
+        self.calls.push(Command::End { leases: vec![(object, lease)], reply });
+        Phase::End(ended)
     }
 
     fn admitted(&mut self, write: &Write, how: &str) {
@@ -271,199 +319,162 @@ impl World {
         Phase::Done
     }
 
-    /// `InFlight::go_on`: judged once more.
-    fn go_on(&mut self, write: &mut Write, records: &Records, mut to: Stage) -> Result<(), Denial> {
-        if records.latched().is_some() {
-            return Err(Refusal::Unusable(Unusable::Table).into());
+    /// Takes an event into an admitted write's life, and does what it says.
+    fn on(&mut self, write: &mut Write, event: Event) -> Phase {
+        let Some(guard) = &write.guard else { return Phase::Done };
+        let was_over = matches!(guard.stage(), Stage::Over(_));
+        let (effect, denied) = (guard.on(event), guard.take_denied());
+        let stage = guard.stage();
+        match (effect, denied) {
+            (Effect::Send(_), _) if stage == Stage::Streaming => {
+                self.admitted(write, "begun");
+                Phase::Streaming
+            }
+            (Effect::Send(_), _) => {
+                self.admitted(write, "committed");
+                Phase::Committed
+            }
+            (Effect::Connect, _) => Phase::Held,
+            (Effect::Close, denied) => {
+                if denied.is_some() {
+                    self.say(format!("gate: write {} is denied its end", write.id));
+                }
+                self.close_connection(write.id);
+                Phase::Closed { left: write.sent }
+            }
+            (Effect::Clear(Obstacle::Overdue), Some(Denied { object, why: Denial::Overdue(lease) })) => {
+                self.end_lease(object, lease)
+            }
+            // Whether its Lease is still held is not asked again here.
+            (Effect::Clear(_), _) => {
+                self.refuse(write, &unheard());
+                self.on(write, Event::Cleared(false))
+            }
+            (_, denied) => {
+                if let Some(Denied { why: Denial::Refused(refusal), .. }) = denied {
+                    self.refuse(write, &refusal);
+                }
+                if !was_over {
+                    self.ended(write, stage);
+                }
+                Phase::Done
+            }
         }
-        let (Some(permit), Some(place), Some(from)) = (&write.permit, write.place, &write.stage) else {
-            return Err(Refusal::Unusable(Unusable::Table).into());
-        };
-        let now = self.now();
-        let judge = |record: &_, sealed| verdict::judge_again(View::Known { record, sealed }, permit, now);
-        let judged = records.stripes.go_on(place, (from, &mut to), judge);
-        if !failpoints::on(Fault::NoCommitCheck) {
-            judged?;
-        }
-        write.stage = Some(to);
-        Ok(())
     }
 
-    /// The last moment before something is sent.
-    fn leave_the_hold(&mut self, write: &mut Write, records: &Records) -> Phase {
-        if self.rng.percent(2) {
-            return self.drop_write(write, records);
-        }
-        let cancel = Cancel::default();
-        let to = if write.streams { Stage::Streaming(Arc::clone(&cancel)) } else { Stage::Committed(0) };
-        match self.go_on(write, records, to) {
-            Ok(()) if write.streams => {
-                self.admitted(write, "begun");
-                Phase::Streaming { cancel, sent: false }
+    fn ended(&mut self, write: &Write, stage: Stage) {
+        let word = match stage {
+            Stage::Over(Outcome::Settled) => "settled",
+            Stage::Over(Outcome::Cancelled) => "nothing of it",
+            Stage::Over(Outcome::Unknown) => {
+                self.counts.unknown += 1;
+                "unknown"
             }
-            Ok(()) => {
-                self.admitted(write, "committed");
-                Phase::Committed { sent: false }
-            }
-            Err(Denial::Refused(refusal)) => {
-                let told = self.refuse(write, &refusal);
-                self.end_write(write, records, End::Nothing);
-                told
-            }
-            Err(Denial::Behind(_)) => unreachable!("nobody brings outside numbers here"),
-            // Whether its Lease is still held is not asked again.
-            Err(Denial::Unseen(_) | Denial::Lapsed(_)) => {
-                let told = self.refuse(write, &unheard());
-                self.end_write(write, records, End::Nothing);
-                told
-            }
-            Err(Denial::Overdue(lease)) => {
-                let (reply, ended) = oneshot::channel();
-                self.calls.push(Command::End { leases: vec![(write.object.clone(), lease)], reply });
-                Phase::End(ended)
-            }
-        }
+            _ => return,
+        };
+        self.say(format!("gate: write {} ends: {word}", write.id));
     }
 
     /// Part of the body, or its end, or the news that it has to stop.
-    fn stream(&mut self, write: &mut Write, records: &Records, cancel: Cancel, sent: bool) -> Phase {
-        if is_told(&cancel) {
+    fn stream(&mut self, write: &mut Write) -> Phase {
+        let cancel = write.guard.as_ref().and_then(InFlight::cancel);
+        if cancel.is_some_and(|cancel| is_told(&cancel)) {
             self.counts.cancelled += 1;
             self.say(format!("gate: write {} is told to stop", write.id));
-            return self.break_off(write, records, sent);
+            return self.on(write, Event::Interrupted);
         }
         if let Answer::Whole { .. } = self.answer_to(write.id) {
             self.say(format!("gate: write {} is answered early", write.id));
-            return self.break_off(write, records, sent);
+            return self.on(write, Event::Answered { settles: false });
         }
         if self.rng.percent(5) {
             self.say(format!("gate: the client of write {} hangs up", write.id));
-            return self.break_off(write, records, sent);
+            return self.on(write, Event::Interrupted);
         }
-        if !sent {
+        if !write.sent {
+            write.sent = true;
             self.send(write.id, &write.object, write.seq, false);
-            return Phase::Streaming { cancel, sent: true };
+            return Phase::Streaming;
         }
         if self.rng.percent(60) {
-            return Phase::Streaming { cancel, sent };
+            return Phase::Streaming;
         }
-        match self.go_on(write, records, Stage::Committed(0)) {
-            Ok(()) => {
-                self.admitted(write, "committed");
-                Phase::Committed { sent: true }
-            }
-            Err(_) => {
-                self.say(format!("gate: write {} is denied its end", write.id));
-                self.break_off(write, records, sent)
-            }
-        }
-    }
-
-    /// `Job::failed`: the connection is closed before the end was sent.
-    fn break_off(&mut self, write: &mut Write, records: &Records, sent: bool) -> Phase {
-        self.close_connection(write.id);
-        if !sent {
-            if let (Some(place), Some(from)) = (write.place, write.stage.replace(Stage::Waiting)) {
-                records.stripes.back_out(place, &from);
-            }
-            self.end_write(write, records, End::Nothing);
-            return Phase::Done;
-        }
-        Phase::Closed { lost: !self.lot.discards }
+        self.on(write, Event::Complete)
     }
 
     /// The write, or its end, leaves.
-    fn release(&mut self, write: &mut Write, records: &Records, sent: bool) -> Phase {
+    fn release(&mut self, write: &mut Write) -> Phase {
         write.sent_at = self.now().boot;
-        if sent {
+        if write.sent {
             self.send_rest(write.id);
         } else if self.rng.percent(5) {
             // The connection died while it was idle: another is tried.
-            if let (Some(place), Some(from)) = (write.place, write.stage.replace(Stage::Waiting)) {
-                records.stripes.back_out(place, &from);
-            }
-            return Phase::Held;
+            return self.on(write, Event::Closed { left: false });
         } else {
+            write.sent = true;
             self.send(write.id, &write.object, write.seq, true);
         }
         Phase::Sent
     }
 
-    /// `Job::answer`: settled by a whole answer, else unknown from the close of the connection on.
-    fn wait_for_answer(&mut self, write: &mut Write, records: &Records) -> Phase {
+    /// A complete answer settles it. Otherwise it is unknown from the close of its connection on.
+    fn wait_for_answer(&mut self, write: &mut Write) -> Phase {
         let is_late = self.now().boot.since(write.sent_at) >= self.lot.patience_ms;
         match self.answer_to(write.id) {
-            Answer::Whole { settles: true } => {
-                self.end_write(write, records, End::Settled);
-                self.forget(write.id);
-                if let Brings::Term(_) = &write.brings {
-                    self.oracle.answered(&write.object, write.seq);
+            Answer::Whole { settles } => {
+                let next = self.on(write, Event::Answered { settles });
+                if settles {
+                    self.forget(write.id);
+                    if let Brings::Term(_) = &write.brings {
+                        self.oracle.answered(&write.object, write.seq);
+                    }
                 }
-                Phase::Done
+                next
             }
             Answer::Head if failpoints::on(Fault::HeadSettles) => {
-                self.end_write(write, records, End::Settled);
+                self.on(write, Event::Answered { settles: true });
                 Phase::Sent
             }
             Answer::Nothing | Answer::Head if !is_late => Phase::Sent,
-            Answer::Nothing | Answer::Head | Answer::Broken | Answer::Whole { settles: false } => {
+            Answer::Nothing | Answer::Head | Answer::Broken => {
                 self.close_connection(write.id);
-                Phase::Closed { lost: true }
+                Phase::Closed { left: true }
             }
         }
     }
 
-    /// Its task is gone: `InFlight` is dropped.
-    fn drop_write(&mut self, write: &mut Write, records: &Records) -> Phase {
+    /// Its task is gone.
+    fn drop_write(&mut self, write: &mut Write) -> Phase {
         self.close_connection(write.id);
-        let end = match &write.stage {
-            None | Some(Stage::Waiting) => End::Nothing,
-            Some(Stage::Streaming(_) | Stage::Committed(_)) => self.unknown(write),
-        };
-        self.end_write(write, records, end);
+        if let Some(guard) = write.guard.take() {
+            let mut life = guard.life();
+            drop(guard);
+            if let Effect::End(_) = life.on(Event::Dropped) {
+                self.ended(write, life.stage());
+            }
+        }
         Phase::Done
     }
 
-    /// The writes of an object that may land, and of which nobody waits for the end if an operator says so.
+    /// The writes of an object that may land, and that an operator may say not to wait for.
     pub(super) fn on_their_way(&self, object: &ObjectId) -> Vec<u64> {
-        let may_land = |write: &&Write| matches!(write.stage, Some(Stage::Streaming(_) | Stage::Committed(_)));
+        let may_land = |write: &&Write| {
+            let stage = write.guard.as_ref().map(InFlight::stage);
+            matches!(stage, Some(Stage::Streaming | Stage::Committed))
+        };
         let in_gate = self.writes.iter().filter(may_land).filter(|write| write.object == *object).map(|write| write.id);
         in_gate.chain(self.in_store(object)).collect()
     }
 
     /// Drops whatever is still on its way: the gate stops.
-    pub(super) fn drop_writes(&mut self, records: &Records) {
+    pub(super) fn drop_writes(&mut self) {
         for mut write in std::mem::take(&mut self.writes) {
-            self.drop_write(&mut write, records);
-        }
-    }
-
-    /// `InFlight::lose`.
-    fn unknown(&mut self, write: &Write) -> End {
-        self.counts.unknown += 1;
-        let is_partial = matches!(write.stage, Some(Stage::Streaming(_)));
-        if failpoints::on(Fault::NoUnknownWait) || (is_partial && failpoints::on(Fault::PartialIsNone)) {
-            return End::Nothing;
-        }
-        let is_early = failpoints::on(Fault::BoundFromCommit) && !is_partial;
-        let from = if is_early { write.sent_at } else { self.now().boot };
-        End::Unknown { until: from.after(Ttl(self.lot.bound_ms)) }
-    }
-
-    fn end_write(&mut self, write: &mut Write, records: &Records, how: End) {
-        if let (Some(place), Some(from)) = (write.place, write.stage.take()) {
-            let word = match how {
-                End::Nothing => "nothing of it",
-                End::Settled => "settled",
-                End::Unknown { .. } => "unknown",
-            };
-            self.say(format!("gate: write {} ends: {word}", write.id));
-            records.stripes.end(place, &from, how);
+            self.drop_write(&mut write);
         }
     }
 }
 
-/// Nobody can say.
+/// The source of the lease cannot be asked.
 fn unheard() -> Refusal {
     Refusal::Unheard { fence: Fence::default() }
 }

@@ -24,6 +24,7 @@ use super::{
     chunks::{Chunks, Piece, take},
     io::{Io, Wire},
 };
+use crate::fence::write::{ReadOnly, Release};
 
 /// Pieces of a body up to this size are copied behind what goes before them.
 const COPY_MAX: usize = 4 << 10;
@@ -64,6 +65,15 @@ pub enum Framing {
     Length,
     /// By the last chunk. These trailers may follow.
     Chunks { trailers: Vec<HeaderName> },
+}
+
+/// What gives a request the right to be sent.
+#[derive(Debug)]
+pub enum Pass {
+    /// It changes nothing.
+    Read(ReadOnly),
+    /// The life of a write says that it may be sent now.
+    Write(Release),
 }
 
 /// When a connection may be used again behind a request, as far as its body goes. What a store leaves unread of a body it
@@ -149,8 +159,9 @@ impl Link {
         }
     }
 
-    /// Begins a request: its head is to be written into what this returns. `to_head`: it is a HEAD.
-    pub fn begin(&mut self, to_head: bool, framing: Framing, reuse: Reuse) -> &mut Vec<u8> {
+    /// Begins a request: its head is to be written into what this returns. `to_head`: it is a HEAD. Nothing is sent
+    /// without a pass.
+    pub fn begin(&mut self, _: Pass, to_head: bool, framing: Framing, reuse: Reuse) -> &mut Vec<u8> {
         (self.to_head, self.framing, self.reuse) = (to_head, framing, reuse);
         (self.is_taken, self.has_begun, self.is_out, self.interim) = (false, false, false, 0);
         (self.answer, self.keeps_alive) = (Answer::Awaited, false);
@@ -173,9 +184,9 @@ impl Link {
     }
 
     /// Begins a request that another connection has taken nothing of.
-    pub fn begin_again(&mut self, unsent: Unsent) {
+    pub fn begin_again(&mut self, pass: Pass, unsent: Unsent) {
         let Unsent { to_head, framing, reuse, out, piece, is_taken } = unsent;
-        self.begin(to_head, framing, reuse);
+        self.begin(pass, to_head, framing, reuse);
         (self.out, self.piece, self.is_taken) = (out, piece, is_taken);
     }
 

@@ -17,6 +17,10 @@ use tokio::io::{AsyncRead, ReadBuf};
 use super::*;
 use crate::store::counted::Counted;
 
+fn pass() -> Pass {
+    Pass::Read(ReadOnly::classified())
+}
+
 /// What a stream does next when it is written to, or read from.
 #[derive(Debug)]
 enum Does {
@@ -164,7 +168,7 @@ fn held(bytes: impl Into<Bytes>) -> StoreBody {
 }
 
 fn begin(link: &mut Link) {
-    link.begin(false, Framing::Length, Reuse::Always).extend_from_slice(b"HEAD|");
+    link.begin(pass(), false, Framing::Length, Reuse::Always).extend_from_slice(b"HEAD|");
 }
 
 fn poll(link: &mut Link, body: &mut StoreBody) -> Poll<Result<Box<Head>, Failed>> {
@@ -226,14 +230,14 @@ fn only_what_was_not_begun_can_be_taken_back() {
     let dead = Scripted::default().writes([Does::Breaks(io::ErrorKind::NotConnected)]);
     let (coming, mut link) = (Coming::default(), dead.link());
     let mut body = coming.body();
-    link.begin(false, Framing::Chunks { trailers: vec![] }, Reuse::Always).extend_from_slice(b"HEAD|");
+    link.begin(pass(), false, Framing::Chunks { trailers: vec![] }, Reuse::Always).extend_from_slice(b"HEAD|");
     coming.send(b"one");
     assert!(matches!(poll(&mut link, &mut body), Poll::Ready(Err(Failed::Io(_)))));
     let unsent = link.take_back().expect("nothing of it was taken");
     // What the first connection had gathered of the body goes by the second one.
     let script = Scripted::default().reads([Does::Waits, Does::Waits, OK]);
     let mut second = script.link();
-    second.begin_again(unsent);
+    second.begin_again(pass(), unsent);
     assert!(poll(&mut second, &mut body).is_pending());
     coming.send(b"two");
     coming.end();
@@ -299,7 +303,7 @@ fn an_answer_that_comes_between_two_writes_is_early() {
     let script = Scripted::default().reads([Does::Waits, Does::Waits, Does::Waits]);
     let (mut link, coming) = (script.link(), Coming::default());
     let mut body = coming.body();
-    link.begin(false, Framing::Length, Reuse::AfterSuccess).extend_from_slice(b"HEAD|");
+    link.begin(pass(), false, Framing::Length, Reuse::AfterSuccess).extend_from_slice(b"HEAD|");
     coming.send(b"first");
     assert!(poll(&mut link, &mut body).is_pending());
     script.has_come(true);
@@ -417,7 +421,7 @@ fn trailers_go_behind_the_last_chunk_if_they_were_announced() {
         trailers.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect();
     let mut body = StoreBody::held(Bytes::from_static(b"body"), VecDeque::new(), Some(Box::new(trailers)));
     let announced = vec![HeaderName::from_static("x-sum")];
-    link.begin(false, Framing::Chunks { trailers: announced }, Reuse::Always).extend_from_slice(b"HEAD|");
+    link.begin(pass(), false, Framing::Chunks { trailers: announced }, Reuse::Always).extend_from_slice(b"HEAD|");
     assert_eq!(answered(&mut link, &mut body).status, 200);
     assert_eq!(script.taken(), "HEAD|4\r\nbody\r\n0\r\nx-sum: 1\r\n\r\n");
 }

@@ -288,7 +288,11 @@ mod tests {
     fn invented_objects_of_writes_that_nobody_judges_count_as_one() {
         let mut shares = Shares::new(256);
         assert_eq!(fill(&mut shares, Asker::Unjudged), 96);
-        assert_eq!((0..9).map(|number| fill(&mut shares, Asker::Read(number))).sum::<usize>(), 96, "not the last quarter");
+        assert_eq!(
+            (0..9).map(|number| fill(&mut shares, Asker::Read(number))).sum::<usize>(),
+            96,
+            "not the last quarter"
+        );
         assert_eq!(fill_objects(&mut shares, 1), 32, "but for those who may write");
         assert_eq!(fill_objects(&mut shares, 2), 32);
     }
@@ -298,7 +302,8 @@ mod tests {
     fn at_ease_every_write_may_go_on() {
         for all in 1..300 {
             let limits = Limits::of_connections(all);
-            for (reads, unjudged, writes) in (0..=all).flat_map(|reads| [0, all / 4].map(|more| (reads, more, all / 3))) {
+            for (reads, unjudged, writes) in (0..=all).flat_map(|reads| [0, all / 4].map(|more| (reads, more, all / 3)))
+            {
                 let taken = Taken { reads, unjudged, writes };
                 if limits.is_at_ease(taken) {
                     // All that are taken may be this one's.

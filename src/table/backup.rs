@@ -9,7 +9,7 @@
 //! epoch, the table that is there, those set aside) or, where it knows of none, what the operator says (`--above`). A
 //! folder knows nothing of a backup of another table, or of one that is newer than itself. The new incarnation is drawn
 //! at random from there on, so that copies of one backup that are restored apart from each other do not grant the same
-//! numbers. ARCHITECTURE.md has the reasons.
+//! numbers. docs/decisions/0012 has the reasons.
 
 use std::{
     fs, io,

@@ -4,12 +4,10 @@
 
 use std::{collections::BTreeMap, path::Path, sync::PoisonError};
 
-use super::{
-    Batch, Row, Table, TableFault,
-    sync::{
-        Condvar, Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
-    },
+use super::{Batch, Row, Table, TableFault};
+use crate::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicU64, Ordering},
 };
 
 /// Which commit step fails next.

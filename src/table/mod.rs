@@ -6,22 +6,18 @@
 //! - [`data_folder`], [`key_file`], [`epoch`], [`open`]: the folder and its lock, the key and the highest incarnation
 //!   beside the table, and how a run of the gate begins on it. [`lineage`]: which table it is.
 //! - [`private`]: who may read all that.
-//! - [`stripes`]: the records in memory, which writes are judged against; [`flight`]: the writes of each
-//!   that are on their way; [`generation`]: those that go by a route which a reload has changed.
 //! - [`records`]: reading, through memory to the table. Writing is the ledger's alone.
 //! - [`ledger`]: the single writer: decide, seal, persist, publish, drain, answer.
 //! - [`news`]: what the ledger tells watchers.
-//! - `sync`: locks, atomics and threads, which a test can put in any order.
 //! - [`backup`], [`verify`]: copies, and looking every row over.
 //!
-//! Not here: rules about leases and fences (`fence/`), HTTP (`api/`).
+//! Not here: rules about leases and fences (`fence/`), records in memory and writes in flight (`barrier/`), HTTP
+//! (`api/`).
 
 pub mod backup;
 pub mod codec;
 pub mod data_folder;
 pub mod epoch;
-pub mod flight;
-pub mod generation;
 pub mod key_file;
 pub mod ledger;
 pub mod lineage;
@@ -32,8 +28,6 @@ pub mod open;
 pub mod private;
 pub mod records;
 pub mod rocks;
-pub mod stripes;
-mod sync;
 pub mod verify;
 
 use std::{ops::Range, path::Path};

@@ -8,9 +8,9 @@ use std::sync::{
 use super::{
     Table, TableFault,
     codec::{Context, Family, Key, RequestRow, decode_index, decode_lease, decode_record},
-    stripes::{Stripes, Ticket},
 };
 use crate::{
+    barrier::stripes::{Stripes, Ticket},
     failpoints::{self, Point},
     fence::{
         Fence, HolderId, How, LeaseId, LeaseRow, LeaseSeq, Now, ObjectId, Record, RequestId, State,

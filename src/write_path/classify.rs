@@ -20,6 +20,7 @@ use crate::{
         idempotency::{IdempotencyKey, KeyFault},
         token::TokenFault,
         verdict::Presented,
+        write::ReadOnly,
     },
     route::{External, Route, Routes, canonical},
     write_path::raw_head::Doubt,
@@ -41,6 +42,7 @@ pub enum Class<'a> {
         store: usize,
         /// Its route lets it have a body.
         may_have_body: bool,
+        read: ReadOnly,
     },
     Write(Write<'a>),
 }
@@ -159,7 +161,8 @@ pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) 
         if !may_have_body {
             check_no_body(&head.headers, marks)?;
         }
-        return Ok(Class::Read { store: route.map_or(0, |route| route.store), may_have_body });
+        let (store, read) = (route.map_or(0, |route| route.store), ReadOnly::classified());
+        return Ok(Class::Read { store, may_have_body, read });
     }
     check_rewrite(marks)?;
     let segments = segments.map_err(|why| {

@@ -31,14 +31,14 @@ use super::{
     begun::begin,
     crowd::Peer,
     evict::{self, At, Extent, Requests, Standing},
-    handle::{Answering, answer},
     headers::Origin,
     pace::Slowest,
+    pipeline::{Answering, answer},
     plan::Plan,
     raw_head::{BodyLength, Doubt, RawHeads},
     reply::ReplyBody,
 };
-use crate::{config::GateSettings, fence::BootMs, metrics::add, table::stripes::Place};
+use crate::{barrier::stripes::Place, config::GateSettings, fence::BootMs, metrics::add};
 
 /// A worker's connections.
 #[derive(Default)]

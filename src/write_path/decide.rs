@@ -1,5 +1,5 @@
 //! May this write go on? `fence::judge`, under the object's lock; the write counts as in flight from
-//! the same moment on. No rules of its own.
+//! the same moment on. No rules of its own: the life of a write (`fence::write`) says what comes next.
 
 use std::{rc::Rc, sync::atomic::Ordering, time::Duration};
 
@@ -7,18 +7,25 @@ use super::{
     Plane, Worker,
     classify::{Brought, Target},
     elect,
-    inflight::{self, Denied, InFlight, Leg},
+    guard::WriteGuard,
 };
 use crate::{
     api::Gate,
+    barrier::{
+        flight::Counted,
+        generation::RouteGuard,
+        in_flight::{self, Admission, Denied, InFlight, Permitted},
+        stripes::Place,
+    },
     failpoints::{self, Point},
     fence::{
-        Denial, Now, ObjectId, Permit, Record, Refusal, Ttl,
+        Denial, Now, ObjectId, Permit, Record, Refusal,
         external::{self, Number},
         step::LeaseRefusal,
         verdict::{self, Presented, Unusable, View},
+        write::{Effect, Event, Obstacle, Stage, Terms, Write},
     },
-    table::{flight::Stage, ledger, records::Records, stripes::Place},
+    table::{ledger, records::Records},
 };
 
 /// A write that may not go on, for now or for ever.
@@ -30,24 +37,24 @@ pub struct Refused {
 }
 
 /// What can be said of a write at once.
+#[allow(clippy::large_enum_variant, reason = "it does not live long")]
 pub enum Decided {
-    Yes(InFlight),
-    No(Refused),
+    Yes(Rc<WriteGuard>),
+    No(Refused, RouteGuard),
     /// Something has to be read, written or waited for first.
-    NotYet(Target<'static>, Vec<Target<'static>>),
+    NotYet(Target<'static>, Vec<Target<'static>>, RouteGuard),
 }
 
 /// How a write is to be admitted.
 #[derive(Clone, Copy)]
-pub struct Terms {
-    /// How long it may still land once its connection is gone.
-    pub bound: Ttl,
+pub struct AdmitOptions {
+    pub terms: Terms,
     /// How long it may wait while its lease is changing hands.
     pub patience_ms: u64,
-    /// All of it is there, and a connection to send it on, so that it is judged once only: it may land from
+    /// All of it is here, and a connection to send it on, so that it is judged once only: it may land from
     /// that moment on. For writes to one object.
     pub commits: bool,
-    /// It is forwarded whatever is said of it.
+    /// It is forwarded whatever the judge says.
     pub is_audit: bool,
     /// Where the record is likely to be: that of the client's last write.
     pub near: Option<Place>,
@@ -58,100 +65,116 @@ pub struct Terms {
 /// Judges a write by what is in memory. `now`: the time to judge by.
 pub fn decide_at_once(
     worker: &Worker,
+    route: RouteGuard,
     target: Target<'_>,
     others: Vec<Target<'_>>,
-    Terms { bound, patience_ms, commits, near, .. }: Terms,
+    options: AdmitOptions,
     now: Now,
 ) -> Decided {
-    let not_yet = |target: Target<'_>, others: Vec<Target<'_>>| {
-        Decided::NotYet(target.into_owned(), others.into_iter().map(Target::into_owned).collect())
+    let mut life = Write::new(options.terms);
+    let judged = match life.on(Event::Arrived { whole: options.commits && others.is_empty() }) {
+        Effect::Judge(Stage::Committed) => judge_and_commit(&worker.gate, &target, options.near, now),
+        _ => judge(&worker.gate, &target, &others, now),
     };
-    let denied = if commits && others.is_empty() {
-        match judge_and_commit(&worker.gate, &target, near, now) {
-            Some(Ok(committed)) => {
-                failpoints::reach(Point::Admitted);
-                let leg = Leg::committed(committed);
-                return Decided::Yes(InFlight::new(Rc::clone(&worker.gate), leg, vec![], bound));
-            }
-            Some(Err(why)) => Some(Denied { object: target.id(), why }),
-            None => None,
-        }
-    } else {
-        match judge_any(&worker.gate, &target, &others, now) {
-            Judged::Admitted(admitted, more) => return Decided::Yes(admit(worker, admitted, more, bound)),
-            Judged::Denied(denied) => Some(denied),
-            Judged::NotInMemory => None,
-        }
+    let (obstacle, denied) = match judged {
+        Judged::Permitted(permitted, stage) => return Decided::Yes(admit(worker, life, permitted, stage, route)),
+        Judged::NotInMemory => (Obstacle::NotInMemory, None),
+        Judged::Denied(denied) => (Obstacle::from(&denied.why), Some(denied)),
     };
-    match denied {
-        None
-        | Some(Denied {
-            why: Denial::Overdue(_) | Denial::Behind(_) | Denial::Unseen(_) | Denial::Lapsed(_), ..
-        }) => not_yet(target, others),
-        Some(Denied { why: Denial::Refused(Refusal::Draining { .. }), .. }) if patience_ms > 0 => {
-            not_yet(target, others)
+    let may_wait = |why: &Refusal| options.patience_ms > 0 && matches!(why, Refusal::Draining { .. });
+    match (life.on(Event::Denied(obstacle)), denied) {
+        (Effect::Refuse, Some(Denied { object, why: Denial::Refused(why) })) if !may_wait(&why) => {
+            Decided::No(Refused { object, why }, route)
         }
-        Some(Denied { object, why: Denial::Refused(why) }) => Decided::No(Refused { object, why }),
+        _ => {
+            let others = others.into_iter().map(Target::into_owned).collect();
+            Decided::NotYet(target.into_owned(), others, route)
+        }
     }
 }
 
-fn judge_any(gate: &Gate, target: &Target<'_>, others: &[Target<'_>], now: Now) -> Judged {
-    if !others.is_empty() {
-        return judge_all(gate, target, others, now);
-    }
-    match judge(gate, target, now) {
-        None => Judged::NotInMemory,
-        Some(Ok(admitted)) => Judged::Admitted(admitted, vec![]),
-        Some(Err(why)) => Judged::Denied(Denied { object: target.id(), why }),
-    }
-}
-
-fn admit(worker: &Worker, admitted: (Permit, Place), more: Vec<(Permit, Place)>, bound: Ttl) -> InFlight {
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "what it takes is large, and would be copied")]
+fn admit(worker: &Worker, mut life: Write, permitted: Permitted, stage: Stage, route: RouteGuard) -> Rc<WriteGuard> {
     failpoints::reach(Point::Admitted);
-    InFlight::new(Rc::clone(&worker.gate), Leg::new(admitted), more.into_iter().map(Leg::new).collect(), bound)
+    let _ = life.on(Event::Permitted(stage));
+    Rc::new(InFlight::new(Rc::clone(&worker.gate), life, Admission::Permitted(permitted), route))
 }
 
-/// Judges a write. Reads records that are not in memory, and ends a lease that has run out before anyone
-/// is told so.
+/// Judges a write. Reads records that are not in memory, ends a lease that has run out before anyone hears of that,
+/// follows an outside number and asks the source of a lease: each as the life of a write says. Takes the place in
+/// `route` if it is admitted.
 ///
 /// # Errors
 /// With the refusal that the write gets.
 async fn decide(
     worker: &Worker,
+    route: &mut Option<RouteGuard>,
     mut target: Target<'_>,
     others: Vec<Target<'_>>,
-    Terms { bound, is_audit, plan, .. }: Terms,
-) -> Result<InFlight, Refused> {
+    options: AdmitOptions,
+) -> Result<Rc<WriteGuard>, Refused> {
     let gate = &worker.plane.gate;
-    let mut has_asked = false;
+    let mut life = Write::new(options.terms);
+    let mut effect = life.on(Event::Arrived { whole: false });
+    let mut denied = None;
     loop {
-        let Denied { object, why } = match judge_any(gate, &target, &others, gate.now()) {
-            Judged::Admitted(admitted, more) => return Ok(admit(worker, admitted, more, bound)),
-            Judged::Denied(denied) => denied,
-            Judged::NotInMemory => {
-                let wanted: Vec<ObjectId> = std::iter::once(&target).chain(&others).map(Target::id).collect();
-                let load = move |records: &Records| wanted.iter().try_for_each(|object| records.read(object).map(drop));
-                gate.read(load).await.map_err(|_| unusable(target.id()))?;
-                worker.plane.metrics().loaded();
-                continue;
+        let event = match effect {
+            Effect::Judge(_) => match judge(gate, &target, &others, gate.now()) {
+                Judged::Permitted(permitted, stage) => {
+                    let route = route.take().expect("a write is admitted once");
+                    return Ok(admit(worker, life, permitted, stage, route));
+                }
+                Judged::NotInMemory => Event::Denied(Obstacle::NotInMemory),
+                Judged::Denied(why) => Event::Denied(Obstacle::from(&denied.insert(why).why)),
+            },
+            Effect::Clear(_) => {
+                clear(worker, denied.take(), &mut target, &others, options).await?;
+                Event::Cleared(true)
+            }
+            _ => {
+                let Denied { object, why } = denied
+                    .take()
+                    .unwrap_or_else(|| Denied { object: target.id(), why: Refusal::Unusable(Unusable::Table).into() });
+                let why = match why {
+                    Denial::Refused(why) => why,
+                    why => elect::still_unknown(gate, &object, &why),
+                };
+                return Err(Refused { object, why });
             }
         };
-        match why {
-            Denial::Refused(why) => return Err(Refused { object, why }),
-            Denial::Overdue(lease) => {
-                let ended = gate.ledger.end(vec![(object.clone(), lease)]).await;
-                ended.map_err(|_| unusable(object))?;
-            }
-            Denial::Behind(number) => follow(worker, object, number).await?,
-            Denial::Unseen(_) | Denial::Lapsed(_) if has_asked => {
-                return Err(Refused { why: elect::still_unknown(gate, &object, &why), object });
-            }
-            Denial::Unseen(_) | Denial::Lapsed(_) => {
-                has_asked = true;
-                let asked = elect::ask(worker, &object, &mut target, (!is_audit, plan)).await;
-                asked.map_err(|why| Refused { object, why })?;
-            }
+        effect = life.on(event);
+    }
+}
+
+/// Takes away what keeps a write from being judged. `denied`: what the judge said; nothing where the record is not in
+/// memory.
+async fn clear(
+    worker: &Worker,
+    denied: Option<Denied>,
+    target: &mut Target<'_>,
+    others: &[Target<'_>],
+    AdmitOptions { is_audit, plan, .. }: AdmitOptions,
+) -> Result<(), Refused> {
+    let gate = &worker.plane.gate;
+    match denied {
+        None => {
+            let wanted: Vec<ObjectId> = std::iter::once(&*target).chain(others).map(Target::id).collect();
+            let load = move |records: &Records| wanted.iter().try_for_each(|object| records.read(object).map(drop));
+            gate.read(load).await.map_err(|_| unusable(target.id()))?;
+            worker.plane.metrics().loaded();
+            Ok(())
         }
+        Some(Denied { object, why: Denial::Overdue(lease) }) => {
+            let ended = gate.ledger.end(vec![(object.clone(), lease)]).await;
+            ended.map_err(|_| unusable(object))
+        }
+        Some(Denied { object, why: Denial::Behind(number) }) => follow(worker, object, number).await,
+        Some(Denied { object, why: Denial::Unseen(_) | Denial::Lapsed(_) }) => {
+            let asked = elect::ask(worker, &object, target, (!is_audit, plan)).await;
+            asked.map_err(|why| Refused { object, why })
+        }
+        Some(Denied { object, why: Denial::Refused(why) }) => Err(Refused { object, why }),
     }
 }
 
@@ -193,39 +216,49 @@ fn unusable(object: ObjectId) -> Refused {
 /// How often a write that waits for its lease to open is judged anew.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// The same, for a write that waits up to `patience_ms` while its lease is changing hands. It holds no permit
+/// Judges a write that waits up to `patience_ms` while its lease is changing hands. It holds no permit
 /// meanwhile, its body is not asked for, and it is judged from the start each time.
 ///
 /// # Errors
-/// With the refusal that the write gets.
+/// With the refusal that the write gets, and its place in the version of its route.
 pub async fn decide_in_time(
     worker: &Worker,
+    route: RouteGuard,
     target: Target<'_>,
     others: Vec<Target<'_>>,
-    terms: Terms,
-) -> Result<InFlight, Refused> {
-    if terms.patience_ms == 0 {
-        return decide(worker, target, others, terms).await;
-    }
-    let is_draining =
-        |judged: &Result<InFlight, Refused>| matches!(judged, Err(Refused { why: Refusal::Draining { .. }, .. }));
-    let judge = || decide(worker, target.clone(), others.clone(), terms);
-    let first = judge().await;
-    if is_draining(&first)
-        && let Some(_place) = Waiting::take(&worker.plane)
-    {
-        let opened = async {
-            loop {
-                tokio::time::sleep(LOOK_AGAIN).await;
-                let judged = judge().await;
-                if !is_draining(&judged) {
-                    return judged;
-                }
+    options: AdmitOptions,
+) -> Result<Rc<WriteGuard>, (Refused, RouteGuard)> {
+    let mut route = Some(route);
+    let decided = match decide(worker, &mut route, target.clone(), others.clone(), options).await {
+        Err(Refused { object, why: why @ Refusal::Draining { .. } }) if options.patience_ms > 0 => {
+            let patience = Duration::from_millis(options.patience_ms);
+            let opened = decide_when_open(worker, &mut route, target, others, options);
+            let first = Err(Refused { object, why });
+            match Waiting::take(&worker.plane) {
+                Some(_place) => tokio::time::timeout(patience, opened).await.unwrap_or(first),
+                None => first,
             }
-        };
-        return tokio::time::timeout(Duration::from_millis(terms.patience_ms), opened).await.unwrap_or(first);
+        }
+        decided => decided,
+    };
+    decided.map_err(|refused| (refused, route.expect("only an admission takes it")))
+}
+
+/// Judges a write until its lease is not changing hands any more.
+async fn decide_when_open(
+    worker: &Worker,
+    route: &mut Option<RouteGuard>,
+    target: Target<'_>,
+    others: Vec<Target<'_>>,
+    options: AdmitOptions,
+) -> Result<Rc<WriteGuard>, Refused> {
+    loop {
+        tokio::time::sleep(LOOK_AGAIN).await;
+        match decide(worker, route, target.clone(), others.clone(), options).await {
+            Err(Refused { why: Refusal::Draining { .. }, .. }) => {}
+            decided => return decided,
+        }
     }
-    first
 }
 
 /// A place among the writes that wait for a lease to open: there are only so many.
@@ -248,31 +281,42 @@ impl Drop for Waiting<'_> {
 }
 
 enum Judged {
-    Admitted((Permit, Place), Vec<(Permit, Place)>),
+    /// Counted at this stage.
+    Permitted(Permitted, Stage),
     Denied(Denied),
     /// A record that this needs has to be read first.
     NotInMemory,
 }
 
-/// One look, under the lock. `None`: the record has to be read first.
-fn judge(gate: &Gate, target: &Target<'_>, now: Now) -> Option<Result<(Permit, Place), Denial>> {
-    if let Some(why) = without_record(gate, target, now) {
-        return Some(Err(why));
+/// One look, under the locks of all objects of the write.
+fn judge(gate: &Gate, target: &Target<'_>, others: &[Target<'_>], now: Now) -> Judged {
+    if !others.is_empty() {
+        return judge_all(gate, target, others, now);
     }
-    gate.records.stripes.admit(&target.object, |record, sealed| look(target, record, sealed, now))
+    if let Some(why) = without_record(gate, target, now) {
+        return Judged::Denied(Denied { object: target.id(), why });
+    }
+    match gate.records.stripes.admit(&target.object, |record, sealed| look(target, record, sealed, now)) {
+        None => Judged::NotInMemory,
+        Some(Ok(admitted)) => Judged::Permitted(Permitted::waiting(admitted), Stage::Waiting),
+        Some(Err(why)) => Judged::Denied(Denied { object: target.id(), why }),
+    }
 }
 
 /// The same for a write that may land from that moment on.
-fn judge_and_commit(
-    gate: &Gate,
-    target: &Target<'_>,
-    near: Option<Place>,
-    now: Now,
-) -> Option<Result<(Permit, Place, Stage), Denial>> {
+#[inline]
+fn judge_and_commit(gate: &Gate, target: &Target<'_>, near: Option<Place>, now: Now) -> Judged {
     if let Some(why) = without_record(gate, target, now) {
-        return Some(Err(why));
+        return Judged::Denied(Denied { object: target.id(), why });
     }
-    gate.records.stripes.admit_committed(&target.object, near, |record, sealed| look(target, record, sealed, now))
+    let judge = |record: &Record, sealed: bool| look(target, record, sealed, now);
+    let judged: Option<Result<(Permit, Place, Counted), Denial>> =
+        gate.records.stripes.admit_committed(&target.object, near, judge);
+    match judged {
+        None => Judged::NotInMemory,
+        Some(Ok(committed)) => Judged::Permitted(Permitted::committed(committed), Stage::Committed),
+        Some(Err(why)) => Judged::Denied(Denied { object: target.id(), why }),
+    }
 }
 
 /// The same for a write to several objects, under all their locks.
@@ -282,12 +326,12 @@ fn judge_all(gate: &Gate, target: &Target<'_>, others: &[Target<'_>], now: Now) 
     let early = targets.iter().enumerate();
     let early: Vec<_> = early.filter_map(|(n, target)| Some((n, without_record(gate, target, now)?))).collect();
     if !early.is_empty() {
-        return Judged::Denied(inflight::first(early, |n| targets[n].id()));
+        return Judged::Denied(in_flight::first(early, |n| targets[n].id()));
     }
     match gate.records.stripes.admit_all(&objects, |n, record, sealed| look(targets[n], record, sealed, now)) {
         None => Judged::NotInMemory,
-        Some(Ok(mut admitted)) => Judged::Admitted(admitted.remove(0), admitted),
-        Some(Err(denied)) => Judged::Denied(inflight::first(denied, |n| targets[n].id())),
+        Some(Ok(admitted)) => Judged::Permitted(Permitted::together(admitted), Stage::Waiting),
+        Some(Err(denied)) => Judged::Denied(in_flight::first(denied, |n| targets[n].id())),
     }
 }
 

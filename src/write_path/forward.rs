@@ -1,49 +1,48 @@
-//! To the store and back, once.
+//! To the store and back, once: prepare the body, exchange it for an answer, conclude.
 //!
-//! A write takes its permit along, is judged again at the last moment before it is sent, and is sent
-//! at most once. It is settled by its whole answer; whatever fails behind the first byte is
-//! [`Code::OutcomeUnknown`], and its object waits for the bound before anyone else gets it. A client that
-//! hangs up does not make its write invisible: the rest of the work is carried on without it.
+//! A write is judged again at the last moment before it is sent, and is sent at most once. What that means for the
+//! write is in `fence::write`; here are the connection, the bytes and the clock. `conclude.rs` has the answer.
 
 use std::{future::poll_fn, rc::Rc, task::Poll, time::Duration};
 
-use bytes::Bytes;
-use http::{HeaderValue, Method, Response, StatusCode, Version, request::Parts};
-use hyper::ext::ReasonPhrase;
+use http::{Method, Version, request::Parts};
 
 use super::{
     Worker,
-    carry::{AHEAD_BYTES, Ahead, Carried, Frames, StoreReply, read_ahead, take_ready},
-    commit::{Broken, Progress},
     connection::Client,
     elect,
     evict::{At, Turned},
-    handle::Answered,
-    headers::{self, Length, Outcome},
-    hold::{NoBody, Share, Source},
-    inflight::Denied,
-    journaled::{Line, UNWRITTEN},
-    keyed::{self, Claim},
+    guard::WriteGuard,
+    headers::{self, Length},
+    hold::{Share, Source},
+    journaled::Line,
+    outcome,
     outgoing::{Outgoing, Ready},
-    passage::Passage,
     plan::Outfit,
-    reply::{Refused, ReplyBody},
+    refusals::{self, UNASKED, no_answer, no_connection, rerouted, unsent},
+    reply::{Answered, Refused},
+    upload::{Broken, UploadState},
 };
 use crate::{
+    barrier::{flight::Cancel, in_flight::Denied},
     clock::Stopwatch,
     config::ReadsBodies,
-    failpoints::{self, Fault, Point},
-    fence::{Code, Denial, code::Limit, idempotency::IdempotencyKey, verdict},
+    failpoints::{self, Point},
+    fence::{
+        Code, Denial,
+        idempotency::IdempotencyKey,
+        verdict,
+        write::{Effect, Event, Outcome, ReadOnly, Release, Stage},
+    },
     metrics::OperationTally,
-    route::{Route, UNSETTLING},
+    route::Route,
     store::{
         answer::Head,
         body::StoreBody,
-        link::{Failed, Reuse, Unsent},
+        link::{Failed, Pass, Reuse, Unsent},
         pool::{Lane, NoLane, Pool},
         shares::Asker,
     },
-    table::flight::Cancel,
 };
 
 /// A request on its way.
@@ -54,18 +53,19 @@ pub struct Job {
     pub store: usize,
     pub client: Rc<Client>,
     pub head: Parts,
-    /// `None` for reads.
-    pub write: Option<WriteOf>,
+    /// What is forwarded: a read, or an admitted write.
+    pub read: Option<ReadOnly>,
+    pub write: Option<Admitted>,
     /// It is a write, or a read whose route lets it have a body.
     pub may_have_body: bool,
 }
 
-/// What there is to a write.
-pub struct WriteOf {
+/// A write that was admitted.
+pub struct Admitted {
     /// The place of its route.
     pub route: usize,
-    pub passage: Rc<Passage>,
-    /// What it would have been told if it were judged in earnest.
+    pub guard: Rc<WriteGuard>,
+    /// What it would have been refused with if its route enforced.
     pub would: Option<Code>,
     /// It counts as on its way.
     pub active: Active,
@@ -75,8 +75,6 @@ pub struct WriteOf {
     pub since: Option<Stopwatch>,
     /// The client's own name for it.
     pub key: Option<IdempotencyKey>,
-    /// That name is this write's.
-    pub claim: Option<Box<Claim>>,
 }
 
 /// A write on its way, until this is dropped.
@@ -96,20 +94,19 @@ impl Drop for Active {
     }
 }
 
-/// What the store has said.
-struct Answer {
-    lane: Lane,
-    head: Box<Head>,
-    /// Since when its answer is waited for.
-    since: Stopwatch,
+/// The head of the store's answer, and the connection that the rest comes on.
+pub(super) struct Answer {
+    pub(super) lane: Lane,
+    pub(super) head: Box<Head>,
+    /// Since when the answer is waited for.
+    pub(super) since: Stopwatch,
 }
 
 /// Forwards a request and returns the store's answer.
 ///
 /// # Errors
-/// With what the client is told instead.
+/// With what the client gets instead.
 pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
-    let mut ready = job.write.as_mut().and_then(|write| write.lane.take());
     let outgoing = match source {
         source if job.is_keyed() => match Box::pin(job.claim_key(source)).await? {
             Ready::Go(outgoing) => outgoing,
@@ -119,108 +116,19 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
         // Apart, since it is large, and most writes have no use for it.
         Source::Coming { hold, share } => Box::pin(job.body(hold, share)).await?,
     };
-    let Outgoing { mut body, mut share, progress, length } = outgoing;
+    let Outgoing { mut body, mut share, upload, length } = outgoing;
     let length = Length::of(&job.head, &body, length, &job.outfit.plan.trailers);
-    let digest = if job.is_journaled() { digest_of(&body, progress.as_deref()) } else { None };
-    let mut unsent: Option<Unsent> = None;
-    let answer = loop {
-        // An idle one has just been looked at.
-        let (mut lane, mut is_sound, is_committed) = match ready.take() {
-            Some(lane) => (lane, true, !job.is_retired()),
-            None => match job.pool().idle_lane(job.asker()) {
-                Some(lane) => (lane, true, false),
-                None => {
-                    let lane = Box::pin(job.lane(&mut share)).await;
-                    (lane.map_err(|why| job.came_to_nothing(no_lane(why)))?, false, false)
-                }
-            },
-        };
-        // One whose end was let go once, on a connection that took nothing, goes whole.
-        let streams = progress.as_ref().is_some_and(|progress| !progress.is_released());
-        let cancel = match job.may_go_on(streams, is_committed) {
-            Ok(cancel) => cancel,
-            Err(halt) => match Box::pin(job.go_on_after(halt, streams)).await {
-                Ok(cancel) => {
-                    is_sound = false;
-                    cancel
-                }
-                Err(refused) => {
-                    lane.put_back(job.worker.now());
-                    return Err(refused.into());
-                }
-            },
-        };
-        failpoints::reach(Point::Committed);
-        if !is_sound && lane.link().is_dead() {
-            // What the store has said before it was asked is no answer.
-            let is_another_there = lane.was_idle();
-            drop(lane);
-            job.back_out();
-            if is_another_there {
-                continue;
-            }
-            return Err(Box::pin(job.failed(false, UNASKED, progress.as_deref())).await.into());
-        }
-        let link = lane.link();
-        match unsent.take() {
-            Some(unsent) => link.begin_again(unsent),
-            None => {
-                let reuse = job.reuse(&length);
-                let out = link.begin(job.head.method == Method::HEAD, length.framing(), reuse);
-                let (passage, closes) = (job.passage().map(|passage| &**passage), reuse == Reuse::Never);
-                headers::to_store(out, &job.head, &job.client.origin, passage, (&length, closes), &job.worker.ids);
-            }
-        }
-        let since = job.write.as_ref().and_then(|write| write.since).filter(|_| is_committed);
-        let (before, stopwatch) = (link.wire().sent.get(), since.unwrap_or_else(|| job.worker.watch()));
-        job.begin();
-        let sent = match &progress {
-            None => job.send_whole(&mut lane, &mut body).await,
-            Some(progress) => Box::pin(job.send_stream(&mut lane, &mut body, progress, cancel)).await,
-        };
-        let failed = match sent {
-            Ok(head) => {
-                let since = match &progress {
-                    None => stopwatch,
-                    // An early answer to a long upload has its own time.
-                    Some(progress) => progress.released().unwrap_or_else(Stopwatch::start),
-                };
-                break Answer { lane, head, since };
-            }
-            Err(failed) => failed,
-        };
-        let something_left = lane.link().wire().sent.get() > before;
-        if failed.is_of_connection && lane.was_idle() && !something_left {
-            // The connection died while it was idle, and nothing of this request was taken up.
-            unsent = lane.link().take_back();
-        }
-        // Nothing more leaves from here on; what is unknown is counted from here on.
-        drop(lane);
-        if unsent.is_none() {
-            return Err(Box::pin(job.failed(something_left, &failed.why, progress.as_deref())).await.into());
-        }
-        job.back_out();
-    };
+    let digest = if job.is_journaled() { outcome::digest_of(&body, upload.as_deref()) } else { None };
+    let answer = job.exchange(&mut body, &mut share, upload.as_deref(), &length).await?;
     drop(share);
     job.worker.tally.answered(job.write.is_some(), answer.since.seconds());
-    job.answer(answer, progress.as_deref(), digest).await
+    job.conclude(answer, upload.as_deref(), digest).await
 }
-
-/// The digest of a body that is there; that of one that streams is asked for, and made as it comes.
-fn digest_of(body: &StoreBody, progress: Option<&Progress>) -> Option<[u8; 32]> {
-    if let Some(progress) = progress {
-        progress.make_digest();
-        return None;
-    }
-    Some(keyed::digest_of(body))
-}
-
-const UNASKED: &str = "it hung up, or spoke before it was asked";
 
 /// Why a request has no answer.
 struct Unanswered {
     why: String,
-    /// The connection broke; nobody has given up.
+    /// The connection broke; the gate has not given up.
     is_of_connection: bool,
 }
 
@@ -236,112 +144,224 @@ impl From<Failed> for Unanswered {
     }
 }
 
-impl Job {
-    fn pool(&self) -> &Rc<Pool> {
-        &self.outfit.pools[self.store]
-    }
+/// How an attempt on one connection went.
+enum Attempt {
+    Answered(Answer),
+    /// Nothing of the request has left: it may be tried on another connection.
+    Again(Option<Unsent>),
+}
 
-    /// Who a connection, or room for a body, is for.
-    pub(super) fn asker(&self) -> Asker {
-        match &self.write {
-            Some(write) => write.passage.object_number().map_or(Asker::Unjudged, |object| {
-                let client = self.client.peer.number();
-                Asker::Write { object, client }
-            }),
-            None => Asker::Read(self.client.number),
+impl Job {
+    /// Sends the request, on the first connection that takes something of it, and returns the head of the answer.
+    async fn exchange(
+        &mut self,
+        body: &mut StoreBody,
+        share: &mut Option<Share>,
+        upload: Option<&UploadState>,
+        length: &Length,
+    ) -> Result<Answer, Box<Refused>> {
+        let mut unsent: Option<Unsent> = None;
+        loop {
+            let is_committed = self.guard().is_some_and(|guard| guard.stage() == Stage::Committed);
+            // An idle connection has just been looked at.
+            let (mut lane, is_checked) = match self.idle_connection() {
+                Some(lane) => (lane, true),
+                None => (Box::pin(self.connect(share)).await?, false),
+            };
+            // A body whose end was released once, on a connection that took nothing, is sent as a complete one.
+            let streams = upload.is_some_and(|upload| !upload.is_released());
+            let (pass, waited) = match self.release(streams) {
+                Ok(pass) => (pass, false),
+                Err(effect) => match Box::pin(self.release_after(effect)).await {
+                    Ok(release) => (Pass::Write(release), true),
+                    Err(refused) => {
+                        lane.put_back(self.worker.now());
+                        return Err(refused.into());
+                    }
+                },
+            };
+            failpoints::reach(Point::Committed);
+            if (waited || !is_checked) && lane.link().is_dead() {
+                // What the store has said before it was asked is no answer.
+                let is_another_there = lane.was_idle();
+                drop(lane);
+                self.back_out();
+                if is_another_there {
+                    continue;
+                }
+                return Err(Box::pin(self.failed(false, UNASKED, upload)).await.into());
+            }
+            let since = self.write.as_ref().and_then(|write| write.since).filter(|_| is_committed);
+            self.write_head(&mut lane, pass, unsent.take(), length);
+            match self.attempt(lane, body, upload, since).await? {
+                Attempt::Answered(answer) => return Ok(answer),
+                Attempt::Again(again) => unsent = again,
+            }
         }
     }
 
-    /// Waits for a connection. `share`: the room that its body takes meanwhile, which is its asker's from here on.
-    async fn lane(&self, share: &mut Option<Share>) -> Result<Lane, NoLane> {
+    /// The connection that the write was committed with, or an idle one.
+    #[inline]
+    fn idle_connection(&mut self) -> Option<Lane> {
+        let committed = self.write.as_mut().and_then(|write| write.lane.take());
+        committed.or_else(|| self.pool().idle_lane(self.asker()))
+    }
+
+    /// A new connection, or the next one that becomes free. `share`: the room that the body takes meanwhile, which counts
+    /// as its asker's from here on.
+    async fn connect(&self, share: &mut Option<Share>) -> Result<Lane, Box<Refused>> {
+        let nothing = |why| Box::new(self.came_to_nothing(no_connection(why)));
         let (asker, total) = (self.asker(), self.outfit.plan.settings.hold_total_bytes);
         if let Some(uncounted) = share.take_if(|share| !share.is_counted()) {
-            *share = Some(uncounted.of(asker, total).ok_or(NoLane::Overloaded)?);
+            *share = Some(uncounted.of(asker, total).ok_or(NoLane::Overloaded).map_err(nothing)?);
         }
         // Nothing was sent, and no lease says that it may go on.
         let is_loose = asker == Asker::Unjudged;
         let at = At::of(&self.head.method);
         let _loose = is_loose.then(|| Turned::new(&self.client, at, At::Loose, self.worker.now()));
-        self.pool().lane(asker).await
+        self.pool().lane(asker).await.map_err(nothing)
     }
 
-    pub(super) fn passage(&self) -> Option<&Rc<Passage>> {
-        self.write.as_ref().map(|write| &write.passage)
-    }
-
-    /// From here on something of it may be sent.
-    fn begin(&self) {
-        if let Some(write) = &self.write {
-            write.passage.begin();
-            write.claim.iter().for_each(|claim| claim.sends(true));
+    /// The last moment before something is sent. A write is judged again: what is sent whole is committed by that.
+    ///
+    /// # Errors
+    /// With what has to be done first.
+    #[inline]
+    fn release(&self, streams: bool) -> Result<Pass, Effect> {
+        let Some(guard) = self.guard() else { return self.read.map(Pass::Read).ok_or(Effect::Nothing) };
+        match guard.on(Event::Connected { whole: !streams }) {
+            Effect::Send(release) => Ok(Pass::Write(release)),
+            effect => Err(effect),
         }
     }
 
-    /// Nothing of it has left.
-    fn back_out(&self) {
-        if let Some(write) = &self.write {
-            write.passage.back_out();
-            write.claim.iter().for_each(|claim| claim.sends(false));
+    /// Does what has to be done first, and has the write judged again.
+    async fn release_after(&self, mut effect: Effect) -> Result<Release, Refused> {
+        let Some(guard) = self.guard() else { return Err(rerouted()) };
+        loop {
+            let denied = guard.take_denied();
+            effect = match effect {
+                Effect::Send(release) => return Ok(release),
+                Effect::Clear(_) => match self.clear(denied).await {
+                    Ok(()) => guard.on(Event::Cleared(true)),
+                    Err(refused) => {
+                        let _ = guard.on(Event::Cleared(false));
+                        return Err(refused);
+                    }
+                },
+                _ => return Err(denied.map_or_else(rerouted, |denied| self.refusal(denied))),
+            };
         }
     }
 
-    /// Nothing was sent, and the same would come of its twins.
-    fn came_to_nothing(&self, why: Refused) -> Refused {
-        self.write.iter().flat_map(|write| &write.claim).for_each(|claim| claim.came_to_nothing(&why));
+    /// Takes away what keeps the write from being permitted.
+    async fn clear(&self, denied: Option<Denied>) -> Result<(), Refused> {
+        let gate = &self.worker.plane.gate;
+        match denied {
+            Some(Denied { object, why: Denial::Overdue(lease) }) => {
+                let ended = gate.ledger.end(vec![(object, lease)]).await;
+                ended.map_err(|_| Refused::new(Code::TableUnavailable, "the fence table cannot be used now"))
+            }
+            // Its term was known when it was admitted; whether its Lease is still held is asked once.
+            Some(denied @ Denied { why: Denial::Unseen(_) | Denial::Lapsed(_), .. }) => {
+                gate.elections.ask_again(&denied.object).await.map_err(|_| self.refusal(denied))
+            }
+            Some(denied) => Err(self.refusal(denied)),
+            None => Ok(()),
+        }
+    }
+
+    /// What the client gets for what the judge has said.
+    fn refusal(&self, Denied { object, why }: Denied) -> Refused {
+        let refusal = match why {
+            Denial::Refused(refusal) => refusal,
+            // Only a first look finds a fence below an outside number.
+            Denial::Behind(number) => verdict::Refusal::Draining { fence: number.seq.into() },
+            why @ (Denial::Unseen(_) | Denial::Lapsed(_) | Denial::Overdue(_)) => {
+                elect::still_unknown(&self.worker.plane.gate, &object, &why)
+            }
+        };
+        Refused::from(refusal).of(&object)
+    }
+
+    /// Why a write of which nothing was sent may not go on. It ends here.
+    pub(super) async fn why_denied(&self) -> Refused {
+        let changing = || Refused::new(Code::FenceDraining, "the lease was changing hands; nothing was sent");
+        let Some(guard) = self.guard() else { return changing() };
+        let mut may_ask = true;
+        let why = loop {
+            let denied = match guard.look_again() {
+                _ if self.is_retired() => break rerouted(),
+                Ok(()) => break changing(),
+                Err(denied) => denied,
+            };
+            let may_clear = match denied.why {
+                Denial::Overdue(_) => true,
+                Denial::Unseen(_) | Denial::Lapsed(_) => std::mem::take(&mut may_ask),
+                Denial::Refused(_) | Denial::Behind(_) => false,
+            };
+            if !may_clear {
+                break self.refusal(denied);
+            }
+            if let Err(refused) = self.clear(Some(denied)).await {
+                break refused;
+            }
+        };
+        let _ = guard.on(Event::Interrupted);
         why
     }
 
-    /// A newer version of its route has taken over.
-    pub(super) fn is_retired(&self) -> bool {
-        self.passage().is_some_and(|passage| passage.is_retired())
-    }
-
-    fn route(&self, write: &WriteOf) -> &Route {
-        &self.outfit.plan.routes.all()[write.route]
-    }
-
-    fn is_keyed(&self) -> bool {
-        self.write.as_ref().is_some_and(|write| write.key.is_some() && write.passage.is_judged())
-    }
-
-    /// Whether its route keeps a journal.
-    fn is_journaled(&self) -> bool {
-        self.write.as_ref().is_some_and(|write| self.route(write).journal)
-    }
-
-    /// What is to be written down of it, where its route keeps a journal.
-    fn line(&self, write: &WriteOf) -> Option<Line> {
-        self.route(write).journal.then(|| Line::new(&self.head, &write.passage))
-    }
-
-    /// Nobody knows what became of it; its connection is gone.
-    async fn lose(&self, write: &WriteOf) {
-        if let Some(line) = self.line(write) {
-            Box::pin(line.unknown(&self.worker.gate.ledger)).await;
-        }
-        write.passage.lose();
-    }
-
-    pub(super) fn is_h2(&self) -> bool {
-        self.head.version == Version::HTTP_2
-    }
-
-    /// When its connection may be used again behind it. A store is asked to close one that may not be: it must not take
-    /// what it left unread for its next request.
-    fn reuse(&self, length: &Length) -> Reuse {
-        match (length.is_some(), self.pool().settings().reads_bodies) {
-            (false, _) => Reuse::Always,
-            // Whatever the store is said to do: hardly any server reads these.
-            (true, _) if self.write.is_none() => Reuse::Never,
-            (true, ReadsBodies::All) => Reuse::Always,
-            (true, ReadsBodies::Accepted) if matches!(self.head.method, Method::PUT | Method::POST | Method::PATCH) => {
-                Reuse::AfterSuccess
+    fn write_head(&self, lane: &mut Lane, pass: Pass, unsent: Option<Unsent>, length: &Length) {
+        let link = lane.link();
+        match unsent {
+            Some(unsent) => link.begin_again(pass, unsent),
+            None => {
+                let reuse = self.reuse(length);
+                let out = link.begin(pass, self.head.method == Method::HEAD, length.framing(), reuse);
+                let (guard, closes) = (self.guard().map(|guard| &**guard), reuse == Reuse::Never);
+                headers::to_store(out, &self.head, &self.client.origin, guard, (length, closes), &self.worker.ids);
             }
-            (true, ReadsBodies::Accepted | ReadsBodies::None) => Reuse::Never,
         }
     }
 
-    /// Sends a request whose body is there.
+    /// Sends the request on one connection, and waits for the head of the answer.
+    async fn attempt(
+        &self,
+        mut lane: Lane,
+        body: &mut StoreBody,
+        upload: Option<&UploadState>,
+        since: Option<Stopwatch>,
+    ) -> Result<Attempt, Box<Refused>> {
+        let (before, stopwatch) = (lane.link().wire().sent.get(), since.unwrap_or_else(|| self.worker.watch()));
+        let sent = match upload {
+            None => self.send_whole(&mut lane, body).await,
+            Some(upload) => Box::pin(self.send_stream(&mut lane, body, upload)).await,
+        };
+        let failed = match sent {
+            Ok(head) => {
+                let since = match upload {
+                    None => stopwatch,
+                    // An early answer to a long upload has its own time.
+                    Some(upload) => upload.released().unwrap_or_else(Stopwatch::start),
+                };
+                return Ok(Attempt::Answered(Answer { lane, head, since }));
+            }
+            Err(failed) => failed,
+        };
+        let something_left = lane.link().wire().sent.get() > before;
+        // The connection died while it was idle, and took nothing of this request up.
+        let may_try_again = failed.is_of_connection && lane.was_idle() && !something_left;
+        let unsent = if may_try_again { lane.link().take_back() } else { None };
+        // Nothing more leaves from here on; the bound of an unknown outcome counts from here on.
+        drop(lane);
+        if unsent.is_none() {
+            return Err(Box::pin(self.failed(something_left, &failed.why, upload)).await.into());
+        }
+        self.back_out();
+        Ok(Attempt::Again(unsent))
+    }
+
+    /// Sends a request whose body is here.
     async fn send_whole(&self, lane: &mut Lane, body: &mut StoreBody) -> Result<Box<Head>, Unanswered> {
         let (link, mut alarm) = (lane.link(), self.worker.alarms.set(self.patience()));
         poll_fn(|context| match link.poll_answer(context, body) {
@@ -356,18 +376,18 @@ impl Job {
         &self,
         lane: &mut Lane,
         body: &mut StoreBody,
-        progress: &Progress,
-        cancel: Option<Cancel>,
+        upload: &UploadState,
     ) -> Result<Box<Head>, Unanswered> {
         let link = lane.link();
         let wire = Rc::clone(link.wire());
-        progress.listen(Rc::clone(&wire));
+        let cancel = self.guard().and_then(|guard| guard.cancel());
+        upload.listen(Rc::clone(&wire));
         tokio::select! {
             biased;
             answered = poll_fn(|context| link.poll_answer(context, body)) => answered.map_err(Unanswered::from),
-            () = progress.stalled(self.patience(), || wire.sent.get()) => Err(self.unheard()),
-            () = told_to_stop(cancel, progress) => Err(Unanswered::given_up("the lease is changing hands")),
-            () = self.is_rerouted_unreleased(progress) => Err(Unanswered::given_up("this route has just changed")),
+            () = upload.stalled(self.patience(), || wire.sent.get()) => Err(self.unheard()),
+            () = cancelled(cancel, upload) => Err(Unanswered::given_up("the lease is changing hands")),
+            () = self.rerouted_before_its_end(upload) => Err(Unanswered::given_up("this route has just changed")),
         }
     }
 
@@ -375,314 +395,137 @@ impl Job {
         Unanswered::given_up(format!("nothing was heard of it for {} ms", self.patience().as_millis()))
     }
 
-    /// A reload has changed the route of this write, whose end has not been let go.
-    async fn is_rerouted_unreleased(&self, progress: &Progress) {
-        match self.passage() {
-            Some(passage) => passage.retired().await,
+    /// Returns when a reload has changed the route of this write, whose end was not released by then.
+    async fn rerouted_before_its_end(&self, upload: &UploadState) {
+        match self.guard() {
+            Some(guard) => guard.route().retired().await,
             None => std::future::pending().await,
         }
-        if progress.is_released() {
+        if upload.is_released() {
             std::future::pending::<()>().await;
         }
     }
 
-    fn patience(&self) -> Duration {
-        Duration::from_millis(self.pool().settings().response_timeout_ms)
-    }
-
-    /// Judges the write again, at the last moment before something of it is sent. What is sent whole is
-    /// committed by that; what streams is told when to stop.
-    ///
-    /// One that was committed when it was admitted goes on.
-    fn may_go_on(&self, streams: bool, is_committed: bool) -> Result<Option<Cancel>, Box<Halt>> {
-        let Some(passage) = self.passage().filter(|_| !is_committed) else { return Ok(None) };
-        if passage.is_retired() {
-            passage.back_out();
-            return Err(Box::new(Halt::Refused(rerouted())));
-        }
-        let judged = if streams { passage.begin_stream() } else { passage.commit().map(|()| None) };
-        judged.map_err(|denied| Box::new(Halt::Denied(denied)))
-    }
-
-    /// The same, once what stands in its way has been looked at.
-    async fn go_on_after(&self, mut halt: Box<Halt>, streams: bool) -> Result<Option<Cancel>, Refused> {
-        let gate = &self.worker.plane.gate;
-        let mut has_asked = false;
-        loop {
-            match *halt {
-                Halt::Refused(refused) => return Err(refused),
-                // Only a first look finds a fence below an outside number.
-                Halt::Denied(Denied { object, why: Denial::Behind(number) }) => {
-                    let fence = number.seq.into();
-                    return Err(Refused::from(verdict::Refusal::Draining { fence }).of(&object));
-                }
-                // Its term was known when it was admitted; whether its Lease is still held is asked once.
-                Halt::Denied(Denied { object, why: why @ (Denial::Unseen(_) | Denial::Lapsed(_)) }) => {
-                    let asked = if has_asked { Ok(()) } else { gate.elections.ask_again(&object).await };
-                    if has_asked || asked.is_err() {
-                        return Err(Refused::from(elect::still_unknown(gate, &object, &why)).of(&object));
-                    }
-                    has_asked = true;
-                }
-                Halt::Denied(Denied { object, why: Denial::Refused(refusal) }) => {
-                    return Err(Refused::from(refusal).of(&object));
-                }
-                Halt::Denied(Denied { object, why: Denial::Overdue(lease) }) => {
-                    let ended = gate.ledger.end(vec![(object, lease)]).await;
-                    ended.map_err(|_| Refused::new(Code::TableUnavailable, "the fence table cannot be used now"))?;
-                }
-            }
-            match self.may_go_on(streams, false) {
-                Ok(cancel) => return Ok(cancel),
-                Err(again) => halt = again,
-            }
-        }
-    }
-
-    /// What to tell the client of a request whose connection is closed and that was not answered.
-    async fn failed(&self, something_left: bool, why: &str, progress: Option<&Progress>) -> Refused {
-        let broken = progress.and_then(Progress::broken);
-        let is_partial = progress.is_some_and(|progress| !progress.is_released());
+    /// What the client gets for a request whose connection is closed and that was not answered.
+    pub(super) async fn failed(&self, something_left: bool, why: &str, upload: Option<&UploadState>) -> Refused {
+        let broken = upload.and_then(UploadState::broken);
+        let is_partial = upload.is_some_and(|upload| !upload.is_released());
         if !something_left {
             self.back_out();
-            return match broken {
-                Some(Broken::Denied) => self.why_denied().await,
+            let refused = match broken {
+                Some(Broken::Denied) => return self.why_denied().await,
                 Some(broken) => unsent(&broken),
                 None => self.came_to_nothing(no_answer(why)),
             };
+            self.guard().inspect(|guard| drop(guard.on(Event::Interrupted)));
+            return refused;
         }
         let Some(write) = &self.write else {
             // A client that breaks its own request off says nothing of the store.
-            return broken.map_or_else(|| no_answer(why), |broken| cut_off(&broken));
+            return broken.map_or_else(|| no_answer(why), |broken| refusals::cut_off(&broken));
         };
-        if is_partial && self.route(write).discards {
-            write.passage.cancel();
-            write.claim.iter().for_each(|claim| claim.sends(false));
-            return match broken {
-                Some(broken) => unsent(&broken),
-                None => no_answer(why),
-            };
+        if self.close(write).await == Outcome::Cancelled {
+            return broken.map_or_else(|| no_answer(why), |broken| unsent(&broken));
         }
-        self.lose(write).await;
-        match broken {
-            Some(broken) => self.unknown(format!("part of the write was sent, but not its end ({broken})")),
-            None if is_partial => self.unknown(format!("part of the write was sent, but not its end ({why})")),
-            None => self.unknown(format!("the write was sent, and the store gave no answer ({why})")),
-        }
-    }
-
-    /// Why a write of which nothing was sent may not go on.
-    pub(super) async fn why_denied(&self) -> Refused {
-        let denied = match self.may_go_on(false, false) {
-            Ok(_) => None,
-            Err(denied) => self.go_on_after(denied, false).await.err(),
-        };
-        denied.unwrap_or_else(|| {
-            self.passage().inspect(|passage| passage.back_out());
-            Refused::new(Code::FenceDraining, "the lease was changing hands; nothing was sent")
+        refusals::unknown(match broken {
+            Some(broken) => format!("part of the write was sent, but not its end ({broken})"),
+            None if is_partial => format!("part of the write was sent, but not its end ({why})"),
+            None => format!("the write was sent, and the store gave no answer ({why})"),
         })
     }
 
-    fn unknown(&self, what: String) -> Refused {
-        self.worker.plane.metrics().unknown();
-        Refused::new(Code::OutcomeUnknown, what + "; look before you write again")
+    /// The connection of a write is closed, and something of it may have left: ends the write.
+    pub(super) async fn close(&self, write: &Admitted) -> Outcome {
+        outcome::close(&self.worker, &write.guard, self.line(write)).await
     }
 
-    async fn answer(
-        mut self: Box<Self>,
-        answer: Answer,
-        progress: Option<&Progress>,
-        digest: Option<[u8; 32]>,
-    ) -> Answered {
-        let Answer { mut lane, head, since } = answer;
-        let is_out = lane.link().is_out();
-        if head.status == StatusCode::SWITCHING_PROTOCOLS {
-            drop(lane);
-            let why = "it changed the protocol, which nobody asked for";
-            return Err(Box::pin(self.failed(true, why, None)).await.into());
+    /// Nothing of it has left: it may be tried on another connection.
+    fn back_out(&self) {
+        self.guard().inspect(|guard| drop(guard.on(Event::Closed { left: false })));
+    }
+
+    /// Nothing was sent, and requests that share its idempotency key would fail in the same way.
+    fn came_to_nothing(&self, why: Refused) -> Refused {
+        self.guard().and_then(|guard| guard.with_key(|claim| claim.came_to_nothing(&why)));
+        why
+    }
+
+    pub(super) fn pool(&self) -> &Rc<Pool> {
+        &self.outfit.pools[self.store]
+    }
+
+    /// Who a connection, or room for a body, is for.
+    pub(super) fn asker(&self) -> Asker {
+        match &self.write {
+            // The object of a write that was not judged may be invented.
+            Some(write) => write.guard.place().map_or(Asker::Unjudged, |place| {
+                let (object, client) = (place.number(), self.client.peer.number());
+                Asker::Write { object, client }
+            }),
+            None => Asker::Read(self.client.number),
         }
-        let is_partial = progress.is_some_and(|progress| !progress.is_released());
-        let is_early = is_partial || !is_out;
-        if let Some(progress) = progress.filter(|_| is_early) {
-            // The end that is held back stays back, and the connection is of no further use.
-            progress.park();
+    }
+
+    pub(super) fn guard(&self) -> Option<&Rc<WriteGuard>> {
+        self.write.as_ref().map(|write| &write.guard)
+    }
+
+    /// A newer version of its route has taken over.
+    pub(super) fn is_retired(&self) -> bool {
+        self.guard().is_some_and(|guard| guard.route().is_retired())
+    }
+
+    pub(super) fn route(&self, write: &Admitted) -> &Route {
+        &self.outfit.plan.routes.all()[write.route]
+    }
+
+    fn is_keyed(&self) -> bool {
+        self.write.as_ref().is_some_and(|write| write.key.is_some() && write.guard.is_judged())
+    }
+
+    /// Whether its route keeps a journal.
+    fn is_journaled(&self) -> bool {
+        self.write.as_ref().is_some_and(|write| self.route(write).journal)
+    }
+
+    /// The journal's line about it, where its route keeps a journal.
+    pub(super) fn line(&self, write: &Admitted) -> Option<Line> {
+        self.route(write).journal.then(|| Line::new(&self.head, &write.guard))
+    }
+
+    pub(super) fn is_h2(&self) -> bool {
+        self.head.version == Version::HTTP_2
+    }
+
+    /// When its connection may be used again behind it. A store is asked to close one that may not be: it must not take
+    /// what it left unread for its next request.
+    fn reuse(&self, length: &Length) -> Reuse {
+        if !length.is_some() {
+            return Reuse::Always;
         }
-        let Head { status, reason, mut headers, .. } = *head;
-        let claim = self.write.as_mut().and_then(|write| write.claim.take());
-        let Some(write) = &self.write else {
-            headers::to_client(&mut headers, None, &self.worker.last_seq);
-            let to_come = lane.link().to_come();
-            let bytes = to_come.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(AHEAD_BYTES).min(AHEAD_BYTES);
-            let share = Share::for_answer(&self.worker.plane, bytes, self.outfit.plan.settings.hold_total_bytes);
-            let ahead = if share.is_some() { take_ready(&mut lane) } else { Ok(Frames::default()) };
-            let ahead = ahead.map_err(|why| no_answer(&why))?;
-            let (worker, patience) = (Rc::clone(&self.worker), self.patience());
-            let carried = Carried { worker, lane, settles: !is_early, passage: None, line: None, claim: None };
-            let reply = StoreReply::coming(ahead, carried, patience).ahead_of_client(to_come.is_none(), share);
-            return Ok(respond((status, reason), headers, ReplyBody::store(reply)));
-        };
-        let (passage, route) = (&write.passage, self.route(write));
-        // What is left of a whole write may still leave before its connection is closed.
-        let settles = if is_early { is_partial && route.discards } else { is_settled_by(route, status) };
-        failpoints::reach(Point::Sent);
-        if failpoints::on(Fault::HeadSettles) {
-            passage.settle();
-        }
-        let left = || self.patience().saturating_sub(Duration::from_secs_f64(since.seconds()));
-        let made = |digest: Option<[u8; 32]>| digest.or_else(|| progress.and_then(Progress::digest));
-        let mut kept = None;
-        let (body, outcome) = match read_ahead(&mut lane, &self.worker, left).await {
-            Ahead::Broken(why) => {
-                drop(lane);
-                Box::pin(self.lose(write)).await;
-                let what = format!("the write was sent, and the store's answer broke off ({why})");
-                return Err(self.unknown(what).into());
+        match self.pool().settings().reads_bodies {
+            // Whatever the store is said to do: hardly any server reads these.
+            _ if self.write.is_none() => Reuse::Never,
+            ReadsBodies::All => Reuse::Always,
+            ReadsBodies::Accepted if matches!(self.head.method, Method::PUT | Method::POST | Method::PATCH) => {
+                Reuse::AfterSuccess
             }
-            Ahead::Whole(frames) => {
-                failpoints::reach(Point::Answered);
-                let is_noted = route.journal && settles && !is_early;
-                if is_noted && Box::pin(self.write_down(write, made(digest), status)).await.is_err() {
-                    drop(lane);
-                    Box::pin(self.lose(write)).await;
-                    return Err(self.unknown(UNWRITTEN.to_owned()).into());
-                }
-                if !self.conclude(&write.passage, lane, settles, is_early) {
-                    Box::pin(self.lose(write)).await;
-                }
-                if let Some(claim) = claim {
-                    claim.sends(!(settles && is_early));
-                    // Only what the store has answered for is kept.
-                    kept = Some((claim, frames.data())).filter(|_| settles && !is_early);
-                }
-                (ReplyBody::whole(frames), if settles { Outcome::Settled } else { Outcome::Unknown })
-            }
-            Ahead::Part(frames) => {
-                let (worker, passage) = (Rc::clone(&self.worker), Some(Rc::clone(passage)));
-                let digest = made(digest);
-                let line = self.line(write).map(|line| (line, digest.unwrap_or_default(), status.as_u16()));
-                let payload = digest.map(|digest| keyed::payload(&self.head, digest));
-                let claim = claim.map(|claim| (claim, payload, status.as_u16()));
-                let carried = Carried { worker, lane, settles: settles && !is_early, passage, line, claim };
-                let outcome = if settles { Outcome::Pending } else { Outcome::Unknown };
-                (ReplyBody::store(StoreReply::coming(frames, carried, left())), outcome)
-            }
-        };
-        headers::to_client(&mut headers, Some((passage, outcome)), &self.worker.last_seq);
-        if let Some((claim, body)) = kept {
-            let payload = made(digest).map(|digest| keyed::payload(&self.head, digest));
-            let answer = claim.keep(status, &headers, body);
-            Box::pin(claim.answered(payload, answer)).await;
+            ReadsBodies::Accepted | ReadsBodies::None => Reuse::Never,
         }
-        if let Some(code) = write.would {
-            headers.insert("fence-would", HeaderValue::from_static(code.as_str()));
-        }
-        Ok(respond((status, reason), headers, body))
     }
 
-    /// Writes a settled write down: durable when this returns.
-    async fn write_down(&self, write: &WriteOf, digest: Option<[u8; 32]>, status: StatusCode) -> Result<(), ()> {
-        let Some(line) = self.line(write) else { return Ok(()) };
-        let written = line.settled(&self.worker.gate.ledger, digest.unwrap_or_default(), status.as_u16()).await;
-        written.map_err(drop)
-    }
-
-    /// The whole answer is there. Returns whether it says what became of the write.
-    fn conclude(&self, passage: &Passage, lane: Lane, settles: bool, is_early: bool) -> bool {
-        if settles && !is_early {
-            passage.settle();
-            lane.give_back(self.worker.now());
-            return true;
-        }
-        drop(lane);
-        if settles {
-            passage.cancel();
-        } else {
-            self.worker.plane.metrics().unknown();
-        }
-        settles
+    pub(super) fn patience(&self) -> Duration {
+        Duration::from_millis(self.pool().settings().response_timeout_ms)
     }
 }
 
-/// What stands in the way of a write at its commit point.
-#[allow(clippy::large_enum_variant, reason = "it is boxed, and rare")]
-enum Halt {
-    Refused(Refused),
-    Denied(Denied),
-}
-
-/// Whether an answer says what became of a write.
-fn is_settled_by(route: &Route, status: StatusCode) -> bool {
-    !UNSETTLING.contains(&status.as_u16()) || route.settles.contains(&status.as_u16())
-}
-
-fn respond(
-    (status, reason): (StatusCode, Option<Bytes>),
-    headers: http::HeaderMap,
-    body: ReplyBody,
-) -> Response<ReplyBody> {
-    let mut response = Response::new(body);
-    (*response.status_mut(), *response.headers_mut()) = (status, headers);
-    if let Some(reason) = reason.and_then(|reason| ReasonPhrase::try_from(reason).ok()) {
-        response.extensions_mut().insert(reason);
-    }
-    response
-}
-
-/// An advance has told this write to stop. Behind its commit point it is too late for that.
-async fn told_to_stop(cancel: Option<Cancel>, progress: &Progress) {
+/// Returns when an advance cancels this write. Behind its commit point it is too late for that.
+async fn cancelled(cancel: Option<Cancel>, upload: &UploadState) {
     match cancel {
         Some(cancel) => cancel.notified().await,
         None => std::future::pending().await,
     }
-    if progress.is_released() {
+    if upload.is_released() {
         std::future::pending::<()>().await;
-    }
-}
-
-pub(super) fn rerouted() -> Refused {
-    Refused::new(Code::FenceDraining, "this route has just changed; nothing was sent")
-}
-
-fn no_answer(why: &str) -> Refused {
-    Refused::new(Code::StoreUnreachable, format!("the store gave no answer ({why}); nothing was written"))
-}
-
-impl From<NoBody> for Broken {
-    fn from(why: NoBody) -> Self {
-        match why {
-            NoBody::Cut => Self::Client,
-            NoBody::Slow => Self::Slow,
-            NoBody::TooLong => Self::TooLong,
-        }
-    }
-}
-
-/// A body that was broken off before anything of it was sent.
-pub fn unsent(broken: &Broken) -> Refused {
-    Refused::new(code_of(broken), format!("{broken}; nothing was sent"))
-}
-
-/// The body of a read that was broken off.
-fn cut_off(broken: &Broken) -> Refused {
-    Refused::new(code_of(broken), format!("{broken}; a part of this read was sent to the store"))
-}
-
-fn code_of(broken: &Broken) -> Code {
-    match broken {
-        Broken::Client | Broken::Slow => Code::BodyUnreadable,
-        Broken::TooLong => Code::RequestLimit(Limit::Body),
-        Broken::TokenInTrailer => Code::FenceTokenMalformed,
-        // Behind the first piece; before it, the write is judged once more to be told why.
-        Broken::Denied => Code::FenceDraining,
-    }
-}
-fn no_lane(why: NoLane) -> Refused {
-    match why {
-        NoLane::Unreachable(why) => {
-            Refused::new(Code::StoreUnreachable, format!("the store cannot be reached ({why}); nothing was sent"))
-        }
-        NoLane::Overloaded => {
-            Refused::new(Code::GateOverloaded, "too many requests wait for the store; nothing was sent")
-        }
     }
 }

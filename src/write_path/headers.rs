@@ -9,7 +9,7 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header, request::Parts};
 
-use super::passage::Passage;
+use super::guard::WriteGuard;
 use crate::{
     config::Forwarded,
     fence::Ttl,
@@ -165,7 +165,7 @@ pub fn to_store(
     out: &mut Vec<u8>,
     head: &Parts,
     origin: &Origin,
-    passage: Option<&Passage>,
+    guard: Option<&WriteGuard>,
     (length, closes): (&Length, bool),
     ids: &RequestIds,
 ) {
@@ -208,8 +208,8 @@ pub fn to_store(
         ids.write_next(out);
         out.extend_from_slice(b"\r\n");
     }
-    if let Some(passage) = passage {
-        passage.each_permit(|permit| {
+    if let Some(guard) = guard {
+        guard.each_permit(|permit| {
             out.extend_from_slice(b"fence-seq: ");
             out.extend_from_slice(itoa::Buffer::new().format(permit.seq().get()).as_bytes());
             out.extend_from_slice(b"\r\nfence-object: ");
@@ -368,12 +368,12 @@ pub enum Outcome {
 }
 
 /// An answer's headers, made ready for the client. What is of one hop only is not among them.
-pub fn to_client(headers: &mut HeaderMap, write: Option<(&Passage, Outcome)>, last_seq: &LastNumber) {
+pub fn to_client(headers: &mut HeaderMap, write: Option<(&WriteGuard, Outcome)>, last_seq: &LastNumber) {
     strip_fence(headers);
     headers.append(header::VIA, VIA);
-    if let Some((passage, outcome)) = write.filter(|(passage, _)| passage.is_judged()) {
+    if let Some((guard, outcome)) = write.filter(|(guard, _)| guard.is_judged()) {
         let mut soonest = u64::MAX;
-        passage.each_permit(|permit| {
+        guard.each_permit(|permit| {
             headers.append(FENCE_SEQ, last_seq.value(permit.seq().get()));
             soonest = soonest.min(permit.remaining_ms());
         });

@@ -9,7 +9,7 @@ use std::time::Duration;
 use http::request::Parts;
 use sha2::{Digest, Sha256};
 
-use super::passage::Passage;
+use super::guard::WriteGuard;
 use crate::{
     fence::{LeaseSeq, ObjectId},
     table::{
@@ -43,9 +43,9 @@ pub struct Line {
 
 impl Line {
     #[must_use]
-    pub fn new(head: &Parts, passage: &Passage) -> Self {
+    pub fn new(head: &Parts, guard: &WriteGuard) -> Self {
         let mut leases = vec![];
-        passage.each_permit(|permit| leases.push((permit.object().clone(), permit.seq())));
+        guard.each_permit(|permit| leases.push((permit.object().clone(), permit.seq())));
         let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
         Self { method: head.method.to_string(), target: target.to_owned(), leases }
     }

@@ -6,7 +6,6 @@
 
 use std::{
     borrow::Cow,
-    cell::{Cell, RefCell},
     collections::{HashMap, VecDeque, hash_map::Entry as Slot},
     future::poll_fn,
     pin::Pin,
@@ -24,20 +23,22 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version, he
 use http_body::Body;
 use hyper::body::Incoming;
 use sha2::{Digest, Sha256};
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
 
 use super::{
     Worker,
-    carry::Carrying,
     classify::Write,
-    commit::Broken,
-    forward::unsent,
+    detach::Detached,
+    guard::WriteGuard,
     hold::{Limits, Source},
     journaled::BodyDigest,
     pace::Pace,
+    refusals::unsent,
     reply::{Refused, ReplyBody},
+    upload::Broken,
 };
 use crate::{
+    barrier::in_flight::KeyReservation,
     config::IdempotencySettings,
     fence::{
         Code, HolderId, LeaseSeq, ObjectId, Permit,
@@ -45,6 +46,7 @@ use crate::{
         external,
         idempotency::{self, Again, Answer, Entry, IdempotencyKey, Payload, Refusal, Scope},
         verdict::Presented,
+        write::{Event, Outcome},
     },
     metrics::KeyedResult,
     store::body::StoreBody,
@@ -124,7 +126,7 @@ impl Flight {
     }
 }
 
-/// A key that is this write's. Dropped, it is given back if nothing was sent; else nobody knows.
+/// A key that is this write's, or that the table is being asked for. It ends with its write.
 pub struct Claim {
     keys: Arc<Keys>,
     ledger: Ledger,
@@ -134,68 +136,47 @@ pub struct Claim {
     attempt: u64,
     /// As it was remembered.
     entry: Option<Entry>,
-    /// The ledger has been asked to remember it.
-    is_asked: bool,
     /// Says to the ledger that it may still be answered.
     alive: Arc<()>,
-    sent: Cell<bool>,
-    /// Why nothing was sent, where that is so for its twins too.
-    why: RefCell<Option<(Code, Cow<'static, str>)>>,
-    is_over: bool,
+    /// Why nothing was sent, where requests with the same key would fail in the same way.
+    why: Option<(Code, Cow<'static, str>)>,
+}
+
+impl KeyReservation for Box<Claim> {
+    /// Nothing was sent: the key is given back. Otherwise the outcome under it stays unknown.
+    fn end(mut self, outcome: Outcome) {
+        if outcome != Outcome::Cancelled {
+            return self.leave(End::Unknown);
+        }
+        let end = End::Void(self.why.take());
+        match self.ledger.void_keyed(self.scope.clone(), self.attempt) {
+            Ok(()) => self.leave(end),
+            Err(_) if self.worker.stopping.get() => self.leave(end),
+            Err(mut scope) => {
+                // Its twins must not come before the word that it is free.
+                tokio::task::spawn_local(async move {
+                    while let Err(again) = self.ledger.void_keyed(scope, self.attempt) {
+                        scope = again;
+                        tokio::time::sleep(TRY_AGAIN).await;
+                    }
+                    self.leave(end);
+                });
+            }
+        }
+    }
 }
 
 impl Claim {
-    /// Something of the write may be on its way, or nothing is after all.
-    pub fn sends(&self, sent: bool) {
-        self.sent.set(sent);
-    }
-
     /// The store cannot be had: its twins need not try one after the other.
-    pub fn came_to_nothing(&self, why: &Refused) {
+    pub fn came_to_nothing(&mut self, why: &Refused) {
         let code = why.problem.code();
         if matches!(code, Code::StoreUnreachable | Code::GateOverloaded) {
-            *self.why.borrow_mut() = Some((code, why.problem.detail().to_owned().into()));
+            self.why = Some((code, why.problem.detail().to_owned().into()));
         }
     }
 
-    /// The store has answered for the write. Durable when this returns, or nobody knows; goes on where nobody waits
-    /// for it.
-    pub async fn answered(self, digest: Option<Payload>, answer: Answer) {
-        if !self.worker.stopping.get() {
-            let carrying = Carrying::new(&self.worker);
-            let kept = tokio::task::spawn_local(async move {
-                self.write_down(digest, answer).await;
-                drop(carrying);
-            });
-            // It ends where the worker does.
-            let _ = kept.await;
-        }
-    }
-
-    async fn write_down(mut self, digest: Option<Payload>, answer: Answer) {
-        let Some(entry) = self.entry.take() else { return };
-        let entry = Entry { payload: entry.payload.or(digest), answer, ..entry };
-        let kept = loop {
-            match self.ledger.end_keyed(self.scope.clone(), self.attempt, entry.clone()).await {
-                Err(ledger::Refused::Overloaded) => tokio::time::sleep(TRY_AGAIN).await,
-                other => break other,
-            }
-        };
-        self.is_over = true;
-        // Its own client has its answer, whatever can be kept of it.
-        let end = if kept.is_ok() { End::Known(Arc::new(entry)) } else { End::Unknown };
+    fn leave(&self, end: End) {
         self.keys.leave(&self.scope, &self.flight, end);
-    }
-
-    /// The same, for whoever does not wait.
-    pub fn answered_later(self, digest: Option<Payload>, answer: Answer) {
-        if !self.worker.stopping.get() {
-            let carrying = Carrying::new(&self.worker);
-            tokio::task::spawn_local(async move {
-                self.write_down(digest, answer).await;
-                drop(carrying);
-            });
-        }
     }
 
     /// An answer as it is kept.
@@ -212,33 +193,46 @@ impl Claim {
         let headers = headers.map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec())).collect();
         Answer::Whole(idempotency::Response { status, headers, body: body.to_vec() })
     }
+
+    /// What is to be remembered of a write that has settled.
+    fn answered(&mut self, digest: Option<Payload>, answer: Answer) -> Option<(Ledger, Scope, u64, Entry)> {
+        let entry = self.entry.take()?;
+        let entry = Entry { payload: entry.payload.or(digest), answer, ..entry };
+        Some((self.ledger.clone(), self.scope.clone(), self.attempt, entry))
+    }
 }
 
-impl Drop for Claim {
-    fn drop(&mut self) {
-        if self.is_over {
-            return;
+/// Keeps the answer to a settled write under its key, in a task of its own: it goes on where the client is gone. The
+/// task ends when the answer is durable, or cannot be made so.
+pub fn keep_answer(
+    worker: &Rc<Worker>,
+    guard: &Rc<WriteGuard>,
+    digest: Option<Payload>,
+    answer: Answer,
+) -> Option<JoinHandle<()>> {
+    if worker.stopping.get() {
+        return None;
+    }
+    let (detached, guard) = (Detached::new(worker), Rc::clone(guard));
+    Some(tokio::task::spawn_local(async move {
+        write_down(&guard, digest, answer).await;
+        drop(detached);
+    }))
+}
+
+async fn write_down(guard: &WriteGuard, digest: Option<Payload>, answer: Answer) {
+    let answered = guard.with_key(|claim| claim.answered(digest, answer)).flatten();
+    let Some((ledger, scope, attempt, entry)) = answered else { return };
+    let kept = loop {
+        match ledger.end_keyed(scope.clone(), attempt, entry.clone()).await {
+            Err(ledger::Refused::Overloaded) => tokio::time::sleep(TRY_AGAIN).await,
+            other => break other,
         }
-        let end = if self.sent.get() { End::Unknown } else { End::Void(self.why.take()) };
-        if self.sent.get() || !self.is_asked {
-            return self.keys.leave(&self.scope, &self.flight, end);
-        }
-        match self.ledger.void_keyed(self.scope.clone(), self.attempt) {
-            Ok(()) => self.keys.leave(&self.scope, &self.flight, end),
-            Err(scope) if self.worker.stopping.get() => self.keys.leave(&scope, &self.flight, end),
-            Err(mut scope) => {
-                // Its twins must not come before the word that it is free.
-                let (keys, ledger, flight) = (Arc::clone(&self.keys), self.ledger.clone(), Arc::clone(&self.flight));
-                let attempt = self.attempt;
-                tokio::task::spawn_local(async move {
-                    while let Err(again) = ledger.void_keyed(scope.clone(), attempt) {
-                        scope = again;
-                        tokio::time::sleep(TRY_AGAIN).await;
-                    }
-                    keys.leave(&scope, &flight, end);
-                });
-            }
-        }
+    };
+    // Its own client has its answer, whatever can be kept of it.
+    let end = if kept.is_ok() { End::Known(Arc::new(entry)) } else { End::Unknown };
+    if let Some(claim) = guard.take_key() {
+        claim.leave(end);
     }
 }
 
@@ -247,7 +241,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(5);
 
 /// What a write's key turns out to be.
 pub enum Claimed {
-    Mine(Box<Claim>),
+    /// This write's.
+    Mine,
     /// Known, and not on its way.
     Known(Arc<Entry>),
     /// Another write with the same key is on its way.
@@ -294,6 +289,7 @@ impl Twin {
 /// Where the table is not usable.
 pub async fn claim(
     worker: &Rc<Worker>,
+    guard: &WriteGuard,
     permit: &Permit,
     key: &IdempotencyKey,
     payload: Option<Payload>,
@@ -307,7 +303,7 @@ pub async fn claim(
     };
     let ledger = worker.gate.ledger.clone();
     let attempt = keys.attempts.fetch_add(1, Ordering::Relaxed);
-    let mut claim = Claim {
+    let claim = Claim {
         keys: Arc::clone(keys),
         ledger: ledger.clone(),
         worker: Rc::clone(worker),
@@ -315,28 +311,29 @@ pub async fn claim(
         flight,
         attempt,
         entry: None,
-        is_asked: true,
         alive: Arc::default(),
-        sent: Cell::new(false),
-        why: RefCell::default(),
-        is_over: false,
+        why: None,
     };
     let alive = Arc::downgrade(&claim.alive);
+    // From here on the end of the write gives the key back.
+    guard.attach_key(Box::new(claim));
     match ledger.begin_keyed(Attempt { scope, payload, seq, attempt, alive }).await {
         Ok(Begun::Fresh(entry)) => {
             worker.plane.metrics().keyed(KeyedResult::Fresh);
-            claim.flight.is_fresh.store(true, Ordering::Release);
-            claim.entry = Some(entry);
-            Ok(Claimed::Mine(Box::new(claim)))
+            guard.with_key(|claim| {
+                claim.flight.is_fresh.store(true, Ordering::Release);
+                claim.entry = Some(entry);
+            });
+            let _ = guard.on(Event::Claimed(true));
+            Ok(Claimed::Mine)
         }
         Ok(Begun::Known(entry)) => {
-            claim.is_over = true;
             let entry = Arc::new(entry);
-            keys.leave(&claim.scope, &claim.flight, End::Known(Arc::clone(&entry)));
+            guard.take_key().inspect(|claim| claim.leave(End::Known(Arc::clone(&entry))));
             Ok(Claimed::Known(entry))
         }
         Ok(Begun::Fenced) => {
-            claim.is_asked = false;
+            guard.take_key().inspect(|claim| claim.leave(End::Void(None)));
             Ok(Claimed::Fenced)
         }
         Err(why) => Err(unusable(&why)),
@@ -375,7 +372,7 @@ fn replay(kept: &idempotency::Response) -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::own(kept.body.clone()));
     *response.status_mut() = StatusCode::from_u16(kept.status).unwrap_or(StatusCode::OK);
     for (name, value) in &kept.headers {
-        // They were a store's once; whoever cannot be read any more is left out.
+        // Headers that no longer parse are skipped.
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_bytes(value)) {
             response.headers_mut().append(name, value);
         }

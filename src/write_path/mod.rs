@@ -1,45 +1,49 @@
-//! The path of a write: `accept -> classify -> decide -> forward -> reply`, one file per stage.
+//! The path of a write. [`pipeline`] shows the way from top to bottom; begin there.
 //!
 //! - [`accept`]: the port; a worker per core. [`crowd`]: how many connections each client has, and who waits for room. [`connection`]: one client's
 //!   connection, its timeouts; [`evict`]: which one is closed for another; `begun`: which protocol it speaks. [`raw_head`]: heads that two parsers could read in two ways.
 //! - [`classify`]: what a request is: a read, a write to one object, or nothing that is forwarded.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
-//!   [`inflight`]: a write that may, until the store has answered for it.
-//! - [`passage`]: a write on its way, and what it is told. [`alarms`]: timeouts without timers. [`pace`]: how slow a client may be.
-//! - [`forward`]: to the store and back, once. [`outgoing`]: bodies, made ready to be sent. [`hold`]: bodies that are collected first. [`commit`]:
-//!   longer ones, whose end is held back until the write has been judged again. [`carry`]: what goes on
-//!   when the client is gone.
-//! - [`reply`]: the store's answer or a refusal, as a response. [`receipts`]: what was refused lately.
-//! - [`keyed`]: writes with an idempotency key: each runs once.
-//! - [`journaled`]: what is written down of writes whose route keeps a journal.
-//! - [`headers`]: what is taken from and added to a request on its way.
-//! - [`handle`]: the stages, one after the other. [`plan`]: the settings they go by.
+//!   [`elect`]: the same for terms of leadership. [`guard`]: an admitted write, until its end.
+//! - [`outgoing`]: bodies, made ready to be sent. [`hold`]: bodies that are collected first. [`upload`]: longer ones,
+//!   whose end is held back until the write has been judged again. [`pace`]: how slow a client may be.
+//! - [`forward`]: to the store and back, once. [`conclude`]: the store's answer. `outcome`: the end of a write.
+//!   [`response_body`]: the answer on its way to the client. [`detach`]: what goes on when the client is gone.
+//! - [`reply`]: the store's answer or a refusal, as a response. `refusals`: what refusals say. `declined`: requests
+//!   that are refused before their body is read. [`receipts`]: what was refused lately.
+//! - [`keyed`]: writes with an idempotency key: each runs once. [`journaled`]: the journal's lines.
+//! - [`headers`]: what is taken from and added to a request on its way. [`alarms`]: timeouts without timers.
+//! - [`plan`]: the settings of all stages.
 
 pub mod accept;
 pub mod alarms;
 mod begun;
-pub mod carry;
 pub mod classify;
-pub mod commit;
+pub mod conclude;
 pub mod connection;
 pub mod crowd;
 pub mod decide;
+mod declined;
+pub mod detach;
 pub mod elect;
 pub mod evict;
 pub mod forward;
-pub mod handle;
+pub mod guard;
 pub mod headers;
 pub mod hold;
-pub mod inflight;
 pub mod journaled;
 pub mod keyed;
+mod outcome;
 pub mod outgoing;
 pub mod pace;
-pub mod passage;
+pub mod pipeline;
 pub mod plan;
 pub mod raw_head;
 pub mod receipts;
+mod refusals;
 pub mod reply;
+pub mod response_body;
+pub mod upload;
 
 use std::{
     cell::{Cell, RefCell},
@@ -55,19 +59,19 @@ use arc_swap::ArcSwap;
 use self::{
     alarms::Alarms,
     crowd::{Crowd, Peer},
+    guard::Own,
     headers::{LastNumber, RequestIds},
     hold::HeldBy,
-    inflight::Own,
     keyed::Keys,
     plan::{Before, Outfit, Plan},
 };
 use crate::{
     api::{Gate, Shared},
+    barrier::generation::Generation,
     clock::Stopwatch,
     config::{Fault, Faults, Settings},
     fence::{BootMs, Now},
     metrics::{PlaneMetrics, RouteTally, Tally},
-    table::generation::Generation,
     tls::Acceptor,
 };
 

@@ -9,14 +9,15 @@ use hyper::body::Incoming;
 
 use super::{
     classify::{FENCE_TOKEN, body_on_read},
-    commit::{Broken, Progress, Stream, Upload},
     evict::{At, Turned},
-    forward::{Job, rerouted, unsent},
+    forward::Job,
     headers,
     hold::{Held, Hold, Limits, Share, Source},
     keyed::{self, Claimed},
     pace::Pace,
+    refusals::{rerouted, unsent},
     reply::{Refused, ReplyBody},
+    upload::{Broken, Stream, Upload, UploadState},
 };
 use crate::{
     fence::{
@@ -32,7 +33,7 @@ pub struct Outgoing {
     /// The room that a collected body takes until it is sent.
     pub share: Option<Share>,
     /// How far a body is that streams.
-    pub progress: Option<Rc<Progress>>,
+    pub upload: Option<Rc<UploadState>>,
     /// How long a body is that streams, where its decoder knows.
     pub length: Option<u64>,
 }
@@ -41,7 +42,7 @@ impl Outgoing {
     /// A body that is there.
     #[must_use]
     pub fn whole(body: StoreBody, share: Option<Share>) -> Self {
-        Self { body, share, progress: None, length: None }
+        Self { body, share, upload: None, length: None }
     }
 }
 
@@ -63,15 +64,15 @@ pub enum Ready {
 impl Job {
     /// Claims the key of a keyed write, and makes its body ready to be sent. Where the key is not its own, the write
     /// is answered as the one was that had it first.
-    pub(super) async fn claim_key(&mut self, source: Source) -> Result<Ready, Refused> {
+    pub(super) async fn claim_key(&self, source: Source) -> Result<Ready, Refused> {
         let mut collected = match source {
             Source::Here { body, share } => Collected::Whole(Outgoing::whole(body, share)),
             Source::Coming { hold, share } => self.collect(hold, share).await?,
         };
-        let (worker, passage) = (Rc::clone(&self.worker), self.passage().map(Rc::clone));
+        let (worker, guard) = (Rc::clone(&self.worker), self.guard().map(Rc::clone));
         let key = self.write.as_ref().and_then(|write| write.key.clone());
-        let permit = passage.as_ref().and_then(|passage| passage.permit());
-        let (Some(key), Some(passage), Some(permit)) = (key, &passage, permit) else {
+        let permit = guard.as_ref().and_then(|guard| guard.permit());
+        let (Some(key), Some(guard), Some(permit)) = (key, &guard, permit) else {
             return Err(Refused::new(Code::TableUnavailable, "a keyed write without a lease; nothing was sent"));
         };
         let mut payload = match &collected {
@@ -79,7 +80,7 @@ impl Job {
             Collected::Long(_) => None,
         };
         loop {
-            let claimed = match keyed::claim(&worker, permit, &key, payload).await {
+            let claimed = match keyed::claim(&worker, guard, permit, &key, payload).await {
                 Ok(claimed) => claimed,
                 Err(refused) => {
                     drop(self.outgoing(collected));
@@ -87,12 +88,7 @@ impl Job {
                 }
             };
             let twin = match claimed {
-                Claimed::Mine(claim) => {
-                    if let Some(write) = &mut self.write {
-                        write.claim = Some(claim);
-                    }
-                    break;
-                }
+                Claimed::Mine => break,
                 Claimed::Fenced => {
                     drop(self.outgoing(collected));
                     return Err(self.why_denied().await);
@@ -109,7 +105,7 @@ impl Job {
             let answered = tokio::select! {
                 biased;
                 answered = twin.answer(&worker, &own) => answered,
-                () = passage.retired() => return Err(rerouted()),
+                () = guard.route().retired() => return Err(rerouted()),
             };
             collected = match (answered, left) {
                 (Some(answered), _) => return answered.map(Ready::Answered),
@@ -119,7 +115,7 @@ impl Job {
             };
         }
         let outgoing = self.outgoing(collected);
-        outgoing.progress.iter().for_each(|progress| progress.make_digest());
+        outgoing.upload.iter().for_each(|upload| upload.make_digest());
         Ok(Ready::Go(outgoing))
     }
 
@@ -138,12 +134,12 @@ impl Job {
             (None, Collected::Long(Stream { first, rest, is_h2, .. })) => {
                 let (limits, _waits) = (Limits::of(&self.outfit.plan), self.waits_for_client());
                 let digest = keyed::digest_on(&self.worker, first, rest, is_h2, limits);
-                let Some(passage) = self.passage() else { return Err(rerouted()) };
+                let Some(guard) = self.guard() else { return Err(rerouted()) };
                 // A client may take its time with its body; a reload does not wait for it.
                 let digest = tokio::select! {
                     biased;
                     digest = digest => digest?,
-                    () = passage.retired() => return Err(rerouted()),
+                    () = guard.route().retired() => return Err(rerouted()),
                 };
                 Ok((keyed::payload(&self.head, digest), None))
             }
@@ -181,8 +177,8 @@ impl Job {
             drop(self.stream_on(self.streamed(hold.body, length)));
             return Err(Refused::new(Code::GateOverloaded, "too many bodies are being held; try again in a moment"));
         };
-        let (limits, passage) = (Limits::of(&self.outfit.plan), self.passage());
-        if !passage.is_some_and(|passage| passage.is_judged()) {
+        let limits = Limits::of(&self.outfit.plan);
+        if !self.guard().is_some_and(|guard| guard.is_judged()) {
             // A judge has read the clock, and nobody else has.
             let _ = self.worker.watch();
         }
@@ -261,7 +257,7 @@ impl Job {
         let asks_first = stream.asks_first && stream.first.is_empty();
         let stream = Stream { asks_first, ..stream };
         let length = stream.length;
-        let (upload, progress) = Upload::new(stream, self.passage().cloned(), Rc::clone(&self.worker));
-        Outgoing { body: StoreBody::Stream(Box::pin(upload)), share: None, progress: Some(progress), length }
+        let (upload, state) = Upload::new(stream, self.guard().cloned(), Rc::clone(&self.worker));
+        Outgoing { body: StoreBody::Stream(Box::pin(upload)), share: None, upload: Some(state), length }
     }
 }

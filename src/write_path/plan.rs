@@ -6,13 +6,13 @@ use std::{rc::Rc, sync::Arc};
 use http::HeaderName;
 
 use crate::{
+    barrier::generation::{Generation, RouteGuard},
     clock::Clock,
     config::{Fault, Faults, GateSettings, Settings, StoreSettings},
     fence::BootMs,
     metrics::{Metrics, RouteMetrics, RouteTally},
     route::{Route, Routes},
     store::{Way, pool::Pool},
-    table::generation::{Entered, Generation},
     tls::Acceptor,
 };
 
@@ -67,7 +67,7 @@ impl Plan {
 
     /// A write goes by a route; `None` while writes that went by an older version of it may still land.
     #[must_use]
-    pub fn enter(&self, route: &Route, clock: &Clock) -> Option<Entered> {
+    pub fn enter(&self, route: &Route, clock: &Clock) -> Option<RouteGuard> {
         let Version { generation, waits_for } = &self.versions[route.place];
         let may_enter = waits_for.is_empty() || {
             let now = clock.now().boot;
@@ -172,7 +172,7 @@ impl Outfit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::RouteSettings, table::generation::Generations};
+    use crate::{barrier::generation::Generations, config::RouteSettings};
 
     fn settings(paths: &[&str]) -> Settings {
         let route = |path: &&str| RouteSettings {

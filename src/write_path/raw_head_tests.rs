@@ -3,6 +3,8 @@
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use proptest::prelude::*;
 
+use std::fmt::Write as _;
+
 use super::*;
 
 /// What hyper makes of a head: it leaves out a length beside another one, and the fragment.
@@ -102,7 +104,7 @@ fn hidden_length() -> String {
     for (step, letter) in ('a'..).take(steps).enumerate() {
         let colon = if step == 0 { ":" } else { ":: " };
         let begun = letter.to_string().repeat(14 + steps - step) + colon;
-        head += &format!("{begun:v<0$}\r\n", 35 + step);
+        write!(head, "{begun:v<0$}\r\n", 35 + step).expect("a string takes it");
     }
     head + &format!("{:v<1$}\r\n\r\n", twice + ":: ", 35 + steps)
 }
@@ -113,7 +115,7 @@ fn hidden_line_feed() -> (String, &'static str) {
     for (step, (long, short)) in [('a', 'b'), ('c', 'd'), ('e', 'f'), ('g', 'h'), ('i', 'j')].into_iter().enumerate() {
         let colon = if step == 0 { ":" } else { ":: " };
         let begun = long.to_string().repeat(7 - step) + colon;
-        head += &format!("{begun:v<0$}\r\n{short}{short}: 1\r\n", 11 + step);
+        write!(head, "{begun:v<0$}\r\n{short}{short}: 1\r\n", 11 + step).expect("a string takes it");
     }
     (head + "xx:: vvvvvvvvvvv\r\n\r\n", ": 1\r\n\r\n")
 }

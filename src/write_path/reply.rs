@@ -13,10 +13,10 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::{
     Plane,
-    carry::{Frames, StoreReply},
     classify::Unfit,
     connection::Busy,
     receipts::Receipt,
+    response_body::{Frames, ResponseBody},
 };
 use crate::{
     fence::{Code, Fence, HolderId, LeaseSeq, ObjectId, Refusal, code::Plane as Side, verdict::Unusable},
@@ -27,6 +27,9 @@ use crate::{
 const FENCE_ERROR: HeaderName = HeaderName::from_static("fence-error");
 const FENCE_OUTCOME: HeaderName = HeaderName::from_static("fence-outcome");
 
+/// What becomes of a request.
+pub type Answered = Result<Response<ReplyBody>, Box<Refused>>;
+
 /// A response's body.
 pub struct ReplyBody {
     content: Content,
@@ -36,7 +39,7 @@ pub struct ReplyBody {
 
 enum Content {
     Own(Option<Bytes>),
-    Store(Box<StoreReply>),
+    Store(Box<ResponseBody>),
 }
 
 impl Content {
@@ -61,12 +64,12 @@ impl ReplyBody {
     pub fn whole(frames: Frames) -> Self {
         match frames.into_only() {
             Ok(bytes) => Self { content: Content::Own(bytes), busy: None },
-            Err(frames) => Self::store(StoreReply::whole(frames)),
+            Err(frames) => Self::store(ResponseBody::whole(frames)),
         }
     }
 
     #[must_use]
-    pub fn store(reply: StoreReply) -> Self {
+    pub fn store(reply: ResponseBody) -> Self {
         Self { content: Content::Store(Box::new(reply)), busy: None }
     }
 
@@ -83,7 +86,7 @@ impl ReplyBody {
 /// The next of an answer that is passed on. Once nothing of it is at the store any more, only its client is waited for.
 #[inline(never)]
 fn poll_store(
-    reply: &mut StoreReply,
+    reply: &mut ResponseBody,
     busy: Option<&mut Busy>,
     context: &mut Context<'_>,
 ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {

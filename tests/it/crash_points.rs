@@ -379,7 +379,7 @@ fn a_start_on_a_torn_log_that_is_killed_at_any_step_begins_a_new_incarnation_all
             let own = table.unwrap().expect("a meta row").incarnation;
             assert!(own <= known, "step {steps}: the table is at {own}, ahead of its folder's epoch, {known}");
             let begun = begin(&data).unwrap_or_else(|fault| panic!("step {steps}: {fault}"));
-            scene.holds(&begun, &format!("step {steps}"));
+            scene.holds(&begun, format!("step {steps}"));
             assert!(begun.meta.incarnation >= Incarnation::new(1), "step {steps}");
         }
     }

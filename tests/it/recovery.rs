@@ -1,4 +1,4 @@
-//! Damaged, lost and foreign tables: each ends as ARCHITECTURE.md says.
+//! Damaged, lost and foreign tables: each ends as docs/specification.md (S9) says.
 
 use std::{
     fs,

@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use fencegate::fence::write::Stage;
+
 use crate::{
     model::GateModel,
     mutants::Mutant,
-    state::{FENCE_MAX, Gate, HOLDERS, Holder, NAMES, Phase, Seq, Stage, World, Write},
+    state::{FENCE_MAX, Gate, HOLDERS, Holder, InStore, NAMES, Phase, RoundStage, Seq, World, Write},
 };
 
 /// A write: whose, and its how-manieth.
@@ -34,7 +36,10 @@ pub enum Action {
     Begin(Which),
     SendPart(Which),
     ApplyPart(Which),
+    /// All of it is here: judged again, to be sent.
     Commit(Which),
+    /// The end of a body that streams is here: judged again.
+    Complete(Which),
     BackOut(Which),
     Send(Which),
     Apply(Which),
@@ -79,20 +84,29 @@ impl GateModel {
                     actions.extend(tokens.map(|seq| Action::Admit(which, seq)));
                 }
             }
-            Phase::Waiting => {
+            Phase::Live(life, in_store) => self.of_live(which, life.stage(), in_store, actions),
+            Phase::Lost => actions.push(Action::Apply(which)),
+            Phase::Landed | Phase::Over => {}
+        }
+    }
+
+    fn of_live(&self, which: Which, stage: Stage, in_store: InStore, actions: &mut Vec<Action>) {
+        match (stage, in_store) {
+            (Stage::Waiting, _) => {
                 actions.push(Action::Commit(which));
                 actions.extend(self.scope.streams.then_some(Action::Begin(which)));
             }
-            Phase::Streaming => actions.extend([Action::SendPart(which), Action::BackOut(which)]),
-            Phase::Streamed => {
-                actions.extend([Action::ApplyPart(which), Action::Commit(which), Action::Lose(which)]);
+            (Stage::Streaming, InStore::Nothing) => actions.extend([Action::SendPart(which), Action::BackOut(which)]),
+            (Stage::Streaming, _) => {
+                actions.extend([Action::ApplyPart(which), Action::Complete(which), Action::Lose(which)]);
             }
-            Phase::Ending => actions.extend([Action::ApplyPart(which), Action::Send(which), Action::Lose(which)]),
-            Phase::Committed => actions.extend([Action::Send(which), Action::BackOut(which)]),
-            Phase::Sent => actions.extend([Action::Apply(which), Action::Lose(which)]),
-            Phase::Applied => actions.extend([Action::Settle(which), Action::Lose(which)]),
-            Phase::Lost => actions.push(Action::Apply(which)),
-            Phase::Landed | Phase::Over => {}
+            (Stage::Committed, InStore::Nothing) => actions.extend([Action::Send(which), Action::BackOut(which)]),
+            (Stage::Committed, InStore::Part) => {
+                actions.extend([Action::ApplyPart(which), Action::Send(which), Action::Lose(which)]);
+            }
+            (Stage::Committed, InStore::All) => actions.extend([Action::Apply(which), Action::Lose(which)]),
+            (Stage::Committed, InStore::Applied) => actions.extend([Action::Settle(which), Action::Lose(which)]),
+            (Stage::Arrived | Stage::Recording(_) | Stage::Over(_), _) => {}
         }
     }
 
@@ -100,9 +114,9 @@ impl GateModel {
         match &gate.round {
             Some(round) if round.to_seal.is_some() => return actions.push(Action::Seal),
             Some(round) => match round.stage {
-                Stage::Deciding => actions.push(Action::Persist),
-                Stage::Persisted => return actions.push(Action::Publish),
-                Stage::Published => return actions.push(Action::Answer),
+                RoundStage::Deciding => actions.push(Action::Persist),
+                RoundStage::Persisted => return actions.push(Action::Publish),
+                RoundStage::Published => return actions.push(Action::Answer),
             },
             None => actions.push(Action::AskAgain),
         }
@@ -161,6 +175,7 @@ impl fmt::Display for Action {
             Self::SendPart(which) => write!(f, "gate: part of {} is sent", Named(which)),
             Self::ApplyPart(which) => write!(f, "store: part of {} is applied", Named(which)),
             Self::Commit(which) => write!(f, "gate: {} is judged again, to be sent", Named(which)),
+            Self::Complete(which) => write!(f, "gate: the end of {} is judged, to be sent", Named(which)),
             Self::BackOut(which) => write!(f, "gate: {} finds its connection dead", Named(which)),
             Self::Send(which) => write!(f, "gate: {} is sent", Named(which)),
             Self::Apply(which) => write!(f, "store: {} is applied", Named(which)),

@@ -7,7 +7,7 @@ use crate::{
     model::GateModel,
     mutants::Mutant,
     product::Step,
-    state::{Advance, Answer, Held, Row, Stage, Standing, World},
+    state::{Advance, Answer, Held, RoundStage, Row, Standing, World},
 };
 
 impl GateModel {
@@ -119,7 +119,7 @@ impl GateModel {
 
     pub fn persist(&self, world: &mut World) -> Option<()> {
         let round = world.gate.as_mut()?.round.as_mut()?;
-        round.stage = Stage::Persisted;
+        round.stage = RoundStage::Persisted;
         let is_end = matches!(round.newest.standing, Standing::Ended(_));
         if self.is(Mutant::Unsynced) || (is_end && self.is(Mutant::UnsyncedEnd)) {
             return Some(());
@@ -133,7 +133,7 @@ impl GateModel {
     pub fn publish(&self, world: &mut World) -> Option<()> {
         let gate = world.gate.as_mut()?;
         let round = gate.round.as_mut()?;
-        round.stage = Stage::Published;
+        round.stage = RoundStage::Published;
         (gate.row, gate.sealed) = (round.newest, false);
         world.story.published(gate.row);
         Some(())

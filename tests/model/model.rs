@@ -2,7 +2,7 @@
 //! ends. Where the gate decides something, the product decides it (`product`); the model only says when it
 //! is asked and what is done with its answer, as the ledger, the stripes and the write path do it.
 
-use fencegate::fence::Event;
+use fencegate::fence::{Event, write::Event as Life};
 use stateright::{Model, Property};
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     mutants::Mutant,
     product::Product,
     promises::{self, Promise},
-    state::{Advance, Gate, Phase, Row, Standing, Story, Tick, World, Write},
+    state::{Advance, Gate, InStore, Phase, Row, Standing, Story, Tick, World, Write},
 };
 
 pub const FIRST_TICK: Tick = 1;
@@ -113,14 +113,15 @@ impl GateModel {
             Action::Publish => self.publish(world),
             Action::Answer => self.answer(world),
             Action::Admit(which, seq) => self.admit(world, which, seq),
-            Action::Begin(which) => self.judge_again(world, which, Phase::Streaming),
-            Action::Commit(which) => self.commit(world, which),
-            Action::BackOut(which) => self.go_on(world, which, Phase::Waiting),
-            Action::SendPart(which) => self.send(world, which, Phase::Streamed),
-            Action::Send(which) => self.send(world, which, Phase::Sent),
+            Action::Begin(which) => self.on(world, which, Life::Connected { whole: false }),
+            Action::Commit(which) => self.on(world, which, Life::Connected { whole: true }),
+            Action::Complete(which) => self.on(world, which, Life::Complete),
+            Action::BackOut(which) => self.on(world, which, Life::Closed { left: false }),
+            Action::SendPart(which) => self.send(world, which, InStore::Part),
+            Action::Send(which) => self.send(world, which, InStore::All),
             Action::ApplyPart(which) => self.apply_part(world, which),
             Action::Apply(which) => self.apply(world, which),
-            Action::Settle(which) => self.settle(world, which),
+            Action::Settle(which) => self.on(world, which, Life::Answered { settles: true }),
             Action::Lose(which) => self.lose(world, which),
             Action::BoundPasses => bound_passes(world),
             Action::Tick => {

@@ -5,7 +5,7 @@ use stateright::Property;
 
 use crate::{
     model::{GateModel, Scope},
-    state::{Answer, Gate, Held, Holder, Phase, Row, Seq, Standing, Story, Tick, World, Write},
+    state::{Answer, Gate, Held, Holder, InStore, Phase, Row, Seq, Standing, Story, Tick, World, Write},
 };
 
 /// A promise. A step that breaks it leaves its mark in the story.
@@ -65,7 +65,7 @@ pub fn all(scope: Scope) -> Vec<Property<GateModel>> {
     all.extend(reached());
     if scope.streams {
         all.push(Property::sometimes("an advance waits for a write of which part was sent", |_, world| {
-            is_up(world, |gate| !gate.advances.is_empty()) && has_write(world, |write| write.phase == Phase::Streamed)
+            is_up(world, |gate| !gate.advances.is_empty()) && has_write(world, |write| write.is_in_store(InStore::Part))
         }));
     }
     if scope.renewals {
@@ -124,7 +124,9 @@ fn has_write(world: &World, is: impl Fn(&Write) -> bool) -> bool {
 fn hands_over_under_a_write(world: &World, is: impl Fn(usize, usize) -> bool) -> bool {
     let has_sent = |holder: Holder| {
         let mut each = world.writes.iter().enumerate();
-        each.any(|(writer, writes)| is(holder.into(), writer) && writes.iter().any(|write| write.phase == Phase::Sent))
+        each.any(|(writer, writes)| {
+            is(holder.into(), writer) && writes.iter().any(|write| write.is_in_store(InStore::All))
+        })
     };
     is_up(world, |gate| gate.advances.iter().any(|advance| advance.then.is_some_and(has_sent)))
 }

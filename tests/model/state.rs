@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use fencegate::fence::write::{Stage, Write as Life};
+
 /// Who asks for leases and writes.
 pub const HOLDERS: u8 = 2;
 /// How many writes each of them sends, at most.
@@ -61,14 +63,14 @@ pub struct Gate {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Round {
     pub newest: Row,
-    pub stage: Stage,
+    pub stage: RoundStage,
     /// The fence has moved in `newest`, and the object has yet to be sealed.
     pub to_seal: Option<Advance>,
     pub answers: Vec<Answer>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stage {
+pub enum RoundStage {
     Deciding,
     Persisted,
     Published,
@@ -101,25 +103,24 @@ pub struct Write {
     pub sends: u8,
 }
 
+/// What the store has of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum InStore {
+    Nothing,
+    /// It may apply that.
+    Part,
+    All,
+    /// It has applied the write, and the gate does not know.
+    Applied,
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// Not asked for yet.
     #[default]
     Idle,
-    /// Admitted; nothing was sent.
-    Waiting,
-    /// Judged again: part of it may be sent, but not its end.
-    Streaming,
-    /// The store has part of it, and may apply that.
-    Streamed,
-    /// Judged once more: its end may be sent.
-    Ending,
-    /// Judged again: it may be sent.
-    Committed,
-    /// The store has it.
-    Sent,
-    /// The store has applied it, and the gate does not know.
-    Applied,
+    /// Admitted: the product's own state machine, and what the store has.
+    Live(Life, InStore),
     /// Its connection is gone; the store may still apply it.
     Lost,
     /// Applied, when its connection was gone already.
@@ -133,19 +134,22 @@ impl Write {
     /// Whether an advance waits for it.
     pub fn is_in_flight(&self) -> bool {
         match self.phase {
-            Phase::Streaming | Phase::Streamed | Phase::Ending | Phase::Committed | Phase::Sent | Phase::Applied => {
-                true
-            }
-            Phase::Idle | Phase::Waiting | Phase::Lost | Phase::Landed | Phase::Over => false,
+            Phase::Live(life, _) => matches!(life.stage(), Stage::Streaming | Stage::Committed),
+            Phase::Idle | Phase::Lost | Phase::Landed | Phase::Over => false,
         }
+    }
+
+    /// Whether the store has all of it, or this much.
+    pub fn is_in_store(&self, so_much: InStore) -> bool {
+        matches!(self.phase, Phase::Live(_, in_store) if in_store == so_much)
     }
 
     /// Its connection is closed, whatever its gate knows of that.
     pub fn close(&mut self) {
         *self = match self.phase {
             Phase::Idle | Phase::Lost | Phase::Landed => *self,
-            Phase::Streamed | Phase::Ending | Phase::Sent => Self { phase: Phase::Lost, ..*self },
-            Phase::Waiting | Phase::Streaming | Phase::Committed | Phase::Applied | Phase::Over => Self::OVER,
+            Phase::Live(_, InStore::Part | InStore::All) => Self { phase: Phase::Lost, ..*self },
+            Phase::Live(_, InStore::Nothing | InStore::Applied) | Phase::Over => Self::OVER,
         }
     }
 }
@@ -233,6 +237,6 @@ impl Gate {
     /// The round, begun if there is none.
     pub fn round(&mut self) -> &mut Round {
         let newest = self.row;
-        self.round.get_or_insert(Round { newest, stage: Stage::Deciding, to_seal: None, answers: vec![] })
+        self.round.get_or_insert(Round { newest, stage: RoundStage::Deciding, to_seal: None, answers: vec![] })
     }
 }

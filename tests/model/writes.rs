@@ -1,12 +1,16 @@
-//! The steps of a write, through the gate and in the store.
+//! A write on its way: the product's own state machine says what comes next, the model does it. What the store makes of
+//! it is the model's.
 
-use fencegate::fence::Denial;
+use fencegate::fence::{
+    Denial,
+    write::{Effect, Event, Obstacle, Outcome, Stage, Terms, Write as Life},
+};
 
 use crate::{
     actions::Which,
     model::{FIRST_TICK, GateModel},
     mutants::Mutant,
-    state::{Phase, Seq, Tick, World, Write},
+    state::{InStore, Phase, Seq, Tick, World, Write},
 };
 
 fn write(world: &mut World, (holder, place): Which) -> &mut Write {
@@ -15,39 +19,51 @@ fn write(world: &mut World, (holder, place): Which) -> &mut Write {
 
 impl GateModel {
     pub fn admit(&self, world: &mut World, which: Which, seq: Seq) -> Option<()> {
-        let gate = world.gate.as_ref()?;
-        let token = (which.0, seq);
-        let _permit = self.product.judge(gate.row, gate.sealed, token, self.clock(world)).ok()?;
-        world.story.let_through(token, gate.row, world.disk, world.now);
-        *write(world, which) = Write { phase: Phase::Waiting, seq, sends: 0 };
+        let mut life = Life::new(Terms::default());
+        let Effect::Judge(stage) = life.on(Event::Arrived { whole: false }) else { return None };
+        let Event::Permitted(_) = self.judge(world, which, seq, stage) else { return None };
+        let _ = life.on(Event::Permitted(stage));
+        *write(world, which) = Write { phase: Phase::Live(life, InStore::Nothing), seq, sends: 0 };
         Some(())
     }
 
-    /// The commit point: from here on, all of it may land.
-    pub fn commit(&self, world: &mut World, which: Which) -> Option<()> {
-        let is_streamed = write(world, which).phase == Phase::Streamed;
-        self.judge_again(world, which, if is_streamed { Phase::Ending } else { Phase::Committed })
+    /// Takes an event into a write's life, and does what it says. `None`: nothing comes of it.
+    pub fn on(&self, world: &mut World, which: Which, mut event: Event) -> Option<()> {
+        let Write { phase: Phase::Live(mut life, in_store), seq, .. } = *write(world, which) else { return None };
+        let was_partial = life.stage() == Stage::Streaming;
+        loop {
+            let effect = life.on(event);
+            write(world, which).phase = Phase::Live(life, in_store);
+            event = match effect {
+                Effect::Judge(stage) => self.judge(world, which, seq, stage),
+                // Its lease has to be ended first, by a step of the ledger's.
+                Effect::Clear(_) => return None,
+                Effect::Close if self.is(Mutant::Retry) => Event::Closed { left: false },
+                Effect::Close => Event::Closed { left: in_store != InStore::Nothing },
+                Effect::End(outcome) => {
+                    self.end_write(world, which, outcome, was_partial);
+                    return Some(());
+                }
+                _ => return Some(()),
+            };
+        }
     }
 
-    /// Judged once more. If it may go on, it counts as in flight from the same instant on.
-    pub fn judge_again(&self, world: &mut World, which: Which, phase: Phase) -> Option<()> {
-        let Write { seq, phase: before, .. } = *write(world, which);
-        let gate = world.gate.as_ref()?;
+    /// Judged by the product. If it may go on, it counts as in flight from the same instant on.
+    fn judge(&self, world: &mut World, which: Which, seq: Seq, stage: Stage) -> Event {
+        let Some(gate) = &world.gate else { return Event::Interrupted };
         let token = (which.0, seq);
+        let is_again = stage != Stage::Waiting;
         match self.product.judge(gate.row, gate.sealed, token, self.clock(world)) {
             Ok(_permit) => {}
-            Err(_) if self.is(Mutant::NoCommitCheck) => {}
-            // Too late to wait for its lease to be ended: part of it was sent.
-            Err(_) if before == Phase::Streamed => return self.lose(world, which),
-            Err(Denial::Refused(_)) => return self.settle(world, which),
-            // Its lease has to be ended first.
-            Err(Denial::Overdue(_)) => return None,
+            Err(_) if is_again && self.is(Mutant::NoCommitCheck) => {}
+            Err(denial @ (Denial::Refused(_) | Denial::Overdue(_))) => return Event::Denied(Obstacle::from(&denial)),
             Err(Denial::Behind(_) | Denial::Unseen(_) | Denial::Lapsed(_)) => {
                 unreachable!("nobody brings outside numbers here")
             }
         }
         world.story.let_through(token, gate.row, world.disk, world.now);
-        self.go_on(world, which, phase)
+        Event::Permitted(stage)
     }
 
     /// What the judge takes for now.
@@ -55,16 +71,25 @@ impl GateModel {
         if self.is(Mutant::StoppedClock) { FIRST_TICK } else { world.now }
     }
 
-    pub fn go_on(&self, world: &mut World, which: Which, phase: Phase) -> Option<()> {
-        write(world, which).phase = phase;
-        Some(())
+    fn end_write(&self, world: &mut World, which: Which, outcome: Outcome, was_partial: bool) {
+        let ended = write(world, which);
+        if outcome != Outcome::Unknown {
+            *ended = Write::OVER;
+            return;
+        }
+        ended.close();
+        let is_missed = self.is(Mutant::NoUnknownWait) || (was_partial && self.is(Mutant::PartialIsNone));
+        if let Some(gate) = &mut world.gate {
+            gate.unknown |= !is_missed;
+        }
     }
 
     /// All of it leaves, or part of it, or its end.
-    pub fn send(&self, world: &mut World, which: Which, phase: Phase) -> Option<()> {
+    pub fn send(&self, world: &mut World, which: Which, so_much: InStore) -> Option<()> {
         let sent = write(world, which);
-        sent.sends += u8::from(sent.phase != Phase::Ending);
-        sent.phase = phase;
+        let Phase::Live(life, before) = sent.phase else { return None };
+        sent.sends += u8::from(before == InStore::Nothing);
+        sent.phase = Phase::Live(life, so_much);
         let sends = sent.sends;
         world.story.sent(sends);
         Some(())
@@ -72,7 +97,10 @@ impl GateModel {
 
     pub fn apply(&self, world: &mut World, which: Which) -> Option<()> {
         let applied = write(world, which);
-        applied.phase = if applied.phase == Phase::Lost { Phase::Landed } else { Phase::Applied };
+        applied.phase = match applied.phase {
+            Phase::Live(life, _) => Phase::Live(life, InStore::Applied),
+            _ => Phase::Landed,
+        };
         let seq = applied.seq;
         world.story.applied(which.0, seq);
         Some(())
@@ -85,21 +113,15 @@ impl GateModel {
         (world.story != before).then_some(())
     }
 
-    pub fn settle(&self, world: &mut World, which: Which) -> Option<()> {
-        *write(world, which) = Write::OVER;
-        Some(())
-    }
-
     /// Its connection is closed: what was sent of it may land for a while.
     pub fn lose(&self, world: &mut World, which: Which) -> Option<()> {
-        let lost = write(world, which);
         if self.is(Mutant::Retry) {
-            return self.go_on(world, which, Phase::Committed);
+            // A gate that sends again what may have been applied.
+            if let Phase::Live(life, _) = write(world, which).phase {
+                write(world, which).phase = Phase::Live(life, InStore::Nothing);
+            }
+            return self.on(world, which, Event::Closed { left: false });
         }
-        let is_part = matches!(lost.phase, Phase::Streamed);
-        lost.close();
-        let is_missed = self.is(Mutant::NoUnknownWait) || (is_part && self.is(Mutant::PartialIsNone));
-        world.gate.as_mut()?.unknown |= !is_missed;
-        Some(())
+        self.on(world, which, Event::Closed { left: true })
     }
 }

@@ -1,18 +1,19 @@
 //! Writers whose numbers an outside lock service has given, a higher one while lower ones are on their way.
 
-use std::{rc::Rc, sync::Arc};
+use std::sync::Arc;
 
 use fencegate::{
+    barrier::in_flight::Permitted,
     fence::{
         Denial, LeaseSeq, ObjectId, State, Ttl,
         external::{Number, Terms},
         verdict::{self, Presented, View},
+        write::{Event, Stage},
     },
-    write_path::inflight::{InFlight, Leg},
 };
 use shuttle::{future::block_on, thread::JoinHandle};
 
-use crate::world::{BOUND, World, join, object};
+use crate::world::{World, is_sent, join, object};
 
 fn number(seq: u64) -> Number {
     let terms = Terms { max_jump: 1_000, silence: Ttl::FOR_EVER };
@@ -40,11 +41,11 @@ fn write(world: &World, object: &ObjectId, seq: u64) -> bool {
             Some(Err(Denial::Behind(_))) => follow(world, object, seq),
             Some(Err(_)) => return false,
             Some(Ok(admitted)) => {
-                let write = InFlight::new(Rc::new(Arc::clone(&world.gate)), Leg::new(admitted), vec![], BOUND);
-                let is_sent = write.commit().is_ok();
+                let write = world.guard(Permitted::waiting(admitted), Stage::Waiting);
+                let is_sent = is_sent(&write.on(Event::Connected { whole: true }));
                 if is_sent {
                     world.oracle.apply(object, seq, || true);
-                    write.settle();
+                    let _ = write.on(Event::Answered { settles: true });
                 }
                 return is_sent;
             }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use fencegate::fence::ObjectId;
+use fencegate::fence::{ObjectId, write::Event};
 use shuttle::{sync::mpsc::sync_channel, thread::JoinHandle};
 
-use crate::world::{Held, World, join, object};
+use crate::world::{Held, World, is_sent, join, object};
 
 fn begin() -> (Arc<World>, ObjectId, Held) {
     let (world, users) = (World::new(64), object("users"));
@@ -98,10 +98,10 @@ pub fn past_one_that_waits() {
     let held = first.clone();
     let waits = world.spawn(move |world| {
         let Some(write) = world.admit(&held) else { return };
-        if write.commit().is_ok() {
-            write.back_out();
+        if is_sent(&write.on(Event::Connected { whole: true })) {
+            let _ = write.on(Event::Closed { left: false });
             is_granted.recv().expect("the handover does not wait for it");
-            assert!(write.commit().is_err(), "its lease is over");
+            assert!(!is_sent(&write.on(Event::Connected { whole: true })), "its lease is over");
         }
     });
     let wanted = users.clone();

@@ -91,6 +91,11 @@ fn what_streams_is_told_to_stop() {
 }
 
 #[test]
+fn a_stream_without_an_end_is_told_to_stop() {
+    play(streams::endless);
+}
+
+#[test]
 fn a_load_never_puts_an_old_fence_back() {
     play(loads::among_evictions);
 }
@@ -120,6 +125,7 @@ fn the_same_draw_plays_the_same_way() {
         handover::overtaken,
         handover::forced,
         streams::stopped,
+        streams::endless,
         loads::among_evictions,
         loads::by_writers,
         reload::one_route,
@@ -152,7 +158,8 @@ fn without_a_seal_an_old_write_lands() {
 
 #[test]
 fn without_a_seal_a_stream_is_never_told() {
-    finds("no-seal", "what_streams_is_told_to_stop", "deadlock!");
+    finds("no-seal", "a_stream_without_an_end_is_told_to_stop", "deadlock!");
+    finds("no-seal", "what_streams_is_told_to_stop", "VIOLATION DRAIN");
 }
 
 #[test]

@@ -1,11 +1,23 @@
 //! A reload that changes a route: writes that went by the old version may be to what is another object
 //! by now, so nothing is granted, and nothing goes by the new one, before they have landed.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    rc::Rc,
+    sync::{Arc, Mutex},
+};
 
-use fencegate::{fence::ObjectId, table::generation::Generation};
+use fencegate::{
+    barrier::{
+        generation::Generation,
+        in_flight::{Admission, InFlight},
+    },
+    fence::{
+        ObjectId,
+        write::{Event, Terms, Write},
+    },
+};
 
-use crate::world::{BOUND, World, join, object};
+use crate::world::{BOUND, Guard, World, is_sent, join, object};
 
 /// The route as it is now: `Plan` without the rest of the settings.
 struct Route {
@@ -15,25 +27,29 @@ struct Route {
 }
 
 impl World {
-    /// A write of a route that does not look at leases, as `handle` and `forward` take it. `loses`: its
+    /// A write of a route that does not look at leases. `loses`: its
     /// connection breaks, and the store takes its time.
     fn write_by(&self, route: &Route, loses: bool) {
         let (version, generation, waits_for) = route.now.lock().unwrap().clone();
         if !waits_for.iter().all(|older| older.is_over(self.now())) {
             return;
         }
+        let mut life = Write::new(Terms { unfenced: true, ..Terms::default() });
+        let _ = life.on(Event::Arrived { whole: false });
         let entered = generation.enter(&self.gate.clock, BOUND);
-        if entered.is_retired() {
+        let admission = Admission::Unfenced(route.place.clone());
+        let write: Guard = InFlight::new(Rc::new(Arc::clone(&self.gate)), life, admission, entered);
+        if !is_sent(&write.on(Event::Connected { whole: true })) {
             return;
         }
-        entered.begin();
         if !loses {
             self.oracle.apply(&route.place, version, || true);
-            return entered.settle();
+            let _ = write.on(Event::Answered { settles: true });
+            return;
         }
         let closed = self.now();
-        // Dropped at risk: it is lost.
-        drop(entered);
+        // Dropped with something on its way: its outcome is unknown.
+        drop(write);
         self.oracle.apply(&route.place, version, || self.now().since(closed) < BOUND.0);
     }
 

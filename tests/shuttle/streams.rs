@@ -7,32 +7,35 @@ use std::{
     task::{Context, Waker},
 };
 
-use fencegate::{table::flight::Cancel, write_path::inflight::InFlight};
+use fencegate::{barrier::flight::Cancel, fence::write::Event};
 use shuttle::future::block_on;
 
-use crate::world::{BOUND, Held, World, join, object};
+use crate::world::{BOUND, Guard, Held, World, is_sent, join, object};
 
 impl World {
     /// Part of a write is sent, then its end, unless it is told to stop first. `waits`: the end never
     /// comes, so it is told to stop or waits for ever.
     fn stream(&self, held: &Held, waits: bool) {
         let Some(write) = self.admit(held) else { return };
-        let Ok(cancel) = write.begin_stream() else { return };
+        if !is_sent(&write.on(Event::Connected { whole: false })) {
+            return;
+        }
+        let cancel = write.cancel().expect("it streams");
         if waits {
             block_on(cancel.notified());
             return self.break_off(held, &write);
         }
         self.look(held.object());
-        if is_told(&cancel) || write.commit().is_err() {
+        if is_told(&cancel) || !is_sent(&write.on(Event::Complete)) {
             return self.break_off(held, &write);
         }
         self.land(held, || true);
-        write.settle();
+        let _ = write.on(Event::Answered { settles: true });
     }
 
-    fn break_off(&self, held: &Held, write: &InFlight) {
+    fn break_off(&self, held: &Held, write: &Guard) {
         let closed = self.now();
-        write.lose();
+        let _ = write.on(Event::Closed { left: true });
         self.land(held, || self.now().since(closed) < BOUND.0);
     }
 }
@@ -62,6 +65,22 @@ pub fn stopped() {
     });
     join(threads);
     // Whatever was unknown is over by then.
+    world.pass(BOUND.0);
+    join([next]);
+    world.end();
+}
+
+/// One whose end never comes, and the next in line: it waits for ever unless it is told to stop.
+pub fn endless() {
+    let (world, users) = (World::new(64), object("users"));
+    let first = world.acquire(&users).expect("nobody has it");
+    let stream = world.spawn(move |world| world.stream(&first, true));
+    let wanted = users.clone();
+    let next = world.spawn(move |world| {
+        let next = world.acquire(&wanted).expect("nobody else wants it");
+        assert!(world.write(&next), "the next lease is open");
+    });
+    join([stream]);
     world.pass(BOUND.0);
     join([next]);
     world.end();

@@ -9,12 +9,18 @@ use std::{
 
 use fencegate::{
     api::Gate,
+    barrier::{
+        generation::Generation,
+        in_flight::{Admission, InFlight, NoKey, Permitted},
+        stripes::{Place, Stripes},
+    },
     clock::{Clock, Driver},
     config::{LeaseSettings, Settings},
     fence::{
         BootMs, FenceToken, Hlc, HolderId, Incarnation, LeaseId, Now, ObjectId, Record, State, TableKey, Ttl, WallMs,
         step::{Announcement, Kind},
         verdict::{self, Presented, View},
+        write::{Effect, Event, Stage, Terms as Life, Write},
     },
     kubernetes::elections::Elections,
     metrics::Metrics,
@@ -27,12 +33,8 @@ use fencegate::{
         open::{Begun, begin_on, write_meta},
         records::Records,
         rocks::Recovered,
-        stripes::{Place, Stripes},
     },
-    write_path::{
-        inflight::{InFlight, Leg},
-        receipts::Receipts,
-    },
+    write_path::receipts::Receipts,
 };
 use shuttle::{
     future::block_on,
@@ -51,8 +53,18 @@ pub const BOUND: Ttl = Ttl(100);
 /// Nothing is drawn while they are counted, so one set does for all.
 static METRICS: LazyLock<Arc<Metrics>> = LazyLock::new(|| Arc::new(Metrics::new()));
 
+/// An admitted write, as the data plane has it.
+pub type Guard = InFlight<Rc<Arc<Gate>>, NoKey>;
+
+/// Whether what came of an event lets something be sent.
+pub fn is_sent(effect: &Effect) -> bool {
+    matches!(effect, Effect::Send(_))
+}
+
 pub struct World {
     pub gate: Arc<Gate>,
+    /// The version of the route that all writes are admitted by.
+    route: Arc<Generation>,
     pub oracle: Oracle,
     driver: Driver,
     begun: Hlc,
@@ -138,7 +150,7 @@ impl World {
             draining: AtomicBool::new(false),
             stopping: watch::Sender::new(false),
         };
-        Arc::new(Self { gate: Arc::new(gate), oracle: Oracle::default(), driver, begun: mark })
+        Arc::new(Self { gate: Arc::new(gate), route: Arc::default(), oracle: Oracle::default(), driver, begun: mark })
     }
 
     /// Somebody does something on a thread of its own.
@@ -205,31 +217,34 @@ impl World {
         }
     }
 
+    /// A write that was judged, and is counted at this stage.
+    pub fn guard(&self, permitted: Permitted, stage: Stage) -> Guard {
+        let mut life = Write::new(Life::default());
+        let _ = life.on(Event::Arrived { whole: stage == Stage::Committed });
+        let _ = life.on(Event::Permitted(stage));
+        let route = self.route.enter(&self.gate.clock, BOUND);
+        InFlight::new(Rc::new(Arc::clone(&self.gate)), life, Admission::Permitted(permitted), route)
+    }
+
     /// As `decide`: reads the record if it is not in memory. `None`: refused.
-    pub fn admit(&self, Held { token, .. }: &Held) -> Option<InFlight> {
+    pub fn admit(&self, Held { token, .. }: &Held) -> Option<Guard> {
         let (object, text) = (&token.object, token.expose());
         let judge = |record: &_, sealed| verdict::judge_text(record, sealed, &text, self.gate.now());
         loop {
             match self.gate.records.stripes.admit(object.as_str(), judge) {
-                Some(judged) => {
-                    let leg = judged.ok().map(Leg::new);
-                    return leg.map(|leg| InFlight::new(Rc::new(Arc::clone(&self.gate)), leg, vec![], BOUND));
-                }
+                Some(judged) => return Some(self.guard(Permitted::waiting(judged.ok()?), Stage::Waiting)),
                 None => drop(self.gate.records.read(object).unwrap()),
             }
         }
     }
 
     /// As `decide` where all of a write is there: judged once, and committed by that. `near`: where its record was.
-    pub fn admit_committed(&self, Held { token, .. }: &Held, near: Option<Place>) -> Option<InFlight> {
+    pub fn admit_committed(&self, Held { token, .. }: &Held, near: Option<Place>) -> Option<Guard> {
         let (object, text) = (&token.object, token.expose());
         let judge = |record: &_, sealed| verdict::judge_text(record, sealed, &text, self.gate.now());
         loop {
             match self.gate.records.stripes.admit_committed(object.as_str(), near, judge) {
-                Some(judged) => {
-                    let leg = judged.ok().map(Leg::committed);
-                    return leg.map(|leg| InFlight::new(Rc::new(Arc::clone(&self.gate)), leg, vec![], BOUND));
-                }
+                Some(judged) => return Some(self.guard(Permitted::committed(judged.ok()?), Stage::Committed)),
                 None => drop(self.gate.records.read(object).unwrap()),
             }
         }
@@ -246,10 +261,8 @@ impl World {
         let mut near = None;
         (0..2).all(|_| {
             let Some(write) = self.admit_committed(held, near) else { return false };
-            near = Some(write.place());
-            self.land(held, || true);
-            write.settle();
-            true
+            near = write.place();
+            self.send(held, &write)
         })
     }
 
@@ -263,13 +276,11 @@ impl World {
         let admitted =
             self.gate.records.stripes.admit_all(&objects.map(ObjectId::as_str), judge).expect("there is room for both");
         let Ok(admitted) = admitted else { return false };
-        let mut legs: Vec<Leg> = admitted.into_iter().map(Leg::new).collect();
-        let other = legs.split_off(1);
-        let write = InFlight::new(Rc::new(Arc::clone(&self.gate)), legs.remove(0), other, BOUND);
-        let is_sent = write.commit().is_ok();
+        let write = self.guard(Permitted::together(admitted), Stage::Waiting);
+        let is_sent = is_sent(&write.on(Event::Connected { whole: true }));
         if is_sent {
             pair.iter().for_each(|held| self.land(held, || true));
-            write.settle();
+            let _ = write.on(Event::Answered { settles: true });
         }
         is_sent
     }
@@ -277,18 +288,19 @@ impl World {
     /// The same, on a connection that turns out to be dead first.
     pub fn write_twice(&self, held: &Held) -> bool {
         let Some(write) = self.admit(held) else { return false };
-        if write.commit().is_err() {
+        if !is_sent(&write.on(Event::Connected { whole: true })) {
             return false;
         }
-        write.back_out();
+        let _ = write.on(Event::Closed { left: false });
         self.send(held, &write)
     }
 
-    fn send(&self, held: &Held, write: &InFlight) -> bool {
-        let is_sent = write.commit().is_ok();
+    /// Sends a write whole, and has it answered. Whether it was sent.
+    pub fn send(&self, held: &Held, write: &Guard) -> bool {
+        let is_sent = is_sent(&write.on(Event::Connected { whole: true }));
         if is_sent {
             self.land(held, || true);
-            write.settle();
+            let _ = write.on(Event::Answered { settles: true });
         }
         is_sent
     }
@@ -317,7 +329,7 @@ impl World {
 
     /// Everyone is done: nothing may be left on its way, and the ledger ends.
     pub fn end(self: Arc<Self>) {
-        let Self { gate, oracle, driver, begun } = Arc::into_inner(self).expect("everyone is done");
+        let Self { gate, oracle, driver, begun, .. } = Arc::into_inner(self).expect("everyone is done");
         let After::Items(news) = gate.news.after(begun) else { panic!("the ring is too small") };
         for item in news {
             let Announcement { kind, row, fence } = &item.1;

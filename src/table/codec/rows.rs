@@ -6,6 +6,7 @@ use super::{
     CodecFault,
     bytes::{Reader, Writer},
 };
+use crate::barrier::flight::DrainReport;
 use crate::fence::{
     BootMs, Certified, Ended, Fence, How, Incarnation, Lease, LeaseId, LeaseRow, LeaseSeq, ObjectId, Record, RequestId,
     State, TableKey, Ttl, WallMs,
@@ -16,7 +17,7 @@ use crate::fence::{
     record::{AdvanceId, Numbers},
     time::Frame,
 };
-use crate::table::{flight::DrainReport, lineage::Lineage};
+use crate::table::lineage::Lineage;
 
 /// What a stored record is read against: this run's clocks, the table's incarnation and its key.
 #[derive(Clone, Debug)]

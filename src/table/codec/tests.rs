@@ -5,6 +5,7 @@ use std::sync::Arc;
 use proptest::{option, prelude::*};
 
 use super::*;
+use crate::barrier::flight::DrainReport;
 use crate::fence::{
     BootMs, Certified, Ended, Fence, How, Incarnation, IssuerId, Lease, MigrationId, Now, State, TableKey, Ttl, WallMs,
     authority::FenceProof, lease::Start, record::AdvanceId, time::Frame,
@@ -15,7 +16,7 @@ use crate::fence::{
     idempotency::{Answer, Entry, Response, Since},
     record::Numbers,
 };
-use crate::table::{flight::DrainReport, lineage::Lineage};
+use crate::table::lineage::Lineage;
 
 const RUN: u64 = 7;
 

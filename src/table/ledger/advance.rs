@@ -13,12 +13,12 @@ use super::{
     timers::Due,
 };
 use crate::{
+    barrier::flight::{Flying, Tally},
     failpoints::{self, Fault, Point},
     fence::{
         BootMs, Event, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, authority::SignedGrant, record::Numbers,
         step::LeaseRefusal,
     },
-    table::flight::{Flying, Tally},
 };
 
 /// How long a caller waits for a drain at least.

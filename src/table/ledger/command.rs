@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 
 use super::keyed::{Attempt, Begun};
 use crate::{
+    barrier::flight::DrainReport,
     fence::{
         Certified, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, RequestId, Ttl,
         authority::SignedGrant,
@@ -15,10 +16,7 @@ use crate::{
         idempotency::{Entry, Scope},
         step::LeaseRefusal,
     },
-    table::{
-        codec::{MigrationRow, MigrationState, Terms, Wrote},
-        flight::DrainReport,
-    },
+    table::codec::{MigrationRow, MigrationState, Terms, Wrote},
 };
 
 /// An acquire: one object, or a batch of them, all or nothing.

@@ -54,16 +54,15 @@ pub use self::{
     lease_ids::rare_id,
     pulse::{PATIENCE, Pulse},
 };
-pub use super::flight::DrainReport;
-use super::{
-    TableFault,
-    records::Records,
+use super::{TableFault, records::Records};
+pub use crate::barrier::flight::DrainReport;
+use crate::{
+    clock::Clock,
     sync::{
         mpsc::{Receiver, RecvTimeoutError},
         thread,
     },
 };
-use crate::clock::Clock;
 
 /// Calls that one round takes.
 const ROUND_MAX: usize = 1_024;

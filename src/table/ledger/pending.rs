@@ -5,7 +5,7 @@ use tokio::sync::oneshot;
 use super::command::{Command, Granted, Refused};
 use crate::{
     fence::{LeaseId, ObjectId},
-    table::sync::mpsc::SyncSender,
+    sync::mpsc::SyncSender,
 };
 
 /// An answer with leases in it.

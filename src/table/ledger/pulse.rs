@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::{
     clock::Stopwatch,
-    table::sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 /// Since when the ledger has been at its round.

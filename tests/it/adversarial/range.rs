@@ -18,6 +18,7 @@ pub struct Range {
     tokens: [(&'static str, String); 2],
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one per test")]
 enum Gate {
     Here(TestGate),
     /// In a process of its own, since it has a test fault.

@@ -116,7 +116,9 @@ fn an_address_gets_in_though_others_fill_the_gate_with_bodies_that_do_not_come()
             let mut stream = from(Ipv4Addr::new(127, 0, 0, 2 + number % 2), bench.gate.running().listens);
             stream.write_all(head.as_bytes()).unwrap();
             held.push(stream);
-            until("its body is waited for", || bench.gate.shows(&format!("fencegate_held_bytes {}\n", held.len() * 1_000)));
+            until("its body is waited for", || {
+                bench.gate.shows(&format!("fencegate_held_bytes {}\n", held.len() * 1_000))
+            });
         }
         for _ in 0..6 {
             bench.put("/users/1", &[("fence-token", bench.token())]).applied();

@@ -126,8 +126,7 @@ fn bodies_of_reads_leave_memory_for_those_of_writes() {
     assert_eq!(count, 2, "a quarter of the memory");
     let mut streams = vec![];
     for _ in 0..6 {
-        let (got_it, stream) =
-            waits_for_body(connect(&bench), "PUT", "/other/1/x", Some(text(&other, "fence_token")));
+        let (got_it, stream) = waits_for_body(connect(&bench), "PUT", "/other/1/x", Some(text(&other, "fence_token")));
         assert!(got_it);
         streams.push(stream);
     }

@@ -20,16 +20,16 @@ use std::{
 use hashbrown::HashTable;
 
 use super::{
-    flight::{End, Flight, Flying, Stage, Tally},
+    flight::{Counted, End, Flight, Flying, Tally},
     generation::Generations,
-    sync::{
-        Hasher, Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
-    },
 };
 use crate::{
     failpoints::{self, Fault},
     fence::{BootMs, ObjectId, Record, Ttl},
+    sync::{
+        Hasher, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// Room for two in each stripe, which a write to two objects may need at once.
@@ -200,7 +200,7 @@ impl Stripes {
         object: &str,
         near: Option<Place>,
         judge: impl FnOnce(&Record, bool) -> Result<P, E>,
-    ) -> Option<Result<(P, Place, Stage), E>> {
+    ) -> Option<Result<(P, Place, Counted), E>> {
         self.admit_as(object, near, judge, Flight::admit_committed)
     }
 
@@ -246,14 +246,14 @@ impl Stripes {
     pub fn go_on<P, E>(
         &self,
         place: Place,
-        (from, to): (&Stage, &mut Stage),
+        (from, to): (&Counted, &mut Counted),
         judge: impl FnOnce(&Record, bool) -> Result<P, E>,
     ) -> Result<P, E> {
         let mut held = self.lock(place.stripe());
         let found = &mut held.slots[place.slot()];
         let judged = judge(&found.record, found.sealed);
         if judged.is_ok() || failpoints::on(Fault::NoCommitCheck) {
-            if matches!(to, Stage::Committed(_)) {
+            if matches!(to, Counted::Committed(_)) {
                 *to = found.flight.committed_now();
             }
             found.flight.go_on(from, to);
@@ -263,7 +263,7 @@ impl Stripes {
     }
 
     /// A write goes back to where nothing of it was sent.
-    pub fn back_out(&self, place: Place, from: &Stage) {
+    pub fn back_out(&self, place: Place, from: &Counted) {
         let mut held = self.lock(place.stripe());
         let found = &mut held.slots[place.slot()];
         found.flight.back_out(from);
@@ -281,7 +281,7 @@ impl Stripes {
     }
 
     /// A write has come to its end.
-    pub fn end(&self, place: Place, from: &Stage, how: End) {
+    pub fn end(&self, place: Place, from: &Counted, how: End) {
         let mut held = self.lock(place.stripe());
         let found = &mut held.slots[place.slot()];
         if found.flight.end(from, how) {

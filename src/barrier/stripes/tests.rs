@@ -89,7 +89,7 @@ fn a_record_with_a_write_in_flight_stays_where_it_is() {
         stripes.publish(record(&format!("object-{n}"), 1));
     }
     stripes.publish(record("busy", 2));
-    let (waiting, mut committed) = (Stage::Waiting, Stage::Committed(0));
+    let (waiting, mut committed) = (Counted::Waiting, Counted::Committed(0));
     let again = stripes.go_on(place, (&waiting, &mut committed), |record, _| Ok::<_, ()>(record.fence.get()));
     assert_eq!(again, Ok(2));
     assert!(!stripes.is_all_settled(BootMs(0)));

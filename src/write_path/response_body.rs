@@ -1,8 +1,8 @@
-//! What goes on when the client is gone, or slow: a write that was begun, and the store's answer to it.
+//! The store's answer on its way to the client.
 //!
-//! A write is settled by its whole answer. The gate reads a write's answer ahead of its client, so that a
-//! slow one does not keep the object from being handed over; beyond [`AHEAD_BYTES`] it is passed on as it
-//! comes, and the write stays in flight until its end.
+//! A write is settled by its complete answer. The gate reads a write's answer ahead of its client, so that a slow
+//! client does not keep the object from being handed over; beyond [`AHEAD_BYTES`] the answer is passed on as it
+//! comes, and the write stays in flight until its end. If the client goes away, the answer is read on without it.
 
 use std::{
     cell::RefCell,
@@ -20,43 +20,23 @@ use http_body::{Body, Frame, SizeHint};
 use super::{
     Worker,
     alarms::Alarm,
-    forward::{Job, forward},
-    handle::Answered,
+    detach::Detached,
+    guard::WriteGuard,
     headers::strip_fence,
-    hold::{Share, Source},
+    hold::Share,
     journaled::{Line, UNWRITTEN},
-    keyed::Claim,
-    passage::Passage,
-    plan::Outfit,
-    reply::Refused,
+    keyed, outcome,
 };
 use crate::{
     fence::{
-        Permit,
         idempotency::{Answer, Payload},
+        write::{Effect, Event},
     },
     store::{body::Cut, pool::Lane},
 };
 
 /// How much of a write's answer is read ahead of its client.
 pub const AHEAD_BYTES: usize = 65_536;
-
-/// Counts what is carried on: a worker does not stop before it is done.
-pub struct Carrying(Rc<Worker>);
-
-impl Carrying {
-    #[must_use]
-    pub fn new(worker: &Rc<Worker>) -> Self {
-        worker.carried.set(worker.carried.get() + 1);
-        Self(Rc::clone(worker))
-    }
-}
-
-impl Drop for Carrying {
-    fn drop(&mut self) {
-        self.0.carried.set(self.0.carried.get() - 1);
-    }
-}
 
 /// An answer that was read ahead.
 pub enum Ahead {
@@ -111,22 +91,27 @@ impl Frames {
             (Some(only), 0) => Some(only.clone()),
             _ if self.has_trailers() => None,
             _ => {
-                let parts = self.first.iter().chain(self.more.iter().filter_map(Frame::data_ref));
-                Some(parts.fold(Vec::new(), |all, part| [&all, &part[..]].concat()).into())
+                let parts: Vec<&[u8]> = self.parts().map(|part| &part[..]).collect();
+                Some(parts.concat().into())
             }
         }
     }
 
+    /// Its data, part by part.
+    fn parts(&self) -> impl Iterator<Item = &Bytes> {
+        self.first.iter().chain(self.more.iter().filter_map(Frame::data_ref))
+    }
+
     /// How many bytes of data it has.
     fn size(&self) -> u64 {
-        self.first.iter().chain(self.more.iter().filter_map(Frame::data_ref)).map(|data| data.len() as u64).sum()
+        self.parts().map(|data| data.len() as u64).sum()
     }
 }
 
 /// Reads an answer ahead of its client.
 pub async fn read_ahead(lane: &mut Lane, worker: &Worker, patience: impl Fn() -> Duration) -> Ahead {
     let (mut frames, mut size) = (Frames::default(), 0);
-    // Most answers are there, so nobody waits.
+    // Most answers are here, so most need no alarm.
     let mut alarm: Option<Alarm> = None;
     let read = poll_fn(|context| {
         while !lane.link().is_over() {
@@ -163,7 +148,7 @@ pub async fn read_ahead(lane: &mut Lane, worker: &Worker, patience: impl Fn() ->
 /// With why the answer broke off.
 pub fn take_ready(lane: &mut Lane) -> Result<Frames, String> {
     let (mut frames, mut size) = (Frames::default(), 0);
-    // Whoever takes the rest waits for it with a waker of its own.
+    // The rest is waited for with another waker.
     let mut context = Context::from_waker(Waker::noop());
     while size <= AHEAD_BYTES && !lane.link().is_over() {
         match lane.link().poll_frame(&mut context) {
@@ -180,95 +165,109 @@ pub fn take_ready(lane: &mut Lane) -> Result<Frames, String> {
 }
 
 /// What is kept while an answer is being passed on.
-pub struct Carried {
+pub struct Streaming {
     pub worker: Rc<Worker>,
     pub lane: Lane,
-    /// The connection can carry another request behind this one, and the write is settled by its answer.
+    /// The connection can carry another request behind this one, and the complete answer says what became of the
+    /// write.
     pub settles: bool,
     /// `None` for reads.
-    pub passage: Option<Rc<Passage>>,
-    /// What is to be written down of a write, its body's digest and its answer's status, where its route keeps
-    /// a journal.
+    pub guard: Option<Rc<WriteGuard>>,
+    /// The journal's line about a write, its body's digest and its answer's status, where its route keeps a journal.
     pub line: Option<(Line, [u8; 32], u16)>,
-    /// The key that is the write's, its payload and its answer's status.
-    pub claim: Option<(Box<Claim>, Option<Payload>, u16)>,
+    /// What the write's idempotency key stands for.
+    pub payload: Option<Payload>,
+    pub status: u16,
 }
 
-impl Carried {
-    /// The answer has come to its end.
-    fn finish(self) {
-        if !self.settles {
-            return self.lose();
-        }
-        self.passage.inspect(|passage| passage.settle());
-        self.lane.give_back(self.worker.now());
-        keep(self.claim);
-    }
-
-    /// The answer has come to its end, but the write is to be written down before anyone is told. Gives itself back
-    /// where it is not.
-    fn write_down(self) -> Result<Writing, Self> {
-        let Self { worker, lane, settles: true, passage: Some(passage), line: Some((line, digest, status)), claim } =
-            self
-        else {
-            return Err(self);
+impl Streaming {
+    /// The answer has come to its end. Returns what has to be done before the client gets that end: a journaled write
+    /// is written down first.
+    fn finish(self) -> Option<Recording> {
+        let Some(guard) = &self.guard else {
+            self.give_back();
+            return None;
         };
-        lane.give_back(worker.now());
-        let carrying = Carrying::new(&worker);
-        Ok(Box::pin(async move {
-            let written = line.clone().settled(&worker.gate.ledger, digest, status).await;
-            match &written {
-                Ok(()) => {
-                    passage.settle();
-                    keep(claim);
-                }
-                Err(_) => {
-                    worker.plane.metrics().unknown();
-                    line.unknown(&worker.gate.ledger).await;
-                    passage.lose();
-                }
+        match guard.on(Event::Answered { settles: self.settles }) {
+            Effect::Close => {
+                self.lose();
+                None
             }
-            drop(carrying);
-            written.map_err(|_| UNWRITTEN.into())
-        }))
+            Effect::Record(_) => Some(self.record()),
+            effect => {
+                keep(&self.worker, guard, &effect, self.payload, self.status);
+                self.give_back();
+                None
+            }
+        }
     }
 
-    /// The answer will not come to its end: the write is unknown from when its connection is closed.
-    fn lose(self) {
-        let Self { worker, lane, passage, line, .. } = self;
-        drop(lane);
-        let Some(passage) = passage else { return };
-        worker.plane.metrics().unknown();
-        if line.is_some() && worker.stopping.get() {
-            worker.gate.records.lose_track();
+    fn give_back(self) {
+        if self.settles {
+            self.lane.give_back(self.worker.now());
         }
-        let Some((line, ..)) = line.filter(|_| !worker.stopping.get()) else { return passage.lose() };
-        // It is in flight until that is queued.
-        let carrying = Carrying::new(&worker);
+    }
+
+    /// Writes a settled write down. Its connection carries other requests meanwhile.
+    fn record(self) -> Recording {
+        let detached = Detached::new(&self.worker);
+        let Self { worker, lane, guard, line, payload, status, .. } = self;
+        lane.give_back(worker.now());
+        Box::pin(async move {
+            let Some(((line, digest, _), guard)) = line.zip(guard) else { return Ok(()) };
+            let written = line.clone().settled(&worker.gate.ledger, digest, status).await;
+            match guard.on(Event::Recorded(written.is_ok())) {
+                Effect::Close => {
+                    outcome::close(&worker, &guard, Some(line)).await;
+                }
+                effect => keep(&worker, &guard, &effect, payload, status),
+            }
+            drop(detached);
+            written.map_err(|_| UNWRITTEN.into())
+        })
+    }
+
+    /// The answer will not come to its end: the outcome of a write is unknown from the close of its connection on.
+    fn lose(self) {
+        let Self { worker, lane, guard, line, .. } = self;
+        drop(lane);
+        let Some(guard) = guard else { return };
+        let line = line.map(|(line, ..)| line);
+        if line.is_none() {
+            let _ = guard.on(Event::Closed { left: true });
+            outcome::ended(&worker, &guard);
+            return;
+        }
+        if worker.stopping.get() {
+            // Its line cannot be written any more, so this run does not end in good order: the guard's drop says so.
+            worker.plane.metrics().unknown();
+            return;
+        }
+        // The write is in flight until its line is queued.
+        let detached = Detached::new(&worker);
         tokio::task::spawn_local(async move {
-            line.unknown(&worker.gate.ledger).await;
-            passage.lose();
-            drop(carrying);
+            outcome::close(&worker, &guard, line).await;
+            drop(detached);
         });
     }
 }
 
-/// An answer that is too long to be kept has come to its end.
-fn keep(claim: Option<(Box<Claim>, Option<Payload>, u16)>) {
-    if let Some((claim, payload, status)) = claim {
-        claim.answered_later(payload, Answer::Dropped { status });
+/// An answer that is too long to be kept leaves its status under the write's key.
+fn keep(worker: &Rc<Worker>, guard: &Rc<WriteGuard>, effect: &Effect, payload: Option<Payload>, status: u16) {
+    if *effect == Effect::KeepAnswer {
+        drop(keyed::keep_answer(worker, guard, payload, Answer::Dropped { status }));
     }
 }
 
 /// The next of an answer's body.
 type Next = Option<Result<Frame<Bytes>, Cut>>;
 
-/// A write that is being written down, behind its whole answer.
-type Writing = Pin<Box<dyn Future<Output = Result<(), Cut>>>>;
+/// A write that is being written down, behind its complete answer.
+type Recording = Pin<Box<dyn Future<Output = Result<(), Cut>>>>;
 
 /// A store's answer, on its way to the client: what was read ahead, then the rest as it comes. If the
 /// client goes away first, a write's answer is read on without it.
-pub struct StoreReply {
+pub struct ResponseBody {
     ahead: Frames,
     /// Shared with the deadline of a write's answer, which runs whether or not the client reads.
     rest: Rc<RefCell<Rest>>,
@@ -276,19 +275,19 @@ pub struct StoreReply {
     /// A write's answer must be over by then; a read's must have gone on, and its alarm is set when it is
     /// waited for.
     alarm: Option<Alarm>,
-    /// The store has not said how long it is, so the client is not told either, though it may be known by now.
+    /// The store has not said how long it is, so the client gets no length either, though it may be known by now.
     is_unsized: bool,
     /// The room that what was taken ahead of a read's client has.
     #[allow(dead_code, reason = "it is given back when this is dropped")]
     share: Option<Share>,
     /// The end of a journaled write's answer, held back until the write is written down.
-    writing: Option<(Writing, Option<Frame<Bytes>>)>,
+    recording: Option<(Recording, Option<Frame<Bytes>>)>,
 }
 
 /// What is not here yet.
 #[allow(clippy::large_enum_variant, reason = "there is one per answer, and it is shared")]
 enum Rest {
-    Coming(Carried),
+    Coming(Streaming),
     Nothing,
     /// It did not come, or not in time.
     Lost,
@@ -296,9 +295,9 @@ enum Rest {
 
 impl Rest {
     /// Takes it up, to be finished or lost.
-    fn take(&mut self, to: Self) -> Option<Carried> {
+    fn take(&mut self, to: Self) -> Option<Streaming> {
         match std::mem::replace(self, to) {
-            Self::Coming(carried) => Some(carried),
+            Self::Coming(streaming) => Some(streaming),
             before @ (Self::Nothing | Self::Lost) => {
                 *self = before;
                 None
@@ -309,20 +308,20 @@ impl Rest {
 
 const LATE: &str = "the store's answer did not come to its end in time";
 
-impl StoreReply {
+impl ResponseBody {
     /// An answer that is here already.
     #[must_use]
     pub fn whole(ahead: Frames) -> Self {
         let rest = Rc::new(RefCell::new(Rest::Nothing));
-        Self { ahead, rest, patience: Duration::ZERO, alarm: None, is_unsized: false, share: None, writing: None }
+        Self { ahead, rest, patience: Duration::ZERO, alarm: None, is_unsized: false, share: None, recording: None }
     }
 
     /// An answer of which the rest, or all, is still to come.
     #[must_use]
-    pub fn coming(ahead: Frames, carried: Carried, patience: Duration) -> Self {
-        let deadline = || carried.passage.is_some().then(|| carried.worker.alarms.set(patience));
+    pub fn coming(ahead: Frames, streaming: Streaming, patience: Duration) -> Self {
+        let deadline = || streaming.guard.is_some().then(|| streaming.worker.alarms.set(patience));
         let (deadline, alarm) = (deadline(), deadline());
-        let rest = Rc::new(RefCell::new(Rest::Coming(carried)));
+        let rest = Rc::new(RefCell::new(Rest::Coming(streaming)));
         if let Some(mut deadline) = deadline {
             let shared = Rc::downgrade(&rest);
             tokio::task::spawn_local(async move {
@@ -332,13 +331,14 @@ impl StoreReply {
                 }
             });
         }
-        let reply = Self { ahead, rest, patience, alarm, is_unsized: false, share: None, writing: None };
-        reply.finish_if_over();
+        let mut reply = Self { ahead, rest, patience, alarm, is_unsized: false, share: None, recording: None };
+        if reply.is_over() {
+            let _ = reply.finish(None);
+        }
         reply
     }
 
-    /// The answer to a read, part of which was taken ahead of its client. `is_unsized`: the client is not told how long
-    /// it is.
+    /// The answer to a read, part of which was taken ahead of its client. `is_unsized`: the client gets no length.
     #[must_use]
     pub fn ahead_of_client(mut self, is_unsized: bool, share: Option<Share>) -> Self {
         (self.is_unsized, self.share) = (is_unsized, share);
@@ -348,75 +348,59 @@ impl StoreReply {
     /// Whether all of it is here.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        matches!(*self.rest.borrow(), Rest::Nothing) && self.writing.is_none()
+        matches!(*self.rest.borrow(), Rest::Nothing) && self.recording.is_none()
     }
 
     fn is_over(&self) -> bool {
         match &mut *self.rest.borrow_mut() {
-            Rest::Coming(carried) => carried.lane.link().is_over(),
+            Rest::Coming(streaming) => streaming.lane.link().is_over(),
             Rest::Nothing | Rest::Lost => false,
         }
     }
 
-    fn finish_if_over(&self) {
-        if self.is_over() {
-            self.finish();
-        }
-    }
-
     /// The answer has come to its end with this frame, or behind the last: a journaled write is written down
-    /// before that is passed on. Gives the frame back where there is nothing to write down.
-    fn write_down(&mut self, last: Option<Frame<Bytes>>) -> Result<(), Option<Frame<Bytes>>> {
-        let Some(carried) = self.rest.borrow_mut().take(Rest::Nothing) else { return Err(last) };
-        match carried.write_down() {
-            Ok(writing) => {
-                self.writing = Some((writing, last));
+    /// before the client gets that. Returns the frame where there is nothing to write down.
+    fn finish(&mut self, last: Option<Frame<Bytes>>) -> Result<(), Option<Frame<Bytes>>> {
+        let streaming = self.rest.borrow_mut().take(Rest::Nothing);
+        match streaming.and_then(Streaming::finish) {
+            Some(recording) => {
+                self.recording = Some((recording, last));
                 Ok(())
             }
-            Err(carried) => {
-                carried.finish();
-                Err(last)
-            }
+            None => Err(last),
         }
     }
 
-    fn poll_writing(&mut self, context: &mut Context<'_>) -> Option<Poll<Next>> {
-        let (writing, _) = self.writing.as_mut()?;
-        let written = match writing.as_mut().poll(context) {
+    fn poll_recording(&mut self, context: &mut Context<'_>) -> Option<Poll<Next>> {
+        let (recording, _) = self.recording.as_mut()?;
+        let written = match recording.as_mut().poll(context) {
             Poll::Pending => return Some(Poll::Pending),
             Poll::Ready(written) => written,
         };
-        let last = self.writing.take().and_then(|(_, last)| last);
+        let last = self.recording.take().and_then(|(_, last)| last);
         Some(Poll::Ready(match written {
             Ok(()) => last.map(Ok),
             Err(cut) => Some(Err(cut)),
         }))
     }
 
-    fn finish(&self) {
-        let carried = self.rest.borrow_mut().take(Rest::Nothing);
-        if let Some(carried) = carried {
-            carried.finish();
-        }
-    }
-
     fn lose(&self) {
-        let carried = self.rest.borrow_mut().take(Rest::Lost);
-        if let Some(carried) = carried {
-            carried.lose();
+        let streaming = self.rest.borrow_mut().take(Rest::Lost);
+        if let Some(streaming) = streaming {
+            streaming.lose();
         }
     }
 
     fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<Next> {
         let mut rest = self.rest.borrow_mut();
-        let carried = match &mut *rest {
-            Rest::Coming(carried) => carried,
+        let streaming = match &mut *rest {
+            Rest::Coming(streaming) => streaming,
             Rest::Nothing => return Poll::Ready(None),
             Rest::Lost => return Poll::Ready(Some(Err(LATE.into()))),
         };
-        match carried.lane.link().poll_frame(context) {
+        match streaming.lane.link().poll_frame(context) {
             Poll::Ready(frame) => {
-                if carried.passage.is_none() {
+                if streaming.guard.is_none() {
                     // A read may take as long as it likes, as long as something comes.
                     self.alarm = None;
                 }
@@ -429,14 +413,14 @@ impl StoreReply {
                 }))
             }
             Poll::Pending => {
-                let alarm = self.alarm.get_or_insert_with(|| carried.worker.alarms.set(self.patience));
+                let alarm = self.alarm.get_or_insert_with(|| streaming.worker.alarms.set(self.patience));
                 alarm.poll(context).map(|()| Some(Err(LATE.into())))
             }
         }
     }
 }
 
-impl Body for StoreReply {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = Cut;
 
@@ -444,13 +428,13 @@ impl Body for StoreReply {
         if let Some(frame) = self.ahead.pop() {
             return Poll::Ready(Some(Ok(frame)));
         }
-        if let Some(written) = self.poll_writing(context) {
+        if let Some(written) = self.poll_recording(context) {
             return written;
         }
         let ended = match self.poll_rest(context) {
             Poll::Pending => return Poll::Pending,
-            Poll::Ready(None) => self.write_down(None),
-            Poll::Ready(Some(Ok(frame))) if self.is_over() => self.write_down(Some(frame)),
+            Poll::Ready(None) => self.finish(None),
+            Poll::Ready(Some(Ok(frame))) if self.is_over() => self.finish(Some(frame)),
             Poll::Ready(Some(Ok(frame))) => Err(Some(frame)),
             // The connection is of no more use.
             Poll::Ready(Some(Err(cut))) => {
@@ -459,7 +443,7 @@ impl Body for StoreReply {
             }
         };
         match ended {
-            Ok(()) => self.poll_writing(context).unwrap_or(Poll::Ready(None)),
+            Ok(()) => self.poll_recording(context).unwrap_or(Poll::Ready(None)),
             Err(frame) => Poll::Ready(frame.map(Ok)),
         }
     }
@@ -472,12 +456,12 @@ impl Body for StoreReply {
         if self.is_unsized {
             return SizeHint::default();
         }
-        let held = self.writing.as_ref().and_then(|(_, last)| last.as_ref()).and_then(Frame::data_ref);
+        let held = self.recording.as_ref().and_then(|(_, last)| last.as_ref()).and_then(Frame::data_ref);
         let ahead = self.ahead.size() + held.map_or(0, |data| data.len() as u64);
         let rest = match &mut *self.rest.borrow_mut() {
             Rest::Nothing if self.ahead.has_trailers() => None,
             Rest::Nothing => Some(0),
-            Rest::Coming(carried) => carried.lane.link().to_come(),
+            Rest::Coming(streaming) => streaming.lane.link().to_come(),
             Rest::Lost => None,
         };
         let mut hint = SizeHint::new();
@@ -489,78 +473,25 @@ impl Body for StoreReply {
     }
 }
 
-impl Drop for StoreReply {
+impl Drop for ResponseBody {
     fn drop(&mut self) {
-        if let Some((writing, _)) = self.writing.take() {
-            // The write is settled by it, whoever hears of that.
-            tokio::task::spawn_local(writing);
+        if let Some((recording, _)) = self.recording.take() {
+            // The write is settled by it, also where the client is gone.
+            tokio::task::spawn_local(recording);
             return;
         }
-        let carrying = match &*self.rest.borrow() {
-            Rest::Coming(carried) if carried.passage.is_some() && !carried.worker.stopping.get() => {
-                Carrying::new(&carried.worker)
+        let detached = match &*self.rest.borrow() {
+            Rest::Coming(streaming) if streaming.guard.is_some() && !streaming.worker.stopping.get() => {
+                Detached::new(&streaming.worker)
             }
             Rest::Coming(_) | Rest::Nothing | Rest::Lost => return,
         };
         let (rest, patience, alarm) = (Rc::clone(&self.rest), self.patience, self.alarm.take());
         let (ahead, is_unsized) = (Frames::default(), self.is_unsized);
-        let mut rest = Self { ahead, rest, patience, alarm, is_unsized, share: None, writing: None };
+        let mut rest = Self { ahead, rest, patience, alarm, is_unsized, share: None, recording: None };
         tokio::task::spawn_local(async move {
             while let Some(Ok(_)) = poll_fn(|context| Pin::new(&mut rest).poll_frame(context)).await {}
-            drop(carrying);
+            drop(detached);
         });
-    }
-}
-
-/// Work on a write that goes on when nobody waits for it any more.
-pub struct CarryOn {
-    work: Option<Pin<Box<dyn Future<Output = Answered>>>>,
-    worker: Rc<Worker>,
-    /// Before something may have been sent, there is nothing to carry on.
-    passage: Rc<Passage>,
-    outfit: Rc<Outfit>,
-    route: usize,
-}
-
-impl CarryOn {
-    /// Forwards a write.
-    #[must_use]
-    pub fn new(job: Box<Job>, passage: Rc<Passage>, route: usize, body: Source) -> Self {
-        let (worker, outfit) = (Rc::clone(&job.worker), Rc::clone(&job.outfit));
-        Self { work: Some(Box::pin(forward(job, body))), worker, passage, outfit, route }
-    }
-
-    /// A refusal, with what it is about.
-    fn about(&self, refused: Refused) -> Refused {
-        let permit = self.passage.permit();
-        let refused = refused.about(self.passage.object(), &self.outfit.plan.routes.all()[self.route].name);
-        refused.by(permit.map(|permit| permit.holder().clone()), permit.map(Permit::seq))
-    }
-}
-
-impl Future for CarryOn {
-    type Output = Answered;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answered> {
-        let Some(work) = &mut self.work else { return Poll::Pending };
-        let done = work.as_mut().poll(context);
-        if done.is_ready() {
-            self.work = None;
-        }
-        done.map_err(|refused| Box::new(self.about(*refused)))
-    }
-}
-
-impl Drop for CarryOn {
-    fn drop(&mut self) {
-        let may_have_left = self.passage.is_at_risk() && !self.worker.stopping.get();
-        if let Some(work) = self.work.take().filter(|_| may_have_left) {
-            let carrying = Carrying::new(&self.worker);
-            tokio::task::spawn_local(async move {
-                // What comes of it is for nobody; the write is settled by it.
-                drop(work.await);
-                drop(carrying);
-            });
-        }
     }
 }

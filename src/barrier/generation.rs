@@ -2,24 +2,19 @@
 //! are counted here, in every mode; until the last of them has settled, or its bound has passed, nothing
 //! is written or granted under the new one: what the old one wrote to may be another object's by now.
 
-use std::{
-    cell::Cell,
-    sync::{Arc, PoisonError},
-};
+use std::sync::{Arc, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::{
-    flight::Flying,
-    sync::{
-        Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
-};
+use super::flight::Flying;
 use crate::{
     clock::Clock,
     failpoints::{self, Fault},
     fence::{BootMs, Ttl},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 /// One version of a route.
@@ -43,13 +38,13 @@ impl Generation {
         })
     }
 
-    /// A write goes by it. `bound`: how long it may still land once its connection is gone.
+    /// Counts a write in. `bound`: how long it may still land once its connection is closed.
     #[must_use]
-    pub fn enter(self: &Arc<Self>, clock: &Clock, bound: Ttl) -> Entered {
+    pub fn enter(self: &Arc<Self>, clock: &Clock, bound: Ttl) -> RouteGuard {
         if !failpoints::on(Fault::NoBarrier) {
             self.active.fetch_add(1, Ordering::SeqCst);
         }
-        Entered { generation: Arc::clone(self), clock: clock.clone(), bound, at_risk: Cell::new(false) }
+        RouteGuard { generation: Arc::clone(self), clock: clock.clone(), bound }
     }
 
     /// A newer one has taken its place: nothing more is sent by it.
@@ -79,61 +74,44 @@ impl Generation {
     }
 }
 
-/// A write that goes by a generation, until it is dropped. If it is dropped at risk, nobody knows what
-/// became of it.
+/// A write's place in a generation, until this is dropped.
 #[derive(Debug)]
-pub struct Entered {
+pub struct RouteGuard {
     generation: Arc<Generation>,
     clock: Clock,
     bound: Ttl,
-    /// Something of it may be on its way to the store.
-    at_risk: Cell<bool>,
 }
 
-impl Entered {
-    /// Whether a newer generation has taken over: what has not been sent by then is not.
+impl RouteGuard {
+    /// Whether a newer generation has taken over. What has not been sent by then is not sent.
     #[must_use]
     pub fn is_retired(&self) -> bool {
         self.generation.retired.load(Ordering::SeqCst) && !failpoints::on(Fault::ReloadNoWait)
     }
 
-    /// Waits until that is so.
+    /// Returns when a newer generation has taken over.
     pub async fn retired(&self) {
-        let told = self.generation.change.notified();
+        let change = self.generation.change.notified();
         if !self.is_retired() {
-            told.await;
+            change.await;
         }
     }
 
-    /// Whether something of it may be on its way to the store.
+    /// How long a write may still land once its connection is closed.
     #[must_use]
-    pub fn is_at_risk(&self) -> bool {
-        self.at_risk.get()
+    pub fn bound(&self) -> Ttl {
+        self.bound
     }
 
-    /// From here on something of it may be sent.
-    pub fn begin(&self) {
-        self.at_risk.set(true);
-    }
-
-    /// The store has answered for it, or nothing of it has left.
-    pub fn settle(&self) {
-        self.at_risk.set(false);
-    }
-
-    /// Its connection is gone, and nobody knows what became of it.
-    pub fn lose(&self) {
-        self.at_risk.set(false);
+    /// The outcome of the write is unknown: it may land for as long as its bound says, from now on.
+    pub(super) fn lose(&self) {
         let until = self.clock.now().boot.after(self.bound);
         self.generation.unknown_until.fetch_max(until.0, Ordering::SeqCst);
     }
 }
 
-impl Drop for Entered {
+impl Drop for RouteGuard {
     fn drop(&mut self) {
-        if self.at_risk.get() {
-            self.lose();
-        }
         if !failpoints::on(Fault::NoBarrier) {
             self.generation.active.fetch_sub(1, Ordering::SeqCst);
         }
@@ -237,17 +215,9 @@ mod tests {
         let (one, two) = (generation.enter(&clock(0), Ttl(50)), generation.enter(&clock(0), Ttl(50)));
         generation.retire();
         assert!(one.is_retired() && !generation.is_over(BootMs(0)));
-        one.begin();
         one.lose();
-        two.begin();
-        two.settle();
         drop((one, two));
         assert!(!generation.is_over(BootMs(49)) && generation.is_over(BootMs(50)));
-        // One that is dropped at risk is lost, too.
-        let three = generation.enter(&clock(100), Ttl(50));
-        three.begin();
-        drop(three);
-        assert!(!generation.is_over(BootMs(149)) && generation.is_over(BootMs(150)));
     }
 
     #[test]

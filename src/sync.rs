@@ -3,50 +3,50 @@
 //! goes on (`tests/shuttle`), and the same draw must always play the same way.
 
 #[cfg(not(feature = "shuttle"))]
-pub(super) use std::{
+pub(crate) use std::{
     hash::RandomState as Hasher,
     sync::{Condvar, Mutex, MutexGuard, atomic, mpsc},
     thread,
 };
 
 #[cfg(feature = "shuttle")]
-pub(super) use shuttle::{
+pub(crate) use shuttle::{
     sync::{Condvar, Mutex, MutexGuard, atomic},
     thread,
 };
 
 /// The same in every run: an object's stripe does not depend on the process.
 #[cfg(feature = "shuttle")]
-pub(super) type Hasher = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+pub(crate) type Hasher = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
 /// Shuttle's channel, but for a wait that ends: shuttle's never does, since no time passes there.
 #[cfg(feature = "shuttle")]
-pub(super) mod mpsc {
+pub(crate) mod mpsc {
     use std::time::Duration;
 
     use shuttle::sync::mpsc::{self, RecvError, TryIter, TryRecvError};
-    pub(in crate::table) use shuttle::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError};
+    pub(crate) use shuttle::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError};
 
-    pub(in crate::table) struct Receiver<T>(mpsc::Receiver<T>);
+    pub(crate) struct Receiver<T>(mpsc::Receiver<T>);
 
-    pub(in crate::table) fn sync_channel<T>(bound: usize) -> (SyncSender<T>, Receiver<T>) {
+    pub(crate) fn sync_channel<T>(bound: usize) -> (SyncSender<T>, Receiver<T>) {
         let (sender, receiver) = mpsc::sync_channel(bound);
         (sender, Receiver(receiver))
     }
 
     impl<T> Receiver<T> {
-        pub(in crate::table) fn recv(&self) -> Result<T, RecvError> {
+        pub(crate) fn recv(&self) -> Result<T, RecvError> {
             self.0.recv()
         }
 
-        pub(in crate::table) fn recv_timeout(&self, _: Duration) -> Result<T, RecvTimeoutError> {
+        pub(crate) fn recv_timeout(&self, _: Duration) -> Result<T, RecvTimeoutError> {
             self.0.try_recv().map_err(|error| match error {
                 TryRecvError::Empty => RecvTimeoutError::Timeout,
                 TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
             })
         }
 
-        pub(in crate::table) fn try_iter(&self) -> TryIter<'_, T> {
+        pub(crate) fn try_iter(&self) -> TryIter<'_, T> {
             self.0.try_iter()
         }
     }

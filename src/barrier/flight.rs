@@ -19,7 +19,7 @@ pub type Cancel = Arc<Notify>;
 
 /// How far a write is.
 #[derive(Clone, Debug)]
-pub enum Stage {
+pub enum Counted {
     Waiting,
     Streaming(Cancel),
     /// Since which of the object's forced handovers.
@@ -144,26 +144,26 @@ impl Flight {
     }
 
     /// A write is admitted, and may land from this moment on.
-    pub(super) fn admit_committed(&mut self) -> Stage {
+    pub(super) fn admit_committed(&mut self) -> Counted {
         if failpoints::on(Fault::NoBarrier) {
-            return Stage::Waiting;
+            return Counted::Waiting;
         }
         self.committed += 1;
         self.committed_now()
     }
 
     /// A write goes on to another stage.
-    pub(super) fn go_on(&mut self, from: &Stage, to: &Stage) {
+    pub(super) fn go_on(&mut self, from: &Counted, to: &Counted) {
         self.leave(from);
         match to {
-            Stage::Waiting => self.waiting += 1,
-            Stage::Streaming(cancel) => self.rare().streaming.push(Arc::clone(cancel)),
-            Stage::Committed(_) => self.committed += 1,
+            Counted::Waiting => self.waiting += 1,
+            Counted::Streaming(cancel) => self.rare().streaming.push(Arc::clone(cancel)),
+            Counted::Committed(_) => self.committed += 1,
         }
     }
 
     /// A write goes back to where nothing of it was sent. Under an advance it will not get further.
-    pub(super) fn back_out(&mut self, from: &Stage) {
+    pub(super) fn back_out(&mut self, from: &Counted) {
         let is_forgiven = self.leave(from);
         self.waiting += 1;
         if !is_forgiven && let Some(tally) = self.rare.as_mut().and_then(|rare| rare.drain.as_mut()) {
@@ -172,7 +172,7 @@ impl Flight {
     }
 
     /// A write has come to its end. `true`: an advance has waited for it, and for nothing else in flight.
-    pub(super) fn end(&mut self, from: &Stage, how: End) -> bool {
+    pub(super) fn end(&mut self, from: &Counted, how: End) -> bool {
         if self.leave(from) {
             if let End::Unknown { until } = how {
                 let forgiven = &mut self.rare().forgiven;
@@ -189,7 +189,7 @@ impl Flight {
         let Some(tally) = self.rare.as_mut().and_then(|rare| rare.drain.as_mut()) else { return false };
         match (from, how) {
             // Was counted as cancelled when the advance began.
-            (Stage::Waiting, End::Nothing) => {}
+            (Counted::Waiting, End::Nothing) => {}
             (_, End::Nothing) => tally.cancelled += 1,
             (_, End::Settled) => tally.settled += 1,
             (_, End::Unknown { .. }) => tally.unknown += 1,
@@ -198,15 +198,15 @@ impl Flight {
     }
 
     /// `true`: nobody waits for it.
-    fn leave(&mut self, from: &Stage) -> bool {
+    fn leave(&mut self, from: &Counted) -> bool {
         match from {
-            Stage::Waiting => self.waiting -= 1,
-            Stage::Committed(epoch) if *epoch == self.epoch => self.committed -= 1,
-            Stage::Committed(_) => {
+            Counted::Waiting => self.waiting -= 1,
+            Counted::Committed(epoch) if *epoch == self.epoch => self.committed -= 1,
+            Counted::Committed(_) => {
                 self.rare().forgiven.committed -= 1;
                 return true;
             }
-            Stage::Streaming(cancel) => {
+            Counted::Streaming(cancel) => {
                 let rare = self.rare();
                 rare.streaming.retain(|each| !Arc::ptr_eq(each, cancel));
                 let before = rare.forgiven.streaming.len();
@@ -218,8 +218,8 @@ impl Flight {
     }
 
     /// What a write that is committed now is told to be.
-    pub(super) fn committed_now(&self) -> Stage {
-        Stage::Committed(self.epoch)
+    pub(super) fn committed_now(&self) -> Counted {
+        Counted::Committed(self.epoch)
     }
 
     /// An advance waits, and nothing is in flight any more.
@@ -327,11 +327,11 @@ mod tests {
         flight.admit();
         assert!(flight.flying(BootMs(0)).is_drained(NOW));
         flight.admit();
-        flight.go_on(&Stage::Waiting, &Stage::Committed(0));
+        flight.go_on(&Counted::Waiting, &Counted::Committed(0));
         flight.begin_drain();
         assert!(!flight.flying(BootMs(0)).is_drained(NOW));
-        assert!(!flight.end(&Stage::Waiting, End::Nothing));
-        assert!(flight.end(&Stage::Committed(0), End::Settled));
+        assert!(!flight.end(&Counted::Waiting, End::Nothing));
+        assert!(flight.end(&Counted::Committed(0), End::Settled));
         assert!(flight.flying(BootMs(0)).is_drained(NOW));
         assert_eq!(flight.end_drain(), Tally { settled: 1, cancelled: 1, unknown: 0 });
         assert!(!flight.pins(NOW));
@@ -341,9 +341,9 @@ mod tests {
     fn what_streams_is_told_to_stop_and_what_was_sent_of_it_is_unknown() {
         let mut flight = Flight::default();
         let cancel = Cancel::default();
-        let streaming = Stage::Streaming(Arc::clone(&cancel));
+        let streaming = Counted::Streaming(Arc::clone(&cancel));
         flight.admit();
-        flight.go_on(&Stage::Waiting, &streaming);
+        flight.go_on(&Counted::Waiting, &streaming);
         flight.begin_drain();
         assert!(flight.flying(BootMs(0)).in_flight);
         assert!(flight.end(&streaming, End::Unknown { until: BootMs(1_500) }));
@@ -359,13 +359,13 @@ mod tests {
     #[test]
     fn the_report_counts_what_was_forced_and_what_was_taken_back() {
         let mut flight = Flight::default();
-        let streaming = Stage::Streaming(Cancel::default());
-        for stage in [&Stage::Committed(0), &Stage::Committed(0), &streaming] {
+        let streaming = Counted::Streaming(Cancel::default());
+        for stage in [&Counted::Committed(0), &Counted::Committed(0), &streaming] {
             flight.admit();
-            flight.go_on(&Stage::Waiting, stage);
+            flight.go_on(&Counted::Waiting, stage);
         }
         flight.begin_drain();
-        flight.back_out(&Stage::Committed(0));
+        flight.back_out(&Counted::Committed(0));
         flight.force(BootMs(0), 0);
         assert_eq!(flight.end_drain(), Tally { settled: 0, cancelled: 1, unknown: 2 });
     }
@@ -375,17 +375,17 @@ mod tests {
         let mut flight = Flight::default();
         flight.set_unknown(BootMs(5_000));
         flight.admit();
-        flight.go_on(&Stage::Waiting, &Stage::Committed(0));
+        flight.go_on(&Counted::Waiting, &Counted::Committed(0));
         flight.force(BootMs(6_000), 0);
         let flying = flight.flying(BootMs(6_000));
         assert!(flying.is_drained(NOW) && flying.is_tainted(BootMs(9_000)), "the write may still land");
         // Later writes are waited for as ever.
         flight.admit();
         let later = flight.committed_now();
-        flight.go_on(&Stage::Waiting, &later);
+        flight.go_on(&Counted::Waiting, &later);
         assert!(!flight.flying(BootMs(6_000)).is_drained(NOW));
         flight.end(&later, End::Settled);
-        flight.end(&Stage::Committed(0), End::Unknown { until: BootMs(7_000) });
+        flight.end(&Counted::Committed(0), End::Unknown { until: BootMs(7_000) });
         let flying = flight.flying(BootMs(6_000));
         assert!(flying.is_drained(NOW) && flying.is_tainted(BootMs(6_999)) && !flying.is_tainted(BootMs(7_000)));
         assert!(flight.pins(BootMs(6_999)));

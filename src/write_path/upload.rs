@@ -25,13 +25,14 @@ use super::{
     Worker,
     classify::FENCE_TOKEN,
     connection::Client,
+    guard::WriteGuard,
     hold::{Share, discard},
     journaled::BodyDigest,
     pace::{Pace, Slowest},
-    passage::Passage,
 };
 use crate::{
     clock::Stopwatch,
+    fence::write::{Effect, Event},
     store::{body::Cut, io::Wire},
 };
 
@@ -60,9 +61,9 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// How far a streamed body is. Shared by the body and whoever waits for the answer.
+/// How far a streamed body is. Shared by the body and by what waits for the answer.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct UploadState {
     /// Since when the whole body may go.
     released: Cell<Option<Stopwatch>>,
     /// An answer has come before the end of the body: nothing more is sent.
@@ -76,7 +77,7 @@ pub struct Progress {
     digest: RefCell<Option<BodyDigest>>,
 }
 
-impl Progress {
+impl UploadState {
     /// From here on a digest is made of what comes.
     pub fn make_digest(&self) {
         *self.digest.borrow_mut() = Some(BodyDigest::default());
@@ -168,8 +169,8 @@ pub struct Upload {
     ready: VecDeque<Frame<Bytes>>,
     is_over: bool,
     /// `None` for reads.
-    passage: Option<Rc<Passage>>,
-    progress: Rc<Progress>,
+    guard: Option<Rc<WriteGuard>>,
+    state: Rc<UploadState>,
     pace: Pace,
 }
 
@@ -199,9 +200,9 @@ enum Piece {
 
 impl Upload {
     #[must_use]
-    pub fn new(stream: Stream, passage: Option<Rc<Passage>>, worker: Rc<Worker>) -> (Self, Rc<Progress>) {
+    pub fn new(stream: Stream, guard: Option<Rc<WriteGuard>>, worker: Rc<Worker>) -> (Self, Rc<UploadState>) {
         let Stream { first, share, rest, is_h2, length, has_trailers, client, asks_first, limit, slowest } = stream;
-        let progress = Rc::new(Progress::default());
+        let state = Rc::new(UploadState::default());
         let upload = Self {
             first,
             share,
@@ -218,10 +219,10 @@ impl Upload {
             held_back: None,
             ready: VecDeque::new(),
             is_over: false,
-            passage,
-            progress: Rc::clone(&progress),
+            guard,
+            state: Rc::clone(&state),
         };
-        (upload, progress)
+        (upload, state)
     }
 
     /// The next piece of the client's body.
@@ -233,7 +234,7 @@ impl Upload {
         let Some(rest) = &mut self.rest else { return Poll::Ready(Ok(Piece::Last(None))) };
         let frame = match Pin::new(&mut *rest).poll_frame(context) {
             Poll::Pending => {
-                self.progress.waits_for_client.set(true);
+                self.state.waits_for_client.set(true);
                 ready!(self.pace.poll(context));
                 return Poll::Ready(Err(Broken::Slow));
             }
@@ -241,7 +242,7 @@ impl Upload {
         };
         let came = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len);
         self.pace.came(came);
-        self.progress.waits_for_client.set(false);
+        self.state.waits_for_client.set(false);
         Poll::Ready(match frame {
             None if self.is_h2 && !rest.is_end_stream() => Err(Broken::Client),
             None => Ok(Piece::Last(None)),
@@ -264,7 +265,7 @@ impl Upload {
             Piece::Data(bytes) => {
                 let length = bytes.len() as u64;
                 self.room = self.room.checked_sub(length).ok_or(Broken::TooLong)?;
-                if let Some(digest) = &mut *self.progress.digest.borrow_mut() {
+                if let Some(digest) = &mut *self.state.digest.borrow_mut() {
                     digest.update(&bytes);
                 }
                 if let Some(to_come) = &mut self.to_come {
@@ -293,22 +294,21 @@ impl Upload {
         Ok(())
     }
 
-    /// The commit point: from here on the write may land.
+    /// The end of the body is here. The write is judged again: the commit point. From here on it may land.
     fn commit(&mut self) -> Result<(), Broken> {
-        if self.progress.is_released() {
+        if self.state.is_released() {
             return Ok(());
         }
-        let is_judged = self.passage.as_ref().is_some_and(|passage| passage.is_judged());
-        if is_judged && self.progress.has_been_answered() {
-            // Its end is never let go: an answer that came first is no answer to it.
-            self.progress.park();
-            return Ok(());
+        if let Some(guard) = &self.guard {
+            if guard.is_judged() && self.state.has_been_answered() {
+                // Its end is never released: an answer that came first is no answer to it.
+                self.state.park();
+                return Ok(());
+            }
+            let Effect::Send(_release) = guard.on(Event::Complete) else { return Err(Broken::Denied) };
         }
-        if let Some(passage) = &self.passage {
-            passage.commit().map_err(|_| Broken::Denied)?;
-        }
-        self.progress.released.set(Some(Stopwatch::start()));
-        self.progress.change.notify_one();
+        self.state.released.set(Some(Stopwatch::start()));
+        self.state.change.notify_one();
         Ok(())
     }
 }
@@ -328,15 +328,15 @@ impl Body for Upload {
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         let upload = &mut *self;
         loop {
-            if upload.progress.parked.get() {
-                if upload.progress.has_been_answered() {
+            if upload.state.parked.get() {
+                if upload.state.has_been_answered() {
                     // Its connection will be closed once the early answer has been read.
                     return Poll::Pending;
                 }
                 // It was an interim answer, of which only a part was there.
-                upload.progress.parked.set(false);
+                upload.state.parked.set(false);
                 if let Err(broken) = upload.commit() {
-                    return Poll::Ready(Some(Err(upload.progress.breaks(broken))));
+                    return Poll::Ready(Some(Err(upload.state.breaks(broken))));
                 }
                 continue;
             }
@@ -348,14 +348,14 @@ impl Body for Upload {
             }
             let taken = ready!(upload.poll_piece(context)).and_then(|piece| upload.take(piece));
             if let Err(broken) = taken {
-                return Poll::Ready(Some(Err(upload.progress.breaks(broken))));
+                return Poll::Ready(Some(Err(upload.state.breaks(broken))));
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         // Behind the last byte of a Content-Length there is nothing to be asked for.
-        let is_complete = self.to_come == Some(0) && !self.has_trailers && self.progress.is_released();
+        let is_complete = self.to_come == Some(0) && !self.has_trailers && self.state.is_released();
         (self.is_over || is_complete) && self.ready.is_empty()
     }
 }

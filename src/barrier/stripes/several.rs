@@ -2,9 +2,10 @@
 
 use super::{Hashed, Place, Slot, Stripe, Stripes, TICK};
 use crate::{
+    barrier::flight::Counted,
     failpoints::{self, Fault},
     fence::Record,
-    table::{flight::Stage, sync::MutexGuard},
+    sync::MutexGuard,
 };
 
 /// What a judge says of several objects: all are admitted, or why some are not, by their place.
@@ -53,7 +54,7 @@ impl Stripes {
     /// With what the judge says of each that it denies; the write stays where it is.
     pub fn go_on_all<P, E>(
         &self,
-        legs: &mut [(Place, &Stage, Stage)],
+        legs: &mut [(Place, &Counted, Counted)],
         mut judge: impl FnMut(usize, &Record, bool) -> Result<P, E>,
     ) -> Result<(), Vec<(usize, E)>> {
         let stripes: Vec<usize> = legs.iter().map(|(place, ..)| place.stripe()).collect();
@@ -66,10 +67,11 @@ impl Stripes {
         if denied.is_empty() || failpoints::on(Fault::NoCommitCheck) {
             for (place, from, to) in legs {
                 let found = locked.at(*place);
-                if matches!(to, Stage::Committed(_)) {
+                if matches!(to, Counted::Committed(_)) {
                     *to = found.flight.committed_now();
                 }
                 found.flight.go_on(from, to);
+                found.record.mark_used(|| self.clock().after(TICK));
             }
         }
         if denied.is_empty() { Ok(()) } else { Err(denied) }
@@ -102,8 +104,8 @@ impl Locked<'_> {
 mod tests {
     use super::*;
     use crate::{
+        barrier::flight::End,
         fence::{Fence, Incarnation, ObjectId},
-        table::flight::End,
     };
 
     fn record(object: &str, fence: u64) -> Record {
@@ -128,8 +130,8 @@ mod tests {
         assert!(stripes.is_idle(), "nothing was admitted");
         stripes.publish(record("o7", 1));
         let admitted = stripes.admit_all(&objects, judge).unwrap().unwrap();
-        let waiting = Stage::Waiting;
-        let mut legs: Vec<_> = admitted.iter().map(|((), place)| (*place, &waiting, Stage::Committed(0))).collect();
+        let waiting = Counted::Waiting;
+        let mut legs: Vec<_> = admitted.iter().map(|((), place)| (*place, &waiting, Counted::Committed(0))).collect();
         stripes.publish(record("o9", 2));
         assert_eq!(stripes.go_on_all(&mut legs, judge), Err(vec![(9, "no")]));
         assert!(names.iter().all(|object| !stripes.flying(object).in_flight), "nothing has gone on");

@@ -1,0 +1,405 @@
+//! The life of a write, from its arrival to its end: events in, effects out.
+//!
+//! ```text
+//! Arrived -> Waiting -> Streaming -> Committed -> Settled
+//!               |           |            |
+//!               +-----------+------------+-----> Cancelled | Unknown
+//! ```
+//!
+//! [`Write::on`] takes what has happened and returns the one thing to do next. The caller does it and reports how it
+//! went with the next event. The data plane, the simulation, the model and the tests under shuttle all drive this
+//! code, so the order of a write's steps exists only here:
+//!
+//! - A write is judged when it arrives, and again before anything that completes it is sent. The second judgement is
+//!   the commit point: [`Event::Permitted`] with [`Stage::Committed`]. Nothing else leads to that stage.
+//! - Only [`Effect::Send`] carries a [`Release`], and a connection to the store takes nothing without one.
+//! - A write of which a byte may have left ends by a complete answer, or it is unknown from the close of its
+//!   connection on. The journal hears of an unknown outcome before the object may be handed over.
+//! - The claim on an idempotency key comes before the first byte. The answer is kept behind the end.
+
+use super::Denial;
+
+/// A write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+pub struct Write {
+    stage: Stage,
+    /// Something of it may be on its way to the store.
+    sent: bool,
+    /// The next judgement is about all of it, not about its beginning.
+    whole: bool,
+    /// The lease's source was asked about the lease since the last judgement that permitted the write.
+    asked: bool,
+    /// Its idempotency key is claimed.
+    claimed: bool,
+    terms: Terms,
+}
+
+/// What a route says about its writes, and a request about itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
+pub struct Terms {
+    /// The route only looks (`audit`), or does not look at all (`off`): the write is sent whatever a judge would say.
+    pub unfenced: bool,
+    /// The store throws away a body that did not come to its end.
+    pub discards: bool,
+    /// The route keeps a journal.
+    pub journaled: bool,
+    /// The request carries an idempotency key.
+    pub keyed: bool,
+}
+
+/// How far a write is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Not admitted.
+    Arrived,
+    /// Admitted. Nothing was sent, and nothing may be before the write is judged again.
+    Waiting,
+    /// Part of it may be sent, but not its end.
+    Streaming,
+    /// All of it may be sent: it may land.
+    Committed,
+    /// The outcome is known, and has to be in the journal first.
+    Recording(Outcome),
+    Over(Outcome),
+}
+
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// The store has answered for it.
+    Settled,
+    /// Nothing of it can land.
+    Cancelled,
+    /// It may have landed, or may still, until its bound has passed.
+    Unknown,
+}
+
+/// Why a write is not permitted, as far as its life depends on that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Obstacle {
+    /// For good, or for now: the client gets the refusal.
+    Refused,
+    /// The record has to be read first.
+    NotInMemory,
+    /// The lease is past its deadline, and its end has to be durable first.
+    Overdue,
+    /// The token is a number above the fence: the fence has to move first.
+    Behind,
+    /// The lease's source has to be asked first.
+    Unconfirmed,
+}
+
+impl From<&Denial> for Obstacle {
+    fn from(denial: &Denial) -> Self {
+        match denial {
+            Denial::Refused(_) => Self::Refused,
+            Denial::Overdue(_) => Self::Overdue,
+            Denial::Behind(_) => Self::Behind,
+            Denial::Unseen(_) | Denial::Lapsed(_) => Self::Unconfirmed,
+        }
+    }
+}
+
+/// What has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// The head is read. `whole`: so is the body, and a connection is there, so that one judgement is enough.
+    Arrived { whole: bool },
+    /// The judge permits it, and it is counted at this stage since the same moment.
+    Permitted(Stage),
+    /// The judge does not permit it.
+    Denied(Obstacle),
+    /// What [`Effect::Clear`] asked for was done. `false`: it could not be.
+    Cleared(bool),
+    /// The body is collected, or begins to stream.
+    Prepared,
+    /// The idempotency key is this write's. `false`: it is another write's, which answers for this one too.
+    Claimed(bool),
+    /// There is a connection to send it on. `whole`: all of the body is here.
+    Connected { whole: bool },
+    /// The end of a body that streams is here.
+    Complete,
+    /// It has to stop: the client has broken off, an advance cancels it, or a reload has changed its route.
+    Interrupted,
+    /// Its connection is closed, or was given up. `left`: a byte of the write may have left on it.
+    Closed { left: bool },
+    /// The complete answer is here, and came behind the complete request. `settles`: it says what became of the write.
+    Answered { settles: bool },
+    /// The journal has the outcome. `false`: it could not be written.
+    Recorded(bool),
+    /// [`Effect::End`] was done.
+    Ended,
+    /// Its task is gone, with whatever it was doing.
+    Dropped,
+}
+
+/// What is to be done next.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "an effect that is not done leaves the write where it is"]
+pub enum Effect {
+    /// Judge it under the locks of its objects, and count it at this stage in the same critical section. Report
+    /// [`Event::Permitted`] or [`Event::Denied`].
+    Judge(Stage),
+    /// Take the obstacle away, and report [`Event::Cleared`].
+    Clear(Obstacle),
+    /// Tell the client why. The write was never admitted.
+    Refuse,
+    /// Claim its idempotency key durably, and report [`Event::Claimed`].
+    ClaimKey,
+    /// Find a connection, and report [`Event::Connected`] or [`Event::Interrupted`].
+    Connect,
+    /// Send what was judged.
+    Send(Release),
+    /// Count it at [`Stage::Waiting`] again. It may be tried on another connection.
+    BackOut,
+    /// Close its connection, so that nothing more leaves, and report [`Event::Closed`].
+    Close,
+    /// Write its outcome into the journal, and report [`Event::Recorded`]. A settled one must be durable by then. An
+    /// unknown one must be queued, so that it comes before whatever the write's end allows.
+    Record(Outcome),
+    /// Count it out, under the locks of its objects. What is unknown counts from now. Report [`Event::Ended`].
+    End(Outcome),
+    /// Keep the answer under its idempotency key.
+    KeepAnswer,
+    /// Nothing.
+    Nothing,
+}
+
+/// The right to send something of a write now. Only [`Write::on`] makes one.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Release(());
+
+/// The right to send a request that changes nothing. Only what the classification calls a read has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadOnly(());
+
+impl ReadOnly {
+    /// A request that was classified as a read.
+    #[must_use]
+    pub fn classified() -> Self {
+        Self(())
+    }
+}
+
+impl Write {
+    /// A write that was not judged yet.
+    #[must_use]
+    pub fn new(terms: Terms) -> Self {
+        Self { stage: Stage::Arrived, sent: false, whole: false, asked: false, claimed: false, terms }
+    }
+
+    /// Nothing that a judge says from here on stops it: its route only looks.
+    pub fn unfence(&mut self) {
+        self.terms.unfenced = true;
+    }
+
+    #[must_use]
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    #[must_use]
+    pub fn terms(&self) -> Terms {
+        self.terms
+    }
+
+    /// Whether something of it may be on its way to the store.
+    #[must_use]
+    pub fn is_at_risk(&self) -> bool {
+        self.sent && !matches!(self.stage, Stage::Over(_))
+    }
+
+    /// Takes an event in, and returns what is to be done next.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "each caller has one event, and most of the rest falls away")]
+    pub fn on(&mut self, event: Event) -> Effect {
+        match event {
+            Event::Arrived { whole } => self.arrived(whole),
+            Event::Permitted(stage) => self.permitted(stage),
+            Event::Denied(obstacle) => self.denied(obstacle),
+            Event::Cleared(true) if matches!(self.stage, Stage::Arrived | Stage::Waiting) => self.judge(),
+            Event::Cleared(false) | Event::Claimed(false) => self.give_up(),
+            Event::Prepared if self.lacks_key() => Effect::ClaimKey,
+            Event::Prepared => Effect::Connect,
+            Event::Claimed(true) => {
+                self.claimed = true;
+                Effect::Connect
+            }
+            Event::Connected { whole } => self.connected(whole),
+            Event::Complete => self.complete(),
+            Event::Interrupted => self.interrupted(),
+            Event::Closed { left: false } => self.nothing_left(),
+            Event::Closed { left: true } => self.lost(),
+            Event::Answered { settles } => self.answered(settles),
+            Event::Recorded(written) => self.recorded(written),
+            Event::Ended if self.claimed && self.stage == Stage::Over(Outcome::Settled) => Effect::KeepAnswer,
+            Event::Cleared(true) | Event::Ended => Effect::Nothing,
+            Event::Dropped => self.dropped(),
+        }
+    }
+
+    fn arrived(&mut self, whole: bool) -> Effect {
+        if self.stage != Stage::Arrived {
+            return Effect::Nothing;
+        }
+        // A keyed write claims its key before it is committed.
+        self.whole = whole && !self.terms.keyed;
+        if self.terms.unfenced {
+            return self.permitted(Stage::Waiting);
+        }
+        self.judge()
+    }
+
+    /// The next judgement, and the stage that it is about.
+    fn judge(&self) -> Effect {
+        if self.stage == Stage::Waiting && self.lacks_key() {
+            return Effect::ClaimKey;
+        }
+        Effect::Judge(match (self.stage, self.whole) {
+            (Stage::Arrived, false) => Stage::Waiting,
+            (Stage::Waiting, false) => Stage::Streaming,
+            (_, true | false) => Stage::Committed,
+        })
+    }
+
+    fn lacks_key(&self) -> bool {
+        self.terms.keyed && !self.claimed
+    }
+
+    fn permitted(&mut self, stage: Stage) -> Effect {
+        let before = std::mem::replace(&mut self.stage, stage);
+        self.asked = false;
+        if before == Stage::Arrived { Effect::Nothing } else { self.send() }
+    }
+
+    fn send(&mut self) -> Effect {
+        self.sent = true;
+        Effect::Send(Release(()))
+    }
+
+    fn denied(&mut self, obstacle: Obstacle) -> Effect {
+        match (self.stage, obstacle) {
+            // Part of it was sent: too late to wait for anything.
+            (Stage::Streaming, _) => Effect::Close,
+            (Stage::Arrived, Obstacle::NotInMemory | Obstacle::Behind)
+            | (Stage::Arrived | Stage::Waiting, Obstacle::Overdue) => Effect::Clear(obstacle),
+            (Stage::Arrived | Stage::Waiting, Obstacle::Unconfirmed) if !self.asked => {
+                self.asked = true;
+                Effect::Clear(obstacle)
+            }
+            _ => self.give_up(),
+        }
+    }
+
+    /// Nothing of it was sent, and nothing will be.
+    fn give_up(&mut self) -> Effect {
+        match self.stage {
+            Stage::Arrived => Effect::Refuse,
+            Stage::Waiting | Stage::Committed if !self.sent => self.end(Outcome::Cancelled),
+            _ => Effect::Nothing,
+        }
+    }
+
+    fn connected(&mut self, whole: bool) -> Effect {
+        match self.stage {
+            Stage::Waiting if self.lacks_key() => Effect::ClaimKey,
+            Stage::Waiting if self.terms.unfenced => {
+                self.stage = if whole { Stage::Committed } else { Stage::Streaming };
+                self.send()
+            }
+            Stage::Waiting => {
+                self.whole = whole;
+                self.judge()
+            }
+            // Committed when it was admitted.
+            Stage::Committed if !self.sent => self.send(),
+            _ => Effect::Nothing,
+        }
+    }
+
+    /// The commit point of a body that streams.
+    fn complete(&mut self) -> Effect {
+        match self.stage {
+            Stage::Streaming if self.terms.unfenced => {
+                self.stage = Stage::Committed;
+                self.send()
+            }
+            Stage::Streaming => Effect::Judge(Stage::Committed),
+            _ => Effect::Nothing,
+        }
+    }
+
+    fn interrupted(&mut self) -> Effect {
+        match self.stage {
+            Stage::Streaming => Effect::Close,
+            // All of it may have been sent: too late to stop.
+            Stage::Committed if self.sent => Effect::Nothing,
+            _ => self.give_up(),
+        }
+    }
+
+    fn nothing_left(&mut self) -> Effect {
+        match self.stage {
+            Stage::Streaming | Stage::Committed => {
+                (self.stage, self.sent) = (Stage::Waiting, false);
+                Effect::BackOut
+            }
+            _ => Effect::Nothing,
+        }
+    }
+
+    fn lost(&mut self) -> Effect {
+        match self.stage {
+            Stage::Streaming if self.terms.discards => self.end(Outcome::Cancelled),
+            Stage::Streaming | Stage::Committed => self.record(Outcome::Unknown),
+            _ => Effect::Nothing,
+        }
+    }
+
+    fn answered(&mut self, settles: bool) -> Effect {
+        match self.stage {
+            Stage::Committed if settles => self.record(Outcome::Settled),
+            Stage::Streaming | Stage::Committed => Effect::Close,
+            _ => Effect::Nothing,
+        }
+    }
+
+    fn record(&mut self, outcome: Outcome) -> Effect {
+        if !self.terms.journaled {
+            return self.end(outcome);
+        }
+        self.stage = Stage::Recording(outcome);
+        Effect::Record(outcome)
+    }
+
+    fn recorded(&mut self, written: bool) -> Effect {
+        match self.stage {
+            Stage::Recording(Outcome::Settled) if !written => {
+                // The journal must not leave out what was applied: it is told that nobody knows.
+                self.stage = Stage::Committed;
+                Effect::Close
+            }
+            Stage::Recording(outcome) => self.end(outcome),
+            _ => Effect::Nothing,
+        }
+    }
+
+    fn end(&mut self, outcome: Outcome) -> Effect {
+        self.stage = Stage::Over(outcome);
+        Effect::End(outcome)
+    }
+
+    fn dropped(&mut self) -> Effect {
+        match self.stage {
+            Stage::Over(_) | Stage::Arrived => Effect::Nothing,
+            _ if self.sent => self.end(Outcome::Unknown),
+            _ => self.end(Outcome::Cancelled),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "write_tests.rs"]
+mod tests;

@@ -1,0 +1,214 @@
+//! The store's answer: what it means for the write, and what the client gets of it.
+//!
+//! A write is settled by its complete answer. The gate reads the answer ahead of the client, up to a bound; a longer
+//! one is passed on as it comes, and the write stays in flight until its end (`response_body.rs`).
+
+use std::{rc::Rc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use hyper::ext::ReasonPhrase;
+
+use super::{
+    forward::{Admitted, Answer, Job},
+    headers::{self, Outcome as Shown},
+    hold::Share,
+    journaled::UNWRITTEN,
+    keyed,
+    refusals::{no_answer, unknown},
+    reply::{Answered, Refused, ReplyBody},
+    response_body::{AHEAD_BYTES, Ahead, Frames, ResponseBody, Streaming, read_ahead, take_ready},
+    upload::UploadState,
+};
+use crate::{
+    failpoints::{self, Fault, Point},
+    fence::write::{Effect, Event, Outcome},
+    route::{Route, UNSETTLING},
+    store::{answer::Head, pool::Lane},
+};
+
+/// What is known of a write's answer when its head is here.
+#[derive(Clone, Copy)]
+struct Reading {
+    status: StatusCode,
+    /// The complete answer will say what became of the write.
+    settles: bool,
+    /// The answer came before all of the request had left.
+    is_early: bool,
+    /// The digest of the body, where it is asked for.
+    digest: Option<[u8; 32]>,
+}
+
+impl Job {
+    /// Passes the store's answer on, and ends the write by it.
+    pub(super) async fn conclude(
+        self: Box<Self>,
+        answer: Answer,
+        upload: Option<&UploadState>,
+        digest: Option<[u8; 32]>,
+    ) -> Answered {
+        let Answer { mut lane, head, since } = answer;
+        let is_out = lane.link().is_out();
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            drop(lane);
+            let why = "it changed the protocol, which nobody asked for";
+            return Err(Box::pin(self.failed(true, why, None)).await.into());
+        }
+        let is_partial = upload.is_some_and(|upload| !upload.is_released());
+        let is_early = is_partial || !is_out;
+        if let Some(upload) = upload.filter(|_| is_early) {
+            // The end that is held back stays back, and the connection is of no further use.
+            upload.park();
+        }
+        let Head { status, reason, mut headers, .. } = *head;
+        let Some(write) = &self.write else {
+            return self.pass_on(lane, (status, reason), headers, is_early);
+        };
+        let route = self.route(write);
+        // What is left of a whole write may still leave before its connection is closed.
+        let settles = if is_early { is_partial && route.discards } else { is_settled_by(route, status) };
+        failpoints::reach(Point::Sent);
+        if failpoints::on(Fault::HeadSettles) {
+            let _ = write.guard.on(Event::Answered { settles: true });
+        }
+        let left = || self.patience().saturating_sub(Duration::from_secs_f64(since.seconds()));
+        let ahead = read_ahead(&mut lane, &self.worker, left).await;
+        let digest = digest.or_else(|| upload.and_then(UploadState::digest));
+        let reading = Reading { status, settles, is_early, digest };
+        let (body, shown) = match ahead {
+            Ahead::Broken(why) => {
+                drop(lane);
+                return Err(match Box::pin(self.close(write)).await {
+                    // The store throws away what it has of it.
+                    Outcome::Cancelled => no_answer(&why),
+                    _ => unknown(format!("the write was sent, and the store's answer broke off ({why})")),
+                }
+                .into());
+            }
+            Ahead::Whole(frames) => {
+                failpoints::reach(Point::Answered);
+                let keeps = self.end(write, lane, reading).await?;
+                let shown = if settles { Shown::Settled } else { Shown::Unknown };
+                headers::to_client(&mut headers, Some((&write.guard, shown)), &self.worker.last_seq);
+                if keeps {
+                    Box::pin(self.keep(write, reading, &headers, frames.data())).await;
+                }
+                return Ok(respond((status, reason), would(headers, write), ReplyBody::whole(frames)));
+            }
+            Ahead::Part(frames) => (self.go_on_streaming(write, lane, frames, reading, left()), reading.pending()),
+        };
+        headers::to_client(&mut headers, Some((&write.guard, shown)), &self.worker.last_seq);
+        Ok(respond((status, reason), would(headers, write), body))
+    }
+
+    /// The complete answer is here: ends the write. Returns whether the answer is to be kept under its key.
+    async fn end(&self, write: &Admitted, lane: Lane, reading: Reading) -> Result<bool, Box<Refused>> {
+        let Reading { status, settles, is_early, digest } = reading;
+        let mut effect = write.guard.on(Event::Answered { settles: settles && !is_early });
+        let is_recorded = matches!(effect, Effect::Record(_));
+        if is_recorded {
+            let written = match self.line(write) {
+                Some(entry) => {
+                    Box::pin(entry.settled(&self.worker.gate.ledger, digest.unwrap_or_default(), status.as_u16())).await
+                }
+                None => Ok(()),
+            };
+            effect = write.guard.on(Event::Recorded(written.is_ok()));
+        }
+        if effect != Effect::Close {
+            lane.give_back(self.worker.now());
+            return Ok(effect == Effect::KeepAnswer);
+        }
+        drop(lane);
+        Box::pin(self.close(write)).await;
+        if is_recorded { Err(unknown(UNWRITTEN.to_owned()).into()) } else { Ok(false) }
+    }
+
+    /// Keeps the answer under the write's idempotency key. Durable when this returns, or nobody knows.
+    async fn keep(&self, write: &Admitted, reading: Reading, headers: &HeaderMap, body: Option<Bytes>) {
+        let Some(answer) = write.guard.with_key(|claim| claim.keep(reading.status, headers, body)) else { return };
+        let payload = reading.digest.map(|digest| keyed::payload(&self.head, digest));
+        if let Some(kept) = keyed::keep_answer(&self.worker, &write.guard, payload, answer) {
+            // It ends where the worker does.
+            let _ = kept.await;
+        }
+    }
+
+    /// The rest of a write's answer is passed on as it comes.
+    fn go_on_streaming(
+        &self,
+        write: &Admitted,
+        lane: Lane,
+        ahead: Frames,
+        reading: Reading,
+        patience: Duration,
+    ) -> ReplyBody {
+        let status = reading.status.as_u16();
+        let streaming = Streaming {
+            worker: Rc::clone(&self.worker),
+            lane,
+            settles: reading.settles && !reading.is_early,
+            guard: Some(Rc::clone(&write.guard)),
+            line: self.line(write).map(|line| (line, reading.digest.unwrap_or_default(), status)),
+            payload: reading.digest.map(|digest| keyed::payload(&self.head, digest)),
+            status,
+        };
+        ReplyBody::store(ResponseBody::coming(ahead, streaming, patience))
+    }
+
+    /// Passes the answer to a read on.
+    fn pass_on(
+        &self,
+        mut lane: Lane,
+        status: (StatusCode, Option<Bytes>),
+        mut headers: HeaderMap,
+        is_early: bool,
+    ) -> Answered {
+        headers::to_client(&mut headers, None, &self.worker.last_seq);
+        let to_come = lane.link().to_come();
+        let bytes = to_come.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(AHEAD_BYTES).min(AHEAD_BYTES);
+        let share = Share::for_answer(&self.worker.plane, bytes, self.outfit.plan.settings.hold_total_bytes);
+        let ahead = if share.is_some() { take_ready(&mut lane) } else { Ok(Frames::default()) };
+        let ahead = ahead.map_err(|why| no_answer(&why))?;
+        let streaming = Streaming {
+            worker: Rc::clone(&self.worker),
+            lane,
+            settles: !is_early,
+            guard: None,
+            line: None,
+            payload: None,
+            status: status.0.as_u16(),
+        };
+        let body = ResponseBody::coming(ahead, streaming, self.patience()).ahead_of_client(to_come.is_none(), share);
+        Ok(respond(status, headers, ReplyBody::store(body)))
+    }
+}
+
+impl Reading {
+    /// What the client sees of a write whose answer has not come to its end.
+    fn pending(self) -> Shown {
+        if self.settles { Shown::Pending } else { Shown::Unknown }
+    }
+}
+
+/// Adds what the write would have been refused with if its route enforced.
+fn would(mut headers: HeaderMap, write: &Admitted) -> HeaderMap {
+    if let Some(code) = write.would {
+        headers.insert("fence-would", HeaderValue::from_static(code.as_str()));
+    }
+    headers
+}
+
+/// Whether an answer says what became of a write.
+fn is_settled_by(route: &Route, status: StatusCode) -> bool {
+    !UNSETTLING.contains(&status.as_u16()) || route.settles.contains(&status.as_u16())
+}
+
+fn respond((status, reason): (StatusCode, Option<Bytes>), headers: HeaderMap, body: ReplyBody) -> Response<ReplyBody> {
+    let mut response = Response::new(body);
+    (*response.status_mut(), *response.headers_mut()) = (status, headers);
+    if let Some(reason) = reason.and_then(|reason| ReasonPhrase::try_from(reason).ok()) {
+        response.extensions_mut().insert(reason);
+    }
+    response
+}

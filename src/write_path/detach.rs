@@ -1,0 +1,86 @@
+//! A write that has begun goes on when its client is gone: the rest of its work is handed to a task of its own.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll},
+};
+
+use super::{
+    Worker,
+    forward::{Job, forward},
+    guard::WriteGuard,
+    hold::Source,
+    plan::Outfit,
+    reply::{Answered, Refused},
+};
+use crate::fence::Permit;
+
+/// Work that goes on without a client. A worker does not stop before it is done.
+pub struct Detached(Rc<Worker>);
+
+impl Detached {
+    #[must_use]
+    pub fn new(worker: &Rc<Worker>) -> Self {
+        worker.carried.set(worker.carried.get() + 1);
+        Self(Rc::clone(worker))
+    }
+}
+
+impl Drop for Detached {
+    fn drop(&mut self) {
+        self.0.carried.set(self.0.carried.get() - 1);
+    }
+}
+
+/// Forwards a write. Dropped while something of the write may be on its way, it hands the work to a task of its own.
+pub struct Detachable {
+    work: Option<Pin<Box<dyn Future<Output = Answered>>>>,
+    worker: Rc<Worker>,
+    guard: Rc<WriteGuard>,
+    outfit: Rc<Outfit>,
+    route: usize,
+}
+
+impl Detachable {
+    #[must_use]
+    pub fn new(job: Box<Job>, guard: Rc<WriteGuard>, route: usize, body: Source) -> Self {
+        let (worker, outfit) = (Rc::clone(&job.worker), Rc::clone(&job.outfit));
+        Self { work: Some(Box::pin(forward(job, body))), worker, guard, outfit, route }
+    }
+
+    /// A refusal, with the object, the route and the lease that it is about.
+    fn about(&self, refused: Refused) -> Refused {
+        let permit = self.guard.permit();
+        let refused = refused.about(self.guard.object(), &self.outfit.plan.routes.all()[self.route].name);
+        refused.by(permit.map(|permit| permit.holder().clone()), permit.map(Permit::seq))
+    }
+}
+
+impl Future for Detachable {
+    type Output = Answered;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answered> {
+        let Some(work) = &mut self.work else { return Poll::Pending };
+        let done = work.as_mut().poll(context);
+        if done.is_ready() {
+            self.work = None;
+        }
+        done.map_err(|refused| Box::new(self.about(*refused)))
+    }
+}
+
+impl Drop for Detachable {
+    fn drop(&mut self) {
+        let may_have_left = self.guard.is_at_risk() && !self.worker.stopping.get();
+        if let Some(work) = self.work.take().filter(|_| may_have_left) {
+            let detached = Detached::new(&self.worker);
+            tokio::task::spawn_local(async move {
+                // No client gets the answer, but the write is settled by it.
+                drop(work.await);
+                drop(detached);
+            });
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The path of a request through the gate, top to bottom.
+//!
+//! ```text
+//! connection.rs  accept     a head is here
+//! classify.rs    classify   a read, a write to these objects with these tokens, or a refusal
+//! plan.rs        enter      the version of the route that the write is admitted by
+//! decide.rs      decide     judged under the object's lock, and counted as in flight from then on
+//! outgoing.rs    prepare    the body is collected, or begins to stream; an idempotency key is claimed
+//! forward.rs     exchange   a connection; judged again: the commit point; sent, once
+//! forward.rs     conclude   the complete answer settles the write; anything else leaves it unknown
+//! reply.rs       reply      the store's answer, or a refusal with a receipt
+//! ```
+//!
+//! What can be decided at once is decided in the first poll. The rest is one future.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    rc::Rc,
+    sync::atomic::Ordering,
+    task::{Context, Poll},
+};
+
+use http::{Method, Request, Response, request::Parts};
+use hyper::body::Incoming;
+
+use super::{
+    Worker,
+    classify::{Brought, Class, Target, Write, classify},
+    connection::{Busy, Client},
+    decide::{self, AdmitOptions, Decided, decide_at_once, decide_in_time},
+    declined::Declined,
+    detach::Detachable,
+    evict::{At, Turned},
+    forward::{Active, Admitted, Job, forward},
+    guard::WriteGuard,
+    hold::{Limits, Source},
+    keyed::Lookup,
+    plan::Outfit,
+    reply::{Answered, Refused, ReplyBody, refuse},
+};
+use crate::{
+    barrier::{
+        generation::RouteGuard,
+        in_flight::{Admission, InFlight},
+    },
+    clock::Stopwatch,
+    config::Mode,
+    failpoints::{self, Fault},
+    fence::{
+        Code, ObjectId,
+        idempotency::IdempotencyKey,
+        verdict::Presented,
+        write::{Event, ReadOnly, Terms, Write as Life},
+    },
+    route::Route,
+};
+
+/// A request that is being answered.
+pub struct Answering {
+    stage: Stage,
+    worker: Rc<Worker>,
+    client: Rc<Client>,
+    to_head: bool,
+    /// The connection is busy until the last byte of the answer has been handed on.
+    busy: Option<Busy>,
+}
+
+#[allow(clippy::large_enum_variant, reason = "each request begins with the largest")]
+enum Stage {
+    /// Not looked at yet. By the time of the first poll, hyper has handed on what came with the head.
+    New(Option<(Parts, Incoming)>),
+    Refused(Declined),
+    Work(Pin<Box<dyn Future<Output = Answered>>>),
+    Write(Detachable),
+}
+
+/// Answers one request.
+#[must_use]
+pub fn answer(worker: &Rc<Worker>, client: &Rc<Client>, request: Request<Incoming>, busy: Busy) -> Answering {
+    let to_head = request.method() == Method::HEAD;
+    let stage = Stage::New(Some(request.into_parts()));
+    Answering { stage, worker: Rc::clone(worker), client: Rc::clone(client), to_head, busy: Some(busy) }
+}
+
+/// The first poll: classify, enter, decide. What needs no waiting goes on to `forward` from here.
+fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, context: &mut Context<'_>) -> Stage {
+    let outfit = worker.outfit();
+    let mut lookup = None;
+    let class = match client.check_head(&head, &body) {
+        Ok(()) => classify(&head, &outfit.plan.routes, &outfit.plan.settings),
+        Err(doubt) => Err(doubt.into()),
+    };
+    let (first, body) = match class {
+        Err(unfit) => (FirstLook::Refused(unfit.into()), Source::coming(&head, body)),
+        Ok(Class::Read { store, may_have_body, read }) => {
+            (FirstLook::Read { store, may_have_body, read }, Source::coming(&head, body))
+        }
+        Ok(Class::Write(wanted)) => {
+            let body = if wanted.asks_first {
+                Source::coming(&head, body)
+            } else {
+                let limits = (Limits::of(&outfit.plan), outfit.plan.settings.hold_total_bytes);
+                Source::look(&head, body, &worker.plane, limits, client, context)
+            };
+            lookup = Lookup::of(&wanted).map(Box::new);
+            (try_admit(worker, &outfit, client, &head.method, wanted, body.is_here()), body)
+        }
+    };
+    let (worker, client) = (Rc::clone(worker), Rc::clone(client));
+    match first {
+        FirstLook::Refused(why) => match lookup {
+            None => Stage::Refused(Declined::new(why, &head, body)),
+            Some(lookup) => {
+                let declined = async move { decline_keyed(*lookup, &worker, &client, &outfit, &head, body, why).await };
+                Stage::Work(Box::pin(declined))
+            }
+        },
+        FirstLook::Read { store, may_have_body, read } => {
+            let job = Job { worker, outfit, store, client, head, read: Some(read), write: None, may_have_body };
+            Stage::Work(Box::pin(forward(Box::new(job), body)))
+        }
+        FirstLook::Admitted(write) => Stage::Write(forward_write(worker, outfit, client, head, body, write)),
+        FirstLook::Undecided(undecided) => Stage::Work(Box::pin(async move {
+            // It may not go on yet.
+            let loose = Turned::new(&client, At::of(&head.method), At::Loose, worker.now());
+            let decided = undecided.decide(&worker, &outfit, &head.method).await;
+            drop(loose);
+            match decided {
+                Ok(write) => forward_write(worker, outfit, client, head, body, write).await,
+                Err(why) => match lookup {
+                    None => Err(Declined::new(why, &head, body).finish(&worker).into()),
+                    Some(lookup) => decline_keyed(*lookup, &worker, &client, &outfit, &head, body, why).await,
+                },
+            }
+        })),
+    }
+}
+
+/// A keyed write that is refused for its lease gets the answer that is kept of it, if there is one.
+async fn decline_keyed(
+    lookup: Lookup,
+    worker: &Rc<Worker>,
+    client: &Rc<Client>,
+    outfit: &Outfit,
+    head: &Parts,
+    body: Source,
+    why: Refused,
+) -> Answered {
+    // It will not be sent, and its client may take its time with its body.
+    let _waits = Turned::new(client, At::of(&head.method), At::Client, worker.now());
+    match lookup.answer(worker, head, body, Limits::of(&outfit.plan), why).await {
+        Ok(response) => Ok(response),
+        Err((why, None)) => Err(why.into()),
+        Err((why, Some(body))) => Err(Declined::new(why, head, body).finish(worker).into()),
+    }
+}
+
+fn forward_write(
+    worker: Rc<Worker>,
+    outfit: Rc<Outfit>,
+    client: Rc<Client>,
+    head: Parts,
+    body: Source,
+    write: Admitted,
+) -> Detachable {
+    let (store, guard, route) = (outfit.plan.routes.all()[write.route].store, Rc::clone(&write.guard), write.route);
+    let job =
+        Box::new(Job { worker, outfit, store, client, head, read: None, write: Some(write), may_have_body: true });
+    Detachable::new(job, guard, route, body)
+}
+
+/// What the first look at a request says.
+#[allow(clippy::large_enum_variant, reason = "it does not live long")]
+enum FirstLook {
+    Refused(Refused),
+    Read { store: usize, may_have_body: bool, read: ReadOnly },
+    Admitted(Admitted),
+    Undecided(Undecided),
+}
+
+/// What a route says about its writes.
+fn terms_of(route: &Route, key: Option<&IdempotencyKey>) -> Terms {
+    Terms { unfenced: false, discards: route.discards, journaled: route.journal, keyed: key.is_some() }
+}
+
+/// Admits a write if that can be decided at once. `is_here`: all of its body is.
+fn try_admit(
+    worker: &Worker,
+    outfit: &Outfit,
+    client: &Client,
+    method: &Method,
+    wanted: Write<'_>,
+    is_here: bool,
+) -> FirstLook {
+    let Write { route, mut target, others, key, .. } = wanted;
+    if let Brought::Read(Presented::Claimant(claimant)) = &mut target.brought {
+        worker.gate.elections.stand(&target.object, claimant);
+    }
+    let Some(entered) = outfit.plan.enter(route, &worker.plane.gate.clock) else {
+        let why = Refused::new(Code::FenceDraining, "this route has changed; older writes are still on their way");
+        return FirstLook::Refused(why.about(&target.id(), &route.name));
+    };
+    let admission = Admitting { worker, outfit, method, route: route.place };
+    if route.mode == Mode::Off {
+        let admitted = admission.unfenced(entered, target.id(), None);
+        return admitted.map_or_else(FirstLook::Refused, FirstLook::Admitted);
+    }
+    let pool = &outfit.pools[route.store];
+    // A keyed write is remembered first.
+    let may_commit =
+        is_here && route.mode == Mode::Enforce && others.is_empty() && key.is_none() && !worker.closing.get();
+    let conn = if may_commit { pool.idle_lane_at_ease() } else { None };
+    let (now, stopwatch) = worker.now_and_watch();
+    let options = AdmitOptions {
+        terms: terms_of(route, key.as_ref()),
+        patience_ms: route.drain_wait_ms,
+        commits: conn.is_some(),
+        is_audit: route.mode == Mode::Audit,
+        near: client.last_place.get(),
+        plan: outfit.plan.generation,
+    };
+    let admitted = match decide_at_once(worker, entered, target, others, options, now) {
+        Decided::Yes(guard) => {
+            client.last_place.set(guard.place());
+            if let (Some(conn), Some(place)) = (&conn, guard.place()) {
+                conn.belongs_to(place.number(), client.peer.number());
+            }
+            admission.permitted(guard, stopwatch)
+        }
+        Decided::No(refused, entered) => admission.refused(entered, stopwatch, refused),
+        Decided::NotYet(target, others, entered) => {
+            if let Some(unused) = conn {
+                unused.put_back(now.boot);
+            }
+            let route = route.place;
+            return FirstLook::Undecided(Undecided { entered, route, target, others, stopwatch, options, key });
+        }
+    };
+    match admitted {
+        Ok(mut write) => {
+            (write.lane, write.key) = (conn, key);
+            FirstLook::Admitted(write)
+        }
+        Err(refused) => {
+            if let Some(unused) = conn {
+                unused.put_back(now.boot);
+            }
+            FirstLook::Refused(refused)
+        }
+    }
+}
+
+/// A write that could not be decided at once.
+struct Undecided {
+    entered: RouteGuard,
+    route: usize,
+    target: Target<'static>,
+    others: Vec<Target<'static>>,
+    stopwatch: Stopwatch,
+    options: AdmitOptions,
+    key: Option<IdempotencyKey>,
+}
+
+impl Undecided {
+    async fn decide(self, worker: &Worker, outfit: &Outfit, method: &Method) -> Result<Admitted, Refused> {
+        let Self { entered, route, target, others, stopwatch, options, key } = self;
+        let admission = Admitting { worker, outfit, method, route };
+        let write = match decide_in_time(worker, entered, target, others, options).await {
+            Ok(guard) => admission.permitted(guard, stopwatch)?,
+            Err((refused, entered)) => admission.refused(entered, stopwatch, refused)?,
+        };
+        Ok(Admitted { key, ..write })
+    }
+}
+
+/// The last step of an admission: what was decided is counted, and the write is let go on or refused.
+struct Admitting<'a> {
+    worker: &'a Worker,
+    outfit: &'a Outfit,
+    method: &'a Method,
+    route: usize,
+}
+
+impl Admitting<'_> {
+    fn route(&self) -> &Route {
+        &self.outfit.plan.routes.all()[self.route]
+    }
+
+    /// The judge permits the write.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "what it takes is large, and would be copied")]
+    fn permitted(self, guard: Rc<WriteGuard>, stopwatch: Stopwatch) -> Result<Admitted, Refused> {
+        let (seconds, since) = stopwatch.lap();
+        self.outfit.tallies[self.route].operation(self.method).judged(seconds, None);
+        if self.route().mode == Mode::Audit {
+            guard.unfence();
+        }
+        self.go_on(guard, Some(since), None)
+    }
+
+    /// The judge refuses the write: a route that only looks forwards it all the same.
+    fn refused(self, entered: RouteGuard, stopwatch: Stopwatch, refused: decide::Refused) -> Result<Admitted, Refused> {
+        let tally = self.outfit.tallies[self.route].operation(self.method);
+        tally.judged(stopwatch.seconds(), Some(&refused.why));
+        if self.route().mode == Mode::Audit || failpoints::on(Fault::ForwardStale) {
+            let would = Some(refused.why.code());
+            return self.unfenced(entered, refused.object, would);
+        }
+        Err(Refused::from(refused.why).about(&refused.object, &self.route().name))
+    }
+
+    /// The write is forwarded whatever a judge says. `would`: what a judge would have refused it with.
+    fn unfenced(self, entered: RouteGuard, object: ObjectId, would: Option<Code>) -> Result<Admitted, Refused> {
+        let terms = Terms { unfenced: true, ..terms_of(self.route(), None) };
+        let mut life = Life::new(terms);
+        let _ = life.on(Event::Arrived { whole: false });
+        let gate = Rc::clone(&self.worker.gate);
+        self.go_on(Rc::new(InFlight::new(gate, life, Admission::Unfenced(object), entered)), None, would)
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "what it takes is large, and would be copied")]
+    fn go_on(self, guard: Rc<WriteGuard>, since: Option<Stopwatch>, would: Option<Code>) -> Result<Admitted, Refused> {
+        let Self { worker, outfit, method, route } = self;
+        // A drain sets its flag before it looks whether a write is in flight, and this one is.
+        if worker.closing.get() || worker.gate.draining.load(Ordering::Acquire) {
+            let _ = guard.on(Event::Interrupted);
+            let why = "this gate is stopping; nothing was sent. Try again once it is back";
+            let refused = Refused::new(Code::GateStopping, why);
+            return Err(refused.about(guard.object(), &outfit.plan.routes.all()[route].name));
+        }
+        let active = Active::new(outfit.tallies[route].operation(method));
+        Ok(Admitted { route, guard, would, active, lane: None, since, key: None })
+    }
+}
+
+impl Future for Answering {
+    type Output = Result<Response<ReplyBody>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if let Stage::New(request) = &mut this.stage {
+            let (head, body) = request.take().expect("a request is looked at once");
+            this.stage = begin(&this.worker, &this.client, head, body, context);
+        }
+        let answered = match &mut this.stage {
+            Stage::New(_) => unreachable!("the first poll has replaced it"),
+            Stage::Refused(declined) => {
+                let response = |refused| Ok(refuse(&this.worker.plane, refused, this.to_head));
+                declined.poll(&this.worker, context).map(response)
+            }
+            Stage::Work(work) => work.as_mut().poll(context),
+            Stage::Write(write) => Pin::new(write).poll(context),
+        };
+        answered.map(|answered| {
+            let response = answered.unwrap_or_else(|refused| refuse(&this.worker.plane, *refused, this.to_head));
+            let busy = this.busy.take().expect("an answer is asked for once");
+            Ok(response.map(|body| body.during(busy)))
+        })
+    }
+}

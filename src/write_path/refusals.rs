@@ -1,0 +1,65 @@
+//! What a client gets whose request was not, or not certainly, done: texts and codes of the way to the store.
+
+use super::{hold::NoBody, reply::Refused, upload::Broken};
+use crate::{
+    fence::{Code, code::Limit},
+    store::pool::NoLane,
+};
+
+/// Why a connection that was just made or woken is of no use.
+pub(super) const UNASKED: &str = "it hung up, or spoke before it was asked";
+
+/// A reload has changed the route of a write of which nothing was sent.
+pub(super) fn rerouted() -> Refused {
+    Refused::new(Code::FenceDraining, "this route has just changed; nothing was sent")
+}
+
+/// A write whose outcome is unknown. `what`: what is known of it.
+pub(super) fn unknown(what: String) -> Refused {
+    Refused::new(Code::OutcomeUnknown, what + "; look before you write again")
+}
+
+pub(super) fn no_answer(why: &str) -> Refused {
+    Refused::new(Code::StoreUnreachable, format!("the store gave no answer ({why}); nothing was written"))
+}
+
+pub(super) fn no_connection(why: NoLane) -> Refused {
+    match why {
+        NoLane::Unreachable(why) => {
+            Refused::new(Code::StoreUnreachable, format!("the store cannot be reached ({why}); nothing was sent"))
+        }
+        NoLane::Overloaded => {
+            Refused::new(Code::GateOverloaded, "too many requests wait for the store; nothing was sent")
+        }
+    }
+}
+
+impl From<NoBody> for Broken {
+    fn from(why: NoBody) -> Self {
+        match why {
+            NoBody::Cut => Self::Client,
+            NoBody::Slow => Self::Slow,
+            NoBody::TooLong => Self::TooLong,
+        }
+    }
+}
+
+/// A body that was broken off before anything of it was sent.
+pub(super) fn unsent(broken: &Broken) -> Refused {
+    Refused::new(code_of(broken), format!("{broken}; nothing was sent"))
+}
+
+/// The body of a read that was broken off.
+pub(super) fn cut_off(broken: &Broken) -> Refused {
+    Refused::new(code_of(broken), format!("{broken}; a part of this read was sent to the store"))
+}
+
+fn code_of(broken: &Broken) -> Code {
+    match broken {
+        Broken::Client | Broken::Slow => Code::BodyUnreadable,
+        Broken::TooLong => Code::RequestLimit(Limit::Body),
+        Broken::TokenInTrailer => Code::FenceTokenMalformed,
+        // Behind the first piece. Before it, the write is judged once more, to say why.
+        Broken::Denied => Code::FenceDraining,
+    }
+}
