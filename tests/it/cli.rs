@@ -9,13 +9,14 @@ use serde_json::Value;
 
 use super::support::{
     process::{Gate, Site, binary, stderr, stdout},
+    run::{Ends, Lines, output_of},
     until,
 };
 
 fn lease(gate: &Gate, arguments: &[&str]) -> Output {
     let (verb, rest) = arguments.split_first().unwrap();
     let api = format!("http://{}", gate.api);
-    Command::new(binary()).args(["lease", verb, "--api", &api]).args(rest).output().unwrap()
+    Command::new(binary()).args(["lease", verb, "--api", &api]).args(rest).ends()
 }
 
 fn json(output: &Output) -> Value {
@@ -49,9 +50,9 @@ fn a_lease_lives_through_the_commands() {
     assert!(stdout(&released).contains("its fence stays 1"), "{released:?}");
     let again = lease(&gate, &["release", id, "--token", token, "--json"]);
     assert_eq!((again.status.code(), json(&again)["code"].as_str()), (Some(1), Some("LEASE_EXPIRED")));
-    let mut lines = BufReader::new(watch.0.stdout.take().unwrap()).lines();
+    let lines = Lines::of("lease watch", watch.0.stdout.take().unwrap());
     for kind in ["granted", "renewed", "released"] {
-        let line = lines.next().unwrap().unwrap();
+        let line = lines.next().unwrap();
         assert!(line.starts_with(kind) && line.contains("/data/users/"), "{line}");
     }
 }
@@ -71,10 +72,10 @@ fn scopeguard(child: std::process::Child) -> Killed {
 
 #[test]
 fn an_unreachable_gate_is_said_to_be_so() {
-    let refused = Command::new(binary()).args(["lease", "list", "--api", "http://127.0.0.1:1"]).output().unwrap();
+    let refused = Command::new(binary()).args(["lease", "list", "--api", "http://127.0.0.1:1"]).ends();
     assert_eq!(refused.status.code(), Some(1));
     assert!(stderr(&refused).contains("Is the gate running"), "{}", stderr(&refused));
-    let bad = Command::new(binary()).args(["lease", "list", "--api", "ftp://x"]).output().unwrap();
+    let bad = Command::new(binary()).args(["lease", "list", "--api", "ftp://x"]).ends();
     assert!(stderr(&bad).contains("is not a URL"), "{}", stderr(&bad));
 }
 
@@ -86,15 +87,9 @@ fn silent() -> (std::net::TcpListener, String) {
 }
 
 /// Runs a command that must end by itself.
+#[track_caller]
 fn ends(arguments: &[&str]) -> Output {
-    let mut command = Command::new(binary());
-    let child = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = scopeguard(child.spawn().unwrap());
-    until(&format!("{arguments:?} ends"), || child.0.try_wait().unwrap().is_some());
-    let (mut out, mut err) = (vec![], vec![]);
-    std::io::Read::read_to_end(&mut child.0.stdout.take().unwrap(), &mut out).unwrap();
-    std::io::Read::read_to_end(&mut child.0.stderr.take().unwrap(), &mut err).unwrap();
-    Output { status: child.0.wait().unwrap(), stdout: out, stderr: err }
+    Command::new(binary()).args(arguments).ends()
 }
 
 #[test]
@@ -169,7 +164,7 @@ fn a_watch_ends_when_its_stream_is_silent_for_too_long() {
 #[test]
 fn a_token_is_inspected_without_its_secret() {
     let token = "fg1.7.L2RhdGEvdXNlcnMv.AQIDBAUGBwgJCgsMDQ4PEA";
-    let shown = Command::new(binary()).args(["token", "inspect", token]).output().unwrap();
+    let shown = Command::new(binary()).args(["token", "inspect", token]).ends();
     assert_eq!(stdout(&shown), "object_id  /data/users/\nlease_seq  7\n");
     let mut child = Command::new(binary())
         .args(["token", "inspect", "-", "--json"])
@@ -178,9 +173,9 @@ fn a_token_is_inspected_without_its_secret() {
         .spawn()
         .unwrap();
     child.stdin.take().unwrap().write_all(format!("{token}\n").as_bytes()).unwrap();
-    let piped = child.wait_with_output().unwrap();
+    let piped = output_of("token inspect", &mut child);
     assert_eq!(json(&piped), serde_json::json!({ "object_id": "/data/users/", "lease_seq": 7 }));
-    let bad = Command::new(binary()).args(["token", "inspect", "fg1.0.x.AQIDBAUGBwgJCgsMDQ4PEA"]).output().unwrap();
+    let bad = Command::new(binary()).args(["token", "inspect", "fg1.0.x.AQIDBAUGBwgJCgsMDQ4PEA"]).ends();
     assert_eq!(bad.status.code(), Some(1));
     assert!(stderr(&bad).contains("lease_seq") && !stderr(&bad).contains("AQID"), "{}", stderr(&bad));
 }
@@ -193,7 +188,7 @@ fn the_table_is_counted_and_verified_beside_a_running_gate() {
         super::support::gate::acquire(&mut gate.api(), &format!("o{n}"), "a", 60_000);
     }
     let mut stats = Command::new(binary());
-    let stats = stats.args(["table", "stats", "--json", "--config"]).arg(site.config()).output().unwrap();
+    let stats = stats.args(["table", "stats", "--json", "--config"]).arg(site.config()).ends();
     let counted = json(&stats);
     assert_eq!((counted["rows"]["records"].as_u64(), counted["rows"]["leases"].as_u64()), (Some(50), Some(50)));
     assert_eq!(counted["clean"], false);
@@ -236,7 +231,8 @@ fn an_answer_that_cannot_be_printed_is_a_failure() {
     let mut command = Command::new(binary());
     command.args(["lease", "acquire", "--object", "o", "--holder", "h", "--api", &format!("http://{}", gate.api)]);
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let failed = command.stdout(full).output().unwrap();
+    let mut child = command.stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+    let failed = output_of("an acquire whose answer cannot be printed", &mut child);
     assert_eq!(failed.status.code(), Some(1), "{failed:?}");
 }
 
@@ -269,25 +265,25 @@ fn a_lease_on_an_object_that_no_route_makes_comes_with_a_warning() {
 fn drain_asks_the_gate_and_waits() {
     let site = Site::with_table();
     let gate = site.serve();
-    let drained = Command::new(binary()).args(["drain", "--ops", &format!("http://{}", gate.ops)]).output().unwrap();
+    let drained = Command::new(binary()).args(["drain", "--ops", &format!("http://{}", gate.ops)]).ends();
     assert_eq!(stdout(&drained), "drained\n");
     assert_eq!(gate.ops().get("/readyz").status, 503);
 }
 
 #[test]
 fn help_teaches_and_the_manual_and_completions_are_there() {
-    let help = stdout(&Command::new(binary()).arg("--help").output().unwrap());
+    let help = stdout(&Command::new(binary()).arg("--help").ends());
     for word in ["fencegate table init", "serve", "lease", "token", "drain"] {
         assert!(help.contains(word), "{word} is not in {help}");
     }
-    let version = stdout(&Command::new(binary()).arg("--version").output().unwrap());
+    let version = stdout(&Command::new(binary()).arg("--version").ends());
     assert_eq!(version, format!("fencegate {}\n", env!("CARGO_PKG_VERSION")));
-    let completions = stdout(&Command::new(binary()).args(["completions", "bash"]).output().unwrap());
+    let completions = stdout(&Command::new(binary()).args(["completions", "bash"]).ends());
     assert!(completions.contains("_fencegate"));
     let folder = tempfile::tempdir().unwrap();
-    let made = Command::new(binary()).args(["man", "--out"]).arg(folder.path()).output().unwrap();
+    let made = Command::new(binary()).args(["man", "--out"]).arg(folder.path()).ends();
     assert!(made.status.success(), "{made:?}");
     assert!(folder.path().join("fencegate-lease-acquire.1").exists());
-    assert!(stdout(&Command::new(binary()).arg("man").output().unwrap()).contains(".TH fencegate 1"));
-    assert_eq!(Command::new(binary()).arg("nonsense").output().unwrap().status.code(), Some(2));
+    assert!(stdout(&Command::new(binary()).arg("man").ends()).contains(".TH fencegate 1"));
+    assert_eq!(Command::new(binary()).arg("nonsense").ends().status.code(), Some(2));
 }

@@ -23,6 +23,8 @@ use super::support::{
 };
 
 const TTL: u64 = 1_000;
+/// How long a call may take to come.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn wanted(holder: &str) -> Wanted {
     Wanted::new(ObjectId::new("users").unwrap(), HolderId::new(holder).unwrap()).with_ttl_ms(TTL)
@@ -65,9 +67,8 @@ impl Bench {
     fn renewals(&self, count: usize) {
         let mut stream = self.gate.api();
         stream.send("GET", "/v1/watch", &[], b"").unwrap();
-        let mut seen = 0;
-        while seen < count {
-            seen += usize::from(stream.read_line().unwrap() == "event: renewed");
+        for _ in 0..count {
+            stream.until_line("a renewal", |line| line == "event: renewed");
         }
     }
 }
@@ -303,10 +304,10 @@ fn a_grant_that_is_not_confirmed_yet_can_be_given_up_and_is_given_back() {
     let asked = thread::spawn(move || {
         let mut asked = vec![];
         while !asked.last().is_some_and(|last: &String| last.contains("/renew")) {
-            asked.push(said.recv().unwrap());
+            asked.push(said.recv_timeout(PATIENCE).expect("a call at the gate"));
         }
         give_up.send(()).unwrap();
-        asked.push(said.recv().unwrap());
+        asked.push(said.recv_timeout(PATIENCE).expect("the lease given back"));
         asked
     });
     let api = LeaseApi::new(&url).unwrap();
@@ -342,7 +343,7 @@ fn a_grant_that_waits_for_older_writes_is_given_back_by_whoever_does_not_wait_fo
             given_up,
         ));
         assert_eq!(gone.unwrap_err(), if waits { NotHad::GivenUp } else { NotHad::Held { by: None } });
-        let asked: Vec<_> = (0..3).map(|_| said.recv().unwrap()).collect();
+        let asked: Vec<_> = (0..3).map(|_| said.recv_timeout(PATIENCE).expect("three calls")).collect();
         assert_eq!(asked[2], "DELETE /v1/leases/l HTTP/1.1", "{asked:?}");
     }
 }

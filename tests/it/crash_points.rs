@@ -26,6 +26,7 @@ use super::support::{
     gate::acquire,
     power::{Synced, copy_folder},
     process::{Site, binary},
+    run::Ends,
     until,
 };
 
@@ -127,7 +128,7 @@ fn table(arguments: &[&str], site: &Site) -> Command {
 }
 
 fn run(mut command: Command) -> Output {
-    command.output().unwrap()
+    command.ends()
 }
 
 /// When a command was killed.

@@ -1,16 +1,16 @@
 //! `fencegate demo`: what it prints works when copied, and its story can fail.
 
-use std::{
-    io::{BufRead, BufReader, Read},
-    process::{Command, Stdio},
-};
+use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::support::process::{binary, failpoints_binary, stderr};
+use super::support::{
+    process::{binary, failpoints_binary, stderr},
+    run::{Ends, Lines, end_of},
+};
 
 fn story(mut command: Command) -> std::process::Output {
-    command.args(["demo", "--story"]).output().unwrap()
+    command.args(["demo", "--story"]).ends()
 }
 
 #[test]
@@ -45,18 +45,16 @@ fn a_default_build_refuses_the_switch() {
 #[test]
 fn the_lines_to_try_work_when_copied() {
     let mut demo = Command::new(binary()).arg("demo").stdout(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(demo.stdout.take().unwrap());
+    let said = Lines::of("the demo", demo.stdout.take().unwrap());
     let mut lines = vec![];
     // Printed last: everything is up, and everything has been said.
     while lines.last().is_none_or(|line: &String| !line.contains("Ctrl-C")) {
-        let mut line = String::new();
-        assert!(said.read_line(&mut line).unwrap() > 0, "{lines:?}");
-        lines.push(line);
+        lines.push(said.next().unwrap_or_else(|| panic!("it has ended: {lines:?}")));
     }
     let script: String =
         lines.iter().filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with('#'))).collect();
     assert_eq!(script.lines().count(), 5, "{script}");
-    let done = Command::new("sh").arg("-euc").arg(&script).output().unwrap();
+    let done = Command::new("sh").arg("-euc").arg(&script).ends();
     let text = String::from_utf8(done.stdout.clone()).unwrap();
     assert!(done.status.success(), "{text}{}", stderr(&done));
     for part in ["HTTP/1.1 201", "fence-outcome: settled", "HTTP/1.1 428", "\"WRITE_UNFENCED\"", "}Ada{\"receipts\":[{"]
@@ -64,7 +62,5 @@ fn the_lines_to_try_work_when_copied() {
         assert!(text.contains(part), "{part}: {text}");
     }
     kill_process(Pid::from_child(&demo), Signal::INT).unwrap();
-    let mut rest = String::new();
-    said.read_to_string(&mut rest).unwrap();
-    assert!(demo.wait().unwrap().success());
+    assert!(end_of("the demo", &mut demo).success());
 }

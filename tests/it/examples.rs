@@ -10,6 +10,7 @@ use serde_json::json;
 use super::support::{
     gate::text,
     process::{Gate, Site, stderr, stdout},
+    run::{Ends, end_of},
     store::Store,
     until,
 };
@@ -37,7 +38,7 @@ impl Bench {
     }
 
     fn run(&self, example: &str, values: &[&str]) -> Output {
-        self.command(example, values).output().unwrap()
+        self.command(example, values).ends()
     }
 }
 
@@ -67,14 +68,12 @@ fn each_example_keeps_its_lease_while_it_works_and_ends_when_it_is_lost() {
         let values: Vec<&str> = values.iter().map(String::as_str).collect();
         let mut stream = bench.gate.api();
         stream.send("GET", "/v1/watch", &[], b"").unwrap();
-        let child = bench.command(example, &values).stdout(std::process::Stdio::null()).spawn().unwrap();
-        let mut renewed = 0;
-        while renewed < 4 {
-            renewed += usize::from(stream.read_line().unwrap() == "event: renewed");
+        let mut child = bench.command(example, &values).stdout(std::process::Stdio::null()).spawn().unwrap();
+        for _ in 0..4 {
+            stream.until_line("a renewal", |line| line == "event: renewed");
         }
         bench.gate.api().post("/v1/objects/users/revoke", &json!({ "reason": "a test" })).expect(200);
-        let ended = child.wait_with_output().unwrap();
-        assert_eq!(ended.status.code(), Some(1), "{example}");
+        assert_eq!(end_of(example, &mut child).code(), Some(1), "{example}");
         let written = bench.store.applied().len();
         assert!(written > 0 && written < values.len(), "{example}: {written}");
         // It has given up for good: the next one has its turn, and is the last that writes.
@@ -107,10 +106,11 @@ fn a_killed_example_lets_its_lease_run_out_and_shows_its_token_to_nobody() {
                 shown |= is_its_own && arguments.contains("fg1.");
             }
         };
-        let mut renewed = 0;
-        while renewed < 2 {
-            look();
-            renewed += usize::from(stream.read_line().unwrap() == "event: renewed");
+        for _ in 0..2 {
+            until("a renewal", || {
+                look();
+                stream.read_line().unwrap() == "event: renewed"
+            });
         }
         until("some writes", || {
             look();
@@ -118,7 +118,7 @@ fn a_killed_example_lets_its_lease_run_out_and_shows_its_token_to_nobody() {
         });
         child.kill().unwrap();
         child.wait().unwrap();
-        while stream.read_line().unwrap() != "event: expired" {}
+        stream.until_line("the lease runs out", |line| line == "event: expired");
         assert!(!shown, "{example}: its token is in the arguments of a process");
     }
 }

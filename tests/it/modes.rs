@@ -11,6 +11,7 @@ use super::support::{
     gate::acquire,
     power::all_files,
     process::{Site, binary},
+    run::Ends,
 };
 
 fn mode(path: &Path) -> u32 {
@@ -43,7 +44,7 @@ fn is_closed(folder: &Path) {
 fn a_table_and_its_copies_are_the_gates_alone() {
     let site = Site::new();
     let run = |arguments: &[&str]| {
-        let done = with_usual_umask().args(arguments).arg("--config").arg(site.config()).output().unwrap();
+        let done = with_usual_umask().args(arguments).arg("--config").arg(site.config()).ends();
         assert!(done.status.success(), "{done:?}");
     };
     run(&["table", "init"]);

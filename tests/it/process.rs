@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
     net::{SocketAddr, TcpListener},
     process::{Command, Stdio},
 };
@@ -14,6 +13,7 @@ use super::support::{
     gate::{acquire, text, wanted},
     http::Conn,
     process::{Site, binary, failpoints_binary, nothing_lands_late, stderr},
+    run::{Ends, Lines, end_of},
     until,
 };
 
@@ -25,7 +25,7 @@ fn a_gate_says_when_it_is_ready_and_stops_in_good_order() {
         assert_eq!(gate.ready, format!("ready gate={} api={} ops={}\n", gate.gate, gate.api, gate.ops));
         acquire(&mut gate.api(), &format!("{signal:?}"), "a", 60_000);
         gate.signal(signal);
-        assert!(gate.child.wait().unwrap().success());
+        assert!(end_of("a gate that was stopped", &mut gate.child).success());
     }
     let gate = site.serve();
     let metrics = String::from_utf8(gate.ops().get("/metrics").body).unwrap();
@@ -128,12 +128,12 @@ fn every_fault_of_a_configuration_is_listed_at_once() {
     fs::write(site.config(), "[api\n").unwrap();
     let refused = site.run(&["check"]);
     assert!(refused.status.code() == Some(2) && stderr(&refused).contains("is not TOML"), "{}", stderr(&refused));
-    let missing = Command::new(binary()).args(["check", "--config", "/nowhere.toml"]).output().unwrap();
+    let missing = Command::new(binary()).args(["check", "--config", "/nowhere.toml"]).ends();
     assert!(missing.status.code() == Some(2) && stderr(&missing).contains("cannot be read"));
     let mut unknown = Command::new(binary());
     site.configure("");
     unknown.args(["check", "--config"]).arg(site.config()).env("FENCEGATE__LEASE__TTL", "5");
-    let unknown = unknown.output().unwrap();
+    let unknown = unknown.ends();
     assert!(stderr(&unknown).contains("FENCEGATE__LEASE__TTL: there is no such setting"), "{}", stderr(&unknown));
 }
 
@@ -159,24 +159,17 @@ fn only_a_loopback_peer_may_drain() {
         wait $!"#;
     let mut command = Command::new("unshare");
     command.args(["--net", "--map-root-user", "sh", "-c", script, "sh"]).arg(binary()).arg(site.config());
-    let done = command.output().unwrap();
+    let done = command.ends();
     assert_eq!(String::from_utf8_lossy(&done.stdout), "403 200 200 503", "{}", stderr(&done));
 }
 
 #[test]
 fn a_default_build_refuses_test_faults() {
-    let run = |binary, fault: &str| {
-        Command::new(binary).arg("--version").env("FENCEGATE_TEST_FAULT", fault).output().unwrap()
-    };
+    let run = |binary, fault: &str| Command::new(binary).arg("--version").env("FENCEGATE_TEST_FAULT", fault).ends();
     // `--version` is answered before anything else, so a real command is asked.
     let site = Site::new();
     let check = |binary, fault: &str| {
-        Command::new(binary)
-            .args(["check", "--config"])
-            .arg(site.config())
-            .env("FENCEGATE_TEST_FAULT", fault)
-            .output()
-            .unwrap()
+        Command::new(binary).args(["check", "--config"]).arg(site.config()).env("FENCEGATE_TEST_FAULT", fault).ends()
     };
     assert!(run(binary(), "no-sync").status.success());
     let refused = check(binary(), "no-sync");
@@ -187,7 +180,7 @@ fn a_default_build_refuses_test_faults() {
     let point = |binary, point: &str| {
         let mut command = Command::new(binary);
         command.args(["check", "--config"]).arg(site.config()).env("FENCEGATE_TEST_POINT", point);
-        command.output().unwrap().status.code()
+        command.ends().status.code()
     };
     assert_eq!(point(binary(), "sealed=kill:1"), Some(2));
     assert_eq!(point(failpoints_binary(), "sealed=kill:1,loaded=hold:x"), Some(0));
@@ -279,10 +272,11 @@ fn a_full_disk_latches_the_table_and_loses_nothing() {
     nothing_lands_late(&mut command);
     let log = fs::OpenOptions::new().create(true).append(true).open(site.folder.path().join("log")).unwrap();
     let mut shell = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
-    let mut lines = BufReader::new(shell.stdout.take().unwrap()).lines();
-    let mut ready = || -> (SocketAddr, SocketAddr) {
-        let line = lines.next().unwrap_or_else(|| panic!("no gate: {}", site.log())).unwrap();
-        let address = |name: &str| line.split(' ').find_map(|part| part.strip_prefix(name)).unwrap().parse().unwrap();
+    let lines = Lines::of("a gate on a small disk", shell.stdout.take().unwrap());
+    let ready = || -> (SocketAddr, SocketAddr) {
+        let line = lines.next().unwrap_or_else(|| panic!("no gate: {}", site.log()));
+        let address =
+            |name: &str| line.trim_end().split(' ').find_map(|part| part.strip_prefix(name)).unwrap().parse().unwrap();
         (address("api="), address("ops="))
     };
     let (api, ops) = ready();
@@ -310,8 +304,7 @@ fn a_gate_whose_log_nobody_reads_serves_and_latches_all_the_same() {
     let mut command = with_syncs("error=EIO:when=20+");
     command.args(["serve", "--config"]).arg(site.config());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let line = Lines::of("a gate whose log is not read", child.stdout.take().unwrap()).next().unwrap();
     drop(child.stderr.take());
     let api = line.split(' ').find_map(|part| part.strip_prefix("api=")).unwrap().parse().unwrap();
     let mut api = Conn::open(api).unwrap();
@@ -367,7 +360,7 @@ fn a_stop_keeps_its_deadline_though_the_disk_hangs() {
         }
     }
     gate.signal(Signal::TERM);
-    let status = gate.child.wait().unwrap();
+    let status = end_of("a gate whose disk hangs", &mut gate.child);
     assert!(status.success(), "{status}");
     assert!(site.log().contains("the deadline has passed"), "{}", site.log());
 }

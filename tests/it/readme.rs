@@ -2,26 +2,27 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
     net::TcpListener,
     os::unix::process::CommandExt,
     path::Path,
-    process::{Child, ChildStdout, Command, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::support::process::binary;
+use super::support::{
+    process::binary,
+    run::{Lines, end_of},
+};
 
 fn blocks() -> Vec<String> {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
     text.split("\n```sh\n").skip(1).map(|rest| rest.split("\n```\n").next().unwrap().to_owned() + "\n").collect()
 }
 
-/// Killed when dropped. Someone has to listen to what it says.
+/// Killed when dropped.
 struct Demo {
     child: Child,
-    _says: BufReader<ChildStdout>,
 }
 
 impl Drop for Demo {
@@ -34,10 +35,8 @@ impl Drop for Demo {
 /// What `make run` starts, and its ready line.
 fn demo() -> (Demo, String) {
     let mut child = Command::new(binary()).arg("demo").stdout(Stdio::piped()).spawn().unwrap();
-    let mut ready = String::new();
-    let mut says = BufReader::new(child.stdout.take().unwrap());
-    says.read_line(&mut ready).unwrap();
-    (Demo { child, _says: says }, ready)
+    let ready = Lines::of("the demo", child.stdout.take().unwrap()).next().unwrap_or_default();
+    (Demo { child }, ready)
 }
 
 fn address<'a>(ready: &'a str, name: &str) -> &'a str {
@@ -67,11 +66,15 @@ fn the_readmes_commands_work_when_copied() {
     }
     command.env("FENCEGATE_AGENT__AGENT__LISTEN", &agent).env("FENCEGATE_AGENT__STATUS__LISTEN", "127.0.0.1:0");
     let mut shell = command.spawn().unwrap();
-    let mut lines = BufReader::new(shell.stdout.take().unwrap());
+    let lines = Lines::of("the README's commands", shell.stdout.take().unwrap());
     let mut said = String::new();
-    while lines.read_line(&mut said).unwrap() > 0 && !said.contains("ready gate=") {}
+    while !said.contains("ready gate=")
+        && let Some(line) = lines.next()
+    {
+        said.push_str(&line);
+    }
     kill_process_group(Pid::from_child(&shell), Signal::TERM).unwrap();
-    shell.wait().unwrap();
+    end_of("the README's commands", &mut shell);
     for part in [
         "HTTP/1.1 201 Created",
         "fence-outcome: settled",

@@ -11,7 +11,8 @@ use serde_json::Value;
 use super::support::{
     gate::{acquire, renewal, text, wanted},
     power::copy_folder,
-    process::{Gate, Site, binary, finish, stderr, stdout},
+    process::{Gate, Site, binary, stderr, stdout},
+    run::{Ends, finish},
 };
 
 pub const STRIDE: u64 = 1 << 32;
@@ -94,7 +95,7 @@ fn whoever_opens_a_table_first_a_lost_tail_is_not_forgotten() {
     cut_the_tail(&site);
     let mut backup = Command::new(binary());
     backup.args(["table", "backup", "--config"]).arg(site.config()).arg("--to").arg(site.folder.path().join("backup"));
-    assert!(backup.output().unwrap().status.success());
+    assert!(backup.ends().status.success());
     assert_eq!(fence(&site.serve(), "o4"), STRIDE);
 
     let (site, _) = killed_with_leases(5);
@@ -261,13 +262,8 @@ fn a_key_without_its_table_is_not_taken_for_a_new_installation() {
 fn a_stopped_table_is_backed_up_without_a_gate() {
     let (site, _) = killed_with_leases(2);
     let backup = site.folder.path().join("backup");
-    let made = Command::new(binary())
-        .args(["table", "backup", "--config"])
-        .arg(site.config())
-        .arg("--to")
-        .arg(&backup)
-        .output()
-        .unwrap();
+    let made =
+        Command::new(binary()).args(["table", "backup", "--config"]).arg(site.config()).arg("--to").arg(&backup).ends();
     assert!(made.status.success() && backup.join("CURRENT").exists(), "{made:?}");
 }
 

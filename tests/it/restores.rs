@@ -18,6 +18,7 @@ use super::{
         gate::{acquire, text},
         power::copy_folder,
         process::{Site, binary, stderr, stdout},
+        run::Ends,
     },
 };
 
@@ -30,15 +31,13 @@ fn a_restored_backup_is_a_new_incarnation_under_a_new_key() {
     let made = Command::new(binary())
         .args(["table", "backup", "--api", &format!("http://{}", gate.api), "--to"])
         .arg(&backup)
-        .output()
-        .unwrap();
+        .ends();
     assert!(made.status.success(), "{made:?}");
     assert!(!backup.join("key").exists(), "a backup holds no secret");
     let twice = Command::new(binary())
         .args(["table", "backup", "--api", &format!("http://{}", gate.api), "--to"])
         .arg(&backup)
-        .output()
-        .unwrap();
+        .ends();
     assert!(!twice.status.success() && stderr(&twice).contains("there already"), "{twice:?}");
     // What is granted after the backup is unknown to it.
     let later = acquire(&mut gate.api(), "orders", "a", 3_600_000);
@@ -46,7 +45,7 @@ fn a_restored_backup_is_a_new_incarnation_under_a_new_key() {
     let restore = |arguments: &[&str]| {
         let mut command = Command::new(binary());
         command.args(["table", "restore", "--config"]).arg(site.config()).arg("--from").arg(&backup).args(arguments);
-        command.output().unwrap()
+        command.ends()
     };
     let refused = restore(&[]);
     assert!(refused.status.code() == Some(2) && stderr(&refused).contains("--replace"), "{refused:?}");
@@ -73,8 +72,7 @@ fn a_restored_backup_is_a_new_incarnation_under_a_new_key() {
         .args(["table", "restore", "--config"])
         .arg(site.config())
         .args(["--replace", "--from", "/nowhere"])
-        .output()
-        .unwrap();
+        .ends();
     assert!(stderr(&nothing).contains("holds no backup"), "{nothing:?}");
 }
 
@@ -86,7 +84,7 @@ fn back_up_as(site: &Site, name: &str) -> PathBuf {
     let backup = site.folder.path().join(name);
     let mut command = Command::new(binary());
     command.args(["table", "backup", "--config"]).arg(site.config()).arg("--to").arg(&backup);
-    let made = command.output().unwrap();
+    let made = command.ends();
     assert!(made.status.success(), "{made:?}");
     backup
 }
@@ -94,7 +92,7 @@ fn back_up_as(site: &Site, name: &str) -> PathBuf {
 fn restore(site: &Site, from: &Path, more: &[&str]) -> Output {
     let mut command = Command::new(binary());
     command.args(["table", "restore", "--config"]).arg(site.config()).arg("--from").arg(from).args(more);
-    command.output().unwrap()
+    command.ends()
 }
 
 #[track_caller]
@@ -377,12 +375,12 @@ fn a_table_that_does_not_open_can_be_replaced() {
     let backup = site.folder.path().join("backup");
     let mut command = Command::new(binary());
     command.args(["table", "backup", "--config"]).arg(site.config()).arg("--to").arg(&backup);
-    assert!(command.output().unwrap().status.success());
+    assert!(command.ends().status.success());
     fs::write(site.data().join("table/CURRENT"), "MANIFEST-999999\n").unwrap();
     let restore = |from: &Path| {
         let mut command = Command::new(binary());
         command.args(["table", "restore", "--replace", "--config"]).arg(site.config()).arg("--from").arg(from);
-        command.output().unwrap()
+        command.ends()
     };
     let restored = restore(&backup);
     assert!(restored.status.success(), "{restored:?}");

@@ -15,6 +15,7 @@ use super::support::{
     authority::Authority,
     gate::{acquire, text},
     process::{Gate, Site, binary, stderr},
+    run::Ends,
     store::Store,
     until,
 };
@@ -40,8 +41,8 @@ fn curl(gate: &Gate, ca: &Path, arguments: &[&str]) -> String {
         .args(["-w", " %{http_version} %{http_code}"])
         .args(arguments)
         .arg(format!("https://gate.test:{port}/users/1"))
-        .output();
-    String::from_utf8(done.unwrap().stdout).unwrap()
+        .ends();
+    String::from_utf8(done.stdout).unwrap()
 }
 
 #[test]
@@ -242,7 +243,7 @@ fn certificates_that_cannot_be_used_stop_the_start() {
     ] {
         let file = folder.path().join("config.toml");
         fs::write(&file, format!("[{section}]\n{config}\n")).unwrap();
-        let refused = Command::new(binary()).args(["check", "--config"]).arg(&file).output().unwrap();
+        let refused = Command::new(binary()).args(["check", "--config"]).arg(&file).ends();
         assert_eq!(refused.status.code(), Some(2), "{config}");
         assert!(stderr(&refused).contains(&format!("{key}: ")), "{}", stderr(&refused));
     }

@@ -15,6 +15,7 @@ use super::support::{
     bench::Bench,
     gate::{acquire, text},
     process::binary,
+    run::Ends,
     until,
 };
 
@@ -142,7 +143,7 @@ fn http_2_goes_the_same_way() {
             .args(["-s", "--http2-prior-knowledge", "-w", " %{http_version} %{http_code}"])
             .args(arguments)
             .arg(&url);
-        String::from_utf8(command.output().unwrap().stdout).unwrap()
+        String::from_utf8(command.ends().stdout).unwrap()
     };
     let token = format!("fence-token: {}", bench.token());
     assert_eq!(curl(&["-X", "PUT", "-d", "value", "-H", &token]), "PUT /users/1 5\n 2 200");
@@ -346,7 +347,7 @@ fn a_port_that_another_process_shares_is_an_error() {
     let site = super::support::process::Site::with_table();
     let config = std::fs::read_to_string(site.config()).unwrap();
     std::fs::write(site.config(), config.replacen("127.0.0.1:0", &taken.to_string(), 1)).unwrap();
-    let refused = Command::new(binary()).args(["serve", "--config"]).arg(site.config()).output().unwrap();
+    let refused = Command::new(binary()).args(["serve", "--config"]).arg(site.config()).ends();
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("gate.listen: cannot listen"), "{refused:?}");
 }

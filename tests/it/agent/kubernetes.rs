@@ -118,7 +118,7 @@ fn one_leads_with_the_token_of_its_term_and_the_other_says_who() {
     assert_eq!(bench.gate.story(), ["PUT /users/1", "GET /users/1"]);
     // A stop in good order hands over, and nobody waits for the minute that the lease lasts.
     one.signal(Signal::TERM);
-    assert!(one.child.wait().unwrap().success());
+    assert!(one.ended().success());
     until("the other one leads", || two.leader("users")["leader"] == true);
     two.put("/users/2").expect_ok();
     let after = bench.lease("users");
@@ -389,7 +389,7 @@ fn a_controller_that_elects_by_client_go_takes_part_in_the_same_election() {
     let led = other.next("leader", |_| true);
     assert_eq!(text(&led, "leader"), bench.holder("users"));
     one.signal(Signal::TERM);
-    assert!(one.child.wait().unwrap().success());
+    assert!(one.ended().success());
     let token = other.leads();
     assert_eq!(token, fence_token(&bench.lease("users")));
     other.next("answer", |answer| answer["token"] == token);
@@ -436,7 +436,7 @@ fn a_stop_finishes_what_is_on_its_way_before_it_gives_the_lease_back() {
     until("no more writes are taken", || agent.put("/users/1").header("fence-error") == Some("GATE_STOPPING"));
     assert!(bench.holder("users").starts_with("one_"), "not given back under a write's feet");
     slow.let_go().expect_ok();
-    assert!(agent.child.wait().unwrap().success());
+    assert!(agent.ended().success());
     assert_eq!(bench.holder("users"), "");
     assert!(agent.log().contains("stopped in good order"), "{}", agent.log());
 }

@@ -8,6 +8,7 @@ use super::{
     super::support::{
         agent::{Agent, settings},
         gate::acquire,
+        until,
         wire::Wire,
     },
     Bench, Okay,
@@ -69,7 +70,7 @@ fn renewals_before_writes_share_a_connection_and_each_other() {
     agent.put("/users/1").expect_ok();
     let mut stream = bench.gate.api();
     stream.send("GET", "/v1/watch", &[], b"").unwrap();
-    while !stream.read_line().unwrap().contains("watching") {}
+    stream.until_line("the stream", |line| line.contains("watching"));
     let before = wire.calls();
     let mut conn = agent.conn();
     for _ in 0..50 {
@@ -86,12 +87,12 @@ fn renewals_before_writes_share_a_connection_and_each_other() {
     });
     assert!(wire.calls() - before <= 20, "{} connections for 450 writes", wire.calls() - before);
     acquire(&mut bench.gate.api(), "the-end", "b", 60_000);
-    let (mut renewed, mut is_over) = (0, false);
-    while !is_over {
+    let mut renewed = 0;
+    until("the last event", || {
         let line = stream.read_line().unwrap();
         renewed += usize::from(line == "event: renewed");
-        is_over = line.contains("the-end");
-    }
+        line.contains("the-end")
+    });
     // Fifty came one after the other, each with a renewal of its own.
     assert!((51..300).contains(&renewed), "{renewed} renewals for 50 writes and 400 that came together");
     assert_eq!(bench.gate.api().get("/v1/receipts").expect(200)["receipts"], json!([]));

@@ -18,6 +18,7 @@ use super::{
         gate::text,
         http::Conn,
         process::stderr,
+        run::end_of,
         until,
     },
     Bench, Okay,
@@ -40,7 +41,7 @@ fn a_stop_finishes_what_is_on_its_way_and_releases() {
     assert_eq!(text(&bench.lease("users"), "state"), "held", "not released under a write's feet");
     fs::write(go, "").unwrap();
     slow.receive().unwrap().expect_ok();
-    assert!(agent.child.wait().unwrap().success());
+    assert!(agent.ended().success());
     assert_eq!(text(&bench.lease("users"), "state"), "released");
     assert!(agent.log().contains("stopped in good order"), "{}", agent.log());
 }
@@ -207,7 +208,7 @@ fn a_hang_up_is_a_stop_in_good_order() {
     let mut agent = bench.agent("a");
     agent.put("/users/1").expect_ok();
     agent.signal(Signal::HUP);
-    assert!(agent.child.wait().unwrap().success());
+    assert!(agent.ended().success());
     assert_eq!(text(&bench.lease("users"), "state"), "released");
 }
 
@@ -234,14 +235,14 @@ fn a_second_signal_is_no_success() {
     agent.signal(Signal::TERM);
     until("it stops", || Conn::open(agent.status).unwrap().get("/readyz").status == 503);
     agent.signal(Signal::TERM);
-    assert_eq!(agent.child.wait().unwrap().code(), Some(1));
+    assert_eq!(agent.ended().code(), Some(1));
     assert!(agent.log().contains("a second signal"), "{}", agent.log());
     // The gate has the same write on its way.
     let Bench { mut gate, site, .. } = bench;
     gate.signal(Signal::TERM);
     until("it stops", || site.log().contains("stopping: SIGTERM"));
     gate.signal(Signal::INT);
-    assert_eq!(gate.child.wait().unwrap().code(), Some(1));
+    assert_eq!(end_of("a gate that was signalled twice", &mut gate.child).code(), Some(1));
 }
 
 #[test]
@@ -252,6 +253,6 @@ fn half_a_request_does_not_hold_a_stop_up() {
     half.write_all(b"PUT /users/1 HTTP/1.1\r\nhost: localhost\r\ncontent-le").unwrap();
     agent.put("/users/1").expect_ok();
     agent.signal(Signal::TERM);
-    assert!(agent.child.wait().unwrap().success());
+    assert!(agent.ended().success());
     assert_eq!(text(&bench.lease("users"), "state"), "released");
 }

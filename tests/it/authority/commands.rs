@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::USERS;
 use crate::support::{
     process::{Gate, Site, binary, stderr, stdout},
+    run::output_of,
     store::Store,
 };
 
@@ -21,7 +22,7 @@ fn run(arguments: &[&str], input: &str) -> Output {
     let mut child =
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-    child.wait_with_output().unwrap()
+    output_of(&format!("fencegate {}", arguments.join(" ")), &mut child)
 }
 
 #[track_caller]

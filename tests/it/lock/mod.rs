@@ -4,10 +4,10 @@ mod processes;
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Write},
+    io::Write,
     os::unix::process::ExitStatusExt,
     path::PathBuf,
-    process::{Child, ChildStdout, Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::support::{
     gate::{acquire, renewal, text},
     process::{Gate, Site, binary, stderr, stdout},
+    run::{Ends, Lines, end_of, output_of},
     store::Store,
     until,
 };
@@ -53,7 +54,7 @@ impl Bench {
     }
 
     fn run(&self, options: &[&str], script: &str) -> Output {
-        self.command(options, script).output().unwrap()
+        self.command(options, script).ends()
     }
 
     fn start(&self, options: &[&str], script: &str) -> Lock {
@@ -76,20 +77,20 @@ impl Bench {
 /// A `fencegate lock` that runs, and what its command says.
 struct Lock {
     child: Child,
-    says: BufReader<ChildStdout>,
+    says: Lines,
 }
 
 impl Lock {
     fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let says = BufReader::new(child.stdout.take().unwrap());
+        let says = Lines::of(&format!("{command:?}"), child.stdout.take().unwrap());
         Self { child, says }
     }
 
+    /// The next line that its command says; empty where it has ended.
+    #[track_caller]
     fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.says.read_line(&mut line).unwrap();
-        line.trim_end().to_owned()
+        self.says.next().unwrap_or_default().trim_end().to_owned()
     }
 
     fn signal(&self, signal: Signal) {
@@ -97,10 +98,10 @@ impl Lock {
     }
 
     /// Its code, and what it said on standard error.
+    #[track_caller]
     fn end(mut self) -> (Option<i32>, String) {
-        let mut said = String::new();
-        std::io::Read::read_to_string(&mut self.child.stderr.take().unwrap(), &mut said).unwrap();
-        (self.child.wait().unwrap().code(), said)
+        let ended = output_of("lock", &mut self.child);
+        (ended.status.code(), stderr(&ended))
     }
 }
 
@@ -138,7 +139,7 @@ fn a_command_runs_under_a_lease_and_its_code_comes_back() {
     let mut command = bench.command(&[], "cat");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"hello").unwrap();
-    assert_eq!(stdout(&child.wait_with_output().unwrap()), "hello");
+    assert_eq!(stdout(&output_of("lock with an input", &mut child)), "hello");
 }
 
 #[test]
@@ -149,10 +150,9 @@ fn a_lease_is_renewed_for_as_long_as_the_command_runs() {
     let token = lock.line();
     let mut stream = bench.gate.api();
     stream.send("GET", "/v1/watch", &[], b"").unwrap();
-    let mut renewed = 0;
     // Five renewals are longer than the ttl.
-    while renewed < 5 {
-        renewed += usize::from(stream.read_line().unwrap() == "event: renewed");
+    for _ in 0..5 {
+        stream.until_line("a renewal", |line| line == "event: renewed");
     }
     let check = bench.gate.api().post("/v1/tokens/check", &json!({ "fence_token": token })).expect(200);
     assert_eq!(check["valid"], true);
@@ -172,9 +172,9 @@ fn what_is_not_to_be_had_ends_with_a_code_of_its_own() {
     let mut command = Command::new(binary());
     let api = format!("http://{}", bench.gate.api);
     command.args(["lock", "--object", "users", "--ttl", "1", "--api", &api, "--", "touch", "ran"]);
-    let refused = command.output().unwrap();
+    let refused = command.ends();
     assert_eq!((refused.status.code(), stderr(&refused).contains("REQUEST_INVALID: ttl_ms")), (Some(1), true));
-    let usage = |arguments: &[&str]| Command::new(binary()).arg("lock").args(arguments).output().unwrap();
+    let usage = |arguments: &[&str]| Command::new(binary()).arg("lock").args(arguments).ends();
     for bad in [&["--object", "users"][..], &["--", "true"], &["--object", "", "--", "true"]] {
         assert_eq!(usage(bad).status.code(), Some(2), "{bad:?}");
     }
@@ -213,13 +213,11 @@ fn a_turn_is_waited_for() {
     let mut api = bench.gate.api();
     let first = acquire(&mut api, "users", "first", 60_000);
     let mut lock = bench.start(&["--holder", "second"], "echo $FENCE_SEQ");
-    let mut says = BufReader::new(lock.child.stderr.take().unwrap());
-    let mut line = String::new();
-    says.read_line(&mut line).unwrap();
-    assert_eq!(line, "fencegate: waiting for users, held by first\n");
+    let says = Lines::of("lock", lock.child.stderr.take().unwrap());
+    assert_eq!(says.next().unwrap(), "fencegate: waiting for users, held by first\n");
     api.delete(&format!("/v1/leases/{}", text(&first, "lease_id")), text(&first, "fence_token")).expect(200);
     assert_eq!(lock.line(), "2");
-    assert!(lock.child.wait().unwrap().success());
+    assert!(end_of("lock", &mut lock.child).success());
 }
 
 #[test]
@@ -301,11 +299,11 @@ fn the_lease_is_released_only_when_the_command_and_what_it_left_behind_are_gone(
     // It goes on being renewed meanwhile.
     let mut stream = bench.gate.api();
     stream.send("GET", "/v1/watch", &[], b"").unwrap();
-    while stream.read_line().unwrap() != "event: renewed" {}
+    stream.until_line("a renewal", |line| line == "event: renewed");
     assert_eq!(bench.state(), "held");
     assert!(is_alive(child));
     fs::write(bench.path("go"), "").unwrap();
-    while stream.read_line().unwrap() != "event: released" {}
+    stream.until_line("the release", |line| line == "event: released");
     assert!(!is_alive(child), "what the command left behind outlives its lease");
     assert_eq!(lock.end().0, Some(5));
 }

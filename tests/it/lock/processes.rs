@@ -1,15 +1,17 @@
 //! What a command under `lock` consists of: none of it outlives the lease, and no signal that is ignored, blocked or
 //! unheard of gets between.
 
-use std::{
-    io::{BufRead, BufReader},
-    process::{Command, Stdio},
-};
+use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
-    super::support::{gate::acquire, process::stdout, until},
+    super::support::{
+        gate::acquire,
+        process::stdout,
+        run::{Ends, Lines, end_of},
+        until,
+    },
     Bench, Lock, is_alive,
 };
 
@@ -45,7 +47,7 @@ fn a_command_on_a_terminal_can_be_typed_to_and_interrupted() {
     let command = bench.command(&[], script);
     let mut python = Command::new("python3");
     python.args(["-c", TERMINAL]).arg(command.get_program()).args(command.get_args());
-    let said = stdout(&python.output().unwrap());
+    let said = stdout(&python.ends());
     assert!(said.contains("hello someone"), "{said}");
     assert_eq!(said.matches("interrupted").count(), 1, "{said}");
     assert!(said.trim_end().ends_with(" 9"), "{said}");
@@ -83,19 +85,22 @@ fn on_a_terminal_too_nothing_of_a_command_outlives_its_lease() {
     let mut python = Command::new("python3");
     python.args(["-c", SHOWN]).arg(command.get_program()).args(command.get_args());
     let mut python = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(python.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let mut stubborn = || lines.find_map(|line| Some(line.trim().strip_prefix("stubborn ")?.to_owned())).unwrap();
+    let lines = Lines::of("lock on a terminal", python.stdout.take().unwrap());
+    let stubborn = || {
+        let line = lines.find("a process that is stubborn", |line| line.starts_with("stubborn "));
+        line.trim().trim_start_matches("stubborn ").to_owned()
+    };
     let pids = [stubborn(), stubborn(), stubborn()];
     bench.revoke();
-    let ended = lines.find(|line| line.starts_with("ended")).unwrap();
+    let ended = lines.find("its end", |line| line.starts_with("ended"));
     let left: Vec<_> = pids.iter().filter(|pid| is_alive(pid)).collect();
     for pid in &left {
         let _ = kill_process(Pid::from_raw(pid.parse().unwrap()).unwrap(), Signal::KILL);
     }
     drop(python.stdin.take());
-    python.wait().unwrap();
+    end_of("the terminal", &mut python);
     assert_eq!(left, Vec::<&String>::new(), "these outlive the lease");
-    assert_eq!(ended, "ended 76");
+    assert_eq!(ended.trim_end(), "ended 76");
 }
 
 #[test]
@@ -127,7 +132,7 @@ fn what_was_there_before_the_command_is_left_alone() {
         shell
     });
     let (before, _command) = (lock.line(), lock.line());
-    assert!(lock.child.wait().unwrap().success());
+    assert!(end_of("lock", &mut lock.child).success());
     let lives = is_alive(&before);
     let _ = kill_process(Pid::from_raw(before.parse().unwrap()).unwrap(), Signal::KILL);
     assert!(lives, "it was killed, and was not the command's");
@@ -149,7 +154,7 @@ fn processes_that_lost_their_parent_are_waited_for_while_the_command_runs() {
     let command = bench.command(&[], &script.replace("< ended", "< ended 2>/dev/null || echo 0"));
     let mut first = Command::new("python3");
     first.args(["-c", FIRST]).arg(command.get_program()).args(command.get_args());
-    let ran = first.current_dir(bench.site.folder.path()).stdin(Stdio::null()).output().unwrap();
+    let ran = first.current_dir(bench.site.folder.path()).stdin(Stdio::null()).ends();
     assert_eq!(stdout(&ran), "left 0\n", "{ran:?}");
 }
 
@@ -159,7 +164,7 @@ fn children_are_waited_for_also_where_their_end_is_ignored_from_the_start() {
     let usual = bench.command(&[], "(exit 3); echo $?; exit 7");
     let mut command = Command::new("/usr/bin/env");
     command.args(["--default-signal=HUP,INT,QUIT,TERM", "--ignore-signal=CHLD"]).args(usual.get_args().skip(1));
-    let ran = command.current_dir(bench.site.folder.path()).stdin(Stdio::null()).output().unwrap();
+    let ran = command.current_dir(bench.site.folder.path()).stdin(Stdio::null()).ends();
     assert_eq!((ran.status.code(), stdout(&ran).as_str()), (Some(7), "3\n"), "{ran:?}");
     assert_eq!(bench.state(), "released");
 }
@@ -181,12 +186,11 @@ fn a_signal_that_is_blocked_from_the_start_is_heard_all_the_same() {
     bench.revoke();
     assert_eq!(lock.end().0, Some(76));
     acquire(&mut bench.gate.api(), "users", "first", 60_000);
-    let mut lock = blocking(&[], "touch ran");
+    let lock = blocking(&[], "touch ran");
     until("a waiter", || {
         String::from_utf8(bench.gate.ops().get("/metrics").body).unwrap().contains("fencegate_lease_waiters 1\n")
     });
     lock.signal(Signal::TERM);
-    until("it ends while it waits", || lock.child.try_wait().unwrap().is_some());
     assert_eq!(lock.end().0, Some(128 + 15));
     assert!(!bench.path("ran").exists());
 }
@@ -206,7 +210,6 @@ fn a_signal_that_is_blocked_from_the_start_ends_a_command_that_runs() {
     let mut lock = blocking("300", "echo $$; exec sleep 1000");
     let pid = lock.line();
     lock.signal(Signal::TERM);
-    until("lock ends", || lock.child.try_wait().unwrap().is_some());
     let (code, said) = lock.end();
     assert_eq!(code, Some(128 + 9), "{said}");
     assert!(said.contains("SIGTERM, which was blocked when fencegate started"), "{said}");
@@ -217,7 +220,6 @@ fn a_signal_that_is_blocked_from_the_start_ends_a_command_that_runs() {
     let mut lock = blocking("60000", &format!("exec python3 -c \"{waits}\""));
     assert_eq!(lock.line(), "up");
     lock.signal(Signal::TERM);
-    until("lock ends", || lock.child.try_wait().unwrap().is_some());
     assert_eq!(lock.end(), (Some(6), String::new()));
     assert_eq!(bench.state(), "released");
 }

@@ -2,10 +2,9 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
     net::SocketAddr,
     path::PathBuf,
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,6 +13,7 @@ use serde_json::Value;
 use super::{
     http::{Answer, Conn},
     process::binary,
+    run::{Ends, Lines, end_of},
 };
 
 /// An agent that runs. Killed when dropped.
@@ -42,8 +42,8 @@ impl Agent {
         command.arg("--default-signal=HUP,INT,TERM").arg(binary());
         command.args(["agent", "--config"]).arg(config).stdout(Stdio::piped()).stderr(file).stdin(Stdio::null());
         let mut child = command.spawn().unwrap();
-        let mut ready = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let says = Lines::of("an agent that is to be ready, or to refuse to start", child.stdout.take().unwrap());
+        let ready = says.next().unwrap_or_default();
         let address = |name: &str| -> SocketAddr {
             let part = ready.split_whitespace().find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
             part.unwrap_or_else(|| panic!("no agent: {}", fs::read_to_string(&log).unwrap())).parse().unwrap()
@@ -57,7 +57,13 @@ impl Agent {
         let folder = tempfile::tempdir().unwrap();
         let config: PathBuf = folder.path().join("agent.toml");
         fs::write(&config, text).unwrap();
-        Command::new(binary()).args(["agent", "--config"]).arg(config).output().unwrap()
+        Command::new(binary()).args(["agent", "--config"]).arg(config).ends()
+    }
+
+    /// Waits until it has ended by itself.
+    #[track_caller]
+    pub fn ended(&mut self) -> ExitStatus {
+        end_of("an agent that was stopped", &mut self.child)
     }
 
     pub fn conn(&self) -> Conn {

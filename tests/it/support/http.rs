@@ -96,6 +96,13 @@ impl Conn {
         stream.write_all(&[request.as_bytes(), body].concat())
     }
 
+    /// Reads lines of a stream until one is as wanted, but not for ever: a stream's keep-alives come more often than
+    /// the socket's own patience ends.
+    #[track_caller]
+    pub fn until_line(&mut self, what: &str, is_it: impl Fn(&str) -> bool) {
+        super::until(what, || is_it(&self.read_line().unwrap()));
+    }
+
     /// Sends bytes as they are.
     pub fn send_raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.stream.get_mut().write_all(bytes)

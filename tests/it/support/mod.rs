@@ -10,6 +10,7 @@ pub mod kube;
 pub mod locks;
 pub mod power;
 pub mod process;
+pub mod run;
 pub mod signers;
 pub mod store;
 pub mod wire;

@@ -2,50 +2,16 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read},
     net::SocketAddr,
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
-    sync::mpsc,
-    thread,
-    time::Duration,
 };
 
-use super::http::Conn;
-
-/// More than any command takes that ends by itself, and than a gate takes to be ready.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Runs a command to its end, but not for ever: a gate that starts where it should not would never end.
-#[track_caller]
-pub fn finish(what: &str, command: &mut Command) -> Output {
-    let pipes = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = pipes.spawn().unwrap();
-    let (done, ended) = mpsc::sync_channel(1);
-    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-    let both = thread::spawn(move || {
-        let (mut stdout, mut stderr) = (vec![], vec![]);
-        let errors = thread::spawn(move || {
-            err.read_to_end(&mut stderr).unwrap();
-            stderr
-        });
-        out.read_to_end(&mut stdout).unwrap();
-        let stderr = errors.join().unwrap();
-        // Both pipes are closed: it has ended, or is about to.
-        let _ = done.send(());
-        (stdout, stderr)
-    });
-    let is_over = ended.recv_timeout(PATIENCE).is_ok();
-    if !is_over {
-        child.kill().unwrap();
-    }
-    let status = child.wait().unwrap();
-    let (stdout, stderr) = both.join().unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    assert!(is_over, "waited in vain for {what} to end; it said:\n{said}");
-    Output { status, stdout, stderr }
-}
+use super::{
+    http::Conn,
+    run::{Ends, Lines, end_of},
+};
 
 /// The program as users get it.
 pub fn binary() -> PathBuf {
@@ -106,8 +72,7 @@ impl Site {
 
     /// Runs a subcommand that takes `--config` to its end.
     pub fn run(&self, arguments: &[&str]) -> Output {
-        let what = format!("fencegate {}", arguments.join(" "));
-        finish(&what, Command::new(binary()).args(arguments).arg("--config").arg(self.config()))
+        Command::new(binary()).args(arguments).arg("--config").arg(self.config()).ends()
     }
 
     pub fn serve(&self) -> Gate {
@@ -126,14 +91,15 @@ impl Site {
         nothing_lands_late(&mut command);
         let file = fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
         let mut child = command.stdout(Stdio::piped()).stderr(file).stdin(Stdio::null()).spawn().unwrap();
-        let ready = first_line(&mut child, &log);
+        let says = Lines::of("a gate that is to be ready, or to refuse to start", child.stdout.take().unwrap());
+        let ready = says.next().unwrap_or_default();
         let address = |name: &str| -> Option<SocketAddr> {
             ready.split_whitespace().find_map(|part| part.strip_prefix(name))?.strip_prefix('=')?.parse().ok()
         };
         match (address("api"), address("ops")) {
             (Some(api), Some(ops)) => Ok(Gate { child, gate: address("gate").unwrap(), api, ops, ready }),
             _ => {
-                let status = child.wait().unwrap();
+                let status = end_of("a gate that is not ready", &mut child);
                 Err((status, fs::read_to_string(log).unwrap()))
             }
         }
@@ -142,25 +108,6 @@ impl Site {
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
-}
-
-/// What a gate says on its standard output once it is up; nothing where it has ended.
-#[track_caller]
-fn first_line(child: &mut Child, log: &Path) -> String {
-    let (tell, told) = mpsc::sync_channel(1);
-    let stdout = child.stdout.take().unwrap();
-    thread::spawn(move || {
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).unwrap();
-        let _ = tell.send(line);
-    });
-    told.recv_timeout(PATIENCE).unwrap_or_else(|_| {
-        let _ = child.kill();
-        panic!(
-            "waited in vain for a gate to be ready, or to refuse to start; it said:\n{}",
-            fs::read_to_string(log).unwrap()
-        )
-    })
 }
 
 /// A gate that runs. Killed when dropped.
@@ -194,7 +141,7 @@ impl Gate {
     /// Stops it with SIGTERM, and expects good order.
     pub fn stop(mut self) {
         self.signal(rustix::process::Signal::TERM);
-        let status = self.child.wait().unwrap();
+        let status = end_of("a gate that was stopped", &mut self.child);
         assert!(status.success(), "{status}");
     }
 

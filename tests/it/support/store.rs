@@ -1,7 +1,6 @@
 //! A recording store in its own process: what it wrote down is what was applied.
 
 use std::{
-    io::{BufRead, BufReader},
     path::Path,
     process::{Child, Command, Stdio},
 };
@@ -10,6 +9,7 @@ use serde_json::Value;
 
 use super::{
     http::{Answer, Conn},
+    run::Lines,
     until,
 };
 
@@ -34,8 +34,7 @@ impl Store {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/recording.py");
         let mut child =
             Command::new("python3").arg(script).arg(log.path()).args(tls).stdout(Stdio::piped()).spawn().unwrap();
-        let mut port = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut port).unwrap();
+        let port = Lines::of("a recording store", child.stdout.take().unwrap()).next().unwrap_or_default();
         Self { child, port: port.trim().parse().unwrap(), log }
     }
 

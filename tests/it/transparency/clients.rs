@@ -3,6 +3,7 @@
 use std::{io::Write, path::Path, process::Command};
 
 use super::{Line, Text, printed};
+use crate::support::run::Ends;
 
 #[test]
 fn h2load_gets_an_answer_to_every_write_on_both_protocols() {
@@ -13,7 +14,7 @@ fn h2load_gets_an_answer_to_every_write_on_both_protocols() {
         let mut command = Command::new("h2load");
         command.args(["-n", "2000", "-c", "10"]).args(protocol).arg("-d").arg(body.path());
         command.arg("-H").arg(format!("fence-token: {}", line.token)).arg(line.url(path));
-        let output = command.output().unwrap();
+        let output = command.ends();
         let said = String::from_utf8(printed(&output).to_vec()).unwrap();
         assert!(said.contains(" 2000 succeeded, 0 failed, 0 errored, 0 timeout"), "{said}");
         assert!(said.contains("status codes: 2000 2xx, 0 3xx, 0 4xx, 0 5xx"), "{said}");
@@ -30,6 +31,6 @@ fn pythons_http_client_reads_and_writes_on_one_connection() {
     // -B: it leaves no compiled files in the source tree.
     let mut python = Command::new("python3");
     python.arg("-B").arg(script).args([&gate.ip().to_string(), &gate.port().to_string(), &line.token]);
-    let output = python.output().unwrap();
+    let output = python.ends();
     assert_eq!(String::from_utf8_lossy(printed(&output)), "60 answers are right\n");
 }

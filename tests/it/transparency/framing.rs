@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::runtime;
 
 use super::{HTTP_1, HTTP_2, Line, Text, connect, printed, settled, whole};
-use crate::support::h2::H2;
+use crate::support::{h2::H2, run::Ends};
 
 const PROTOCOLS: [&str; 2] = [HTTP_1, HTTP_2];
 /// What a body may have to be held; longer ones stream.
@@ -24,12 +24,12 @@ fn a_body_is_asked_for_only_once_its_write_may_go_on() {
     let expect = ["-H", "expect: 100-continue", "--expect100-timeout", "300", "-T"];
     let mut refused = line.curl(HTTP_1, "/users/1");
     refused.args(expect).arg(file.path()).args(["-w", " %{http_code} %{size_upload}"]);
-    let output = refused.output().unwrap();
+    let output = refused.ends();
     let said = String::from_utf8_lossy(printed(&output)).into_owned();
     assert!(said.contains("WRITE_UNFENCED") && said.ends_with(" 428 0"), "{said}");
     assert_eq!(line.store.writes_once_each(), 0);
     let mut accepted = line.fenced_curl(HTTP_1, "/users/1");
-    let output = accepted.args(expect).arg(file.path()).output().unwrap();
+    let output = accepted.args(expect).arg(file.path()).ends();
     let came = whole(printed(&output), SIZE as u64);
     assert_eq!(came["headers"]["expect"], Value::Null, "what was asked of the gate is not asked of the store");
     assert_eq!(line.store.writes_once_each(), 1);
@@ -59,7 +59,7 @@ fn a_refusal_reaches_an_http_2_client_that_is_still_sending() {
     file.write_all(&Text::first(HOLD_BYTES - 1)).unwrap();
     let mut refused = line.curl(HTTP_2, "/users/1");
     refused.arg("-T").arg(file.path()).args(["-w", " %{http_version} %{http_code}"]);
-    let output = refused.output().unwrap();
+    let output = refused.ends();
     let said = String::from_utf8_lossy(printed(&output)).into_owned();
     assert!(said.contains("WRITE_UNFENCED") && said.ends_with(" 2 428"), "{said}");
     // A longer one is broken off. curl may take that for a failure and forget the answer that it has
@@ -142,7 +142,7 @@ fn trailers_of_an_answer_reach_a_client_that_takes_them() {
             let (head, body) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
             let mut curl = line.curl(protocol, &format!("/users/{size}?trailers"));
             curl.args(["-H", takes, "-D"]).arg(head.path()).arg("-o").arg(body.path());
-            printed(&curl.output().unwrap());
+            printed(&curl.ends());
             assert!(std::fs::read(body.path()).unwrap() == Text::first(size), "{protocol} {size}");
             // curl writes trailers where it writes headers.
             let head = std::fs::read_to_string(head.path()).unwrap();
@@ -166,7 +166,7 @@ fn large_headers_pass_both_ways_and_larger_ones_are_refused() {
     let over_http_2 = |value: &str| {
         let mut curl = line.fenced_curl(HTTP_2, "/users/2");
         curl.args(["-X", "PUT", "-D", "-", "-o", "/dev/null", "-H"]).arg(format!("x-echo: {value}"));
-        String::from_utf8(printed(&curl.output().unwrap()).to_vec()).unwrap()
+        String::from_utf8(printed(&curl.ends()).to_vec()).unwrap()
     };
     let head = over_http_2(&large);
     assert!(head.starts_with("HTTP/2 200") && head.contains(&format!("x-echo: {large}\r\n")), "{head}");
@@ -200,7 +200,7 @@ fn answers_of_unknown_length_arrive_whole_and_stay_of_unknown_length() {
         for size in [0, 10, 300_000, 5 << 20] {
             let body = tempfile::NamedTempFile::new().unwrap();
             let mut curl = line.curl(protocol, &format!("/users/{size}?chunked"));
-            let output = curl.args(["-D", "-", "-o"]).arg(body.path()).output().unwrap();
+            let output = curl.args(["-D", "-", "-o"]).arg(body.path()).ends();
             let head = String::from_utf8(printed(&output).to_vec()).unwrap().to_lowercase();
             assert!(!head.contains("content-length:"), "{head}");
             assert_eq!(head.contains("transfer-encoding: chunked"), protocol == HTTP_1, "{head}");
@@ -218,7 +218,7 @@ fn an_answer_of_unknown_length_leaves_its_connection_to_the_store_for_the_next()
     for _ in 0..9 {
         curl.arg(line.url("/users/1000?chunked"));
     }
-    let output = curl.output().unwrap();
+    let output = curl.ends();
     assert_eq!(printed(&output).len(), 10 * 1_000);
     assert_eq!(connections() - before, 2, "one for the ten, and one for asking");
 }

@@ -3,6 +3,7 @@
 use std::{io::Write, process::Stdio};
 
 use super::{HTTP_1, HTTP_2, Line, Text, printed, settled, whole};
+use crate::support::run::output_of;
 
 const GIB: u64 = 1 << 30;
 /// How much the gate may grow by.
@@ -18,7 +19,7 @@ fn upload(line: &Line, protocol: &str, size: u64) {
     let mut input = curl.stdin.take().unwrap();
     let sent = Text::each(size, |piece| input.write_all(piece));
     drop(input);
-    let output = curl.wait_with_output().unwrap();
+    let output = output_of("curl with an upload", &mut curl);
     let came = whole(printed(&output), size);
     sent.unwrap();
     assert_eq!(came["framing"], "chunked", "it was streamed, not collected");
@@ -39,7 +40,7 @@ fn download(line: &Line, protocol: &str, size: u64) {
     let mut command = line.curl(protocol, &format!("/users/{size}"));
     let mut curl = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     assert_eq!(Text::check(curl.stdout.take().unwrap()), size);
-    printed(&curl.wait_with_output().unwrap());
+    printed(&output_of("curl with a download", &mut curl));
 }
 
 #[track_caller]

@@ -14,7 +14,7 @@ mod large;
 
 use std::{
     fs,
-    io::{self, BufRead, BufReader, Read},
+    io::{self, Read},
     net::SocketAddr,
     path::Path,
     process::{Child, Command, Output, Stdio},
@@ -29,6 +29,7 @@ use super::support::{
     gate::{acquire, text},
     http::{Answer, Conn},
     process::{Gate, Site, binary, stderr},
+    run::Lines,
     until,
 };
 
@@ -101,8 +102,7 @@ impl Bulk {
     fn start() -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/bulk.py");
         let mut child = Command::new("python3").arg(script).stdout(Stdio::piped()).spawn().unwrap();
-        let mut port = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut port).unwrap();
+        let port = Lines::of("a store", child.stdout.take().unwrap()).next().unwrap_or_default();
         Self { child, port: port.trim().parse().unwrap() }
     }
 

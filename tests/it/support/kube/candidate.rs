@@ -14,7 +14,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::{ApiServer, Who};
+use super::{super::run::end_of, ApiServer, Who};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -110,7 +110,7 @@ impl Candidate {
 
     /// Waits until it has ended: 0 after SIGTERM, 3 where it lost its leadership.
     pub fn ended(&mut self) -> ExitStatus {
-        self.child.wait().unwrap()
+        end_of("a candidate", &mut self.child)
     }
 }
 
