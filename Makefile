@@ -62,6 +62,8 @@ test: setup-test ## run every test
 	python3 -B bench/test_pace.py
 	python3 -B chaos/test_linear.py
 	python3 -B chaos/test_oracle.py
+	python3 -B chaos/test_keyed.py
+	python3 -B chaos/test_agents.py
 	python3 -B soak/test_soak.py
 	charts/test/run
 	chaos/run --controls

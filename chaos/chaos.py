@@ -14,12 +14,14 @@ from gate import wait_until
 from history import linearize
 from lab import Broken, Lab
 from logs import now
-from objects import EXTERNAL, MIGRATED, OBJECTS
+from objects import AGENTS, EXTERNAL, MIGRATED, OBJECTS
 from processes import Failed, Helper
 
 WRITERS = 14
 # Those whose locks are kept elsewhere, each a process.
 LOCKERS = 6
+# Agents, with an application behind each.
+AGENT_PROCESSES = 2
 HOLDERS = [f"w{n}" for n in range(WRITERS)] + ["driver"]
 LEASES_LOOKED_AT = 30
 FRESH_LOOKED_AT = 40
@@ -41,6 +43,7 @@ DECK = [
     (faults.clock_back, "clock back", 10),
     (faults.read_slowly_across_kill, "slow read across a kill", 10),
     (faults.migrate_across_kill, "migration across a kill", 11),
+    (faults.keyed_across_kill, "keyed writes across a kill", 7),
     (faults.hold_syncs, "", 5),
     (faults.hold_sync_under_load, "", 6),
     (faults.tear_tail, "new incarnations after a lost first grant", 10),
@@ -119,7 +122,7 @@ class Run:
         return self.made[-1]
 
     def known(self):
-        return OBJECTS + MIGRATED + EXTERNAL + ["ra-1", "ra-2", "rb-1", "rb-2"] + self.made[-FRESH_LOOKED_AT:]
+        return OBJECTS + MIGRATED + EXTERNAL + AGENTS + ["ra-1", "ra-2", "rb-1", "rb-2"] + self.made[-FRESH_LOOKED_AT:]
 
     @contextlib.contextmanager
     def at_rest(self):
@@ -157,6 +160,9 @@ class Run:
         for program, number in ("lockers.py", LOCKERS), ("writers.py", 0 if self.is_external else WRITERS):
             self.writers.append(Helper(program, self.lab.folder, self.lab.grants.port, self.seed, number,
                                        errors=self.lab.folder / "errors"))
+        if not self.is_external:
+            self.writers.append(Helper("agents.py", self.lab.folder, self.lab.grants.port, self.seed, AGENT_PROCESSES,
+                                       self.gate.binary, errors=self.lab.folder / "errors"))
         until = begun + duration
         self.play_deck(float("inf"))
         while now() < until:

@@ -261,30 +261,55 @@ class Client:
         return Upload(self, lease, wish, body, **how)
 
 
+class Keyed:
+    """What a write with an Idempotency-Key says, in each of its attempts."""
+
+    def __init__(self, client, object_id, body, name=None):
+        self.client, self.object = client, object_id
+        self.name = name or f"k{next(Client.numbers)}"
+        if is_journaled(object_id):
+            # By its digest it is found in the journal.
+            body = f"{client.process}:{next(Client.numbers)} ".encode() + body
+        self.body, self.digest = body, hashlib.sha256(body).hexdigest()
+
+    def other(self):
+        """Another write with the same key."""
+        return Keyed(self.client, self.object, self.body + b"other", self.name)
+
+
 class Upload:
     """A write on its way. It begins with its head and `first` bytes of its body; `finish` sends the rest.
 
     `hangs_up`: the client goes away instead of sending the rest. `asks`: it waits for a 100 Continue first. `token`:
-    another one than the lease's; empty for none.
+    another one than the lease's; empty for none. `key`: a Keyed, whose body it is.
     """
 
-    def __init__(self, client, lease, wish, body, first=None, hangs_up=False, asks=False, token=None):
+    def __init__(self, client, lease, wish, body, first=None, hangs_up=False, asks=False, token=None, key=None):
         self.client, self.hangs_up = client, hangs_up
         self.object = lease.object
         # What a forged token gets says nothing of the lease.
         self.seq = lease.seq if token is None else None
+        # Then the agent has the token, and only it knows which.
+        self.by_agent = lease.token is None
         about = {"seq": lease.seq, "hangs_up": hangs_up, "wish": wish, "token": token}
-        if is_journaled(lease.object):
+        about |= {"by_agent": True} if self.by_agent else {}
+        if key:
+            body = key.body
+            about |= {"key": key.name, "payload": key.digest}
+            about |= {"digest": key.digest} if is_journaled(lease.object) else {}
+        elif is_journaled(lease.object):
             # By its digest it is found in the journal.
             body = f"{client.process}:{next(Client.numbers)} ".encode() + body
             about["digest"] = hashlib.sha256(body).hexdigest()
         first = len(body) if first is None else first
         self.number, self.begun = client.begin("write", lease.object, "gate", **about)
         headers = [("x-write", self.number), ("x-chaos", wish)]
-        if token != "":
+        if token != "" and not self.by_agent:
             headers.append(("fence-token", token or lease.token))
         if asks:
             headers.append(("expect", "100-continue"))
+        if key:
+            headers.append(("idempotency-key", f'"{key.name}"'))
         self.rest = body[first:]
         self.broken = False
         self.conn = client.conns.pop("gate")
@@ -328,15 +353,17 @@ class Upload:
         if answer.code:
             is_known = answer.json()["side_effect"] == "none"
             if is_known:
-                # Where a number is above the fence it is the ledger that says so, as in `_move`.
-                quiet = self.begun if is_external(self.object) else None
+                # Where a number is above the fence it is the ledger that says so, as in `_move`. An agent may have had
+                # the answer for long.
+                quiet = self.begun if is_external(self.object) or self.by_agent else None
                 self.client.told(self.object, self.seq, answer, quiet)
             outcome = "refused" if is_known else "maybe"
         elif answer.headers.get("fence-outcome") != "settled":
             outcome = "maybe"
         else:
             outcome = "ok" if answer.status < 300 else "store"
-        self.client.end(self.number, outcome, answer, code=answer.code, fence_seq=answer.headers.get("fence-seq"))
+        more = {"replayed": True} if "idempotency-replayed" in answer.headers else {}
+        self.client.end(self.number, outcome, answer, code=answer.code, fence_seq=answer.headers.get("fence-seq"), **more)
         return outcome
 
 

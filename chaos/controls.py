@@ -9,7 +9,7 @@ import functools
 import signal
 
 from authority import Authority
-from client import in_background
+from client import Keyed, in_background
 from gate import wait_until
 from lab import Broken, Lab
 from logs import Tail, now
@@ -290,6 +290,30 @@ def write_after_the_advance(play, by=Play.rotate, have=Play.acquire):
     play.a.write(lease)
 
 
+def key_comes_again(play):
+    """A keyed write was answered, and comes again."""
+    play.start()
+    lease, keyed = play.a.acquire("x", TTL_MS), Keyed(play.a, "x", b"value")
+    for _ in range(2):
+        if play.a.write(lease, key=keyed) != "ok":
+            raise Failed("in vain: the write was to be applied, or its answer kept")
+
+
+def power_cut_behind_a_keyed_write(play):
+    """A keyed write was answered, the power goes away, and it comes again: only what was before it was synced."""
+    play.start()
+    lease, keyed = play.a.acquire("x", TTL_MS), Keyed(play.a, "x", b"value")
+    play.gate.stop()
+    play.start()
+    if play.a.write(lease, key=keyed) != "ok":
+        raise Failed("in vain: the write was to be applied")
+    play.gate.kill()
+    play.gate.synced.cut()
+    play.start()
+    # The gate waits for what may still land first.
+    wait_until("an answer for the key", lambda: play.a.write(lease, key=keyed) != "refused", pause_s=0.03)
+
+
 def crash_in_a_drain(play):
     """A higher number of an outside lock waits for a write of a lower one when the gate is killed; the next gate finds
     the advance half done, and that write lands. Only that one has the fault."""
@@ -338,6 +362,8 @@ CONTROLS = {
     "reload-no-wait": (route_moves, "DRAIN"),
     "revive": (write_after_release, "NO REVIVAL"),
     "forward-stale": (write_after_the_advance, "UNFENCED"),
+    "forget-keys": (key_comes_again, "KEYED"),
+    "no-sync:key": (power_cut_behind_a_keyed_write, "KEYED"),
     # Where the lock is kept elsewhere.
     "no-drain:external": (outside(write_on_its_way, Play.advance), "DRAIN"),
     "no-drain:external-crash": (crash_in_a_drain, "DRAIN"),

@@ -19,6 +19,10 @@ LEAST = {
     "certificates": 50, "certificates again": 50, "overtaken by a certificate": 10, "signed grants": 20,
     "migrations": 100, "overtaken by a migration": 10, "migration across a kill": 10,
     "migrations with another state": 10, "journals held against a migration": 20,
+    "keyed writes applied": 100, "kept answers": 50, "attempts of an unknown write": 20, "keys of another write": 10,
+    "keyed writes across a kill": 6,
+    "agents' writes applied": 100, "agents' handovers": 20, "agents stopped past their lease": 3, "agents killed": 5,
+    "agents ended": 5,
 }
 # The same where locks are kept elsewhere.
 LEAST_EXTERNAL = {
@@ -40,7 +44,8 @@ class Counts:
         self.told[what] += number
 
     def all(self):
-        return self.told + self._by_store() + self._by_advances() + self._by_authority() + self._by_external()
+        found = self.told + self._by_store() + self._by_advances() + self._by_authority() + self._by_external()
+        return found + self._by_keys() + self._by_agents()
 
     def _by_store(self):
         """What the store or a client did to a write, where its effect was seen."""
@@ -90,6 +95,37 @@ class Counts:
             found["signed grants"] += sum(event["how"] == "grant" for event in story.granted.values())
             found["migrations with another state"] += story.lies_told
             found["journals held against a migration"] += story.journals_read
+        return found
+
+    def _by_keys(self):
+        """What came of attempts with a key."""
+        found = Counter()
+        for attempts in self.oracle.keys.attempts.values():
+            found["keyed writes applied"] += sum(write.applied is not None for write in attempts)
+            for op in (write.op for write in attempts):
+                found["kept answers"] += bool(op.get("replayed"))
+                found["attempts of an unknown write"] += op.get("code") == "IDEMPOTENCY_UNKNOWN"
+                found["keys of another write"] += op.get("code") == "IDEMPOTENCY_KEY_REUSED"
+        return found
+
+    def _by_agents(self):
+        """What became of writes that applications sent to agents, and of the agents."""
+        found, applied = Counter(), {}
+        for write in self.oracle.writes.values():
+            if write.op and write.op.get("by_agent") and write.applied:
+                applied.setdefault(write.object, []).append(write)
+        for writes in applied.values():
+            found["agents' writes applied"] += len(writes)
+            found["agents' handovers"] += max(0, len({(write.seq, write.op["holder"]) for write in writes}) - 1)
+        for event in self.oracle.agents:
+            if event["what"] != "stopped":
+                found[f"agents {event['what']}"] += 1
+                continue
+            # Another one has written meanwhile, when the lease of the one that was stopped was over.
+            over = event["begun"] + event["ttl_s"]
+            found["agents stopped past their lease"] += any(
+                over < write.applied < event["t"] and write.op["holder"] != event["name"]
+                for writes in applied.values() for write in writes)
         return found
 
     def _by_external(self):

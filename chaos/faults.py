@@ -7,7 +7,7 @@ import signal
 import time
 
 from authority import Authority
-from client import in_background
+from client import Keyed, in_background
 from disk import Flip
 from gate import wait_until
 from logs import Tail, now
@@ -32,7 +32,16 @@ def kill_at_point(run, point):
     """The gate kills itself in the midst of what it does."""
     run.kill()
     times = run.random.randint(1, {"loaded": 6, "drained": 6, "noted": 6, "stopping": 1, "stopped": 1}.get(point, 15))
-    run.start(FENCEGATE_TEST_POINT=f"{point}=kill:{times}")
+    refused = run.gate.start(FENCEGATE_TEST_POINT=f"{point}=kill:{times}")
+    if refused is not None:
+        # Agents are at its ports before it says that it is ready.
+        status = run.gate.process.returncode
+        if status != -signal.SIGKILL:
+            raise Failed(f"the gate does not start: {refused[-3000:]}")
+        run.counts.tell("kill")
+        run.start()
+        return True
+    run.started()
     if point in ("stopping", "stopped"):
         with run.at_rest():
             run.gate.signal(signal.SIGTERM)
@@ -213,6 +222,22 @@ def migrate_across_kill(run):
     taken = migrated()
     goes_on = is_under_way and taken and authority.begun_ms <= killed_ms
     return bool(goes_on and client.write(taken) == "ok" and old.write(lease) == "refused")
+
+
+def keyed_across_kill(run):
+    """The gate is killed while a keyed write is on its way, or just behind that; the same comes again."""
+    lease, client = run.client.acquire(run.fresh("k"), 20_000), run.client.twin()
+    if lease is None:
+        return False
+    keyed, apply_ms = Keyed(client, lease.object, b"k" * run.random.choice([100, 30_000])), run.random.randint(20, 120)
+    upload = client.upload(lease, f"apply:{apply_ms}", key=keyed)
+    time.sleep(run.random.uniform(0, apply_ms / 1000 + 0.05))
+    run.kill()
+    upload.finish()
+    run.start()
+    # The gate waits for what may still land first.
+    wait_until("an answer for the key", lambda: run.client.write(lease, key=keyed) != "refused", pause_s=0.03)
+    return True
 
 
 def kill_in_drain(run, point):

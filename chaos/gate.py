@@ -1,6 +1,8 @@
 """The real gate, as a process: started, signalled, killed, and asked by its ops port."""
 import json
+import random
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -17,7 +19,7 @@ LOST = "THE END OF THE FENCE TABLE'S LOG WAS LOST"
 
 CONFIG = """\
 [gate]
-listen = "127.0.0.1:0"
+listen = "127.0.0.1:{gate_port}"
 workers = {workers}
 hold_bytes = 2048
 body_timeout_ms = 3000
@@ -28,7 +30,7 @@ response_timeout_ms = {response_timeout_ms}
 delivery_bound_ms = {delivery_bound_ms}
 apply_bound_ms = {apply_bound_ms}
 [api]
-listen = "127.0.0.1:0"
+listen = "127.0.0.1:{api_port}"
 [ops]
 listen = "127.0.0.1:0"
 [table]
@@ -79,6 +81,22 @@ def replace(path, text):
     aside.rename(path)
 
 
+# Outside of those that the system chooses from.
+PORTS = range(5_000, 15_000)
+
+
+def free_port():
+    """A port that was free a moment ago: agents find each gate at the same one."""
+    while True:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("127.0.0.1", random.SystemRandom().choice(PORTS)))
+            except OSError:
+                continue
+            return sock.getsockname()[1]
+
+
 class Gate:
     """One gate after another on the same data."""
 
@@ -92,6 +110,7 @@ class Gate:
         self.disk = Disk(self.folder / "disk")
         self.synced = Synced(self.disk, self.folder / "synced")
         self.process = None
+        self.ports = {"gate_port": free_port(), "api_port": free_port()}
         self.log.touch()
         self.log_from = 0
         self.authority = signers.make(self.folder, binary, holders)
@@ -104,7 +123,7 @@ class Gate:
     def configure(self, moving):
         """`moving`: which objects the paths under /s/ belong to."""
         self.moving = moving
-        text = CONFIG.format(store=self.store_port, data=self.disk.data, moving=moving, **self.bounds)
+        text = CONFIG.format(store=self.store_port, data=self.disk.data, moving=moving, **self.ports, **self.bounds)
         replace(self.config, text + self.authority)
 
     def start(self, **extra):

@@ -15,7 +15,7 @@ def operations(oracle, objects):
     """What was asked of each object, and what came of it."""
     found = {object_id: [] for object_id in objects}
     fences = {object_id: [] for object_id in objects}
-    for op in joined(oracle.ops.values()):
+    for op in joined(once(oracle)):
         if op["op"] in ("acquire", "write", "read") and op["object"] in found:
             found[op["object"]].append(operation(op))
         elif op["op"] == "fence" and op.get("acknowledged") and op["object"] in found:
@@ -83,6 +83,24 @@ def joined(ops):
         leases = {op["lease"]: op for op in sorted(same, key=lambda op: -op.get("ret", 0)) if op["outcome"] == "ok"}
         others += [op | {"t": first} for op in leases.values()] or same
     return others
+
+
+def once(oracle):
+    """The attempts of a keyed write that were answered with a kept success are no writes of their own: that is the
+    attempt that was applied, and it was done by then."""
+    done, others = {}, []
+    for op in oracle.ops.values():
+        first = oracle.keys.applied_for(op) if op.get("replayed") and op["outcome"] == "ok" else None
+        if first is None:
+            others.append(op)
+        else:
+            done[first.op["id"]] = min(op["ret"], done.get(first.op["id"], op["ret"]))
+    return [as_done(op, done[op["id"]]) if op["id"] in done else op for op in others]
+
+
+def as_done(op, t):
+    """A write that was done at `t`, or earlier."""
+    return op | {"outcome": "ok", "ret": min(t, op["ret"]) if op["outcome"] == "ok" else t}
 
 
 def linearize(lab, objects):

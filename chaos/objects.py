@@ -9,6 +9,8 @@ MIGRATED = [f"m{n}" for n in range(4)]
 LOCKED = ["x-1", "x-2", "x-3"]
 DRAINED = ["x-4", "x-5"]
 EXTERNAL = LOCKED + DRAINED
+# Those that applications write to through agents.
+AGENTS = ["a0", "a1", "a2"]
 # Of the plays in controls.py.
 PLAYED = ["x", "y", "other"]
 # Whatever issuers and requesters may speak for; a domain is an object's whole name here.

@@ -8,13 +8,14 @@ What a client has heard at `ret` was said before; what was not there yet at `qui
 """
 from collections import namedtuple
 
+from keyed import Keys
 from objects import is_external
 from stories import Story, Write
 
 # `also`: another object that has to do with it.
 Violation = namedtuple("Violation", "promise object t what also")
 # What the end of a call adds to it.
-SAID = ("outcome", "code", "quiet", "value", "lease", "acknowledged", "moved")
+SAID = ("outcome", "code", "quiet", "value", "lease", "acknowledged", "moved", "replayed")
 
 
 class Oracle:
@@ -30,8 +31,10 @@ class Oracle:
         self.moves = []
         self.holds = []
         self.pauses = []
+        self.agents = []
         self.violations = []
         self.acknowledged = []
+        self.keys = Keys(self)
 
     def story(self, object_id):
         return self.stories.setdefault(object_id, Story())
@@ -42,6 +45,7 @@ class Oracle:
     def feed(self, driver=(), calls=(), grants=(), store=()):
         """Takes in what is new in each log. The store's must have been read first: what it has seen was sent before."""
         acknowledged, self.acknowledged = self.acknowledged, []
+        judge_replayed = self.keys.judge()
         for name, events in (("driver", driver), ("call", calls), ("grant", grants), ("store", store)):
             for event in events:
                 handler = getattr(self, f"{name}_{event['event']}", None)
@@ -52,6 +56,7 @@ class Oracle:
             if write.applied is None:
                 self.broken("ACKNOWLEDGED", write.op["object"], write.op["ret"],
                             f"write {write.op['id']} was answered with success and not applied")
+        judge_replayed()
 
     # What the driver did.
 
@@ -82,6 +87,7 @@ class Oracle:
         if event["op"] == "write":
             self.writes.setdefault(event["id"], Write()).op = op
             self.story(event["object"]).write_calls.append(op)
+            self.keys.sent(self.writes[event["id"]])
         elif event["op"] in ("acquire", "fence"):
             self.story(event["object"]).advance_calls.append(op)
         elif event["op"] == "advance":
@@ -93,6 +99,10 @@ class Oracle:
         """A writer was stopped from `begun` to `t`."""
         self.pauses.append(event)
 
+    def call_agent(self, event):
+        """An agent was stopped, killed or ended, from `begun` to `t`."""
+        self.agents.append(event)
+
     def call_done(self, event):
         op = self.ops[event["id"]]
         self.open.discard(event["id"])
@@ -103,16 +113,26 @@ class Oracle:
         elif op["op"] == "fence":
             # The number that is nobody's yet.
             op["seq"] = op["fences"] + 1 if op.get("acknowledged") else None
-        if op["op"] == "write" and op["outcome"] == "ok":
-            self.acknowledged.append(self.writes[event["id"]])
+        if op["op"] == "write":
+            self._write_done(op, event)
+
+    def _write_done(self, op, event):
+        write = self.writes[event["id"]]
+        if op["outcome"] == "refused" and write.seen:
+            self._refused(op)
+        if op.get("key"):
+            self.keys.done(write, event.get("fence_seq"))
+        # A kept answer speaks of the attempt that it was given to first.
+        if op.get("replayed"):
+            return
+        if op["outcome"] == "ok":
+            self.acknowledged.append(write)
             if "digest" in op:
                 self.story(op["object"]).to_journal.append(op)
-        if op["op"] == "write" and op["outcome"] == "refused" and self.writes[event["id"]].seen:
-            self._refused(op)
-        if op["op"] == "write" and event.get("fence_seq") not in (None, str(op["seq"])):
+        if event.get("fence_seq") not in (None, str(op["seq"])) and not op.get("by_agent"):
             self.broken("LINKED", op["object"], op["ret"],
                         f"write {op['id']} of {op['seq']} was answered as one of {event['fence_seq']}")
-        if op["op"] == "write" and op["outcome"] == "ok" and is_external(op["object"]):
+        if op["outcome"] == "ok" and is_external(op["object"]):
             # The fence was there when it was let go on.
             self._tell(op["object"], op["ret"], op["seq"])
 
@@ -293,9 +313,13 @@ class Oracle:
         if op.get("token") is not None:
             self.broken("UNFENCED", op["object"], event["t"],
                         f"write {event['write']} came without its lease's token")
-        sent, came = (op["object"], op["seq"]), (event["object"], event["seq"])
+        # An agent's numbers are its own.
+        sent = (op["object"], event["seq"] if op.get("by_agent") else op["seq"])
+        came = (event["object"], event["seq"])
         if sent != came:
             self.broken("LINKED", event["object"], event["t"], f"write {event['write']} of {sent} came as {came}")
+        if op.get("key"):
+            self.keys.begun(write)
         return self._judge_begun(write)
 
     def store_race(self, event):
@@ -328,6 +352,8 @@ class Oracle:
         if write.applied is not None:
             self.broken("ONE ATTEMPT", event["object"], event["t"], f"write {event['write']} was applied twice")
         write.applied, write.is_late = event["t"], not event["alive"]
+        if write.op and write.op.get("key"):
+            self.keys.applied(write, event["t"])
         self._applied(event, write)
 
     def store_partial(self, event):
@@ -362,6 +388,9 @@ class Oracle:
                         f"{what} that lease was told to be over before it was sent")
         elif higher > write.seq:
             self.broken("STALE", write.object, write.begun, f"{what} the fence was at {higher} before it was sent")
+        elif op.get("by_agent"):
+            # Only the agent knows what it was granted.
+            return
         elif is_external(write.object):
             self._judge_token(write, what)
         elif until is not None and op["t"] > until:

@@ -29,7 +29,7 @@ class Write:
     def __init__(self):
         self.op = self.object = self.seq = self.path = self.name = None
         self.seen = self.begun = self.received = self.cut = self.applied = self.partial = None
-        self.is_told_of = self.is_race = self.is_early = self.is_slow = self.is_late = False
+        self.is_told_of = self.is_race = self.is_early = self.is_slow = self.is_late = self.is_again = False
 
 
 class Story:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from authority import Authority  # noqa: E402
-from client import Client, Down, in_background  # noqa: E402
+from client import Client, Down, Keyed, in_background  # noqa: E402
 from grants import Reporter  # noqa: E402
 from logs import Log  # noqa: E402
 from objects import MOVING, OBJECTS  # noqa: E402
@@ -54,6 +54,8 @@ class Writer:
         self.authority = Authority(self.client)
         self.rest = Path(folder) / "rest"
         self.old = []
+        # Keyed writes, each with the lease of its first attempt.
+        self.keyed = []
         self.requests = 0
 
     def run(self):
@@ -80,7 +82,11 @@ class Writer:
         elif chosen < 0.26 and self.old:
             # It wakes up long after its lease was over.
             self.client.write(self.random.choice(self.old), wish(self.random, False))
-        elif chosen < 0.29 and self.old:
+        elif chosen < 0.28 and self.keyed:
+            # It never heard what became of it, and asks long after its lease was over.
+            lease, keyed = self.random.choice(self.keyed)
+            self.client.write(lease, wish(self.random, False), key=keyed)
+        elif chosen < 0.30 and self.old:
             self.client.write(self.random.choice(self.old), token=self.random.choice(["", FORGED]))
         elif chosen < 0.33:
             two = self.random.sample(OBJECTS, 2)
@@ -128,8 +134,10 @@ class Writer:
         chosen = self.random.random()
         streams = self.random.random() < 0.35
         body = bytes(self.random.randint(4_000, 60_000)) if streams else b"x" * self.random.randint(0, 1_500)
-        if chosen < 0.40:
+        if chosen < 0.29:
             self.client.write(lease, wish(self.random, streams), body)
+        elif chosen < 0.40:
+            return self.write_keyed(lease, body, streams)
         elif chosen < 0.62:
             return self.overtake(lease, body)
         elif chosen < 0.76:
@@ -144,6 +152,31 @@ class Writer:
             self.client.write(lease, wish(self.random, streams), body)
         else:
             self.client.read(lease.object)
+        return lease
+
+    def write_keyed(self, lease, body, streams):
+        """A write with a key, and attempts with the same key behind it, or beside it; some with another body, or with
+        the next lease of this holder."""
+        keyed, some = Keyed(self.client, lease.object, body), self.random.random
+        self.keyed = (self.keyed + [(lease, keyed)])[-KEPT_OLD:]
+        chosen, wishes, beside = some(), [wish(self.random, streams) for _ in range(2)], None
+        if chosen < 0.25:
+            beside = in_background(lambda: self.twin.write(lease, wishes[0], key=keyed))
+        elif streams and chosen < 0.4:
+            self.twin.write(lease, "part:20", key=keyed, first=len(body) // 2, hangs_up=True)
+        outcome = self.client.write(lease, wishes[1], key=keyed)
+        if beside:
+            beside()
+        for _ in range(self.random.randint(1, 3)):
+            if over.is_set() or self.rest.exists() or outcome == "ok" and some() < 0.4:
+                break
+            pause(self.random.randint(0, 120))
+            if some() < 0.2:
+                lease = self.client.rotate(lease, self.random.randint(100, 500))
+                if lease is None:
+                    return None
+            again = keyed if some() < 0.85 else keyed.other()
+            outcome = self.client.write(lease, wish(self.random, streams), key=again)
         return lease
 
     def overtake(self, lease, body):

@@ -44,6 +44,8 @@ pub enum Fault {
     NoFloors,
     /// A term goes on, whether or not its Lease was seen renewed.
     DeadTerms,
+    /// An idempotency key that is known is taken for a new one.
+    ForgetKeys,
     /// Writes are judged once and not counted, to measure what the barrier costs.
     NoBarrier,
     /// The first to ask has every connection to the store, and every place in the queue.
@@ -55,7 +57,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::NoSync,
         Self::ForwardStale,
         Self::NoDrain,
@@ -73,6 +75,7 @@ impl Fault {
         Self::Revive,
         Self::NoFloors,
         Self::DeadTerms,
+        Self::ForgetKeys,
         Self::NoBarrier,
         Self::NoShares,
         Self::NoEviction,
@@ -100,6 +103,7 @@ impl Fault {
             Self::Revive => "revive",
             Self::NoFloors => "no-floors",
             Self::DeadTerms => "dead-terms",
+            Self::ForgetKeys => "forget-keys",
             Self::NoBarrier => "no-barrier",
             Self::NoShares => "no-shares",
             Self::NoEviction => "no-eviction",

@@ -12,6 +12,7 @@ use super::{
     round::Round,
 };
 use crate::{
+    failpoints::{self, Fault},
     fence::{
         BootMs, LeaseSeq, Now, Ttl, WallMs,
         idempotency::{Answer, Entry, Payload, Scope, Since},
@@ -75,7 +76,8 @@ impl Core {
         let Attempt { scope, payload, seq, attempt, alive } = attempt;
         let now = self.setup.clock.now();
         let before = self.keyed(round, &scope)?;
-        if let Some(known) = before.as_ref().filter(|known| !self.is_forgettable(&scope, known, now)) {
+        let is_known = |known: &&Entry| !self.is_forgettable(&scope, known, now) && !failpoints::on(Fault::ForgetKeys);
+        if let Some(known) = before.as_ref().filter(is_known) {
             return Ok(Begun::Known(known.clone()));
         }
         let record = self.newest(round, &scope.object)?;
