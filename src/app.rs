@@ -41,6 +41,8 @@ use crate::{
 };
 
 const BACKLOG: u32 = 1_024;
+/// How often the samples of histograms are sorted into their buckets.
+const UPKEEP: Duration = Duration::from_secs(1);
 /// How long a stop waits for the last use of the table.
 const LAST_USE: Duration = Duration::from_secs(2);
 
@@ -166,9 +168,21 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
             api::ops::router(Arc::clone(&gate), room.ops),
             gate.stopping.subscribe(),
         ),
+        tokio::spawn(upkeep(Arc::clone(&gate.metrics), gate.stopping.subscribe())),
     ];
     migration::resume(&gate);
     Ok(Running { listens, api, ops, gate, plane, servers, workers, settings: settings.clone(), _lock: lock })
+}
+
+/// Keeps what histograms have measured small, until the gate stops.
+async fn upkeep(metrics: Arc<Metrics>, mut stopping: watch::Receiver<bool>) {
+    let mut turns = tokio::time::interval(UPKEEP);
+    loop {
+        tokio::select! {
+            _ = turns.tick() => metrics.upkeep(),
+            _ = stopping.wait_for(|stopping| *stopping) => return,
+        }
+    }
 }
 
 fn assemble(

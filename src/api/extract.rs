@@ -54,7 +54,7 @@ fn is_json(headers: &HeaderMap) -> Result<(), Problem> {
 /// The largest body that a call takes, and how much of a larger one is read over: a connection that is closed under a
 /// client that is still sending can cost it its answer.
 const BODY_BYTES_MAX: usize = 65_536;
-const DISCARD_BYTES_MAX: usize = 16 << 20;
+pub(super) const DISCARD_BYTES_MAX: usize = 16 << 20;
 
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -80,20 +80,38 @@ pub async fn whole_body(request: Request, next: Next) -> Response {
 async fn collect(mut body: axum::body::Body) -> Result<Vec<u8>, Problem> {
     let (mut bytes, mut size) = (vec![], 0);
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Problem::invalid("body", "could not be read to its end"))?;
+        let frame = match frame {
+            Ok(frame) => frame,
+            Err(error) if is_too_large(&error) => return Err(body_too_large()),
+            Err(_) => return Err(Problem::invalid("body", "could not be read to its end")),
+        };
         let Some(data) = frame.data_ref() else { continue };
         size += data.len();
         if size <= BODY_BYTES_MAX {
             bytes.extend_from_slice(data);
         }
-        if size > DISCARD_BYTES_MAX {
-            break;
-        }
     }
     if size <= BODY_BYTES_MAX {
         return Ok(bytes);
     }
-    Err(Problem::new(Code::RequestLimit(Limit::Body), "the body is larger than this call takes"))
+    Err(body_too_large())
+}
+
+/// Whether a body was cut off where it is not even read over.
+fn is_too_large(error: &axum::Error) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        if error.is::<http_body_util::LengthLimitError>() {
+            return true;
+        }
+        source = error.source();
+    }
+    false
+}
+
+/// The refusal of a body that is larger than a call takes.
+pub(super) fn body_too_large() -> Problem {
+    Problem::new(Code::RequestLimit(Limit::Body), "the body is larger than this call takes")
 }
 
 /// The field that an error is about. Serde names a missing field only in its message.

@@ -7,7 +7,7 @@
 //! - [`fences`], [`grants`], [`migrations`], [`journal`]: signed authority.
 //! - [`watch`]: lease events as a stream.
 //! - [`ops`]: probes, metrics, drain.
-//! - [`listen`]: serving a port that no caller can stall: [`seats`] for its connections, `socket` under them.
+//! - [`layers`]: what stands around every call. [`listen`]: serving a port that no caller can stall: [`seats`] for its connections, `socket` under them.
 //! - [`schema`]: what requests may say. [`origin`]: who may call. [`extract`]: bodies, queries and ids, checked. Refusals are [`Problem`]s.
 
 pub mod backups;
@@ -15,6 +15,7 @@ pub mod extract;
 pub mod fences;
 pub mod grants;
 pub mod journal;
+pub mod layers;
 pub mod leases;
 pub mod listen;
 pub mod migrations;
@@ -39,18 +40,12 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use axum::{
-    Router,
-    body::Bytes,
-    extract::{MatchedPath, State},
-    http::header,
-    routing::get,
-};
+use axum::{Extension, Router, body::Bytes, http::header, routing::get};
 use tokio::sync::{Semaphore, watch as signal};
 use utoipa::{OpenApi, openapi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use self::seats::{Places, in_place};
+use self::seats::Places;
 use crate::{
     authority::Authority,
     clock::Clock,
@@ -64,6 +59,8 @@ use crate::{
     write_path::receipts::Receipts,
 };
 
+/// How many waits for the table a short call has at most.
+const PATIENCE: u32 = 4;
 /// How often it is looked whether writes are still on their way.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -239,70 +236,68 @@ impl Gate {
 )]
 struct Description;
 
-/// The calls, and their description.
-pub fn describe() -> (Router<Shared>, openapi::OpenApi) {
-    OpenApiRouter::with_openapi(Description::openapi())
-        .routes(routes!(leases::acquire, leases::list))
-        .routes(routes!(leases::acquire_batch))
-        .routes(routes!(leases::get, leases::release))
-        .routes(routes!(leases::renew))
+/// Calls of holders. They always get in: what a holder has must not depend on how many others ask.
+fn of_holders() -> OpenApiRouter<Shared> {
+    OpenApiRouter::new().routes(routes!(leases::renew)).routes(routes!(leases::release))
+}
+
+/// Calls that read, and wait for nothing but the table.
+fn short() -> OpenApiRouter<Shared> {
+    OpenApiRouter::new()
+        .routes(routes!(leases::list))
+        .routes(routes!(leases::get))
         .routes(routes!(objects::get))
-        .routes(routes!(objects::revoke))
-        .routes(routes!(objects::advance))
-        .routes(routes!(objects::confirm))
         .routes(routes!(tokens::check))
         .routes(routes!(receipts::list))
         .routes(routes!(self::routes::list))
+        .routes(routes!(fences::list))
+        .routes(routes!(migrations::get))
+        .routes(routes!(journal::list))
+}
+
+/// Calls that may wait for other holders, for writes on their way, or for a copy.
+fn lasting() -> OpenApiRouter<Shared> {
+    OpenApiRouter::new()
+        .routes(routes!(leases::acquire))
+        .routes(routes!(leases::acquire_batch))
+        .routes(routes!(objects::revoke))
+        .routes(routes!(objects::advance))
+        .routes(routes!(objects::confirm))
         .routes(routes!(backups::create))
         .routes(routes!(watch::watch))
-        .routes(routes!(fences::apply, fences::list))
+        .routes(routes!(fences::apply))
         .routes(routes!(fences::confirm))
         .routes(routes!(grants::apply))
         .routes(routes!(migrations::request))
         .routes(routes!(migrations::begin))
-        .routes(routes!(migrations::get))
         .routes(routes!(migrations::activate))
-        .routes(routes!(journal::list))
-        .split_for_parts()
 }
 
-/// The lease api. Renewals and releases always get in: what a holder has must not depend on how many others ask.
+/// The description of all calls.
+#[must_use]
+pub fn describe() -> openapi::OpenApi {
+    let all = OpenApiRouter::with_openapi(Description::openapi()).merge(of_holders()).merge(short()).merge(lasting());
+    all.into_openapi()
+}
+
+/// The lease api.
 pub fn router(gate: Shared, room: usize) -> Router {
-    let places = Places::within(room, |method, path| {
-        matches!((method.as_str(), path), ("POST", "/v1/leases/{lease_id}/renew") | ("DELETE", "/v1/leases/{lease_id}"))
-    });
-    let (calls, mut description) = describe();
+    let places = Places::within(room);
+    let mut description = describe();
     schema::fit(&mut description, &gate.limits);
     // Written once: it is long, and does not change.
     let description = Bytes::from(serde_json::to_vec(&description).unwrap_or_default());
     let described = move || async move { ([(header::CONTENT_TYPE, "application/json")], description) };
-    calls
-        .route("/v1/openapi.json", get(described))
+    let short = Router::from(short()).route("/v1/openapi.json", get(described));
+    let bounded = layers::within_time(short, gate.ledger.patience() * PATIENCE).merge(lasting());
+    let calls = layers::within_places(bounded, &places)
+        .merge(of_holders())
+        // For a renewal that turns out to wait.
+        .layer(Extension(places))
         .fallback(|| async { Problem::new(Code::NotFound, "there is no such call; GET /v1/openapi.json lists them") })
         .method_not_allowed_fallback(|| async {
             Problem::new(Code::MethodNotAllowed, "this call does not take that method")
-        })
-        .layer(axum::middleware::from_fn_with_state(places, in_place))
-        .layer(axum::middleware::from_fn(extract::whole_body))
-        .layer(axum::middleware::from_fn(origin::local_only))
-        .layer(axum::middleware::from_fn_with_state(Arc::clone(&gate), count_refusals))
-        .with_state(gate)
-}
-
-/// Counts and logs refusals where they leave, so no handler has to.
-async fn count_refusals(
-    State(gate): State<Shared>,
-    request: axum::extract::Request,
-    next: axum::middleware::Next,
-) -> axum::response::Response {
-    let method = request.method().clone();
-    let call = request.extensions().get::<MatchedPath>().cloned();
-    let response = next.run(request).await;
-    if let Some(code) = response.extensions().get::<Code>() {
-        gate.metrics.api.refused(*code);
-        // The call's template, not its path: whatever a caller put there by mistake stays out.
-        let call = call.as_ref().map_or("?", MatchedPath::as_str);
-        tracing::debug!(%method, call, code = code.as_str(), "refused");
-    }
-    response
+        });
+    let metrics = Arc::clone(&gate.metrics);
+    layers::around(calls.with_state(gate), move |code| metrics.api.refused(code))
 }

@@ -12,10 +12,13 @@ use axum::{
     response::IntoResponse,
     routing::{get, post},
 };
+use tower_http::catch_panic::CatchPanicLayer;
 
 use super::{
-    Shared, origin,
-    seats::{Places, in_place},
+    Shared,
+    layers::{panicked, within_places},
+    origin,
+    seats::Places,
 };
 use crate::fence::Code;
 use crate::problem::Problem;
@@ -25,20 +28,20 @@ type Turn = Arc<tokio::sync::Mutex<()>>;
 
 /// The ops port's calls. Probes always get in.
 pub fn router(gate: Shared, room: usize) -> Router {
-    let places = Places::within(room, |_, path| matches!(path, "/livez" | "/readyz"));
-    Router::new()
-        .route("/livez", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready))
+    let probes = Router::new().route("/livez", get(|| async { "ok\n" })).route("/readyz", get(ready));
+    let bounded = Router::new()
         .route("/metrics", get(metrics))
         .route("/drain", post(drain).layer(axum::middleware::from_fn(origin::local_only)))
+        .layer(Extension(Turn::default()));
+    within_places(bounded, &Places::within(room))
+        .merge(probes)
         .fallback(|| async {
             Problem::new(Code::NotFound, "the ops port has /livez, /readyz, /metrics and POST /drain")
         })
         .method_not_allowed_fallback(|| async {
             Problem::new(Code::MethodNotAllowed, "this call does not take that method")
         })
-        .layer(Extension(Turn::default()))
-        .layer(axum::middleware::from_fn_with_state(places, in_place))
+        .layer(CatchPanicLayer::custom(panicked))
         .with_state(gate)
 }
 

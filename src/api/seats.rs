@@ -14,12 +14,6 @@ use std::{
     time::Duration,
 };
 
-use axum::{
-    extract::{MatchedPath, Request, State},
-    http::Method,
-    middleware::Next,
-    response::{IntoResponse, Response},
-};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::{
@@ -236,42 +230,33 @@ impl Drop for Occupied {
 
 /// How many calls of a port may be worked on at once, but for those that always get in.
 #[derive(Clone)]
-pub struct Places {
-    free: Arc<Semaphore>,
-    always: fn(&Method, &str) -> bool,
-}
+pub struct Places(Arc<Semaphore>);
 
 impl Places {
     /// Half of a port's room. A quarter of the api's is for streams of events, so a quarter of it is left for
-    /// calls that `always` names.
+    /// calls that need no place.
     #[must_use]
-    pub fn within(room: usize, always: fn(&Method, &str) -> bool) -> Self {
-        Self { free: Arc::new(Semaphore::new((room / 2).max(1))), always }
+    pub fn within(room: usize) -> Self {
+        Self(Arc::new(Semaphore::new((room / 2).max(1))))
     }
 
     /// # Errors
     /// `GATE_OVERLOADED` where every place is taken.
     pub fn take(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        Arc::clone(&self.free).try_acquire_owned().map_err(|_| {
-            Problem::new(
-                Code::GateOverloaded,
-                "too many calls are worked on already; the limit follows from how many files the gate may open",
-            )
-        })
+        self.semaphore().try_acquire_owned().map_err(|_| Self::none_left())
     }
-}
 
-/// Lets a call in if it has a place, or needs none.
-pub async fn in_place(State(places): State<Places>, mut request: Request, next: Next) -> Response {
-    let path = request.extensions().get::<MatchedPath>();
-    let needs_none = path.is_some_and(|path| (places.always)(request.method(), path.as_str()));
-    let place = if needs_none { Ok(None) } else { places.take().map(Some) };
-    match place {
-        Err(problem) => problem.into_response(),
-        Ok(_place) => {
-            request.extensions_mut().insert(places);
-            next.run(request).await
-        }
+    /// For a layer that takes a place for each call.
+    pub(super) fn semaphore(&self) -> Arc<Semaphore> {
+        Arc::clone(&self.0)
+    }
+
+    /// The refusal of a call that has no place.
+    pub(super) fn none_left() -> Problem {
+        Problem::new(
+            Code::GateOverloaded,
+            "too many calls are worked on already; the limit follows from how many files the gate may open",
+        )
     }
 }
 
@@ -331,7 +316,7 @@ mod tests {
 
     #[test]
     fn half_of_the_room_is_for_calls_that_may_last() {
-        let places = Places::within(4, |_, _| false);
+        let places = Places::within(4);
         let two = (places.take().unwrap(), places.take().unwrap());
         assert_eq!(places.take().map(drop).map_err(|problem| problem.code()), Err(Code::GateOverloaded));
         drop(two);

@@ -38,7 +38,7 @@ impl Default for AgentMetrics {
 impl AgentMetrics {
     #[must_use]
     pub fn new() -> Self {
-        let registry = Registry::default();
+        let registry = Registry::new(&[]);
         let forwarded = registry.counters(
             "fencegate_agent_forwarded_total",
             &["kind"],
@@ -52,10 +52,10 @@ impl AgentMetrics {
         let losses =
             registry.counters("fencegate_agent_losses_total", &["reason"], "Leases that were lost, by reason.");
         for code in REFUSALS {
-            refusals.with_label_values(&[code.as_str()]);
+            refusals.with(&[code.as_str()]).increment(0);
         }
         for reason in LOSSES {
-            losses.with_label_values(&[reason]);
+            losses.with(&[reason]).increment(0);
         }
         let objects = registry.gauges(
             "fencegate_agent_objects",
@@ -63,8 +63,8 @@ impl AgentMetrics {
             "Objects that this agent leads, those it waits for, those of which nobody says who leads, and those it is refused.",
         );
         Self {
-            writes: forwarded.with_label_values(&["write"]),
-            reads: forwarded.with_label_values(&["read"]),
+            writes: forwarded.with(&["write"]),
+            reads: forwarded.with(&["read"]),
             refusals,
             losses,
             objects,
@@ -73,15 +73,15 @@ impl AgentMetrics {
     }
 
     pub fn forwarded(&self, is_write: bool) {
-        if is_write { &self.writes } else { &self.reads }.inc();
+        if is_write { &self.writes } else { &self.reads }.increment(1);
     }
 
     pub fn refused(&self, code: Code) {
-        self.refusals.with_label_values(&[code.as_str()]).inc();
+        self.refusals.with(&[code.as_str()]).increment(1);
     }
 
     pub fn lost(&self, reason: &str) {
-        self.losses.with_label_values(&[reason]).inc();
+        self.losses.with(&[reason]).increment(1);
     }
 
     /// Everything, in Prometheus' text format.
@@ -89,7 +89,7 @@ impl AgentMetrics {
     #[allow(clippy::cast_precision_loss, reason = "a count of objects")]
     pub fn render(&self, &Standings { leading, waiting, cut, refused }: &Standings) -> String {
         for (standing, count) in [("leading", leading), ("waiting", waiting), ("cut", cut), ("refused", refused)] {
-            self.objects.with_label_values(&[standing]).set(count as f64);
+            self.objects.with(&[standing]).set(count as f64);
         }
         self.registry.render()
     }

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 
 use self::{
     plane::RouteFamilies,
-    registry::{Counter, Gauge, Histogram, Registry},
+    registry::{Counter, Gauge, Histogram, Measure, Registry},
 };
 use crate::{
     fence::{
@@ -38,6 +38,25 @@ const LONG_SECONDS: [f64; 14] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 45.0, 120.0];
 const COUNTS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 
+const COMMIT_SECONDS: Measure = Measure {
+    name: "fencegate_ledger_commit_seconds",
+    buckets: &SECONDS,
+    help: "One synced write of the fence table.",
+};
+const ROUND_CHANGES: Measure = Measure {
+    name: "fencegate_ledger_round_changes",
+    buckets: &COUNTS,
+    help: "Lease changes made durable by one sync.",
+};
+const DRAIN_SECONDS: Measure = Measure {
+    name: "fencegate_drain_seconds",
+    buckets: &LONG_SECONDS,
+    help: "How long a change of hands waited for older writes, where it had to.",
+};
+/// Every histogram of a gate.
+static MEASURES: [&Measure; 5] =
+    [&COMMIT_SECONDS, &ROUND_CHANGES, &DRAIN_SECONDS, &plane::STORE_SECONDS, &plane::VALIDATION_SECONDS];
+
 /// The metrics of one gate. Nothing global: several gates in one process do not mix.
 pub struct Metrics {
     pub ledger: LedgerMetrics,
@@ -53,9 +72,9 @@ impl Metrics {
     /// Every metric at zero.
     #[must_use]
     pub fn new() -> Self {
-        let registry = Registry::default();
+        let registry = Registry::new(&MEASURES);
         let build = registry.gauges("fencegate_build_info", &["version"], "Always 1; the version is a label.");
-        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
+        build.with(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         Self {
             ledger: LedgerMetrics::new(&registry),
             table: TableMetrics::new(&registry),
@@ -71,6 +90,12 @@ impl Metrics {
     #[must_use]
     pub fn route(&self, name: &str) -> RouteMetrics {
         self.routes.route(name)
+    }
+
+    /// Sorts what histograms have measured into their buckets. To be called every few seconds: until then, or until
+    /// the next scrape, each measurement takes memory.
+    pub fn upkeep(&self) {
+        self.registry.upkeep();
     }
 
     /// The text that Prometheus scrapes.
@@ -144,29 +169,17 @@ impl LedgerMetrics {
             "Migrations, by the states that they have reached.",
         );
         Self {
-            certificates: ["applied", "superseded", "parked"].map(|result| certificates.with_label_values(&[result])),
-            migrations: MigrationState::ALL.map(|state| migrations.with_label_values(&[state.name()])),
-            commit_seconds: registry.histogram(
-                "fencegate_ledger_commit_seconds",
-                &SECONDS,
-                "One synced write of the fence table.",
-            ),
-            round_changes: registry.histogram(
-                "fencegate_ledger_round_changes",
-                &COUNTS,
-                "Lease changes made durable by one sync.",
-            ),
+            certificates: ["applied", "superseded", "parked"].map(|result| certificates.with(&[result])),
+            migrations: MigrationState::ALL.map(|state| migrations.with(&[state.name()])),
+            commit_seconds: registry.histogram(&COMMIT_SECONDS),
+            round_changes: registry.histogram(&ROUND_CHANGES),
             leases_live: registry.gauge("fencegate_leases_live", "Leases that are held."),
             waiters: registry.gauge("fencegate_lease_waiters", "Acquires that wait for their turn."),
             draining: registry.gauge(
                 "fencegate_advances_draining",
                 "Leases that are changing hands and wait for older writes to settle.",
             ),
-            drain_seconds: registry.histogram(
-                "fencegate_drain_seconds",
-                &LONG_SECONDS,
-                "How long a change of hands waited for older writes, where it had to.",
-            ),
+            drain_seconds: registry.histogram(&DRAIN_SECONDS),
             commit_oldest: registry.gauge(
                 "fencegate_ledger_commit_oldest_seconds",
                 "How long the changes that the ledger is making durable have been on their way; 0 if there are none. More than a second: the disk stands still.",
@@ -188,16 +201,16 @@ impl LedgerMetrics {
             clock_steps: registry
                 .counter("fencegate_clock_steps_total", "How often the wall clock was set since the start."),
             events: [Kind::Granted, Kind::Renewed, Kind::Released, Kind::Fenced, Kind::Expired]
-                .map(|kind| events.with_label_values(&[kind.as_str()])),
-            renewal_rejected: REJECTIONS.map(|reason| rejected.with_label_values(&[reason])),
+                .map(|kind| events.with(&[kind.as_str()])),
+            renewal_rejected: REJECTIONS.map(|reason| rejected.with(&[reason])),
         }
     }
 
     pub fn committed(&self, seconds: f64, changes: usize) {
-        self.commit_seconds.observe(seconds);
+        self.commit_seconds.record(seconds);
         if changes > 0 {
             #[allow(clippy::cast_precision_loss, reason = "a round is small")]
-            self.round_changes.observe(changes as f64);
+            self.round_changes.record(changes as f64);
         }
     }
 
@@ -209,11 +222,11 @@ impl LedgerMetrics {
             Kind::Fenced => 3,
             Kind::Expired => 4,
         };
-        self.events[place].inc();
+        self.events[place].increment(1);
     }
 
     pub fn certificate(&self, result: CertificateResult) {
-        self.certificates[result as usize].inc();
+        self.certificates[result as usize].increment(1);
     }
 
     /// Asks with each scrape for how many seconds the ledger has been at its round.
@@ -229,7 +242,7 @@ impl LedgerMetrics {
     /// A migration has come to a state.
     pub fn migration(&self, state: MigrationState) {
         if let Some(place) = MigrationState::ALL.iter().position(|each| *each == state) {
-            self.migrations[place].inc();
+            self.migrations[place].increment(1);
         }
     }
 
@@ -262,7 +275,7 @@ impl LedgerMetrics {
                 | Refused::MigrationMoved,
             ) => 6,
         };
-        self.renewal_rejected[reason].inc();
+        self.renewal_rejected[reason].increment(1);
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge")]
@@ -274,7 +287,7 @@ impl LedgerMetrics {
 
     #[allow(clippy::cast_precision_loss, reason = "a measurement")]
     pub fn drained(&self, waited_ms: u64) {
-        self.drain_seconds.observe(waited_ms as f64 / 1_000.0);
+        self.drain_seconds.record(waited_ms as f64 / 1_000.0);
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge")]
@@ -293,8 +306,8 @@ impl LedgerMetrics {
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge")]
     pub fn clock_stepped(&self, ms: i64) {
-        self.clock_step.add(ms as f64 / 1_000.0);
-        self.clock_steps.inc();
+        self.clock_step.increment(ms as f64 / 1_000.0);
+        self.clock_steps.increment(1);
     }
 }
 
@@ -343,19 +356,19 @@ impl ApiMetrics {
             "Calls of the lease api that were refused, by code.",
         );
         Self {
-            refusals: Code::ALL.map(|code| refusals.with_label_values(&[code.as_str()])),
+            refusals: Code::ALL.map(|code| refusals.with(&[code.as_str()])),
             watchers: registry.gauge("fencegate_watchers", "Open streams of lease events."),
         }
     }
 
     pub fn refused(&self, code: Code) {
         if let Some(place) = Code::ALL.iter().position(|&each| each == code) {
-            self.refusals[place].inc();
+            self.refusals[place].increment(1);
         }
     }
 
     pub fn watcher(&self, change: f64) {
-        self.watchers.add(change);
+        self.watchers.increment(change);
     }
 }
 

@@ -5,20 +5,28 @@ use std::sync::OnceLock;
 
 use super::{
     LONG_SECONDS, SECONDS,
-    registry::{Counter, Counters, Gauge, Gauges, Histogram, Histograms, Registry},
+    registry::{Counter, Counters, Gauge, Gauges, Histogram, Histograms, Measure, PassingGauges, Registry},
     tally::{RouteTally, Tally},
 };
 use crate::fence::Code;
 
-/// For a metric that has none.
-const NO_LABELS: &[&str] = &[];
+pub(super) const STORE_SECONDS: Measure = Measure {
+    name: "fencegate_store_response_seconds",
+    buckets: &LONG_SECONDS,
+    help: "From the sending of a request (of a long write: from its last byte) to the head of the store's answer.",
+};
+pub(super) const VALIDATION_SECONDS: Measure = Measure {
+    name: "fencing_validation_duration_seconds",
+    buckets: &SECONDS,
+    help: "Time taken to judge a write's fence token.",
+};
 
 /// A write that waits for its twin.
 pub struct Waiting(Gauge);
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.0.dec();
+        self.0.decrement(1.0);
     }
 }
 
@@ -82,8 +90,7 @@ pub struct PlaneMetrics {
     held_bytes: Gauge,
     reloads: [Counter; 2],
     reload_failed: Gauge,
-    /// Without labels: a value that is not there is not shown.
-    certificate_not_after: Gauges,
+    certificate_not_after: PassingGauges,
     /// Who knows it.
     certificate: OnceLock<Box<dyn Fn() -> Option<i64> + Send + Sync>>,
 }
@@ -92,12 +99,7 @@ impl PlaneMetrics {
     pub(super) fn new(registry: &Registry) -> Self {
         let refusals =
             registry.counters("fencegate_refusals_total", &["code"], "Requests that the gate refused, by code.");
-        let store_seconds = registry.histograms(
-            "fencegate_store_response_seconds",
-            &["kind"],
-            &LONG_SECONDS,
-            "From the sending of a request (of a long write: from its last byte) to the head of the store's answer.",
-        );
+        let store_seconds = registry.histograms(&STORE_SECONDS, &["kind"]);
         let bytes = registry.counters(
             "fencegate_bytes_total",
             &["direction"],
@@ -120,8 +122,8 @@ impl PlaneMetrics {
                 "fencegate_idempotency_waiting",
                 "Writes that wait for the answer of one with the same Idempotency-Key.",
             ),
-            keyed: KeyedResult::ALL.map(|result| keyed.with_label_values(&[result.name()])),
-            refusals: Code::ALL.map(|code| refusals.with_label_values(&[code.as_str()])),
+            keyed: KeyedResult::ALL.map(|result| keyed.with(&[result.name()])),
+            refusals: Code::ALL.map(|code| refusals.with(&[code.as_str()])),
             unknown: registry.counter(
                 "fencegate_unknown_outcomes_total",
                 "Writes that were sent and of which nobody knows what became.",
@@ -130,20 +132,20 @@ impl PlaneMetrics {
                 "fencegate_table_loads_total",
                 "Writes to objects that were not in memory, so that the table was read.",
             ),
-            store_seconds: ["read", "write"].map(|kind| store_seconds.with_label_values(&[kind])),
+            store_seconds: ["read", "write"].map(|kind| store_seconds.with(&[kind])),
             accepted: registry.counter("fencegate_connections_total", "Connections that clients have made."),
-            crowded_out: ["idle", "peer"].map(|reason| crowded_out.with_label_values(&[reason])),
+            crowded_out: ["idle", "peer"].map(|reason| crowded_out.with(&[reason])),
             connections: registry.gauge("fencegate_connections", "Connections that clients have open."),
-            bytes: ["received", "sent"].map(|direction| bytes.with_label_values(&[direction])),
-            store_connections: ["idle", "busy"].map(|state| store_connections.with_label_values(&[state])),
+            bytes: ["received", "sent"].map(|direction| bytes.with(&[direction])),
+            store_connections: ["idle", "busy"].map(|state| store_connections.with(&[state])),
             store_queue: registry.gauge("fencegate_store_queue", "Requests that wait for a connection to the store."),
             held_bytes: registry.gauge("fencegate_held_bytes", "Room taken by bodies that are being collected."),
-            reloads: ["applied", "refused"].map(|result| reloads.with_label_values(&[result])),
+            reloads: ["applied", "refused"].map(|result| reloads.with(&[result])),
             reload_failed: registry.gauge(
                 "fencegate_reload_failed",
                 "1 if the last reload found a fault: the gate goes by its older settings.",
             ),
-            certificate_not_after: registry.gauges(
+            certificate_not_after: registry.passing_gauges(
                 "fencegate_tls_certificate_not_after_seconds",
                 &[],
                 "Until when the certificate of the gate's port holds, as Unix time. Not there without TLS.",
@@ -160,36 +162,36 @@ impl PlaneMetrics {
 
     pub fn refused(&self, code: Code) {
         if let Some(place) = Code::ALL.iter().position(|&each| each == code) {
-            self.refusals[place].inc();
+            self.refusals[place].increment(1);
         }
     }
 
     pub fn keyed(&self, result: KeyedResult) {
-        self.keyed[result as usize].inc();
+        self.keyed[result as usize].increment(1);
     }
 
     /// A write waits for its twin, until this is dropped.
     #[must_use]
     pub fn waits_for_twin(&self) -> Waiting {
-        self.keyed_waiting.inc();
+        self.keyed_waiting.increment(1.0);
         Waiting(self.keyed_waiting.clone())
     }
 
     /// A connection was closed to make room: one that lay idle or could be broken off, or one of a peer that had its share.
     pub fn crowded_out(&self, is_of_peer: bool) {
-        self.crowded_out[usize::from(is_of_peer)].inc();
+        self.crowded_out[usize::from(is_of_peer)].increment(1);
     }
 
     pub fn unknown(&self) {
-        self.unknown.inc();
+        self.unknown.increment(1);
     }
 
     pub fn loaded(&self) {
-        self.loads.inc();
+        self.loads.increment(1);
     }
 
     pub fn reloaded(&self, applied: bool) {
-        self.reloads[usize::from(!applied)].inc();
+        self.reloads[usize::from(!applied)].increment(1);
         self.reload_failed.set(f64::from(u8::from(!applied)));
     }
 
@@ -202,9 +204,9 @@ impl PlaneMetrics {
     #[allow(clippy::cast_precision_loss, reason = "seconds since 1970")]
     pub(super) fn look(&self) {
         match self.certificate.get().and_then(|not_after| not_after()) {
-            Some(until) => self.certificate_not_after.with_label_values(NO_LABELS).set(until as f64),
+            Some(until) => self.certificate_not_after.set(&[], until as f64),
             // It may not have been there.
-            None => drop(self.certificate_not_after.remove_label_values(NO_LABELS)),
+            None => self.certificate_not_after.remove(&[]),
         }
     }
 
@@ -248,12 +250,7 @@ impl RouteFamilies {
                 &labels,
                 "Writes refused for their fence token.",
             ),
-            validation: registry.histograms(
-                "fencing_validation_duration_seconds",
-                &labels,
-                &SECONDS,
-                "Time taken to judge a write's fence token.",
-            ),
+            validation: registry.histograms(&VALIDATION_SECONDS, &labels),
             active: registry.gauges("active_fenced_operations", &labels, "Writes on their way to the store."),
             stale: registry.counters(
                 "stale_fencing_token_total",
@@ -267,10 +264,10 @@ impl RouteFamilies {
         let operations = OPERATIONS.map(|operation| {
             let labels = [resource, operation];
             OperationMetrics {
-                conflicts: self.conflicts.with_label_values(&labels),
-                validation: self.validation.with_label_values(&labels),
-                active: self.active.with_label_values(&labels),
-                stale: self.stale.with_label_values(&[resource]),
+                conflicts: self.conflicts.with(&labels),
+                validation: self.validation.with(&labels),
+                active: self.active.with(&labels),
+                stale: self.stale.with(&[resource]),
             }
         });
         RouteMetrics { operations }

@@ -1,64 +1,230 @@
-//! The registry of one gate: makes metrics, and renders them as text. The only import of `prometheus`.
+//! The registry of one gate or agent: makes metrics, and renders them as text. The only import of `metrics` and of its
+//! Prometheus exporter.
+//!
+//! Each registry has a recorder of its own, and nothing global: two gates in one process stay apart. Handles are held,
+//! since looking one up by its name costs ten times what counting does. The exporter keeps the samples of histograms
+//! until they are rendered or [`Registry::upkeep`] sorts them into their buckets: a timer has to call it.
 
-pub(super) use prometheus::{Gauge, Histogram, IntCounter as Counter, local::LocalHistogram};
-use prometheus::{
-    GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry as Collectors, TextEncoder, core::Collector,
-    proto::MetricFamily,
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
 };
 
-/// Counters of one name, by label.
-pub(super) type Counters = IntCounterVec;
-/// Gauges of one name, by label.
-pub(super) type Gauges = GaugeVec;
-/// Histograms of one name, by label.
-pub(super) type Histograms = HistogramVec;
+pub(super) use metrics::{Counter, Gauge, Histogram};
+use metrics::{Key, KeyName, Label, Level, Metadata, Recorder, SharedString};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
-/// The label that is written first, before `operation`: the crate sorts labels by name.
-const FIRST_LABEL: &str = "resource";
-const SOUND: &str = "names are valid, and each is used once";
+static METADATA: Metadata<'static> = Metadata::new(env!("CARGO_PKG_NAME"), Level::INFO, None);
 
-#[derive(Default)]
-pub(super) struct Registry(Collectors);
+/// What a histogram measures. The exporter has to know the buckets of all before the first is made.
+pub(super) struct Measure {
+    pub(super) name: &'static str,
+    pub(super) buckets: &'static [f64],
+    pub(super) help: &'static str,
+}
+
+pub(super) struct Registry {
+    recorder: Arc<PrometheusRecorder>,
+    handle: PrometheusHandle,
+    measures: &'static [&'static Measure],
+    passing: Mutex<Vec<PassingGauges>>,
+}
 
 impl Registry {
-    pub(super) fn counter(&self, name: &str, help: &str) -> Counter {
-        self.registered(Counter::new(name, help))
+    /// A registry that can make these histograms.
+    pub(super) fn new(measures: &'static [&'static Measure]) -> Self {
+        let builder = measures.iter().fold(PrometheusBuilder::new(), |builder, measure| {
+            let name = Matcher::Full(measure.name.to_owned());
+            builder.set_buckets_for_metric(name, measure.buckets).expect("a histogram has buckets")
+        });
+        let recorder = builder.build_recorder();
+        let handle = recorder.handle();
+        Self { recorder: Arc::new(recorder), handle, measures, passing: Mutex::default() }
     }
 
-    pub(super) fn counters(&self, name: &str, labels: &[&str], help: &str) -> Counters {
-        self.registered(Counters::new(Opts::new(name, help), labels))
+    pub(super) fn counter(&self, name: &'static str, help: &'static str) -> Counter {
+        self.counters(name, &[], help).with(&[])
     }
 
-    pub(super) fn gauge(&self, name: &str, help: &str) -> Gauge {
-        self.registered(Gauge::new(name, help))
+    pub(super) fn counters(&self, name: &'static str, labels: &[&'static str], help: &'static str) -> Counters {
+        self.recorder.describe_counter(KeyName::from_const_str(name), None, SharedString::const_str(help));
+        Counters(self.family(name, labels))
     }
 
-    pub(super) fn gauges(&self, name: &str, labels: &[&str], help: &str) -> Gauges {
-        self.registered(Gauges::new(Opts::new(name, help), labels))
+    pub(super) fn gauge(&self, name: &'static str, help: &'static str) -> Gauge {
+        self.gauges(name, &[], help).with(&[])
     }
 
-    pub(super) fn histogram(&self, name: &str, buckets: &[f64], help: &str) -> Histogram {
-        self.registered(Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())))
+    pub(super) fn gauges(&self, name: &'static str, labels: &[&'static str], help: &'static str) -> Gauges {
+        self.recorder.describe_gauge(KeyName::from_const_str(name), None, SharedString::const_str(help));
+        Gauges(self.family(name, labels))
     }
 
-    pub(super) fn histograms(&self, name: &str, labels: &[&str], buckets: &[f64], help: &str) -> Histograms {
-        self.registered(Histograms::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels))
+    /// Gauges of which some are not there at times.
+    pub(super) fn passing_gauges(
+        &self,
+        name: &'static str,
+        labels: &[&'static str],
+        help: &'static str,
+    ) -> PassingGauges {
+        let gauges = PassingGauges { name, labels: labels.into(), help, shown: Arc::default() };
+        self.passing.lock().unwrap_or_else(PoisonError::into_inner).push(gauges.clone());
+        gauges
     }
 
-    fn registered<M: Collector + Clone + 'static>(&self, made: prometheus::Result<M>) -> M {
-        let made = made.expect(SOUND);
-        self.0.register(Box::new(made.clone())).expect(SOUND);
-        made
+    pub(super) fn histogram(&self, measure: &'static Measure) -> Histogram {
+        self.histograms(measure, &[]).with(&[])
     }
 
-    /// Everything, in text format 0.0.4.
+    pub(super) fn histograms(&self, measure: &'static Measure, labels: &[&'static str]) -> Histograms {
+        let is_known = self.measures.iter().any(|known| known.name == measure.name);
+        assert!(is_known, "{} is a histogram without buckets", measure.name);
+        let help = SharedString::const_str(measure.help);
+        self.recorder.describe_histogram(KeyName::from_const_str(measure.name), None, help);
+        Histograms(self.family(measure.name, labels))
+    }
+
+    fn family(&self, name: &'static str, labels: &[&'static str]) -> Family {
+        Family { recorder: Arc::clone(&self.recorder), name, labels: labels.into() }
+    }
+
+    /// Sorts the samples of histograms into their buckets, so that they take no memory.
+    pub(super) fn upkeep(&self) {
+        self.handle.run_upkeep();
+    }
+
+    /// Everything in Prometheus' text format, by name.
     pub(super) fn render(&self) -> String {
-        let mut families = self.0.gather();
-        for metric in families.iter_mut().flat_map(MetricFamily::mut_metric) {
-            let mut labels = metric.take_label();
-            labels.sort_by_key(|label| label.name() != FIRST_LABEL);
-            metric.set_label(labels);
+        let passing = Self::new(&[]);
+        for gauges in self.passing.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            gauges.show_in(&passing);
         }
-        TextEncoder::new().encode_to_string(&families).expect("what is gathered has names and samples")
+        let text = self.handle.render() + &passing.handle.render();
+        // The exporter has no order. People look for a name.
+        let mut families: Vec<&str> = text.split_inclusive("\n\n").collect();
+        families.sort_unstable();
+        families.concat()
+    }
+}
+
+/// Metrics of one name, by label.
+#[derive(Clone)]
+struct Family {
+    recorder: Arc<PrometheusRecorder>,
+    name: &'static str,
+    labels: Arc<[&'static str]>,
+}
+
+impl Family {
+    fn key(&self, values: &[&str]) -> Key {
+        key(self.name, &self.labels, values)
+    }
+}
+
+fn key(name: &'static str, labels: &[&'static str], values: &[&str]) -> Key {
+    assert_eq!(labels.len(), values.len(), "{name} has these labels: {labels:?}");
+    let labels = labels.iter().zip(values).map(|(label, value)| Label::new(*label, (*value).to_owned()));
+    Key::from_parts(name, labels.collect::<Vec<_>>())
+}
+
+/// Counters of one name, by label.
+#[derive(Clone)]
+pub(super) struct Counters(Family);
+
+impl Counters {
+    pub(super) fn with(&self, values: &[&str]) -> Counter {
+        self.0.recorder.register_counter(&self.0.key(values), &METADATA)
+    }
+}
+
+/// Gauges of one name, by label.
+#[derive(Clone)]
+pub(super) struct Gauges(Family);
+
+impl Gauges {
+    pub(super) fn with(&self, values: &[&str]) -> Gauge {
+        self.0.recorder.register_gauge(&self.0.key(values), &METADATA)
+    }
+}
+
+/// Histograms of one name, by label.
+#[derive(Clone)]
+pub(super) struct Histograms(Family);
+
+impl Histograms {
+    pub(super) fn with(&self, values: &[&str]) -> Histogram {
+        self.0.recorder.register_histogram(&self.0.key(values), &METADATA)
+    }
+}
+
+/// Gauges of one name that come and go. A recorder forgets nothing, so each scrape has a new one for those that are
+/// there.
+#[derive(Clone)]
+pub(super) struct PassingGauges {
+    name: &'static str,
+    labels: Arc<[&'static str]>,
+    help: &'static str,
+    /// By their labels' values.
+    shown: Arc<Mutex<BTreeMap<Vec<String>, f64>>>,
+}
+
+impl PassingGauges {
+    pub(super) fn set(&self, values: &[&str], value: f64) {
+        let values = values.iter().map(|&value| value.to_owned()).collect();
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).insert(values, value);
+    }
+
+    pub(super) fn remove(&self, values: &[&str]) {
+        let values: Vec<String> = values.iter().map(|&value| value.to_owned()).collect();
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).remove(&values);
+    }
+
+    fn show_in(&self, registry: &Registry) {
+        let family = registry.gauges(self.name, &self.labels, self.help);
+        for (values, value) in self.shown.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let values: Vec<&str> = values.iter().map(String::as_str).collect();
+            family.with(&values).set(*value);
+        }
+    }
+}
+
+/// How many samples a worker keeps at most before it hands them over.
+const SAMPLES_MAX: usize = 4_096;
+
+/// One worker's own samples of a histogram.
+pub(super) struct LocalHistogram {
+    shared: Histogram,
+    samples: RefCell<Vec<f64>>,
+}
+
+impl LocalHistogram {
+    pub(super) fn new(shared: &Histogram) -> Self {
+        Self { shared: shared.clone(), samples: RefCell::default() }
+    }
+
+    pub(super) fn record(&self, value: f64) {
+        let mut samples = self.samples.borrow_mut();
+        samples.push(value);
+        if samples.len() >= SAMPLES_MAX {
+            self.hand_over(&mut samples);
+        }
+    }
+
+    /// Shows what was recorded to all.
+    pub(super) fn flush(&self) {
+        self.hand_over(&mut self.samples.borrow_mut());
+    }
+
+    fn hand_over(&self, samples: &mut Vec<f64>) {
+        for value in samples.drain(..) {
+            self.shared.record(value);
+        }
+    }
+}
+
+impl Drop for LocalHistogram {
+    fn drop(&mut self) {
+        self.flush();
     }
 }

@@ -41,14 +41,14 @@ impl Tally {
             accepted: Cell::default(),
             received: Cell::default(),
             sent: Cell::default(),
-            store_seconds: [reads.local(), writes.local()],
+            store_seconds: [LocalHistogram::new(reads), LocalHistogram::new(writes)],
             shown: Cell::default(),
         }
     }
 
     /// The store has begun to answer.
     pub fn answered(&self, is_write: bool, seconds: f64) {
-        self.store_seconds[usize::from(is_write)].observe(seconds);
+        self.store_seconds[usize::from(is_write)].record(seconds);
     }
 
     /// Adds up what was counted, and shows how things stand.
@@ -57,13 +57,13 @@ impl Tally {
         let before = self.shown.replace(now);
         let change = |gauge: &Gauge, before: usize, now: usize| {
             if before != now {
-                gauge.add(now as f64 - before as f64);
+                gauge.increment(now as f64 - before as f64);
             }
         };
         self.store_seconds.iter().for_each(LocalHistogram::flush);
-        metrics.accepted.inc_by(self.accepted.take());
-        metrics.bytes[0].inc_by(self.received.take());
-        metrics.bytes[1].inc_by(self.sent.take());
+        metrics.accepted.increment(self.accepted.take());
+        metrics.bytes[0].increment(self.received.take());
+        metrics.bytes[1].increment(self.sent.take());
         change(&metrics.connections, before.connections, now.connections);
         change(&metrics.store_connections[0], before.store_idle, now.store_idle);
         change(&metrics.store_connections[1], before.store_busy, now.store_busy);
@@ -128,7 +128,7 @@ pub struct OperationTally {
 impl OperationTally {
     fn new(shared: &OperationMetrics) -> Self {
         Self {
-            validation: shared.validation.local(),
+            validation: LocalHistogram::new(&shared.validation),
             shared: shared.clone(),
             active: Cell::default(),
             shown: Cell::default(),
@@ -138,7 +138,7 @@ impl OperationTally {
 
     /// A write was judged.
     pub fn judged(&self, seconds: f64, refusal: Option<&Refusal>) {
-        self.validation.observe(seconds);
+        self.validation.record(seconds);
         match refusal {
             // Nothing is wrong with the token.
             None
@@ -152,8 +152,8 @@ impl OperationTally {
                 | Refusal::Locked { .. },
             ) => {}
             Some(Refusal::Stale { .. } | Refusal::Deposed { .. }) => {
-                self.shared.stale.inc();
-                self.shared.conflicts.inc();
+                self.shared.stale.increment(1);
+                self.shared.conflicts.increment(1);
             }
             Some(
                 Refusal::Unfenced
@@ -165,7 +165,7 @@ impl OperationTally {
                 | Refusal::OtherHolder { .. }
                 | Refusal::WrongSecret { .. }
                 | Refusal::Ended { .. },
-            ) => self.shared.conflicts.inc(),
+            ) => self.shared.conflicts.increment(1),
         }
         self.counted();
     }
@@ -194,7 +194,7 @@ impl OperationTally {
         let active = self.active.get();
         let more = active - self.shown.replace(active);
         if more != 0 {
-            self.shared.active.add(more as f64);
+            self.shared.active.increment(more as f64);
         }
     }
 }
