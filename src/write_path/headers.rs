@@ -378,9 +378,10 @@ pub fn to_client(headers: &mut HeaderMap, write: Option<(&WriteGuard, Outcome)>,
             soonest = soonest.min(permit.remaining_ms());
         });
         if soonest < Ttl::FOR_EVER.0 / 2 {
-            headers.insert(FENCE_EXPIRES_IN, HeaderValue::from(soonest));
+            headers.append(FENCE_EXPIRES_IN, HeaderValue::from(soonest));
         }
-        headers.insert(
+        // What the store sent by these names is gone, so nothing has to be replaced.
+        headers.append(
             FENCE_OUTCOME,
             match outcome {
                 Outcome::Settled => SETTLED,
