@@ -6,7 +6,7 @@
 //! - [`table`]: the fence table, durable: schema, RocksDB, the single-writer ledger.
 //! - [`write_path`]: the path of a write: accept, classify, decide, forward, reply.
 //! - [`route`]: which object a request is about. [`store`]: the way to the store. [`tls`].
-//! - [`api`]: the lease api and the ops port, over HTTP.
+//! - [`api`]: the lease api and the ops port, over HTTP. [`wire`]: what goes over it, for the api and its clients.
 //! - [`app`]: puts the parts together, starts and stops them.
 //! - [`demo`]: a gate before a store in memory, to try and to watch.
 //! - `simulation`: all of it but the sockets, step by step and by seed; for tests only.
@@ -38,4 +38,5 @@ pub mod store;
 mod sync;
 pub mod table;
 pub mod tls;
+pub mod wire;
 pub mod write_path;

@@ -7,8 +7,6 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     Shared,
     extract::{self, Body, Query},
-    schema,
-    wire::{DrainBody, ObjectBody},
 };
 use crate::{
     authority::{
@@ -26,6 +24,7 @@ use crate::{
         ledger::{Certificate, Moved, authority as rows},
         records::Records,
     },
+    wire::{DrainBody, ObjectBody, schema},
 };
 
 /// What `POST /v1/fences` takes: a certificate, or one that somebody passes on.

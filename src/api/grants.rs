@@ -6,11 +6,11 @@ use super::{
     Shared,
     extract::Body,
     fences::{look_at_parked, unreadable, untrusted},
-    wire::GrantBody,
 };
 use crate::{
     authority::json::{GrantMessage, Message},
     problem::Problem,
+    wire::GrantBody,
 };
 
 /// Apply a signed grant. The same grant gets the same token again until its first write.

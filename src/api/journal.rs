@@ -7,8 +7,6 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     Shared,
     extract::{self, InPath, Query},
-    schema,
-    wire::time,
 };
 use crate::{
     authority::json::hash_text,
@@ -20,6 +18,7 @@ use crate::{
         ledger::journal,
         records::Records,
     },
+    wire::{schema, time},
 };
 
 /// `GET /v1/objects/{object_id}/journal`

@@ -11,12 +11,8 @@ use super::{
     Gate, Shared,
     extract::{self, Body, InPath, Query},
     listen::Caller,
-    routes, schema,
+    routes,
     seats::Places,
-    wire::{
-        AcquireRequest, BatchBody, BatchRequest, GrantBody, LeaseBody, LeaseList, LeaseState, ListQuery, ObjectBody,
-        RenewRequest,
-    },
 };
 use crate::{
     fence::{Code, HolderId, ObjectId},
@@ -25,6 +21,10 @@ use crate::{
         codec::Key,
         ledger::{Granted, Wanted},
         records::{LeaseView, Page, Standing},
+    },
+    wire::{
+        AcquireRequest, BatchBody, BatchRequest, GrantBody, LeaseBody, LeaseList, LeaseState, ListQuery, ObjectBody,
+        RenewRequest, schema,
     },
 };
 

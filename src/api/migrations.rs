@@ -8,8 +8,6 @@ use super::{
     Shared,
     extract::{self, Body, InPath},
     fences::{unreadable, untrusted},
-    schema,
-    wire::{GrantBody, time},
 };
 use crate::{
     authority::{
@@ -26,6 +24,7 @@ use crate::{
         codec::{MigrationRow, MigrationState},
         ledger::{Deed, DrainReport, Granted, Progress},
     },
+    wire::{GrantBody, schema, time},
 };
 
 /// What a requester is told.

@@ -1,16 +1,18 @@
 //! The lease api (`/v1`, JSON) and the ops port.
 //!
 //! Handlers read the request, ask the ledger or the table, and write the answer. They decide
-//! nothing: rules are in `fence/`. What goes over the wire has its own types in [`wire`].
+//! nothing: rules are in `fence/`. What goes over the wire has its own types in [`crate::wire`]; `bodies` makes them of
+//! records, leases and receipts.
 //!
 //! - [`leases`], [`objects`], [`tokens`], [`receipts`], [`mod@routes`], [`backups`]: the calls.
 //! - [`fences`], [`grants`], [`migrations`], [`journal`]: signed authority.
 //! - [`watch`]: lease events as a stream.
 //! - [`ops`]: probes, metrics, drain.
 //! - [`listen`]: serving a port that no caller can stall: [`seats`] for its connections, `socket` under them.
-//! - [`schema`]: what requests may say. [`origin`]: who may call. [`extract`]: bodies, queries and ids, checked. Refusals are [`Problem`]s.
+//! - [`origin`]: who may call. [`extract`]: bodies, queries and ids, checked. Refusals are [`Problem`]s.
 
 pub mod backups;
+mod bodies;
 pub mod extract;
 pub mod fences;
 pub mod grants;
@@ -23,12 +25,10 @@ pub mod ops;
 pub mod origin;
 pub mod receipts;
 pub mod routes;
-pub mod schema;
 pub mod seats;
 mod socket;
 pub mod tokens;
 pub mod watch;
-pub mod wire;
 
 use std::{
     sync::{
@@ -61,6 +61,7 @@ use crate::{
     problem::Problem,
     route::Routes,
     table::{TableFault, ledger::Ledger, news::News, records::Records},
+    wire::schema,
     write_path::receipts::Receipts,
 };
 

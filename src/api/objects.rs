@@ -9,8 +9,6 @@ use utoipa::ToSchema;
 use super::{
     Gate, Shared,
     extract::{self, Body, InPath},
-    schema,
-    wire::{MovedBody, ObjectBody, RevokeRequest},
 };
 use crate::{
     fence::{
@@ -21,11 +19,12 @@ use crate::{
     },
     problem::Problem,
     table::ledger::{Moved, Refused},
+    wire::{
+        MovedBody, ObjectBody, RevokeRequest,
+        schema::{self, REASON_MAX},
+    },
     write_path::elect,
 };
-
-/// The longest reason, in bytes of UTF-8.
-pub const REASON_MAX: usize = 1_024;
 
 /// `POST /v1/objects/{object_id}/advance` and `/confirm`
 #[derive(Debug, Deserialize, Serialize, ToSchema)]

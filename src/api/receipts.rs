@@ -2,10 +2,8 @@
 
 use axum::{Json, extract::State};
 
-use super::{
-    Shared,
-    wire::{ReceiptBody, ReceiptList},
-};
+use super::Shared;
+use crate::wire::{ReceiptBody, ReceiptList};
 
 /// The latest refused writes, newest first.
 #[utoipa::path(get, operation_id = "listReceipts", path = "/v1/receipts", tag = "receipts", responses(

@@ -6,11 +6,11 @@ use super::{
     Shared,
     extract::{self, Body},
     objects::claimant,
-    wire::{CheckBody, CheckRequest},
 };
 use crate::{
     fence::{Code, Denial, ObjectId, elected::Claimant, external::Number, verdict::Presented},
     problem::Problem,
+    wire::{CheckBody, CheckRequest},
 };
 
 /// Judge a token as a write with it would be judged.

@@ -13,16 +13,12 @@ use axum::{
 use futures_util::{Stream, stream};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use super::{
-    Shared,
-    extract::Query,
-    schema,
-    wire::{EventBody, WatchQuery},
-};
+use super::{Shared, extract::Query};
 use crate::{
     fence::{Code, Hlc},
     problem::Problem,
     table::news::{After, Item},
+    wire::{EventBody, WatchQuery, schema},
 };
 
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

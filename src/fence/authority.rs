@@ -14,6 +14,9 @@ use super::{
     step::{At, Effect, Grant, Kind, LeaseRefusal, Outcome, Step, announce, held, refused},
 };
 
+/// The longest text of a statement that is no id: a reason, a cluster's name.
+pub const TEXT_MAX: usize = 1_024;
+
 /// A certificate's signature: what a grant has to show of its predecessor's fence.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FenceProof(pub [u8; FenceProof::BYTES]);
