@@ -6,10 +6,10 @@ use std::{
 };
 
 use fencegate::{
-    api::Gate,
     clock::Clock,
     config::{LeaseSettings, Settings},
     fence::{Hlc, HolderId, ObjectId, TableKey, Ttl},
+    gate::{Gate, receipts::Receipts},
     kubernetes::elections::Elections,
     metrics::Metrics,
     table::{
@@ -22,7 +22,6 @@ use fencegate::{
         records::Records,
         rocks::Recovered,
     },
-    write_path::receipts::Receipts,
 };
 use tokio::sync::{Semaphore, watch};
 

@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     api::{
-        self, Gate, Shared,
+        self,
         listen::{self, Port, Room},
     },
     authority::{Authority, migration},
@@ -27,6 +27,7 @@ use crate::{
     clock::Clock,
     config::{Fault, Faults, Settings},
     fence::Ttl,
+    gate::{Gate, Shared, receipts::Receipts},
     kubernetes::elections::Elections,
     metrics::Metrics,
     route::Routes,
@@ -37,7 +38,7 @@ use crate::{
         open::{self, Begun, Lost},
         records::Records,
     },
-    write_path::{Plane, accept, receipts::Receipts},
+    write_path::{Plane, accept},
 };
 
 const BACKLOG: u32 = 1_024;

@@ -7,6 +7,7 @@
 //! - [`write_path`]: the path of a write: accept, classify, decide, forward, reply.
 //! - [`route`]: which object a request is about. [`store`]: the way to the store. [`tls`].
 //! - [`api`]: the lease api and the ops port, over HTTP. [`wire`]: what goes over it, for the api and its clients.
+//! - [`gate`]: what the parts of a running gate share.
 //! - [`app`]: puts the parts together, starts and stops them.
 //! - [`demo`]: a gate before a store in memory, to try and to watch.
 //! - `simulation`: all of it but the sockets, step by step and by seed; for tests only.
@@ -28,6 +29,7 @@ pub mod config;
 pub mod demo;
 pub mod failpoints;
 pub mod fence;
+pub mod gate;
 pub mod kubernetes;
 pub mod metrics;
 pub mod problem;

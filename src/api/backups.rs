@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use axum::{Json, extract::State, http::StatusCode};
 
-use super::{Shared, extract::Body};
+use super::extract::Body;
 use crate::{
+    gate::Shared,
     problem::Problem,
     table::backup,
     wire::{BackupBody, BackupRequest},

@@ -2,6 +2,7 @@
 
 use crate::{
     fence::{Fence, How, LeaseRow, LeaseSeq, Now, Record, State, record::Numbers, step::Announcement},
+    gate::receipts::Receipt,
     table::{
         ledger::{DrainReport, Granted},
         records::{LeaseView, Standing},
@@ -10,7 +11,6 @@ use crate::{
         DrainBody, EventBody, GrantBody, LeaseBody, LeaseState, NumberSource, ObjectBody, ObjectState, ReceiptBody,
         time,
     },
-    write_path::receipts::Receipt,
 };
 
 impl ReceiptBody {

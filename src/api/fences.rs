@@ -4,10 +4,7 @@ use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{
-    Shared,
-    extract::{self, Body, Query},
-};
+use super::extract::{self, Body, Query};
 use crate::{
     authority::{
         Untrusted,
@@ -17,6 +14,7 @@ use crate::{
         unique::Unique,
     },
     fence::{Code, ObjectId},
+    gate::Shared,
     problem::Problem,
     table::{
         TableFault,

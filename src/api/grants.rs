@@ -3,12 +3,12 @@
 use axum::{Json, extract::State, http::StatusCode};
 
 use super::{
-    Shared,
     extract::Body,
     fences::{look_at_parked, unreadable, untrusted},
 };
 use crate::{
     authority::json::{GrantMessage, Message},
+    gate::Shared,
     problem::Problem,
     wire::GrantBody,
 };

@@ -4,13 +4,11 @@ use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{
-    Shared,
-    extract::{self, InPath, Query},
-};
+use super::extract::{self, InPath, Query};
 use crate::{
     authority::json::hash_text,
     fence::{Code, LeaseSeq, ObjectId},
+    gate::Shared,
     problem::Problem,
     table::{
         TableFault,

@@ -8,7 +8,6 @@ use axum::{
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 
 use super::{
-    Gate, Shared,
     extract::{self, Body, InPath, Query},
     listen::Caller,
     routes,
@@ -16,6 +15,7 @@ use super::{
 };
 use crate::{
     fence::{Code, HolderId, ObjectId},
+    gate::{Gate, Shared},
     problem::Problem,
     table::{
         codec::Key,

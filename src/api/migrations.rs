@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    Shared,
     extract::{self, Body, InPath},
     fences::{unreadable, untrusted},
 };
@@ -19,6 +18,7 @@ use crate::{
         statement::{FenceRequest, LeaseGrant, Signed},
     },
     fence::{Code, MigrationId, State as ObjectState},
+    gate::Shared,
     problem::Problem,
     table::{
         codec::{MigrationRow, MigrationState},

@@ -6,10 +6,7 @@ use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{
-    Gate, Shared,
-    extract::{self, Body, InPath},
-};
+use super::extract::{self, Body, InPath};
 use crate::{
     fence::{
         Code, Fence, ObjectId, Record, State as ObjectState,
@@ -17,6 +14,7 @@ use crate::{
         election::{Election, LeaseName},
         external::{Number, Terms},
     },
+    gate::{Gate, Shared},
     problem::Problem,
     table::ledger::{Moved, Refused},
     wire::{

@@ -14,11 +14,10 @@ use axum::{
 };
 
 use super::{
-    Shared, origin,
+    origin,
     seats::{Places, in_place},
 };
-use crate::fence::Code;
-use crate::problem::Problem;
+use crate::{fence::Code, gate::Shared, problem::Problem};
 
 /// Whose turn it is to be shown the metrics.
 type Turn = Arc<tokio::sync::Mutex<()>>;

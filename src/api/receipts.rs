@@ -2,8 +2,10 @@
 
 use axum::{Json, extract::State};
 
-use super::Shared;
-use crate::wire::{ReceiptBody, ReceiptList};
+use crate::{
+    gate::Shared,
+    wire::{ReceiptBody, ReceiptList},
+};
 
 /// The latest refused writes, newest first.
 #[utoipa::path(get, operation_id = "listReceipts", path = "/v1/receipts", tag = "receipts", responses(

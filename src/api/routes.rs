@@ -2,9 +2,9 @@
 
 use axum::{Json, extract::State};
 
-use super::{Gate, Shared};
 use crate::{
     fence::ObjectId,
+    gate::{Gate, Shared},
     route::Route,
     wire::{RouteBody, RouteList},
 };

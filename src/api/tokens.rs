@@ -3,12 +3,12 @@
 use axum::{Json, extract::State};
 
 use super::{
-    Shared,
     extract::{self, Body},
     objects::claimant,
 };
 use crate::{
     fence::{Code, Denial, ObjectId, elected::Claimant, external::Number, verdict::Presented},
+    gate::Shared,
     problem::Problem,
     wire::{CheckBody, CheckRequest},
 };

@@ -13,9 +13,10 @@ use axum::{
 use futures_util::{Stream, stream};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use super::{Shared, extract::Query};
+use super::extract::Query;
 use crate::{
     fence::{Code, Hlc},
+    gate::Shared,
     problem::Problem,
     table::news::{After, Item},
     wire::{EventBody, WatchQuery, schema},

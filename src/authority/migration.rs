@@ -13,7 +13,6 @@ use super::{
     statement::{FenceAcknowledged, FenceCertificate, LeaseGrant, Signed, Statement},
 };
 use crate::{
-    api::{Gate, Shared},
     clock::Stopwatch,
     fence::{
         Certified, Code, Fence, Hlc, HolderId, IssuerId, LeaseId, LeaseSeq, MigrationId, Now, ObjectId, Record,
@@ -21,6 +20,7 @@ use crate::{
         authority::{Predecessor, SignedGrant},
         step::LeaseRefusal,
     },
+    gate::{Gate, Shared},
     problem::Problem,
     table::{
         TableFault,

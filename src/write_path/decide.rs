@@ -10,7 +10,6 @@ use super::{
     guard::WriteGuard,
 };
 use crate::{
-    api::Gate,
     barrier::{
         flight::Counted,
         generation::RouteGuard,
@@ -25,6 +24,7 @@ use crate::{
         verdict::{self, Presented, Unusable, View},
         write::{Effect, Event, Obstacle, Stage, Terms, Write},
     },
+    gate::Gate,
     table::{ledger, records::Records},
 };
 

@@ -10,7 +10,6 @@ use super::{
     reply::Refused,
 };
 use crate::{
-    api::Gate,
     fence::{
         Denial, Ended, Fence, Hlc, HolderId, How, LeaseSeq, ObjectId, Refusal,
         elected::Claimant,
@@ -18,6 +17,7 @@ use crate::{
         step::LeaseRefusal,
         verdict::{self, Presented, Successor, View},
     },
+    gate::Gate,
     kubernetes::{
         api::Away,
         elections::{Told, Unknown},

@@ -10,7 +10,7 @@
 //! - [`forward`]: to the store and back, once. [`conclude`]: the store's answer. `outcome`: the end of a write.
 //!   [`response_body`]: the answer on its way to the client. [`detach`]: what goes on when the client is gone.
 //! - [`reply`]: the store's answer or a refusal, as a response. `refusals`: what refusals say. `declined`: requests
-//!   that are refused before their body is read. [`receipts`]: what was refused lately.
+//!   that are refused before their body is read.
 //! - [`keyed`]: writes with an idempotency key: each runs once. [`journaled`]: the journal's lines.
 //! - [`headers`]: what is taken from and added to a request on its way. [`alarms`]: timeouts without timers.
 //! - [`plan`]: the settings of all stages.
@@ -39,7 +39,6 @@ pub mod pace;
 pub mod pipeline;
 pub mod plan;
 pub mod raw_head;
-pub mod receipts;
 mod refusals;
 pub mod reply;
 pub mod response_body;
@@ -66,11 +65,11 @@ use self::{
     plan::{Before, Outfit, Plan},
 };
 use crate::{
-    api::{Gate, Shared},
     barrier::generation::Generation,
     clock::Stopwatch,
     config::{Fault, Faults, Settings},
     fence::{BootMs, Now},
+    gate::{Gate, Shared},
     metrics::{PlaneMetrics, RouteTally, Tally},
     tls::Acceptor,
 };

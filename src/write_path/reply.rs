@@ -15,11 +15,11 @@ use super::{
     Plane,
     classify::Unfit,
     connection::Busy,
-    receipts::Receipt,
     response_body::{Frames, ResponseBody},
 };
 use crate::{
     fence::{Code, Fence, HolderId, LeaseSeq, ObjectId, Refusal, code::Plane as Side, verdict::Unusable},
+    gate::receipts::Receipt,
     problem::Problem,
     store::body::Cut,
 };

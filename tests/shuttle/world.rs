@@ -8,7 +8,6 @@ use std::{
 };
 
 use fencegate::{
-    api::Gate,
     barrier::{
         generation::Generation,
         in_flight::{Admission, InFlight, NoKey, Permitted},
@@ -22,6 +21,7 @@ use fencegate::{
         verdict::{self, Presented, View},
         write::{Effect, Event, Stage, Terms as Life, Write},
     },
+    gate::{Gate, receipts::Receipts},
     kubernetes::elections::Elections,
     metrics::Metrics,
     table::{
@@ -34,7 +34,6 @@ use fencegate::{
         records::Records,
         rocks::Recovered,
     },
-    write_path::receipts::Receipts,
 };
 use shuttle::{
     future::block_on,
