@@ -22,7 +22,7 @@ use crate::{
         self,
         listen::{self, Port, Room},
     },
-    authority::{Authority, migration},
+    authority::Authority,
     barrier::{generation::Generation, stripes},
     clock::Clock,
     config::{Fault, Faults, Settings},
@@ -30,6 +30,7 @@ use crate::{
     gate::{Gate, Shared, receipts::Receipts},
     kubernetes::elections::Elections,
     metrics::Metrics,
+    migration,
     route::Routes,
     table::{
         data_folder::DataLock,

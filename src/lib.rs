@@ -8,6 +8,7 @@
 //! - [`route`]: which object a request is about. [`store`]: the way to the store. [`tls`].
 //! - [`api`]: the lease api and the ops port, over HTTP. [`wire`]: what goes over it, for the api and its clients.
 //! - [`gate`]: what the parts of a running gate share.
+//! - [`migration`]: one gate's own migrations, step by step. [`authority`]: signed statements.
 //! - [`app`]: puts the parts together, starts and stops them.
 //! - [`demo`]: a gate before a store in memory, to try and to watch.
 //! - `simulation`: all of it but the sockets, step by step and by seed; for tests only.
@@ -32,6 +33,7 @@ pub mod fence;
 pub mod gate;
 pub mod kubernetes;
 pub mod metrics;
+pub mod migration;
 pub mod problem;
 pub mod route;
 #[cfg(any(test, feature = "failpoints"))]

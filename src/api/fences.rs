@@ -9,12 +9,12 @@ use crate::{
     authority::{
         Untrusted,
         json::{AcknowledgedMessage, CertificateMessage, JsonFault, Message, RelayMessage},
-        migration::acknowledgement,
         statement::{FenceCertificate, Signed},
         unique::Unique,
     },
     fence::{Code, ObjectId},
     gate::Shared,
+    migration::acknowledgement,
     problem::Problem,
     table::{
         TableFault,

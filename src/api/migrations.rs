@@ -14,11 +14,11 @@ use crate::{
             AcknowledgedMessage, ActiveMessage, CertificateMessage, FenceRequestMessage, GrantMessage, Message,
             hash_text,
         },
-        migration::{self, Wanted},
         statement::{FenceRequest, LeaseGrant, Signed},
     },
     fence::{Code, MigrationId, State as ObjectState},
     gate::Shared,
+    migration::{self, Wanted},
     problem::Problem,
     table::{
         codec::{MigrationRow, MigrationState},

@@ -7,12 +7,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    Authority, Own,
-    json::{AcknowledgedMessage, Message},
-    statement::{FenceAcknowledged, FenceCertificate, LeaseGrant, Signed, Statement},
-};
 use crate::{
+    authority::{
+        Authority, Own,
+        json::{AcknowledgedMessage, Message},
+        statement::{FenceAcknowledged, FenceCertificate, LeaseGrant, Signed, Statement},
+    },
     clock::Stopwatch,
     fence::{
         Certified, Code, Fence, Hlc, HolderId, IssuerId, LeaseId, LeaseSeq, MigrationId, Now, ObjectId, Record,
