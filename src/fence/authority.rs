@@ -194,6 +194,66 @@ impl Record {
     }
 }
 
+/// How far a migration is. A state that nothing follows on says how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MigrationState {
+    /// The certificate is signed; the fence has moved or is about to, and older writes drain.
+    Fencing,
+    /// Nothing older is on its way: the final state is known.
+    Acknowledged,
+    /// The lease is the next holder's, who has yet to confirm the final state.
+    Granted,
+    /// The next holder has its token.
+    Active,
+    /// The old holder is fenced, but its last writes did not settle in time.
+    DrainTimedOut,
+    /// The next holder did not confirm in time.
+    ActivationTimedOut,
+    /// The next holder confirmed another state than the one that was left behind.
+    HashMismatch,
+    /// Another certificate, grant or revocation came between.
+    Overtaken,
+}
+
+impl MigrationState {
+    pub const ALL: [Self; 8] = [
+        Self::Fencing,
+        Self::Acknowledged,
+        Self::Granted,
+        Self::Active,
+        Self::DrainTimedOut,
+        Self::ActivationTimedOut,
+        Self::HashMismatch,
+        Self::Overtaken,
+    ];
+
+    /// As the api spells it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fencing => "fencing",
+            Self::Acknowledged => "acknowledged",
+            Self::Granted => "granted",
+            Self::Active => "active",
+            Self::DrainTimedOut => "drain_timed_out",
+            Self::ActivationTimedOut => "activation_timed_out",
+            Self::HashMismatch => "hash_mismatch",
+            Self::Overtaken => "overtaken",
+        }
+    }
+
+    /// Whether nothing more happens to it by itself.
+    #[must_use]
+    pub const fn is_over(self) -> bool {
+        match self {
+            Self::Fencing | Self::Acknowledged | Self::Granted => false,
+            Self::Active | Self::DrainTimedOut | Self::ActivationTimedOut | Self::HashMismatch | Self::Overtaken => {
+                true
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 #[path = "authority_tests.rs"]
 mod tests;

@@ -27,7 +27,7 @@ mod rows;
 
 use thiserror::Error;
 
-pub use authority::{JournalEntry, JournalHead, MigrationRow, MigrationState, Wrote, decode_signed, encode_signed};
+pub use authority::{JournalEntry, JournalHead, MigrationRow, Wrote, decode_signed, encode_signed};
 pub use keyed::{decode_entry, encode_entry};
 pub use rows::{Context, Meta, RequestRow, Terms};
 
