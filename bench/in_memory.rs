@@ -12,9 +12,10 @@ use fencegate::{
     gate::{Gate, receipts::Receipts},
     kubernetes::elections::Elections,
     metrics::Metrics,
+    route::Terms,
     table::{
         Table,
-        codec::{Meta, Terms},
+        codec::Meta,
         ledger::{Core, Ledger, Setup, Wanted},
         memory::MemoryTable,
         news::News,

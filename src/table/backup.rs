@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use super::{
     Table, TableFault,
-    codec::{Meta, Terms},
+    codec::Meta,
     data_folder::{
         DataLock, REPLACED, RESTORING, Without, clear, key_path, sync_parent, table_folder, without_table, write_whole,
     },
@@ -32,7 +32,10 @@ use super::{
     private,
     rocks::RocksTable,
 };
-use crate::fence::{Incarnation, Now};
+use crate::{
+    fence::{Incarnation, Now},
+    route::Terms,
+};
 
 /// Why a backup or restore did not happen.
 #[derive(Debug, Error)]

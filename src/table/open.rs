@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::{
     Batch, Table, TableFault,
-    codec::{Context, Key, Meta, Terms, decode_mark, encode_mark},
+    codec::{Context, Key, Meta, decode_mark, encode_mark},
     data_folder::{
         DataLock, Without, clear, key_path, new_key_path, new_table_folder, sync_parent, table_folder, without_table,
     },
@@ -23,6 +23,7 @@ use super::{
 use crate::{
     clock::Clock,
     fence::{Hlc, Incarnation, TableKey, WallMs, time::Frame},
+    route::Terms,
 };
 
 /// Why a run cannot begin, with what to do about it.

@@ -24,9 +24,10 @@ use fencegate::{
     gate::{Gate, receipts::Receipts},
     kubernetes::elections::Elections,
     metrics::Metrics,
+    route::Terms,
     table::{
         Table,
-        codec::{Meta, Terms},
+        codec::Meta,
         ledger::{Core, Granted, Ledger, Refused, Setup, Wanted},
         memory::MemoryTable,
         news::{After, News},

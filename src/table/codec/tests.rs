@@ -19,7 +19,7 @@ use crate::fence::{
     idempotency::{Answer, Entry, Response, Since},
     record::Numbers,
 };
-use crate::table::lineage::Lineage;
+use crate::{route::Terms, table::lineage::Lineage};
 
 const RUN: u64 = 7;
 

@@ -16,7 +16,8 @@ use crate::{
         idempotency::{Entry, Scope},
         step::LeaseRefusal,
     },
-    table::codec::{MigrationRow, Terms, Wrote},
+    route::Terms,
+    table::codec::{MigrationRow, Wrote},
 };
 
 /// An acquire: one object, or a batch of them, all or nothing.
