@@ -1,9 +1,13 @@
-//! Routes: which object a request is about.
+//! Routes: which object a request is about, and what a request is.
 //!
 //! Pure. [`canonical`] reads a path in the one way that every parser would, or not at all;
-//! [`template`] fits it to a route, and [`object`] fills in the object's id. `terms`: what the table keeps of them.
+//! [`template`] fits it to a route, and [`object`] fills in the object's id. [`classify`] says what a request is: a read,
+//! a write to these objects, or a refusal; [`doubt`]: what two parsers could read in two ways. `terms`: what the table
+//! keeps of the routes.
 
 pub mod canonical;
+pub mod classify;
+pub mod doubt;
 pub mod object;
 pub mod template;
 mod terms;

@@ -3,12 +3,7 @@
 
 use std::{rc::Rc, sync::atomic::Ordering, time::Duration};
 
-use super::{
-    Plane, Worker,
-    classify::{Brought, Target},
-    elect,
-    guard::WriteGuard,
-};
+use super::{Plane, Worker, elect, guard::WriteGuard};
 use crate::{
     barrier::{
         flight::Counted,
@@ -25,6 +20,7 @@ use crate::{
         write::{Effect, Event, Obstacle, Stage, Terms, Write},
     },
     gate::Gate,
+    route::classify::{Brought, Target},
     table::{ledger, records::Records},
 };
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::{
     Worker,
-    classify::{Brought, Target},
     decide::{self, Waiting},
     reply::Refused,
 };
@@ -23,6 +22,7 @@ use crate::{
         elections::{Told, Unknown},
     },
     problem::Problem,
+    route::classify::{Brought, Target},
     table::ledger::Moved,
 };
 

@@ -2,7 +2,6 @@
 //!
 //! - [`accept`]: the port; a worker per core. [`crowd`]: how many connections each client has, and who waits for room. [`connection`]: one client's
 //!   connection, its timeouts; [`evict`]: which one is closed for another; `begun`: which protocol it speaks. [`raw_head`]: heads that two parsers could read in two ways.
-//! - [`classify`]: what a request is: a read, a write to one object, or nothing that is forwarded.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
 //!   [`elect`]: the same for terms of leadership. [`guard`]: an admitted write, until its end.
 //! - [`outgoing`]: bodies, made ready to be sent. [`hold`]: bodies that are collected first. [`upload`]: longer ones,
@@ -18,7 +17,6 @@
 pub mod accept;
 pub mod alarms;
 mod begun;
-pub mod classify;
 pub mod conclude;
 pub mod connection;
 pub mod crowd;

@@ -13,7 +13,6 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::{
     Plane,
-    classify::Unfit,
     connection::Busy,
     response_body::{Frames, ResponseBody},
 };
@@ -21,6 +20,7 @@ use crate::{
     fence::{Code, Fence, HolderId, LeaseSeq, ObjectId, Refusal, code::Plane as Side, verdict::Unusable},
     gate::receipts::Receipt,
     problem::Problem,
+    route::classify::Unfit,
     store::body::Cut,
 };
 
