@@ -13,10 +13,9 @@ use super::{
     load::Loadable, loopback,
 };
 use crate::{
-    agent::hosts::Hosts,
+    agent::{candidate::TTL_MS_MAX, hosts::Hosts},
     client::Client,
     fence::{HolderId, election::LeaseName},
-    kubernetes::candidate::TTL_MS_MAX,
     route::Routes,
     store::{Address, Way},
     tls::{Connector, Files},
