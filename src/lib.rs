@@ -30,6 +30,7 @@ pub mod config;
 pub mod demo;
 pub mod failpoints;
 pub mod fence;
+pub mod files;
 pub mod gate;
 pub mod kubernetes;
 pub mod metrics;

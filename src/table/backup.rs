@@ -22,9 +22,7 @@ use thiserror::Error;
 use super::{
     Table, TableFault,
     codec::Meta,
-    data_folder::{
-        DataLock, REPLACED, RESTORING, Without, clear, key_path, sync_parent, table_folder, without_table, write_whole,
-    },
+    data_folder::{DataLock, REPLACED, RESTORING, Without, key_path, table_folder, without_table},
     epoch::{self, Epoch, EpochFault},
     key_file::{self, KeyFault},
     lineage::Lineage,
@@ -34,6 +32,7 @@ use super::{
 };
 use crate::{
     fence::{Incarnation, Now},
+    files::{clear, sync_parent, write_whole},
     route::Terms,
 };
 
