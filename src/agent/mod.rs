@@ -7,6 +7,7 @@
 //! - [`elections`]: those on Kubernetes Leases, one for each Lease. [`candidate`]: taking part in one.
 //! - [`forward`]: sends a request on to the gate, once. [`lanes`]: the connections that it goes by.
 //! - [`status`]: who leads, for the application and for probes. [`compare`]: whether the gate has the same routes.
+//! - `settings`: what settings mean here, and what is wrong with them.
 //!
 //! A write leaves this process only with the token of a lease that is held at that moment by this machine's clock:
 //! [`forward`] takes the [`holdings::Use`]s of it, and only [`holdings`] makes them. Nothing is ever sent twice. What
@@ -23,6 +24,7 @@ mod keeper;
 pub mod lanes;
 mod pace;
 pub mod port;
+mod settings;
 pub mod slot;
 pub mod status;
 

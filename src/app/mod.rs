@@ -4,6 +4,8 @@
 //! the table's run begins (the clean flag is cleared and synced); only then is anyone answered. A
 //! stop goes the other way round: no new leases, listeners closed, ledger closed, clean flag last.
 
+mod settings;
+
 use std::{
     net::SocketAddr,
     sync::{Arc, atomic::AtomicBool},
