@@ -16,7 +16,9 @@
 //! - [`kubernetes`]: leases that a Kubernetes API server keeps.
 //! - [`cli`]: one file per subcommand.
 //! - [`config`] reads the environment, [`clock`] reads clocks, [`metrics`] names every metric;
-//!   nothing else does.
+//!   nothing else does. [`files`]: what makes a file durable.
+//!
+//! Modules import downwards only; `tests/it/layers.rs` has the order.
 
 pub mod agent;
 pub mod api;
