@@ -111,7 +111,7 @@ pub enum CertificateResult {
     Parked = 2,
 }
 
-/// Why a renewal is refused: its place in [`REJECTIONS`].
+/// Why a renewal is refused: its place in `REJECTIONS`.
 #[derive(Clone, Copy, Debug)]
 pub enum RenewalRejection {
     NotFound = 0,
