@@ -6,15 +6,16 @@ use std::{
 };
 
 use fencegate::{
-    api::Gate,
     clock::Clock,
     config::{LeaseSettings, Settings},
     fence::{Hlc, HolderId, ObjectId, TableKey, Ttl},
+    gate::{Gate, receipts::Receipts},
     kubernetes::elections::Elections,
     metrics::Metrics,
+    route::Terms,
     table::{
         Table,
-        codec::{Meta, Terms},
+        codec::Meta,
         ledger::{Core, Ledger, Setup, Wanted},
         memory::MemoryTable,
         news::News,
@@ -22,7 +23,6 @@ use fencegate::{
         records::Records,
         rocks::Recovered,
     },
-    write_path::receipts::Receipts,
 };
 use tokio::sync::{Semaphore, watch};
 

@@ -11,9 +11,10 @@ use fencegate::{
     clock::Clock,
     fence::{HolderId, ObjectId, Ttl},
     metrics::Metrics,
+    route::Terms,
     table::{
         Batch, Table,
-        codec::{Key, Terms, encode_mark},
+        codec::{Key, encode_mark},
         ledger::{Core, Ledger, Setup, Wanted},
         news::News,
         open::{self, Begun},

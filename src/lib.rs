@@ -4,9 +4,11 @@
 //! - [`fence`]: pure. Ids, numbers, leases, `judge` and `step`: every rule there is.
 //! - [`barrier`]: records in memory and the writes in flight, counted under the same locks.
 //! - [`table`]: the fence table, durable: schema, RocksDB, the single-writer ledger.
-//! - [`write_path`]: the path of a write: accept, classify, decide, forward, reply.
-//! - [`route`]: which object a request is about. [`store`]: the way to the store. [`tls`].
-//! - [`api`]: the lease api and the ops port, over HTTP.
+//! - [`write_path`]: the path of a write: accept, classify (by [`route`]), decide, forward, reply.
+//! - [`route`]: what a request is, and which object it is about. [`store`]: the way to the store. [`tls`].
+//! - [`api`]: the lease api and the ops port, over HTTP. [`wire`]: what goes over it, for the api and its clients.
+//! - [`gate`]: what the parts of a running gate share.
+//! - [`migration`]: one gate's own migrations, step by step. [`authority`]: signed statements.
 //! - [`app`]: puts the parts together, starts and stops them.
 //! - [`demo`]: a gate before a store in memory, to try and to watch.
 //! - `simulation`: all of it but the sockets, step by step and by seed; for tests only.
@@ -14,7 +16,9 @@
 //! - [`kubernetes`]: leases that a Kubernetes API server keeps.
 //! - [`cli`]: one file per subcommand.
 //! - [`config`] reads the environment, [`clock`] reads clocks, [`metrics`] names every metric;
-//!   nothing else does.
+//!   nothing else does. [`files`]: what makes a file durable.
+//!
+//! Modules import downwards only; `tests/it/layers.rs` has the order.
 
 pub mod agent;
 pub mod api;
@@ -28,8 +32,11 @@ pub mod config;
 pub mod demo;
 pub mod failpoints;
 pub mod fence;
+pub mod files;
+pub mod gate;
 pub mod kubernetes;
 pub mod metrics;
+pub mod migration;
 pub mod problem;
 pub mod route;
 #[cfg(any(test, feature = "failpoints"))]
@@ -38,4 +45,5 @@ pub mod store;
 mod sync;
 pub mod table;
 pub mod tls;
+pub mod wire;
 pub mod write_path;

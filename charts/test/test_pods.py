@@ -67,7 +67,7 @@ class Pods(unittest.TestCase):
                 drain = settings["shutdown"]["deadline_ms"] / 1000
                 self.assertEqual(seconds, math.ceil(drain))
                 stop = 60 if name.startswith("everything") else 30
-                # The drain, the store, the gate's own stop within the same deadline, and its table: src/app.rs.
+                # The drain, the store, the gate's own stop within the same deadline, and its table: src/app/mod.rs.
                 self.assertGreaterEqual(pod["spec"]["terminationGracePeriodSeconds"], drain + stop + drain + 2)
 
     def test_a_writers_pod_has_time_for_its_agent_to_give_leases_back(self):

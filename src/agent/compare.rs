@@ -4,10 +4,10 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    api::routes::RouteBody,
     client::{Failed, LeaseApi, backoff::Backoff},
     config::Mode,
     route::{Routes, object::ObjectTemplate, template::PathTemplate},
+    wire::RouteBody,
 };
 
 /// How long one call may take.

@@ -11,18 +11,19 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::{held::Held, slot::Standing};
+use super::{
+    candidate::{
+        Over, Timing,
+        campaign::{Candidate, Heard},
+        term::Term,
+    },
+    held::Held,
+    slot::Standing,
+};
 use crate::{
     clock::Clock,
     fence::HolderId,
-    kubernetes::{
-        api::{Cluster, LeaseName},
-        candidate::{
-            Over, Timing,
-            campaign::{Candidate, Heard},
-            term::Term,
-        },
-    },
+    kubernetes::api::{Cluster, LeaseName},
     metrics::AgentMetrics,
 };
 

@@ -30,8 +30,8 @@ use crate::{
     config::GateWay,
     fence::{Code, code::Plane},
     problem::Problem,
+    route::classify::{FENCE_HOLDER, FENCE_TOKEN},
     store::Way,
-    write_path::classify::{FENCE_HOLDER, FENCE_TOKEN},
 };
 
 /// How long a body waits for a `100 Continue` that does not come, as curl does.

@@ -2,10 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{
-    client::{Lease, Token, lease::NotRenewed},
-    kubernetes::candidate::term::{self, Term},
-};
+use super::candidate::term::{self, Term};
+use crate::client::{Lease, Token, lease::NotRenewed};
 
 /// A lease in hand. Good for as long as [`Held::token`] says.
 #[derive(Clone, Debug)]

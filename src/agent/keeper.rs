@@ -10,9 +10,9 @@ use super::{
     slot::{Slot, Standing},
 };
 use crate::{
-    api::wire::LeaseState,
     client::{Lease, Lost, NotHad, Wanted},
     fence::HolderId,
+    wire::LeaseState,
 };
 
 /// After a refusal that asking again will hardly change.

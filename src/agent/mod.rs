@@ -4,14 +4,16 @@
 //!   it may be called.
 //! - [`holdings`]: the leases of the objects in use ([`slot`]), for whoever writes. `keeper`: what asks for one, keeps
 //!   it, loses it, gives it back. `pace`: how soon the next one is asked for. [`held`]: one in hand.
-//! - [`elections`]: those on Kubernetes Leases, one for each Lease.
+//! - [`elections`]: those on Kubernetes Leases, one for each Lease. [`candidate`]: taking part in one.
 //! - [`forward`]: sends a request on to the gate, once. [`lanes`]: the connections that it goes by.
 //! - [`status`]: who leads, for the application and for probes. [`compare`]: whether the gate has the same routes.
+//! - `settings`: what settings mean here, and what is wrong with them.
 //!
 //! A write leaves this process only with the token of a lease that is held at that moment by this machine's clock:
 //! [`forward`] takes the [`holdings::Use`]s of it, and only [`holdings`] makes them. Nothing is ever sent twice. What
 //! comes too late all the same is the gate's to refuse.
 
+pub mod candidate;
 pub mod compare;
 pub mod elections;
 pub mod forward;
@@ -22,6 +24,7 @@ mod keeper;
 pub mod lanes;
 mod pace;
 pub mod port;
+mod settings;
 pub mod slot;
 pub mod status;
 
@@ -31,6 +34,7 @@ use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use uuid::Uuid;
 
 use self::{
+    candidate::Timing,
     elections::Elections,
     forward::Forwarder,
     holdings::{Holdings, Led},
@@ -42,7 +46,7 @@ use crate::{
     clock::Clock,
     config::{AgentSettings, Fault, Faults},
     fence::{HolderId, ObjectId},
-    kubernetes::{api::Cluster, candidate::Timing},
+    kubernetes::api::Cluster,
     metrics::AgentMetrics,
 };
 

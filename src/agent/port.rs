@@ -27,8 +27,10 @@ use crate::{
     fence::{Code, code::Plane, election::LeaseName},
     metrics::AgentMetrics,
     problem::Problem,
-    route::{Kubernetes, Routes, canonical},
-    write_path::classify::{self, Class, FENCE_TOKEN},
+    route::{
+        Kubernetes, Routes, canonical,
+        classify::{self, Class, FENCE_TOKEN},
+    },
 };
 
 /// How long a stop waits for answers that are being given.

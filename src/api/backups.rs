@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use axum::{Json, extract::State, http::StatusCode};
 
-use super::{
-    Shared,
-    extract::Body,
+use super::extract::Body;
+use crate::{
+    gate::Shared,
+    problem::Problem,
+    table::backup,
     wire::{BackupBody, BackupRequest},
 };
-use crate::problem::Problem;
-use crate::table::backup;
 
 /// Copy the fence table into a new folder.
 ///

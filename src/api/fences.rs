@@ -4,21 +4,17 @@ use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{
-    Shared,
-    extract::{self, Body, Query},
-    schema,
-    wire::{DrainBody, ObjectBody},
-};
+use super::extract::{self, Body, Query};
 use crate::{
     authority::{
         Untrusted,
         json::{AcknowledgedMessage, CertificateMessage, JsonFault, Message, RelayMessage},
-        migration::acknowledgement,
         statement::{FenceCertificate, Signed},
         unique::Unique,
     },
     fence::{Code, ObjectId},
+    gate::Shared,
+    migration::acknowledgement,
     problem::Problem,
     table::{
         TableFault,
@@ -26,6 +22,7 @@ use crate::{
         ledger::{Certificate, Moved, authority as rows},
         records::Records,
     },
+    wire::{DrainBody, ObjectBody, schema},
 };
 
 /// What `POST /v1/fences` takes: a certificate, or one that somebody passes on.

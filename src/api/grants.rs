@@ -3,14 +3,14 @@
 use axum::{Json, extract::State, http::StatusCode};
 
 use super::{
-    Shared,
     extract::Body,
     fences::{look_at_parked, unreadable, untrusted},
-    wire::GrantBody,
 };
 use crate::{
     authority::json::{GrantMessage, Message},
+    gate::Shared,
     problem::Problem,
+    wire::GrantBody,
 };
 
 /// Apply a signed grant. The same grant gets the same token again until its first write.

@@ -4,15 +4,11 @@ use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{
-    Shared,
-    extract::{self, InPath, Query},
-    schema,
-    wire::time,
-};
+use super::extract::{self, InPath, Query};
 use crate::{
     authority::json::hash_text,
     fence::{Code, LeaseSeq, ObjectId},
+    gate::Shared,
     problem::Problem,
     table::{
         TableFault,
@@ -20,6 +16,7 @@ use crate::{
         ledger::journal,
         records::Records,
     },
+    wire::{schema, time},
 };
 
 /// `GET /v1/objects/{object_id}/journal`

@@ -8,23 +8,23 @@ use axum::{
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 
 use super::{
-    Gate, Shared,
     extract::{self, Body, InPath, Query},
     listen::Caller,
-    routes, schema,
+    routes,
     seats::Places,
-    wire::{
-        AcquireRequest, BatchBody, BatchRequest, GrantBody, LeaseBody, LeaseList, LeaseState, ListQuery, ObjectBody,
-        RenewRequest,
-    },
 };
 use crate::{
     fence::{Code, HolderId, ObjectId},
+    gate::{Gate, Shared},
     problem::Problem,
     table::{
         codec::Key,
         ledger::{Granted, Wanted},
         records::{LeaseView, Page, Standing},
+    },
+    wire::{
+        AcquireRequest, BatchBody, BatchRequest, GrantBody, LeaseBody, LeaseList, LeaseState, ListQuery, ObjectBody,
+        RenewRequest, schema,
     },
 };
 

@@ -5,11 +5,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    Shared,
     extract::{self, Body, InPath},
     fences::{unreadable, untrusted},
-    schema,
-    wire::{GrantBody, time},
 };
 use crate::{
     authority::{
@@ -17,15 +14,17 @@ use crate::{
             AcknowledgedMessage, ActiveMessage, CertificateMessage, FenceRequestMessage, GrantMessage, Message,
             hash_text,
         },
-        migration::{self, Wanted},
         statement::{FenceRequest, LeaseGrant, Signed},
     },
-    fence::{Code, MigrationId, State as ObjectState},
+    fence::{Code, MigrationId, State as ObjectState, authority::MigrationState},
+    gate::Shared,
+    migration::{self, Wanted},
     problem::Problem,
     table::{
-        codec::{MigrationRow, MigrationState},
+        codec::MigrationRow,
         ledger::{Deed, DrainReport, Granted, Progress},
     },
+    wire::{GrantBody, schema, time},
 };
 
 /// What a requester is told.

@@ -6,12 +6,7 @@ use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{
-    Gate, Shared,
-    extract::{self, Body, InPath},
-    schema,
-    wire::{MovedBody, ObjectBody, RevokeRequest},
-};
+use super::extract::{self, Body, InPath};
 use crate::{
     fence::{
         Code, Fence, ObjectId, Record, State as ObjectState,
@@ -19,13 +14,15 @@ use crate::{
         election::{Election, LeaseName},
         external::{Number, Terms},
     },
+    gate::{Gate, Shared},
     problem::Problem,
     table::ledger::{Moved, Refused},
+    wire::{
+        MovedBody, ObjectBody, RevokeRequest,
+        schema::{self, REASON_MAX},
+    },
     write_path::elect,
 };
-
-/// The longest reason, in bytes of UTF-8.
-pub const REASON_MAX: usize = 1_024;
 
 /// `POST /v1/objects/{object_id}/advance` and `/confirm`
 #[derive(Debug, Deserialize, Serialize, ToSchema)]

@@ -15,13 +15,11 @@ use axum::{
 use tower_http::catch_panic::CatchPanicLayer;
 
 use super::{
-    Shared,
     layers::{panicked, within_places},
     origin,
     seats::Places,
 };
-use crate::fence::Code;
-use crate::problem::Problem;
+use crate::{fence::Code, gate::Shared, problem::Problem};
 
 /// Whose turn it is to be shown the metrics.
 type Turn = Arc<tokio::sync::Mutex<()>>;

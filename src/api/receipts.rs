@@ -2,8 +2,8 @@
 
 use axum::{Json, extract::State};
 
-use super::{
-    Shared,
+use crate::{
+    gate::Shared,
     wire::{ReceiptBody, ReceiptList},
 };
 

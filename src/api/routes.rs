@@ -1,40 +1,16 @@
 //! The routes that writes go by, for callers that have to name the same objects.
 
 use axum::{Json, extract::State};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
-use super::{Gate, Shared};
 use crate::{
-    config::{LeaseSource, Mode},
     fence::ObjectId,
+    gate::{Gate, Shared},
     route::Route,
+    wire::{RouteBody, RouteList},
 };
 
 /// How many templates a warning names.
 const NAMED_MAX: usize = 5;
-
-/// The routes of a gate.
-#[derive(Debug, Deserialize, Serialize, ToSchema)]
-pub struct RouteList {
-    /// The most specific first.
-    pub routes: Vec<RouteBody>,
-}
-
-/// One route.
-#[derive(Debug, Deserialize, Serialize, ToSchema)]
-pub struct RouteBody {
-    pub name: String,
-    /// The template of the paths that it takes.
-    #[serde(rename = "match")]
-    pub path: String,
-    /// The template of the objects that these paths are about.
-    pub object: String,
-    #[schema(value_type = String)]
-    pub mode: Mode,
-    #[schema(value_type = String)]
-    pub lease_source: LeaseSource,
-}
 
 impl RouteBody {
     fn new(route: &Route) -> Self {

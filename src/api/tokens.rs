@@ -3,14 +3,14 @@
 use axum::{Json, extract::State};
 
 use super::{
-    Shared,
     extract::{self, Body},
     objects::claimant,
-    wire::{CheckBody, CheckRequest},
 };
 use crate::{
     fence::{Code, Denial, ObjectId, elected::Claimant, external::Number, verdict::Presented},
+    gate::Shared,
     problem::Problem,
+    wire::{CheckBody, CheckRequest},
 };
 
 /// Judge a token as a write with it would be judged.

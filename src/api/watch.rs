@@ -13,16 +13,13 @@ use axum::{
 use futures_util::{Stream, stream};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use super::{
-    Shared,
-    extract::Query,
-    schema,
-    wire::{EventBody, WatchQuery},
-};
+use super::extract::Query;
 use crate::{
     fence::{Code, Hlc},
+    gate::Shared,
     problem::Problem,
     table::news::{After, Item},
+    wire::{EventBody, WatchQuery, schema},
 };
 
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

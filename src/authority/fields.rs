@@ -2,9 +2,9 @@
 
 use super::{
     bls::PointFault,
-    statement::{Kind, Origin, TEXT_MAX},
+    statement::{Kind, Origin},
 };
-use crate::fence::{Hlc, LeaseSeq, ids::IdFault};
+use crate::fence::{Hlc, LeaseSeq, authority::TEXT_MAX, ids::IdFault};
 
 /// A message that does not say what it must.
 #[derive(Clone, Debug, PartialEq, Eq)]

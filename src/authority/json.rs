@@ -11,11 +11,11 @@ use super::{
     statement::{FenceAcknowledged, FenceCertificate, FenceRequest, Kind, LeaseActive, LeaseGrant, Signed, Statement},
 };
 use crate::{
-    api::schema,
     fence::{
         Fence, WallMs,
         authority::{FenceProof, Predecessor},
     },
+    wire::schema,
 };
 
 /// A message, and what it says once it is read.

@@ -10,7 +10,7 @@ use std::{
 use thiserror::Error;
 
 use super::bls::SecretKey;
-use crate::table::data_folder::sync_parent;
+use crate::files::sync_parent;
 
 /// Why a key file is not used. Never says what is in it.
 #[derive(Debug, Error)]

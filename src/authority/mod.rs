@@ -6,7 +6,6 @@
 //!   [`unique`]: no key of theirs stands twice.
 //! - [`parties`]: issuers and requesters, their keys and their domains.
 //! - [`key_file`]: an issuer's secret key on disk.
-//! - [`migration`]: one gate's own migrations, step by step.
 //!
 //! What a statement whose signature holds does to a record is `fence::authority`'s to say; making it durable
 //! is the ledger's. A certificate may come from anyone, any number of times, in any order.
@@ -15,7 +14,6 @@ pub mod bls;
 mod fields;
 pub mod json;
 pub mod key_file;
-pub mod migration;
 pub mod parties;
 pub mod statement;
 pub mod unique;

@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::bls::Signature;
 use crate::fence::{
     Fence, Hlc, HolderId, IssuerId, LeaseId, LeaseSeq, ObjectId, WallMs,
-    authority::{FenceProof, Predecessor},
+    authority::{FenceProof, Predecessor, TEXT_MAX},
 };
 
 /// The version of every layout.
@@ -229,9 +229,6 @@ impl Writer {
 
 /// Reads bytes of a statement.
 pub struct Reader<'a>(&'a [u8]);
-
-/// The longest text that is no id: a reason, a cluster's name.
-pub const TEXT_MAX: usize = 1_024;
 
 impl<'a> Reader<'a> {
     fn array<const N: usize>(&mut self) -> Result<[u8; N], StatementFault> {

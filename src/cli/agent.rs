@@ -25,7 +25,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Done {
-    let settings = config::load_agent(&args.config).map_err(Failed::Config)?;
+    let settings: AgentSettings = config::load(&args.config).map_err(Failed::Config)?;
     if args.check {
         output::line("the configuration is sound");
         return Ok(());

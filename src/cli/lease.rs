@@ -14,8 +14,8 @@ use super::{
     output, runtime, token,
 };
 use crate::{
-    api::wire::{AcquireRequest, GrantBody, LeaseBody, LeaseList, ObjectBody, RenewRequest},
     client::{Answer, Client},
+    wire::{AcquireRequest, GrantBody, LeaseBody, LeaseList, ObjectBody, RenewRequest},
 };
 
 /// The gate, and how to print.

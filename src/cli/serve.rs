@@ -21,7 +21,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Done {
-    let (settings, faults) = config::examine(&args.config.config).map_err(Failed::Config)?;
+    let (settings, faults): (Settings, _) = config::examine(&args.config.config).map_err(Failed::Config)?;
     log(&settings.log, args.log_format);
     let runtime = runtime()?;
     let done = runtime.block_on(serve(&args.config.config, &settings, faults));

@@ -6,11 +6,11 @@ use clap::Subcommand;
 
 use super::{ConfigArgs, Done, Failed, call::Call, load, output};
 use crate::{
-    api::wire::BackupRequest,
     client::Client,
     clock::Clock,
     config::{Fault, Faults},
     table::{Table, backup, data_folder::table_folder, open, rocks::RocksTable, verify},
+    wire::BackupRequest,
 };
 
 #[derive(Debug, Subcommand)]

@@ -11,8 +11,8 @@ use super::{
     lease::{Lease, Lost},
 };
 use crate::{
-    api::wire::AcquireRequest,
     fence::{BootMs, HolderId, ObjectId},
+    wire::AcquireRequest,
 };
 
 /// One long poll. Longer keeps the place in the queue for longer; shorter notices sooner that the gate's machine is

@@ -11,12 +11,9 @@ use tokio::time::error::Elapsed;
 
 use super::http::{Answer, CallFault, Client, Kept};
 use crate::{
-    api::{
-        routes::RouteList,
-        wire::{AcquireRequest, GrantBody, ObjectBody, RenewRequest},
-    },
     clock::Clock,
     fence::{BootMs, Ttl},
+    wire::{AcquireRequest, GrantBody, ObjectBody, RenewRequest, RouteList},
 };
 
 /// A gate's lease api.

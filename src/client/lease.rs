@@ -18,8 +18,8 @@ use super::{
     tenure::{Over, Tenure},
 };
 use crate::{
-    api::wire::RenewRequest,
     fence::{BootMs, HolderId, ObjectId, Ttl},
+    wire::RenewRequest,
 };
 
 /// A release is tried for so long, and each try for less: a connection that hangs is not the last one. What cannot be

@@ -80,7 +80,8 @@ impl GateKubernetes {
 
 impl KubernetesSettings {
     /// What is wrong with it.
-    pub(super) fn faults(&self) -> Vec<Fault> {
+    #[must_use]
+    pub fn faults(&self) -> Vec<Fault> {
         let mut faults = vec![];
         let mut fault = |key: &str, what: &str| faults.push(Fault::new(format!("kubernetes.{key}"), what));
         if self.request_timeout_ms == 0 {

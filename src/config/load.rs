@@ -8,7 +8,7 @@ use super::Fault;
 const ELSE: &str = "the file has something else there";
 
 /// Settings that are read from a file and the environment.
-pub(super) trait Loadable: Default + Serialize + DeserializeOwned {
+pub trait Loadable: Default + Serialize + DeserializeOwned {
     /// What the names of its variables begin with.
     const PREFIX: &'static str;
 
@@ -20,7 +20,8 @@ pub(super) trait Loadable: Default + Serialize + DeserializeOwned {
 }
 
 /// Settings, of a file's tree and the environment; and everything that is wrong.
-pub(super) fn read<S: Loadable>(mut tree: Table, environment: Vec<(String, String)>) -> (S, Vec<Fault>) {
+#[must_use]
+pub fn read<S: Loadable>(mut tree: Table, environment: Vec<(String, String)>) -> (S, Vec<Fault>) {
     let mut faults = vec![];
     overlay::<S>(&mut tree, environment, &mut faults);
     let settings: S = deserialize(tree, &mut faults);

@@ -4,6 +4,9 @@
 //! values stop the start, and all of them are listed at once (`load.rs`). `config/fencegate.toml` holds every
 //! key with its default and advice; a test keeps the two the same. The agent has settings of its own, read in the
 //! same way: `agent.rs`, `config/agent.toml`.
+//!
+//! What settings mean to a part of the program is that part's to say. So is what is wrong with them, beyond what each
+//! value shows by itself: `app/settings.rs` and `agent/settings.rs` ask every part ([`Loadable::faults`]).
 
 mod agent;
 mod authority;
@@ -18,12 +21,10 @@ use std::{fmt, net::SocketAddr, path::Path, path::PathBuf};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
-use self::load::{Loadable, read};
-use crate::authority::Authority;
-
 pub use agent::{AgentLease, AgentPort, AgentRoute, AgentSettings, GateWay, Status, Take};
 pub use authority::{AuthoritySettings, JournalSettings, PartySettings};
 pub use kubernetes::{GateKubernetes, KubernetesSettings, LeaseRef, RouteLease};
+pub use load::{Loadable, read};
 pub use plane::{
     Forwarded, GateSettings, IdempotencySettings, LeaseSource, Mode, PartialBody, Profile, Receipts, RouteSettings,
     StoreOverride, StoreSettings,
@@ -252,20 +253,8 @@ fn environment() -> Vec<(String, String)> {
 ///
 /// # Errors
 /// With everything that is wrong.
-pub fn load(path: &Path) -> Result<Settings, Faults> {
-    load_as(path)
-}
-
-/// The same, for the agent's settings.
-///
-/// # Errors
-/// With everything that is wrong.
-pub fn load_agent(path: &Path) -> Result<AgentSettings, Faults> {
-    load_as(path)
-}
-
-fn load_as<S: Loadable>(path: &Path) -> Result<S, Faults> {
-    let (settings, faults) = examine_as(path)?;
+pub fn load<S: Loadable>(path: &Path) -> Result<S, Faults> {
+    let (settings, faults) = examine(path)?;
     if faults.is_empty() { Ok(settings) } else { Err(Faults(faults)) }
 }
 
@@ -274,31 +263,13 @@ fn load_as<S: Loadable>(path: &Path) -> Result<S, Faults> {
 ///
 /// # Errors
 /// Where the file cannot be read at all.
-pub fn examine(path: &Path) -> Result<(Settings, Vec<Fault>), Faults> {
-    examine_as(path)
-}
-
-fn examine_as<S: Loadable>(path: &Path) -> Result<(S, Vec<Fault>), Faults> {
+pub fn examine<S: Loadable>(path: &Path) -> Result<(S, Vec<Fault>), Faults> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Faults(vec![Fault::new(path.display().to_string(), format!("cannot be read: {error}"))]))?;
     let tree = text.parse::<Table>().map_err(|error| {
         Faults(vec![Fault::new(path.display().to_string(), format!("is not TOML: {}", error.to_string().trim_end()))])
     })?;
     Ok(read(tree, environment()))
-}
-
-impl Loadable for Settings {
-    const PREFIX: &'static str = "FENCEGATE__";
-
-    fn lists() -> Vec<(&'static str, Table)> {
-        let route = Table::try_from(RouteSettings::all_keys()).expect("the defaults are TOML");
-        let party = Table::try_from(PartySettings::default()).expect("the defaults are TOML");
-        vec![("route", route), ("issuer", party.clone()), ("requester", party)]
-    }
-
-    fn faults(&self) -> Vec<Fault> {
-        self.all_faults()
-    }
 }
 
 impl Settings {
@@ -323,62 +294,6 @@ impl Settings {
         .into_iter()
         .filter_map(|(key, is_same)| (!is_same).then_some(key))
         .collect()
-    }
-
-    /// What no single value shows: bounds, and values that contradict each other.
-    #[must_use]
-    pub fn all_faults(&self) -> Vec<Fault> {
-        let mut faults = vec![];
-        let mut check = |ok: bool, key: &str, what: &str| {
-            if !ok {
-                faults.push(Fault::new(key, what));
-            }
-        };
-        let lease = &self.lease;
-        check(
-            self.api.listen.ip().is_loopback(),
-            "api.listen",
-            "must be a loopback address: whoever reaches this port can take any lease, and there is no authentication yet",
-        );
-        check(
-            self.api.listen != self.ops.listen || self.api.listen.port() == 0,
-            "ops.listen",
-            "must differ from api.listen",
-        );
-        check(!self.table.path.as_os_str().is_empty(), "table.path", "must not be empty");
-        check(self.table.cache_objects >= 1, "table.cache_objects", "must be at least 1");
-        check(
-            (100..=600_000).contains(&self.table.stall_timeout_ms),
-            "table.stall_timeout_ms",
-            "must be from 100 to 600000",
-        );
-        check(lease.ttl_ms_min >= 1, "lease.ttl_ms_min", "must be at least 1");
-        check(lease.ttl_ms_max <= 86_400_000, "lease.ttl_ms_max", "must be at most 86400000 (a day)");
-        check(lease.ttl_ms_min <= lease.ttl_ms_max, "lease.ttl_ms_min", "must not be above lease.ttl_ms_max");
-        check(
-            (lease.ttl_ms_min..=lease.ttl_ms_max).contains(&lease.ttl_ms_default),
-            "lease.ttl_ms_default",
-            "must lie between lease.ttl_ms_min and lease.ttl_ms_max",
-        );
-        check(lease.batch_max >= 1, "lease.batch_max", "must be at least 1");
-        check(lease.batch_max <= 1_024, "lease.batch_max", "must be at most 1024");
-        faults.extend(self.plane_faults());
-        let mut check = |ok: bool, key: &str, what: &str| {
-            if !ok {
-                faults.push(Fault::new(key, what));
-            }
-        };
-        check(self.watch.history >= 1, "watch.history", "must be at least 1");
-        check(self.journal.keep >= 1, "journal.keep", "must be at least 1");
-        check(self.authority.max_jump >= 1, "authority.max_jump", "must be at least 1");
-        check(
-            self.authority.max_jump <= 1 << 31,
-            "authority.max_jump",
-            "must be at most 2147483648: a lost tail of the table's log must not make up for it",
-        );
-        faults.extend(self.kubernetes.way().faults());
-        faults.extend(Authority::new(self).err().unwrap_or_default());
-        faults
     }
 }
 

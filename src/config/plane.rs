@@ -2,17 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use http::HeaderName;
 use serde::{Deserialize, Serialize};
 
-use super::{Fault, ReadsBodies, RouteLease, Settings, loopback};
-use crate::{
-    fence::external,
-    route::Routes,
-    store::{Address, Way, trailer},
-    tls::{Acceptor, Connector, Files},
-    write_path::response_body::AHEAD_BYTES,
-};
+use super::{ReadsBodies, RouteLease, Settings, loopback};
+use crate::fence::external;
 
 /// The port for writes and reads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -134,19 +127,6 @@ impl StoreSettings {
         let delivery = if self.url.starts_with("unix:") { 0 } else { self.delivery_bound_ms };
         delivery.saturating_add(self.apply_bound_ms)
     }
-
-    /// Where the store is, and how to get there.
-    ///
-    /// # Errors
-    /// With the key that is wrong, and what is.
-    pub fn way(&self) -> Result<Way, (&'static str, String)> {
-        let address = Address::parse(&self.url).map_err(|what| ("url", what))?;
-        let Address::Tls { host, .. } = &address else { return Ok(Way { address, tls: None }) };
-        let roots = Some(self.tls_ca_file.clone()).filter(|path| !path.as_os_str().is_empty());
-        let name = if self.tls_server_name.is_empty() { host } else { &self.tls_server_name };
-        let tls = Connector::new(Files { roots, shown: None }, name)?;
-        Ok(Way { address, tls: Some(tls) })
-    }
 }
 
 impl GateSettings {
@@ -156,37 +136,6 @@ impl GateSettings {
         match self.peer_connections_max {
             0 => (room - room / 4).max(1),
             given => given,
-        }
-    }
-
-    /// The names of the trailers that are passed on.
-    ///
-    /// # Errors
-    /// With the first that is no name of a header, or has a meaning that the gate judges by.
-    pub fn trailer_names(&self) -> Result<Vec<HeaderName>, String> {
-        let name = |text: &String| {
-            let name =
-                HeaderName::from_bytes(text.as_bytes()).map_err(|_| format!("{text:?} is not a header's name"))?;
-            if trailer::may_be_allowed(&name) {
-                Ok(name)
-            } else {
-                Err(format!("{name} frames, routes or authorises a request, so it cannot come behind the body"))
-            }
-        };
-        self.trailers.iter().map(name).collect()
-    }
-
-    /// What this port takes TLS connections in with; `None` where it takes plain ones.
-    ///
-    /// # Errors
-    /// With the key that is wrong, and what is.
-    pub fn tls(&self) -> Result<Option<Acceptor>, (&'static str, String)> {
-        let clients = Some(self.tls_client_ca_file.as_path()).filter(|path| !path.as_os_str().is_empty());
-        match (self.tls_cert_file.as_os_str().is_empty(), self.tls_key_file.as_os_str().is_empty()) {
-            (true, true) if clients.is_some() => Err(("tls_client_ca_file", "needs gate.tls_cert_file".to_owned())),
-            (true, true) => Ok(None),
-            (false, false) => Acceptor::new(&self.tls_cert_file, &self.tls_key_file, clients).map(Some),
-            _ => Err(("tls_cert_file", "gate.tls_cert_file and gate.tls_key_file go together".to_owned())),
         }
     }
 }
@@ -364,7 +313,8 @@ impl Default for Receipts {
 
 impl RouteSettings {
     /// A route with every key set, to know their names and types by.
-    pub(super) fn all_keys() -> Self {
+    #[must_use]
+    pub fn all_keys() -> Self {
         let store = StoreSettings::default();
         let store = StoreOverride {
             url: Some(store.url),
@@ -388,99 +338,5 @@ impl Settings {
     #[must_use]
     pub fn routes(&self) -> Vec<RouteSettings> {
         if self.route.is_empty() { vec![RouteSettings::default()] } else { self.route.clone() }
-    }
-
-    /// What routes whose tokens have no secret need of the rest.
-    fn outside_faults(&self) -> Vec<Fault> {
-        let mut faults = vec![];
-        for (place, route) in self.route.iter().enumerate() {
-            let (name, lost, open) = match route.lease_source {
-                LeaseSource::Gate | LeaseSource::Authority => continue,
-                LeaseSource::External => ("external", "every old token would count as the first", "can move the fence"),
-                LeaseSource::Kubernetes => {
-                    ("kubernetes", "the terms that are over would be forgotten", "and read the Lease can write")
-                }
-            };
-            let mut fault = |what: String| faults.push(Fault::new(format!("route[{place}].lease_source"), what));
-            if self.table.create {
-                fault(format!(
-                    "\"{name}\" does not go with table.create: after a lost volume {lost}. Make the table with `fencegate table init`"
-                ));
-            }
-            if !self.gate.listen.ip().is_loopback() && self.gate.tls_client_ca_file.as_os_str().is_empty() {
-                fault(format!(
-                    "\"{name}\" tokens have no secret, so whoever can reach gate.listen {open}: listen on loopback, or ask clients for certificates with gate.tls_client_ca_file"
-                ));
-            }
-        }
-        faults
-    }
-
-    /// What is wrong with the way to a store.
-    fn store_fault(&self, section: &str, store: &StoreSettings) -> Option<Fault> {
-        let (key, what) = match store.way() {
-            Err(wrong) => wrong,
-            Ok(way) if way.address.is_at(self.gate.listen) => {
-                ("url", "is the gate's own port (gate.listen): name the store's".to_owned())
-            }
-            Ok(_) => return None,
-        };
-        Some(Fault::new(format!("{section}.{key}"), what))
-    }
-
-    /// What is wrong with the data plane's settings.
-    pub(super) fn plane_faults(&self) -> Vec<Fault> {
-        let mut faults = vec![];
-        let mut check = |ok: bool, key: &str, what: &str| {
-            if !ok {
-                faults.push(Fault::new(key, what));
-            }
-        };
-        let (gate, store) = (&self.gate, &self.store);
-        let taken = |address: SocketAddr| address == gate.listen && address.port() != 0;
-        check(!taken(self.api.listen), "gate.listen", "must differ from api.listen");
-        check(!taken(self.ops.listen), "gate.listen", "must differ from ops.listen");
-        check(gate.workers <= 1_024, "gate.workers", "must be at most 1024; 0 is one per core");
-        check(gate.connections_max >= 1, "gate.connections_max", "must be at least 1");
-        check(gate.head_timeout_ms >= 1, "gate.head_timeout_ms", "must be at least 1");
-        check(gate.body_timeout_ms >= 1, "gate.body_timeout_ms", "must be at least 1");
-        check(gate.idle_timeout_ms >= 1, "gate.idle_timeout_ms", "must be at least 1");
-        check(
-            (1_024..=1 << 20).contains(&gate.header_bytes_max),
-            "gate.header_bytes_max",
-            "must be from 1024 to 1048576",
-        );
-        check((64..=65_534).contains(&gate.uri_bytes_max), "gate.uri_bytes_max", "must be from 64 to 65534");
-        check(gate.hold_bytes <= gate.hold_total_bytes, "gate.hold_bytes", "must not be above gate.hold_total_bytes");
-        check(gate.streams_max >= 1, "gate.streams_max", "must be at least 1");
-        check(store.connections_max >= 1, "store.connections_max", "must be at least 1");
-        check(store.response_timeout_ms >= 1, "store.response_timeout_ms", "must be at least 1");
-        check(store.connect_timeout_ms >= 1, "store.connect_timeout_ms", "must be at least 1");
-        check(
-            self.idempotency.keep_ms > store.response_timeout_ms.saturating_add(store.bound_ms()),
-            "idempotency.keep_ms",
-            "must be longer than a write may take: store.response_timeout_ms and its bounds",
-        );
-        check(
-            self.idempotency.response_bytes_max <= AHEAD_BYTES,
-            "idempotency.response_bytes_max",
-            "must be at most 65536: what is longer streams",
-        );
-        if let Err(what) = gate.trailer_names() {
-            faults.push(Fault::new("gate.trailers", what));
-        }
-        if let Err((key, what)) = gate.tls() {
-            faults.push(Fault::new(format!("gate.{key}"), what));
-        }
-        faults.extend(self.store_fault("store", store));
-        let routes = self.route.iter().enumerate().filter(|(_, route)| route.store != StoreOverride::default());
-        faults.extend(
-            routes.filter_map(|(place, route)| {
-                self.store_fault(&format!("route[{place}].store"), &route.store.over(store))
-            }),
-        );
-        faults.extend(self.outside_faults());
-        faults.extend(Routes::new(self).err().unwrap_or_default());
-        faults
     }
 }

@@ -14,6 +14,9 @@ use super::{
     step::{At, Effect, Grant, Kind, LeaseRefusal, Outcome, Step, announce, held, refused},
 };
 
+/// The longest text of a statement that is no id: a reason, a cluster's name.
+pub const TEXT_MAX: usize = 1_024;
+
 /// A certificate's signature: what a grant has to show of its predecessor's fence.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FenceProof(pub [u8; FenceProof::BYTES]);
@@ -187,6 +190,66 @@ impl Record {
             State::Draining { .. } => true,
             State::Free { last: None } => self.fenced_by().is_some(),
             State::Free { last: Some(_) } | State::Open { .. } => false,
+        }
+    }
+}
+
+/// How far a migration is. A state that nothing follows on says how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MigrationState {
+    /// The certificate is signed; the fence has moved or is about to, and older writes drain.
+    Fencing,
+    /// Nothing older is on its way: the final state is known.
+    Acknowledged,
+    /// The lease is the next holder's, who has yet to confirm the final state.
+    Granted,
+    /// The next holder has its token.
+    Active,
+    /// The old holder is fenced, but its last writes did not settle in time.
+    DrainTimedOut,
+    /// The next holder did not confirm in time.
+    ActivationTimedOut,
+    /// The next holder confirmed another state than the one that was left behind.
+    HashMismatch,
+    /// Another certificate, grant or revocation came between.
+    Overtaken,
+}
+
+impl MigrationState {
+    pub const ALL: [Self; 8] = [
+        Self::Fencing,
+        Self::Acknowledged,
+        Self::Granted,
+        Self::Active,
+        Self::DrainTimedOut,
+        Self::ActivationTimedOut,
+        Self::HashMismatch,
+        Self::Overtaken,
+    ];
+
+    /// As the api spells it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fencing => "fencing",
+            Self::Acknowledged => "acknowledged",
+            Self::Granted => "granted",
+            Self::Active => "active",
+            Self::DrainTimedOut => "drain_timed_out",
+            Self::ActivationTimedOut => "activation_timed_out",
+            Self::HashMismatch => "hash_mismatch",
+            Self::Overtaken => "overtaken",
+        }
+    }
+
+    /// Whether nothing more happens to it by itself.
+    #[must_use]
+    pub const fn is_over(self) -> bool {
+        match self {
+            Self::Fencing | Self::Acknowledged | Self::Granted => false,
+            Self::Active | Self::DrainTimedOut | Self::ActivationTimedOut | Self::HashMismatch | Self::Overtaken => {
+                true
+            }
         }
     }
 }

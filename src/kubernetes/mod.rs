@@ -1,14 +1,12 @@
 //! Leases of a Kubernetes cluster. The only place that knows `kube`.
 //!
 //! - [`api`]: the way to the API server, and one Lease as it is read there.
-//! - [`candidate`]: taking part in an election, for the agent.
 //! - [`elections`]: who was elected, for the gate: asks, and tells the ledger.
 //! - `entries`: the Leases in use, and which objects are told of which. `pace`: how fast they are read.
 //! - [`known`]: what is known of one Lease, and until when it counts as held. Touches nothing.
 //! - [`watch`]: the watch of a namespace: renewals, and hints that there is something to ask about.
 
 pub mod api;
-pub mod candidate;
 pub mod elections;
 mod entries;
 pub mod known;

@@ -19,17 +19,7 @@ use self::{
     plane::RouteFamilies,
     registry::{Counter, Gauge, Histogram, Measure, Registry},
 };
-use crate::{
-    fence::{
-        Code, Incarnation,
-        step::{Kind, LeaseRefusal},
-        time::Frame,
-    },
-    table::{
-        codec::MigrationState,
-        ledger::{Granted, Refused},
-    },
-};
+use crate::fence::{Code, Incarnation, authority::MigrationState, step::Kind, time::Frame};
 
 const SECONDS: [f64; 14] =
     [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
@@ -146,6 +136,18 @@ pub enum CertificateResult {
     Parked = 2,
 }
 
+/// Why a renewal is refused: its place in `REJECTIONS`.
+#[derive(Clone, Copy, Debug)]
+pub enum RenewalRejection {
+    NotFound = 0,
+    NotHolder = 1,
+    TokenMismatch = 2,
+    Fenced = 3,
+    Expired = 4,
+    Unavailable = 5,
+    Other = 6,
+}
+
 /// Why renewals are refused: the label of `lease_renewal_rejected_total`.
 const REJECTIONS: [&str; 7] =
     ["not_found", "not_holder", "token_mismatch", "fenced", "expired", "unavailable", "other"];
@@ -246,36 +248,9 @@ impl LedgerMetrics {
         }
     }
 
-    pub fn renewed(&self, outcome: &Result<Granted, Refused>) {
-        let reason = match outcome {
-            Ok(_) => return,
-            Err(Refused::NotFound) => 0,
-            Err(Refused::Lease { why, .. }) => match why {
-                LeaseRefusal::NotHolder => 1,
-                LeaseRefusal::TokenMismatch => 2,
-                LeaseRefusal::Fenced { .. } => 3,
-                LeaseRefusal::Expired { .. } => 4,
-                LeaseRefusal::Held { .. }
-                | LeaseRefusal::SeqExhausted
-                | LeaseRefusal::ClockUntrusted
-                | LeaseRefusal::Jump { .. }
-                | LeaseRefusal::Predecessor { .. }
-                | LeaseRefusal::FenceProof
-                | LeaseRefusal::Ahead { .. }
-                | LeaseRefusal::Locked { .. }
-                | LeaseRefusal::GrantUsed => 6,
-            },
-            Err(Refused::Unavailable | Refused::Unsure | Refused::Stalled) => 5,
-            Err(
-                Refused::RequestIdUsed
-                | Refused::Overloaded
-                | Refused::Stopping
-                | Refused::Draining { .. }
-                | Refused::Migrating { .. }
-                | Refused::MigrationMoved,
-            ) => 6,
-        };
-        self.renewal_rejected[reason].increment(1);
+    /// A renewal was refused.
+    pub fn renewal_rejected(&self, why: RenewalRejection) {
+        self.renewal_rejected[why as usize].increment(1);
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge")]
@@ -410,7 +385,7 @@ mod tests {
     fn what_is_counted_is_rendered_with_help_and_buckets() {
         let metrics = Metrics::new();
         metrics.ledger.committed(0.002, 3);
-        metrics.ledger.renewed(&Err(Refused::NotFound));
+        metrics.ledger.renewal_rejected(RenewalRejection::NotFound);
         metrics.ledger.clock_stepped(-1_500);
         metrics.api.refused(Code::LeaseHeld);
         let text = metrics.render();

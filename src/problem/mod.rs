@@ -13,12 +13,12 @@ use utoipa::ToSchema;
 
 use self::json::field;
 use crate::{
-    api::wire::time,
     fence::{
         Certified, Code, Ended, Fence, HolderId, How, IssuerId, LeaseId, LeaseSeq, MigrationId, Now, ObjectId,
         code::Plane, step::LeaseRefusal, verdict::Successor,
     },
     table::ledger::Refused,
+    wire::time,
 };
 
 /// A refusal's body.

@@ -1,16 +1,23 @@
-//! Routes: which object a request is about.
+//! Routes: which object a request is about, and what a request is.
 //!
 //! Pure. [`canonical`] reads a path in the one way that every parser would, or not at all;
-//! [`template`] fits it to a route, and [`object`] fills in the object's id.
+//! [`template`] fits it to a route, and [`object`] fills in the object's id. [`classify`] says what a request is: a read,
+//! a write to these objects, or a refusal; [`doubt`]: what two parsers could read in two ways. `terms`: what the table
+//! keeps of the routes.
 
 pub mod canonical;
+pub mod classify;
+pub mod doubt;
 pub mod object;
 pub mod template;
+mod terms;
 
 use std::{borrow::Cow, sync::Arc};
 
 use http::HeaderName;
 use sha2::{Digest, Sha256};
+
+pub use terms::Terms;
 
 use self::{
     object::ObjectTemplate,
@@ -19,7 +26,6 @@ use self::{
 use crate::{
     config::{Fault, LeaseSource, Mode, PartialBody, RouteLease, RouteSettings, Settings, StoreSettings},
     fence::{ObjectId, Ttl, election::LeaseName, external},
-    table::codec::Terms,
 };
 
 /// Statuses that leave open whether the store has done it, or will.

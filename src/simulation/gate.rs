@@ -15,9 +15,10 @@ use super::{
 use crate::{
     fence::{Hlc, ObjectId, TableKey},
     metrics::LedgerMetrics,
+    route::Terms,
     table::{
         Table,
-        codec::{Key, Meta, Terms, decode_record},
+        codec::{Key, Meta, decode_record},
         ledger::{Command, Core, Setup},
         memory::{DiskFault, MemoryTable},
         news::News,

@@ -23,7 +23,10 @@ use std::{
     path::PathBuf,
 };
 
-use crate::tls::Connector;
+use crate::{
+    config::StoreSettings,
+    tls::{Connector, Files},
+};
 
 /// Where a store is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +42,21 @@ pub struct Way {
     pub address: Address,
     /// For `https`, and only for it.
     pub tls: Option<Connector>,
+}
+
+impl StoreSettings {
+    /// Where the store is, and how to get there.
+    ///
+    /// # Errors
+    /// With the key that is wrong, and what is.
+    pub fn way(&self) -> Result<Way, (&'static str, String)> {
+        let address = Address::parse(&self.url).map_err(|what| ("url", what))?;
+        let Address::Tls { host, .. } = &address else { return Ok(Way { address, tls: None }) };
+        let roots = Some(self.tls_ca_file.clone()).filter(|path| !path.as_os_str().is_empty());
+        let name = if self.tls_server_name.is_empty() { host } else { &self.tls_server_name };
+        let tls = Connector::new(Files { roots, shown: None }, name)?;
+        Ok(Way { address, tls: Some(tls) })
+    }
 }
 
 impl Address {

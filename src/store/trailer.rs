@@ -6,6 +6,27 @@
 
 use http::{HeaderMap, HeaderName, header};
 
+use crate::config::GateSettings;
+
+impl GateSettings {
+    /// The names of the trailers that are passed on.
+    ///
+    /// # Errors
+    /// With the first that is no name of a header, or has a meaning that the gate judges by.
+    pub fn trailer_names(&self) -> Result<Vec<HeaderName>, String> {
+        let name = |text: &String| {
+            let name =
+                HeaderName::from_bytes(text.as_bytes()).map_err(|_| format!("{text:?} is not a header's name"))?;
+            if may_be_allowed(&name) {
+                Ok(name)
+            } else {
+                Err(format!("{name} frames, routes or authorises a request, so it cannot come behind the body"))
+            }
+        };
+        self.trailers.iter().map(name).collect()
+    }
+}
+
 /// Whether a configuration may list it.
 #[must_use]
 pub fn may_be_allowed(name: &HeaderName) -> bool {

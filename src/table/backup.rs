@@ -21,10 +21,8 @@ use thiserror::Error;
 
 use super::{
     Table, TableFault,
-    codec::{Meta, Terms},
-    data_folder::{
-        DataLock, REPLACED, RESTORING, Without, clear, key_path, sync_parent, table_folder, without_table, write_whole,
-    },
+    codec::Meta,
+    data_folder::{DataLock, REPLACED, RESTORING, Without, key_path, table_folder, without_table},
     epoch::{self, Epoch, EpochFault},
     key_file::{self, KeyFault},
     lineage::Lineage,
@@ -32,7 +30,11 @@ use super::{
     private,
     rocks::RocksTable,
 };
-use crate::fence::{Incarnation, Now};
+use crate::{
+    fence::{Incarnation, Now},
+    files::{clear, sync_parent, write_whole},
+    route::Terms,
+};
 
 /// Why a backup or restore did not happen.
 #[derive(Debug, Error)]

@@ -4,9 +4,8 @@
 //! RocksDB locks its own folder, but not while one is being made, copied or set aside.
 
 use std::{
-    ffi::OsString,
     fs::{self, File},
-    io::{self, Write},
+    io,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
@@ -14,6 +13,7 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 
 use super::private;
+use crate::files::sync_parent;
 
 /// The folder of the table proper.
 #[must_use]
@@ -107,47 +107,6 @@ impl DataLock {
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(error.into()),
         }
-    }
-}
-
-/// Makes a file's name durable, not just its bytes.
-///
-/// # Errors
-/// Where the folder cannot be opened or synced.
-pub fn sync_parent(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => File::open(folder)?.sync_all(),
-        Some(_) | None => File::open(".")?.sync_all(),
-    }
-}
-
-/// Writes a file that is there whole or as it was before, durable when this returns: it is made aside, as `*.new`, and
-/// then given its name.
-///
-/// # Errors
-/// Where it cannot be written.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut new = OsString::from(path);
-    new.push(".new");
-    let new = PathBuf::from(new);
-    clear(&new)?;
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    sync_parent(path)
-}
-
-/// Removes a file or folder, if it is there.
-///
-/// # Errors
-/// Where it is there and cannot be removed.
-pub fn clear(path: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
     }
 }
 

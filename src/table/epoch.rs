@@ -12,8 +12,8 @@ use std::{
 
 use thiserror::Error;
 
-use super::{data_folder::write_whole, lineage::Lineage};
-use crate::fence::Incarnation;
+use super::lineage::Lineage;
+use crate::{fence::Incarnation, files::write_whole};
 
 /// What a folder has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

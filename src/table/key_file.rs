@@ -12,8 +12,7 @@ use std::{
 
 use thiserror::Error;
 
-use super::data_folder::sync_parent;
-use crate::fence::TableKey;
+use crate::{fence::TableKey, files::sync_parent};
 
 /// Why there is no usable key.
 #[derive(Debug, Error)]

@@ -10,10 +10,8 @@ use thiserror::Error;
 
 use super::{
     Batch, Table, TableFault,
-    codec::{Context, Key, Meta, Terms, decode_mark, encode_mark},
-    data_folder::{
-        DataLock, Without, clear, key_path, new_key_path, new_table_folder, sync_parent, table_folder, without_table,
-    },
+    codec::{Context, Key, Meta, decode_mark, encode_mark},
+    data_folder::{DataLock, Without, key_path, new_key_path, new_table_folder, table_folder, without_table},
     epoch::{self, Epoch, EpochFault},
     key_file::{self, KeyFault},
     lineage::Lineage,
@@ -23,6 +21,8 @@ use super::{
 use crate::{
     clock::Clock,
     fence::{Hlc, Incarnation, TableKey, WallMs, time::Frame},
+    files::{clear, sync_parent},
+    route::Terms,
 };
 
 /// Why a run cannot begin, with what to do about it.

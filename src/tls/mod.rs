@@ -37,6 +37,7 @@ use self::{
     pem::{not_after, read_certificates, read_key},
     renewed::{Renewed, Wrong},
 };
+use crate::config::GateSettings;
 
 /// Takes TLS connections in.
 #[derive(Clone)]
@@ -73,6 +74,22 @@ impl Acceptor {
     /// Where the client does not.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<ClientStream<S>> {
         TlsAcceptor::from(Arc::clone(&self.0.get().config)).accept(stream).await
+    }
+}
+
+impl GateSettings {
+    /// What this port takes TLS connections in with; `None` where it takes plain ones.
+    ///
+    /// # Errors
+    /// With the key that is wrong, and what is.
+    pub fn tls(&self) -> Result<Option<Acceptor>, (&'static str, String)> {
+        let clients = Some(self.tls_client_ca_file.as_path()).filter(|path| !path.as_os_str().is_empty());
+        match (self.tls_cert_file.as_os_str().is_empty(), self.tls_key_file.as_os_str().is_empty()) {
+            (true, true) if clients.is_some() => Err(("tls_client_ca_file", "needs gate.tls_cert_file".to_owned())),
+            (true, true) => Ok(None),
+            (false, false) => Acceptor::new(&self.tls_cert_file, &self.tls_key_file, clients).map(Some),
+            _ => Err(("tls_cert_file", "gate.tls_cert_file and gate.tls_key_file go together".to_owned())),
+        }
     }
 }
 

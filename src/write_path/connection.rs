@@ -35,10 +35,10 @@ use super::{
     pace::Slowest,
     pipeline::{Answering, answer},
     plan::Plan,
-    raw_head::{BodyLength, Doubt, RawHeads},
+    raw_head::{BodyLength, RawHeads},
     reply::ReplyBody,
 };
-use crate::{barrier::stripes::Place, config::GateSettings, fence::BootMs, metrics::add};
+use crate::{barrier::stripes::Place, config::GateSettings, fence::BootMs, metrics::add, route::doubt::Doubt};
 
 /// A worker's connections.
 #[derive(Default)]

@@ -3,14 +3,8 @@
 
 use std::{rc::Rc, sync::atomic::Ordering, time::Duration};
 
-use super::{
-    Plane, Worker,
-    classify::{Brought, Target},
-    elect,
-    guard::WriteGuard,
-};
+use super::{Plane, Worker, elect, guard::WriteGuard};
 use crate::{
-    api::Gate,
     barrier::{
         flight::Counted,
         generation::RouteGuard,
@@ -25,6 +19,8 @@ use crate::{
         verdict::{self, Presented, Unusable, View},
         write::{Effect, Event, Obstacle, Stage, Terms, Write},
     },
+    gate::Gate,
+    route::classify::{Brought, Target},
     table::{ledger, records::Records},
 };
 

@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use super::{
     Worker,
-    classify::{Brought, Target},
     decide::{self, Waiting},
     reply::Refused,
 };
 use crate::{
-    api::Gate,
     fence::{
         Denial, Ended, Fence, Hlc, HolderId, How, LeaseSeq, ObjectId, Refusal,
         elected::Claimant,
@@ -18,11 +16,13 @@ use crate::{
         step::LeaseRefusal,
         verdict::{self, Presented, Successor, View},
     },
+    gate::Gate,
     kubernetes::{
         api::Away,
         elections::{Told, Unknown},
     },
     problem::Problem,
+    route::classify::{Brought, Target},
     table::ledger::Moved,
 };
 

@@ -8,10 +8,11 @@ use std::{cell::Cell, rc::Rc};
 
 use http::Method;
 
-use super::{classify::is_read, connection::Client};
+use super::connection::Client;
 use crate::{
     failpoints::{self, Fault},
     fence::BootMs,
+    route::classify::is_read,
 };
 
 /// What a request is at, as far as closing its connection matters.

@@ -4,12 +4,12 @@ use std::{rc::Rc, sync::Arc};
 
 use super::keyed::Claim;
 use crate::{
-    api::Gate,
     barrier::{
         in_flight::{Barrier, InFlight},
         stripes::Stripes,
     },
     fence::Now,
+    gate::Gate,
 };
 
 /// A worker's own handle on what all share: cloning it touches nothing that other workers count in.

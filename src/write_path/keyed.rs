@@ -27,7 +27,6 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use super::{
     Worker,
-    classify::Write,
     detach::Detached,
     guard::WriteGuard,
     hold::{Limits, Source},
@@ -49,6 +48,7 @@ use crate::{
         write::{Event, Outcome},
     },
     metrics::KeyedResult,
+    route::classify::Write,
     store::body::StoreBody,
     table::{
         ledger::{self, Attempt, Begun, Ledger, keyed::read},

@@ -2,7 +2,6 @@
 //!
 //! - [`accept`]: the port; a worker per core. [`crowd`]: how many connections each client has, and who waits for room. [`connection`]: one client's
 //!   connection, its timeouts; [`evict`]: which one is closed for another; `begun`: which protocol it speaks. [`raw_head`]: heads that two parsers could read in two ways.
-//! - [`classify`]: what a request is: a read, a write to one object, or nothing that is forwarded.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
 //!   [`elect`]: the same for terms of leadership. [`guard`]: an admitted write, until its end.
 //! - [`outgoing`]: bodies, made ready to be sent. [`hold`]: bodies that are collected first. [`upload`]: longer ones,
@@ -10,7 +9,7 @@
 //! - [`forward`]: to the store and back, once. [`conclude`]: the store's answer. `outcome`: the end of a write.
 //!   [`response_body`]: the answer on its way to the client. [`detach`]: what goes on when the client is gone.
 //! - [`reply`]: the store's answer or a refusal, as a response. `refusals`: what refusals say. `declined`: requests
-//!   that are refused before their body is read. [`receipts`]: what was refused lately.
+//!   that are refused before their body is read.
 //! - [`keyed`]: writes with an idempotency key: each runs once. [`journaled`]: the journal's lines.
 //! - [`headers`]: what is taken from and added to a request on its way. [`alarms`]: timeouts without timers.
 //! - [`plan`]: the settings of all stages.
@@ -18,7 +17,6 @@
 pub mod accept;
 pub mod alarms;
 mod begun;
-pub mod classify;
 pub mod conclude;
 pub mod connection;
 pub mod crowd;
@@ -39,7 +37,6 @@ pub mod pace;
 pub mod pipeline;
 pub mod plan;
 pub mod raw_head;
-pub mod receipts;
 mod refusals;
 pub mod reply;
 pub mod response_body;
@@ -66,11 +63,11 @@ use self::{
     plan::{Before, Outfit, Plan},
 };
 use crate::{
-    api::{Gate, Shared},
     barrier::generation::Generation,
     clock::Stopwatch,
     config::{Fault, Faults, Settings},
     fence::{BootMs, Now},
+    gate::{Gate, Shared},
     metrics::{PlaneMetrics, RouteTally, Tally},
     tls::Acceptor,
 };

@@ -8,7 +8,6 @@ use http_body::Body;
 use hyper::body::Incoming;
 
 use super::{
-    classify::{FENCE_TOKEN, body_on_read},
     evict::{At, Turned},
     forward::Job,
     headers,
@@ -24,6 +23,7 @@ use crate::{
         Code,
         idempotency::{Payload, Refusal},
     },
+    route::classify::{FENCE_TOKEN, body_on_read},
     store::{body::StoreBody, trailer},
 };
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! connection.rs  accept     a head is here
-//! classify.rs    classify   a read, a write to these objects with these tokens, or a refusal
+//! route/classify classify   a read, a write to these objects with these tokens, or a refusal
 //! plan.rs        enter      the version of the route that the write is admitted by
 //! decide.rs      decide     judged under the object's lock, and counted as in flight from then on
 //! outgoing.rs    prepare    the body is collected, or begins to stream; an idempotency key is claimed
@@ -27,7 +27,6 @@ use hyper::body::Incoming;
 
 use super::{
     Worker,
-    classify::{Brought, Class, Target, Write, classify},
     connection::{Busy, Client},
     decide::{self, AdmitOptions, Decided, decide_at_once, decide_in_time},
     declined::Declined,
@@ -54,7 +53,10 @@ use crate::{
         verdict::Presented,
         write::{Event, ReadOnly, Terms, Write as Life},
     },
-    route::Route,
+    route::{
+        Route,
+        classify::{Brought, Class, Target, Write, classify},
+    },
 };
 
 /// A request that is being answered.

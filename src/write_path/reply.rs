@@ -13,14 +13,14 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::{
     Plane,
-    classify::Unfit,
     connection::Busy,
-    receipts::Receipt,
     response_body::{Frames, ResponseBody},
 };
 use crate::{
     fence::{Code, Fence, HolderId, LeaseSeq, ObjectId, Refusal, code::Plane as Side, verdict::Unusable},
+    gate::receipts::Receipt,
     problem::Problem,
+    route::classify::Unfit,
     store::body::Cut,
 };
 

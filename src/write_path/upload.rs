@@ -23,7 +23,6 @@ use tokio::sync::Notify;
 
 use super::{
     Worker,
-    classify::FENCE_TOKEN,
     connection::Client,
     guard::WriteGuard,
     hold::{Share, discard},
@@ -33,6 +32,7 @@ use super::{
 use crate::{
     clock::Stopwatch,
     fence::write::{Effect, Event},
+    route::classify::FENCE_TOKEN,
     store::{body::Cut, io::Wire},
 };
 

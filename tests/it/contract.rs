@@ -10,9 +10,10 @@ use fencegate::{
     clock::{Clock, Driver},
     fence::{FenceToken, Hlc, HolderId, How, LeaseId, ObjectId, Ttl, WallMs},
     metrics::Metrics,
+    route::Terms,
     table::{
         Table,
-        codec::{Meta, Terms},
+        codec::Meta,
         ledger::{Core, Ledger, Refused, Setup, Wanted},
         memory::{DiskFault, MemoryTable},
         news::News,

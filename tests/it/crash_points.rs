@@ -12,9 +12,10 @@ use std::{
 use fencegate::{
     clock::Clock,
     fence::{Fence, Incarnation, Now, ObjectId},
+    route::Terms,
     table::{
         backup::{self, BackupFault, How, Restored},
-        codec::{Key, Terms, decode_record},
+        codec::{Key, decode_record},
         data_folder::table_folder,
         epoch,
         open::{self, Begun, OpenFault},

@@ -3,6 +3,7 @@
 //! - `support`: an HTTP client on plain sockets, gates in this process and in their own.
 //! - `leases`, `waiting`, `watch`, `api`: the lease api, call by call.
 //! - `described`: the description of the api, compared with it.
+//! - `layers`: modules under `src/` import downwards only.
 //! - `floods`: more callers than a port has room for, which ask half or read nothing.
 //! - `expiry`: races at the instant of expiry, with a driven clock and a disk that hangs.
 //! - `contract`: one suite for every table, RocksDB and the one in memory that fails on purpose.
@@ -49,6 +50,7 @@ mod flips;
 mod floods;
 mod idempotency;
 mod kubernetes;
+mod layers;
 mod leases;
 mod lock;
 mod modes;

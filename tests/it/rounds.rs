@@ -12,9 +12,10 @@ use fencegate::{
     clock::{Clock, Driver},
     fence::{Hlc, HolderId, LeaseId, ObjectId, Ttl, step::LeaseRefusal},
     metrics::Metrics,
+    route::Terms,
     table::{
         Batch, Row, Table, TableFault,
-        codec::{Meta, Terms},
+        codec::Meta,
         ledger::{Command, Core, Granted, Refused, Setup, Wanted},
         memory::{DiskFault, MemoryTable},
         news::News,

@@ -8,7 +8,6 @@ use std::{
 };
 
 use fencegate::{
-    api::Gate,
     barrier::{
         generation::Generation,
         in_flight::{Admission, InFlight, NoKey, Permitted},
@@ -22,11 +21,13 @@ use fencegate::{
         verdict::{self, Presented, View},
         write::{Effect, Event, Stage, Terms as Life, Write},
     },
+    gate::{Gate, receipts::Receipts},
     kubernetes::elections::Elections,
     metrics::Metrics,
+    route::Terms,
     table::{
         Table,
-        codec::{Meta, Terms},
+        codec::Meta,
         ledger::{Core, Granted, Ledger, Refused, Setup, Wanted},
         memory::MemoryTable,
         news::{After, News},
@@ -34,7 +35,6 @@ use fencegate::{
         records::Records,
         rocks::Recovered,
     },
-    write_path::receipts::Receipts,
 };
 use shuttle::{
     future::block_on,

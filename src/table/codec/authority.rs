@@ -4,7 +4,7 @@ use super::{
     CodecFault,
     bytes::{Reader, Writer},
 };
-use crate::fence::{Hlc, HolderId, LeaseId, LeaseSeq, ObjectId, WallMs};
+use crate::fence::{Hlc, HolderId, LeaseId, LeaseSeq, ObjectId, WallMs, authority::MigrationState};
 
 /// A row of certificates: of each the bytes that were signed, and the signature behind them.
 #[must_use]
@@ -25,39 +25,7 @@ pub fn decode_signed(value: &[u8]) -> Result<Vec<Vec<u8>>, CodecFault> {
     Ok(all)
 }
 
-/// How far a migration is. A state that nothing follows on says how it ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MigrationState {
-    /// The certificate is signed; the fence has moved or is about to, and older writes drain.
-    Fencing,
-    /// Nothing older is on its way: the final state is known.
-    Acknowledged,
-    /// The lease is the next holder's, who has yet to confirm the final state.
-    Granted,
-    /// The next holder has its token.
-    Active,
-    /// The old holder is fenced, but its last writes did not settle in time.
-    DrainTimedOut,
-    /// The next holder did not confirm in time.
-    ActivationTimedOut,
-    /// The next holder confirmed another state than the one that was left behind.
-    HashMismatch,
-    /// Another certificate, grant or revocation came between.
-    Overtaken,
-}
-
 impl MigrationState {
-    pub const ALL: [Self; 8] = [
-        Self::Fencing,
-        Self::Acknowledged,
-        Self::Granted,
-        Self::Active,
-        Self::DrainTimedOut,
-        Self::ActivationTimedOut,
-        Self::HashMismatch,
-        Self::Overtaken,
-    ];
-
     fn byte(self) -> u8 {
         match self {
             Self::Fencing => 0,
@@ -68,17 +36,6 @@ impl MigrationState {
             Self::ActivationTimedOut => 5,
             Self::HashMismatch => 6,
             Self::Overtaken => 7,
-        }
-    }
-
-    /// Whether nothing more happens to it by itself.
-    #[must_use]
-    pub const fn is_over(self) -> bool {
-        match self {
-            Self::Fencing | Self::Acknowledged | Self::Granted => false,
-            Self::Active | Self::DrainTimedOut | Self::ActivationTimedOut | Self::HashMismatch | Self::Overtaken => {
-                true
-            }
         }
     }
 }

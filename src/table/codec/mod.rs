@@ -2,7 +2,7 @@
 //!
 //! | first byte | key | value | changed by |
 //! |---|---|---|---|
-//! | `m` | | [`Meta`]: format, incarnation, run, clean flag, key fingerprint, [`Terms`], [`Lineage`](super::lineage::Lineage) | start, stop, restore, reload |
+//! | `m` | | [`Meta`]: format, incarnation, run, clean flag, key fingerprint, [`Terms`](crate::route::Terms), [`Lineage`](super::lineage::Lineage) | start, stop, restore, reload |
 //! | `h` | | [`Hlc`]: the mark, not behind any stamp in the table | ledger, with each batch and each second |
 //! | `r` | object_id | [`Record`]: fence, state, the lease at the fence. Never deleted | ledger |
 //! | `l` | object_id, 0, lease_seq (8 bytes, big endian) | [`LeaseRow`] | ledger; deleted a day after its end |
@@ -27,9 +27,9 @@ mod rows;
 
 use thiserror::Error;
 
-pub use authority::{JournalEntry, JournalHead, MigrationRow, MigrationState, Wrote, decode_signed, encode_signed};
+pub use authority::{JournalEntry, JournalHead, MigrationRow, Wrote, decode_signed, encode_signed};
 pub use keyed::{decode_entry, encode_entry};
-pub use rows::{Context, Meta, RequestRow, Terms};
+pub use rows::{Context, Meta, RequestRow};
 
 use self::bytes::{Reader, Writer};
 use crate::fence::{

@@ -17,7 +17,7 @@ use crate::fence::{
     record::{AdvanceId, Numbers},
     time::Frame,
 };
-use crate::table::lineage::Lineage;
+use crate::{route::Terms, table::lineage::Lineage};
 
 /// What a stored record is read against: this run's clocks, the table's incarnation and its key.
 #[derive(Clone, Debug)]
@@ -25,23 +25,6 @@ pub struct Context {
     pub frame: Frame,
     pub incarnation: Incarnation,
     pub key: TableKey,
-}
-
-/// What the writes of a run go by, and how long they may still land once it is gone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
-    /// A hash of the routes; zeros where there were none, or several sets of them.
-    pub routes: [u8; 16],
-    pub bound_ms: u64,
-}
-
-impl Terms {
-    /// Writes that go by either may land.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        let routes = if self.routes == other.routes { self.routes } else { Self::default().routes };
-        Self { routes, bound_ms: self.bound_ms.max(other.bound_ms) }
-    }
 }
 
 /// The table about itself.

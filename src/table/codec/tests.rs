@@ -8,7 +8,10 @@ use super::*;
 use crate::barrier::flight::DrainReport;
 use crate::fence::{
     BootMs, Certified, Ended, Fence, How, Incarnation, IssuerId, Lease, MigrationId, Now, State, TableKey, Ttl, WallMs,
-    authority::FenceProof, lease::Start, record::AdvanceId, time::Frame,
+    authority::{FenceProof, MigrationState},
+    lease::Start,
+    record::AdvanceId,
+    time::Frame,
 };
 use crate::fence::{
     elected::{Elected, Floor},
@@ -16,7 +19,7 @@ use crate::fence::{
     idempotency::{Answer, Entry, Response, Since},
     record::Numbers,
 };
-use crate::table::lineage::Lineage;
+use crate::{route::Terms, table::lineage::Lineage};
 
 const RUN: u64 = 7;
 

@@ -6,9 +6,43 @@ use super::{
     core::{Changed, Core, answer, granted, not_committed, unexpected, unreadable},
     round::Round,
 };
-use crate::fence::{
-    Event, HolderId, LeaseId, LeaseRow, ObjectId, Outcome, Record, Ttl, step::Claim, token::FenceToken,
+use crate::{
+    fence::{
+        Event, HolderId, LeaseId, LeaseRow, ObjectId, Outcome, Record, Ttl,
+        step::{Claim, LeaseRefusal},
+        token::FenceToken,
+    },
+    metrics::RenewalRejection,
 };
+
+/// What a refused renewal counts as.
+fn rejection(refused: &Refused) -> RenewalRejection {
+    match refused {
+        Refused::NotFound => RenewalRejection::NotFound,
+        Refused::Lease { why, .. } => match why {
+            LeaseRefusal::NotHolder => RenewalRejection::NotHolder,
+            LeaseRefusal::TokenMismatch => RenewalRejection::TokenMismatch,
+            LeaseRefusal::Fenced { .. } => RenewalRejection::Fenced,
+            LeaseRefusal::Expired { .. } => RenewalRejection::Expired,
+            LeaseRefusal::Held { .. }
+            | LeaseRefusal::SeqExhausted
+            | LeaseRefusal::ClockUntrusted
+            | LeaseRefusal::Jump { .. }
+            | LeaseRefusal::Predecessor { .. }
+            | LeaseRefusal::FenceProof
+            | LeaseRefusal::Ahead { .. }
+            | LeaseRefusal::Locked { .. }
+            | LeaseRefusal::GrantUsed => RenewalRejection::Other,
+        },
+        Refused::Unavailable | Refused::Unsure | Refused::Stalled => RenewalRejection::Unavailable,
+        Refused::RequestIdUsed
+        | Refused::Overloaded
+        | Refused::Stopping
+        | Refused::Draining { .. }
+        | Refused::Migrating { .. }
+        | Refused::MigrationMoved => RenewalRejection::Other,
+    }
+}
 
 impl Core {
     /// `is_new`: it was rotated, so a lease that nobody is there to take is given back.
@@ -22,7 +56,9 @@ impl Core {
         let metrics = self.setup.metrics.clone();
         round.answers.push(Box::new(move |committed| {
             let renewed = if committed { renewed } else { Err(not_committed(&renewed)) };
-            metrics.renewed(&renewed);
+            if let Err(refused) = &renewed {
+                metrics.renewal_rejected(rejection(refused));
+            }
             match reply.send(renewed) {
                 Err(Ok(unwanted)) if is_new => vec![(unwanted.object, unwanted.lease.lease_id)],
                 Ok(()) | Err(_) => vec![],

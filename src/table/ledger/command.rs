@@ -9,14 +9,15 @@ use crate::{
     barrier::flight::DrainReport,
     fence::{
         Certified, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, RequestId, Ttl,
-        authority::SignedGrant,
+        authority::{MigrationState, SignedGrant},
         elected::Sighting,
         election::{Election, LeaseName},
         external::Number,
         idempotency::{Entry, Scope},
         step::LeaseRefusal,
     },
-    table::codec::{MigrationRow, MigrationState, Terms, Wrote},
+    route::Terms,
+    table::codec::{MigrationRow, Wrote},
 };
 
 /// An acquire: one object, or a batch of them, all or nothing.

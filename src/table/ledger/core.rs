@@ -24,9 +24,10 @@ use crate::{
         step::{At, Kind, LeaseRefusal},
     },
     metrics::LedgerMetrics,
+    route::Terms,
     table::{
         TableFault,
-        codec::{Key, Meta, Terms, encode_mark},
+        codec::{Key, Meta, encode_mark},
         news::News,
         open,
         records::Records,

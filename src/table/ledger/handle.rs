@@ -28,11 +28,11 @@ use crate::{
         external::Number,
         idempotency::{Entry, Scope},
     },
+    route::Terms,
     sync::{
         mpsc::{SyncSender, TrySendError, sync_channel},
         thread::{self, JoinHandle},
     },
-    table::codec::Terms,
 };
 
 /// Calls that may wait for a round; more are turned away.

@@ -5,10 +5,7 @@
 //! it does where its own routes are others. The bound is the longest that this run has known.
 
 use super::{core::Core, round::Round};
-use crate::{
-    fence::BootMs,
-    table::codec::{Key, Terms},
-};
+use crate::{fence::BootMs, route::Terms, table::codec::Key};
 
 /// What this run's writes go by.
 pub(super) struct InUse {

@@ -8,9 +8,9 @@ use std::{
 };
 
 use fencegate::{
-    api::wire::ReceiptBody,
     config::{RouteSettings, StoreOverride},
     table::memory::DiskFault,
+    wire::ReceiptBody,
 };
 use serde_json::{Value, json};
 

@@ -1,16 +1,17 @@
-//! What goes over the wire. The domain derives no Serialize; these types do, and convert.
+//! What goes over the wire between the api and its clients. The domain derives no Serialize; these types do.
+//!
+//! - [`schema`]: what requests may say, for the api's description.
+//!
+//! No type of the table is known here: `api::bodies` makes these types of records, leases and receipts.
+
+pub mod schema;
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::schema;
 use crate::{
-    fence::{Fence, How, LeaseSeq, Now, Record, State, WallMs, record::Numbers, step::Announcement},
-    table::{
-        ledger::{DrainReport, Granted},
-        records::{LeaseView, Standing},
-    },
-    write_path::receipts::Receipt,
+    config::{LeaseSource, Mode},
+    fence::WallMs,
 };
 
 /// An instant as people write it.
@@ -326,149 +327,33 @@ pub struct EventBody {
     pub reason: Option<String>,
 }
 
-impl ReceiptBody {
-    #[must_use]
-    pub fn new(receipt_id: String, receipt: &Receipt) -> Self {
-        Self {
-            receipt_id,
-            object_id: receipt.object.as_ref().map(ToString::to_string),
-            error: receipt.error.as_str().to_owned(),
-            write_seq: receipt.write_seq.map(LeaseSeq::get),
-            current_fence_seq: receipt.current_fence.map(Fence::get),
-            holder_id: receipt.holder.as_ref().map(ToString::to_string),
-            route: receipt.route.as_deref().map(str::to_owned),
-            timestamp: time(receipt.at),
-        }
-    }
+/// The routes of a gate.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct RouteList {
+    /// The most specific first.
+    pub routes: Vec<RouteBody>,
 }
 
-impl From<DrainReport> for DrainBody {
-    fn from(report: DrainReport) -> Self {
-        let DrainReport { settled, cancelled, unknown, waited_ms } = report;
-        Self { settled, cancelled, unknown, waited_ms }
-    }
-}
-
-impl LeaseBody {
-    /// A lease and where it stands. An overdue one is shown as held: whoever has not ended it first
-    /// must not call it expired.
-    #[must_use]
-    pub fn new(view: &LeaseView) -> Self {
-        let row = &view.row;
-        let ended = row.ended.as_ref();
-        Self {
-            lease_id: row.lease_id.to_string(),
-            lease_seq: row.seq.get(),
-            object_id: row.object.to_string(),
-            holder_id: row.holder.to_string(),
-            acquired_at: time(row.acquired_at),
-            expires_at: time(row.expires_at),
-            ttl_ms: row.ttl.0,
-            state: LeaseState::from(view.standing),
-            expires_in_ms: view.remaining_ms,
-            tainted: row.tainted,
-            ended_at: ended.map(|ended| time(ended.at)),
-            released_at: ended.filter(|ended| ended.how == How::Released).map(|ended| time(ended.at)),
-            reason: ended.and_then(|ended| reason(&ended.how)),
-        }
-    }
-}
-
-fn reason(how: &How) -> Option<String> {
-    match how {
-        How::Fenced { reason } => Some(reason.clone()),
-        How::Expired | How::Released => None,
-    }
-}
-
-impl From<Standing> for LeaseState {
-    fn from(standing: Standing) -> Self {
-        match standing {
-            Standing::Held | Standing::Overdue => Self::Held,
-            Standing::Draining => Self::Draining,
-            Standing::Expired => Self::Expired,
-            Standing::Released => Self::Released,
-            Standing::Fenced => Self::Fenced,
-        }
-    }
+/// One route.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct RouteBody {
+    pub name: String,
+    /// The template of the paths that it takes.
+    #[serde(rename = "match")]
+    pub path: String,
+    /// The template of the objects that these paths are about.
+    pub object: String,
+    #[schema(value_type = String)]
+    pub mode: Mode,
+    #[schema(value_type = String)]
+    pub lease_source: LeaseSource,
 }
 
 impl GrantBody {
-    #[must_use]
-    pub fn new(granted: &Granted, now: Now) -> Self {
-        let Granted { object, lease, drain } = granted;
-        let view = LeaseView {
-            row: crate::fence::LeaseRow::new(object, lease, None),
-            standing: Standing::Held,
-            remaining_ms: lease.remaining_ms(now),
-        };
-        Self {
-            lease: LeaseBody::new(&view),
-            fence_token: lease.token(object).expose(),
-            request_id: lease.request.as_ref().map(ToString::to_string),
-            drain: (*drain).into(),
-            warning: None,
-        }
-    }
-
     /// The same with a warning, where there is one.
     #[must_use]
     pub fn warned(self, warning: Option<String>) -> Self {
         Self { warning, ..self }
-    }
-}
-
-impl ObjectBody {
-    #[must_use]
-    pub fn new(record: &Record, now: Now) -> Self {
-        let lease = record.lease().map(|(lease, ended)| {
-            let standing = match ended.map(|ended| &ended.how) {
-                None => Standing::Held,
-                Some(How::Expired) => Standing::Expired,
-                Some(How::Released) => Standing::Released,
-                Some(How::Fenced { .. }) => Standing::Fenced,
-            };
-            let remaining_ms = if ended.is_some() { 0 } else { lease.remaining_ms(now) };
-            let row = crate::fence::LeaseRow::new(&record.object, lease, ended.cloned());
-            LeaseBody::new(&LeaseView { row, standing, remaining_ms })
-        });
-        let elected = record.elected.as_deref().filter(|elected| record.fence == elected.seq.into());
-        Self {
-            object_id: record.object.to_string(),
-            fence: record.fence.get(),
-            state: match record.state {
-                State::Free { .. } => ObjectState::Free,
-                State::Draining { .. } => ObjectState::Draining,
-                State::Open { .. } => ObjectState::Open,
-            },
-            lease_source: match record.numbers {
-                Numbers::Gate if elected.is_some() => NumberSource::Kubernetes,
-                Numbers::Gate => NumberSource::Gate,
-                Numbers::External => NumberSource::External,
-            },
-            locked: record.lost > 0,
-            term: elected.map(|elected| elected.election.to_string()),
-            lease,
-            changed: record.changed.to_string(),
-        }
-    }
-}
-
-impl EventBody {
-    #[must_use]
-    pub fn new(line: &Announcement) -> Self {
-        let row = &line.row;
-        Self {
-            lease_id: row.lease_id.to_string(),
-            lease_seq: row.seq.get(),
-            object_id: row.object.to_string(),
-            holder_id: row.holder.to_string(),
-            fence: line.fence.get(),
-            acquired_at: time(row.acquired_at),
-            expires_at: time(row.expires_at),
-            ended_at: row.ended.as_ref().map(|ended| time(ended.at)),
-            reason: row.ended.as_ref().and_then(|ended| reason(&ended.how)),
-        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, header, request::Parts};
 
+use super::{External, Route, Routes, canonical, doubt::Doubt};
 use crate::{
     config::GateSettings,
     failpoints::{self, Fault},
@@ -22,8 +23,6 @@ use crate::{
         verdict::Presented,
         write::ReadOnly,
     },
-    route::{External, Route, Routes, canonical},
-    write_path::raw_head::Doubt,
 };
 
 /// Where a COPY or MOVE writes to.
@@ -315,7 +314,8 @@ fn destination(head: &Parts, of: &Route, routes: &Routes) -> Result<Option<Cow<'
 }
 
 /// Whether requests of this method only read.
-pub(super) fn is_read(method: &Method) -> bool {
+#[must_use]
+pub fn is_read(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 

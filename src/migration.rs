@@ -7,24 +7,24 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    Authority, Own,
-    json::{AcknowledgedMessage, Message},
-    statement::{FenceAcknowledged, FenceCertificate, LeaseGrant, Signed, Statement},
-};
 use crate::{
-    api::{Gate, Shared},
+    authority::{
+        Authority, Own,
+        json::{AcknowledgedMessage, Message},
+        statement::{FenceAcknowledged, FenceCertificate, LeaseGrant, Signed, Statement},
+    },
     clock::Stopwatch,
     fence::{
         Certified, Code, Fence, Hlc, HolderId, IssuerId, LeaseId, LeaseSeq, MigrationId, Now, ObjectId, Record,
         RequestId, State, Ttl, WallMs,
-        authority::{Predecessor, SignedGrant},
+        authority::{MigrationState, Predecessor, SignedGrant},
         step::LeaseRefusal,
     },
+    gate::{Gate, Shared},
     problem::Problem,
     table::{
         TableFault,
-        codec::{JournalHead, Key, MigrationRow, MigrationState, Wrote},
+        codec::{JournalHead, Key, MigrationRow, Wrote},
         ledger::{Certificate, Deed, Progress, Refused, authority as rows, journal, rare_id},
         records::Records,
     },
@@ -52,21 +52,6 @@ pub struct Wanted {
 }
 
 impl MigrationState {
-    /// As the api spells it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fencing => "fencing",
-            Self::Acknowledged => "acknowledged",
-            Self::Granted => "granted",
-            Self::Active => "active",
-            Self::DrainTimedOut => "drain_timed_out",
-            Self::ActivationTimedOut => "activation_timed_out",
-            Self::HashMismatch => "hash_mismatch",
-            Self::Overtaken => "overtaken",
-        }
-    }
-
     /// What comes next, and who has to do it.
     #[must_use]
     pub const fn way_on(self) -> &'static str {

@@ -257,12 +257,12 @@ async fn soon<T>(call: impl Future<Output = T>) -> Result<T, Away> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::created, *};
     use crate::{
         clock::{Clock, Driver},
         config::KubernetesSettings,
         fence::{Now, WallMs},
-        kubernetes::{api::Cluster, candidate::created},
+        kubernetes::api::Cluster,
     };
 
     const UID: &str = "8f2d3c1a-0b4e-4c6d-9a7f-112233445566";

@@ -22,10 +22,10 @@ use k8s_openapi::{
 };
 use thiserror::Error;
 
-use super::api::{LeaseName, Seen};
 use crate::{
     client::tenure,
     fence::{BootMs, Ttl, WallMs, election::Election},
+    kubernetes::api::{LeaseName, Seen},
 };
 
 /// The longest that a Lease of this program lasts without a renewal: a day.

@@ -4,6 +4,8 @@
 //! the table's run begins (the clean flag is cleared and synced); only then is anyone answered. A
 //! stop goes the other way round: no new leases, listeners closed, ledger closed, clean flag last.
 
+mod settings;
+
 use std::{
     net::SocketAddr,
     sync::{Arc, atomic::AtomicBool},
@@ -19,16 +21,18 @@ use tokio::{
 
 use crate::{
     api::{
-        self, Gate, Shared,
+        self,
         listen::{self, Port, Room},
     },
-    authority::{Authority, migration},
+    authority::Authority,
     barrier::{generation::Generation, stripes},
     clock::Clock,
     config::{Fault, Faults, Settings},
     fence::Ttl,
+    gate::{Gate, Shared, receipts::Receipts},
     kubernetes::elections::Elections,
     metrics::Metrics,
+    migration,
     route::Routes,
     table::{
         data_folder::DataLock,
@@ -37,7 +41,7 @@ use crate::{
         open::{self, Begun, Lost},
         records::Records,
     },
-    write_path::{Plane, accept, receipts::Receipts},
+    write_path::{Plane, accept},
 };
 
 const BACKLOG: u32 = 1_024;

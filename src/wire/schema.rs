@@ -13,7 +13,13 @@ use utoipa::{
     },
 };
 
-use crate::{authority::statement::TEXT_MAX, config::LeaseSettings, fence};
+use crate::{
+    config::LeaseSettings,
+    fence::{self, authority::TEXT_MAX},
+};
+
+/// The longest reason, in bytes of UTF-8.
+pub const REASON_MAX: usize = 1_024;
 
 /// No control characters, of which C1 has some too.
 const PLAIN: &str = r"^[^\x00-\x1f\x7f-\x9f]*$";
@@ -97,7 +103,7 @@ described! {
     IssuerId: plain("An authority: 1 to 128 bytes of UTF-8.", 1, fence::IssuerId::MAX_BYTES);
     MigrationId: plain("A migration: 1 to 64 bytes of UTF-8.", 1, fence::MigrationId::MAX_BYTES);
     RequestId: plain("A caller's own name for one acquire: 1 to 256 bytes of UTF-8.", 1, fence::RequestId::MAX_BYTES);
-    Reason: plain("Why: 1 to 1,024 bytes of UTF-8.", 1, super::objects::REASON_MAX);
+    Reason: plain("Why: 1 to 1,024 bytes of UTF-8.", 1, REASON_MAX);
     Words: plain("At most 1,024 bytes of UTF-8.", 0, TEXT_MAX);
     Folder: text("An absolute path on the gate's machine.", r"^/[^\x00]*$");
     FenceToken: text("A token as its holder got it.", format!("^{}$", token()));

@@ -1,0 +1,50 @@
+//! Files and their names, durable when a function returns.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+/// Makes a file's name durable, not just its bytes.
+///
+/// # Errors
+/// Where the folder cannot be opened or synced.
+pub fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => File::open(folder)?.sync_all(),
+        Some(_) | None => File::open(".")?.sync_all(),
+    }
+}
+
+/// Writes a file that is there whole or as it was before, durable when this returns: it is made aside, as `*.new`, and
+/// then given its name.
+///
+/// # Errors
+/// Where it cannot be written.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut new = OsString::from(path);
+    new.push(".new");
+    let new = PathBuf::from(new);
+    clear(&new)?;
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    sync_parent(path)
+}
+
+/// Removes a file or folder, if it is there.
+///
+/// # Errors
+/// Where it is there and cannot be removed.
+pub fn clear(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,164 @@
+//! What the parts of a running gate share: the table, the ledger, who was elected, the routes, and whether the gate is
+//! about to stop. `app` makes it; the api, the path of a write and migrations use it.
+//!
+//! - [`receipts`]: what was refused lately.
+
+pub mod receipts;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Semaphore, watch as signal};
+
+use self::receipts::Receipts;
+use crate::{
+    authority::Authority,
+    clock::Clock,
+    config::LeaseSettings,
+    fence::{Code, LeaseId, Now, ObjectId, Record},
+    kubernetes::elections::Elections,
+    metrics::Metrics,
+    problem::Problem,
+    route::Routes,
+    table::{TableFault, ledger::Ledger, news::News, records::Records},
+};
+
+/// How often it is looked whether writes are still on their way.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// What the parts share.
+pub struct Gate {
+    pub records: Arc<Records>,
+    pub ledger: Ledger,
+    pub news: Arc<News>,
+    pub clock: Clock,
+    pub limits: LeaseSettings,
+    /// Whose signed word is taken; a reload exchanges it.
+    pub authority: ArcSwap<Authority>,
+    /// The routes that writes go by; a reload exchanges them.
+    pub routes: ArcSwap<Routes>,
+    /// Who was elected, where Kubernetes Leases say who may write.
+    pub elections: Arc<Elections>,
+    /// How long a stop, or a drain, may wait.
+    pub deadline: Duration,
+    pub metrics: Arc<Metrics>,
+    pub receipts: Receipts,
+    /// How many more may watch.
+    pub watchers: Arc<Semaphore>,
+    /// No new leases are handed out, and no new writes let in: the gate is about to stop.
+    pub draining: AtomicBool,
+    /// Turns true when streams have to end.
+    pub stopping: signal::Sender<bool>,
+}
+
+/// The same, as each part has it.
+pub type Shared = Arc<Gate>;
+
+impl Gate {
+    #[must_use]
+    pub fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    /// Hands out no more leases, and returns when every change that was begun is done, or the deadline of a stop has
+    /// passed: whether it is so.
+    pub async fn drain(&self) -> bool {
+        self.draining.store(true, Ordering::Release);
+        // A ledger that is gone has nothing left to do.
+        tokio::time::timeout(self.deadline, self.ledger.close()).await.is_ok()
+    }
+
+    /// Returns when no write is on its way to the store, or a deadline has passed: whether it is so.
+    pub async fn idle(&self, deadline: Duration) -> bool {
+        let idle = async {
+            while !self.records.stripes.is_idle() {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        tokio::time::timeout(deadline, idle).await.is_ok()
+    }
+
+    /// Reads the table off the api's own threads.
+    ///
+    /// # Errors
+    /// `TABLE_UNAVAILABLE` where the read fails, or its disk stands still.
+    pub async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let done = tokio::time::timeout(self.ledger.patience(), self.read_at_length(read)).await;
+        done.unwrap_or_else(|_| Err(Problem::table_unavailable()))
+    }
+
+    /// The same, however long it takes: for copies.
+    ///
+    /// # Errors
+    /// `TABLE_UNAVAILABLE` where the read fails.
+    pub async fn read_at_length<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let records = Arc::clone(&self.records);
+        let done = tokio::task::spawn_blocking(move || read(&records)).await;
+        match done {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(fault)) => {
+                tracing::error!(%fault, "a row of the fence table cannot be read");
+                Err(Problem::table_unavailable())
+            }
+            Err(_panicked) => Err(Problem::table_unavailable()),
+        }
+    }
+
+    /// An object's record, with a lease past its deadline ended first: nobody is told before that
+    /// is durable.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn settled_record(self: &Arc<Self>, object: &ObjectId) -> Result<Record, Problem> {
+        loop {
+            let wanted = object.clone();
+            let record = self.read(move |records| records.read(&wanted)).await?;
+            let now = self.now();
+            match record.open_lease().filter(|lease| !lease.is_live(now)) {
+                None => return Ok(record),
+                Some(lease) => self.end(vec![(object.clone(), lease.lease_id.clone())]).await?,
+            }
+        }
+    }
+
+    /// Refuses a call of the lease api for an object whose leases come from elsewhere.
+    ///
+    /// # Errors
+    /// `GRANT_REQUIRED`, `EXTERNAL_LEASE`.
+    pub fn is_grantable(&self, object: &ObjectId) -> Result<(), Problem> {
+        let routes = self.routes.load();
+        if routes.follows(object).is_some() {
+            let what = "the lock of this object is kept elsewhere (lease_source = \"external\"): take it there, and send its token with each write";
+            return Err(Problem::new(Code::ExternalLease, what).with_object(object));
+        }
+        if routes.lease_of(object).is_some() {
+            let what = "a Kubernetes Lease says who may write this object (lease_source = \"kubernetes\"): be elected there, and send k8s.<uid>.<leaseTransitions> with each write";
+            return Err(Problem::new(Code::ExternalLease, what).with_object(object));
+        }
+        if !routes.needs_grant(object) {
+            return Ok(());
+        }
+        let what = "leases of this object come from signed grants only (lease_source = \"authority\"); ask its issuer";
+        Err(Problem::new(Code::GrantRequired, what).with_object(object))
+    }
+
+    /// Makes the end of overdue leases durable.
+    ///
+    /// # Errors
+    /// Where the table is not usable.
+    pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Problem> {
+        self.ledger.end(leases).await.map_err(|refused| Problem::refused(&refused, self.now()))
+    }
+}
