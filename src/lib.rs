@@ -9,7 +9,6 @@
 //! - [`api`]: the lease api and the ops port, over HTTP.
 //! - [`app`]: puts the parts together, starts and stops them.
 //! - [`demo`]: a gate before a store in memory, to try and to watch.
-//! - `simulation`: all of it but the sockets, step by step and by seed; for tests only.
 //! - [`client`]: for writers: takes a lease and keeps it. [`agent`]: does so beside a writer that cannot.
 //! - [`kubernetes`]: leases that a Kubernetes API server keeps.
 //! - [`cli`]: one file per subcommand.
@@ -32,8 +31,6 @@ pub mod kubernetes;
 pub mod metrics;
 pub mod problem;
 pub mod route;
-#[cfg(any(test, feature = "failpoints"))]
-pub mod simulation;
 pub mod store;
 mod sync;
 pub mod table;

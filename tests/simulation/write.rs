@@ -16,7 +16,7 @@ use super::{
     store::Answer,
     world::World,
 };
-use crate::{
+use fencegate::{
     barrier::{
         flight::Cancel,
         generation::Generation,

@@ -12,7 +12,7 @@ use super::{
     led::Led,
     world::{Run, World},
 };
-use crate::{
+use fencegate::{
     fence::{Hlc, ObjectId, TableKey},
     metrics::LedgerMetrics,
     table::{

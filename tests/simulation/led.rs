@@ -14,7 +14,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::world::{START, World};
-use crate::{
+use fencegate::{
     fence::{
         BootMs, Fence, Now, ObjectId, Refusal, Ttl,
         elected::{Claimant, Term},
