@@ -2,7 +2,7 @@
 //!
 //! Everything here is pure. A value goes in, a decision comes out; time is an argument, keys and
 //! randomness are arguments. Nothing here knows tokio, hyper, RocksDB, files, sockets or clocks,
-//! and nothing here logs or counts. The same functions therefore serve the ledger, the data plane,
+//! nothing here logs or counts, and no test fault is here. The same functions therefore serve the ledger, the data plane,
 //! the model checker and the simulation.
 //!
 //! - [`ids`]: object, holder, lease and request ids, each with one door.

@@ -205,9 +205,7 @@ impl Elections {
     pub fn stand(&self, object: &str, claimant: &mut Claimant) {
         let objects = self.objects();
         let Some(entry) = objects.told.get(object).filter(|entry| entry.name == claimant.lease) else { return };
-        let known = lock(&entry.known);
-        let known = known.as_ref().filter(|known| known.election() == Some(claimant.election));
-        claimant.term = known.map(|known| Arc::clone(&known.term));
+        claimant.term = lock(&entry.known).as_ref().and_then(|known| known.term_of(claimant.election));
     }
 
     /// Asks about a write's term, unless it is known to be the present one, and lets the ledger know of the Lease.

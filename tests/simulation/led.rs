@@ -451,7 +451,7 @@ impl Led {
     /// `Elections::stand`: what is known without asking anyone.
     fn stand(&self, object: &ObjectId, lease: usize, claimant: &mut Claimant) {
         let Lease { told, known, .. } = &self.leases[lease];
-        let known = known.as_ref().filter(|known| told.contains(object) && known.election() == Some(claimant.election));
-        claimant.term = known.map(|known| Arc::clone(&known.term));
+        let known = known.as_ref().filter(|_| told.contains(object));
+        claimant.term = known.and_then(|known| known.term_of(claimant.election));
     }
 }

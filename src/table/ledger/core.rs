@@ -8,6 +8,7 @@ use super::{
     advance::{Advances, Drained},
     authority::{Migrating, forget_migrations},
     external::Jumps,
+    faults,
     keyed::Keyed,
     lease_ids::LeaseIds,
     round::{Draft, Drain, Round},
@@ -352,8 +353,9 @@ impl Core {
         let now = self.setup.clock.now();
         self.hlc = self.hlc.tick(now);
         let key = &self.setup.records.context.key;
+        let newest = faults::shown(newest, &event);
         let (outcome, effects) = newest.step(event, &At { now, stamp: self.hlc, key });
-        draft.add(object, effects);
+        draft.add(object, faults::said(&newest, effects));
         Ok(outcome)
     }
 

@@ -31,6 +31,7 @@ mod command;
 mod core;
 mod elected;
 mod external;
+mod faults;
 mod handle;
 pub mod journal;
 pub mod keyed;
