@@ -377,8 +377,8 @@ impl Elections {
     /// term that they ask about. `arrived`: how many reads had begun then.
     fn is_behind(&self, entry: &Entry, last: &LastRead, arrived: u64, election: Option<Election>) -> bool {
         let (known, now) = (lock(&entry.known), self.clock.now());
-        let is_present = |known: &Known| known.election() == election && known.term.is_live(now);
-        last.number <= arrived && !(election.is_some() && known.as_ref().is_some_and(is_present))
+        let is_present = known.as_ref().zip(election).is_some_and(|(known, election)| known.is_in(election, now));
+        last.number <= arrived && !is_present
     }
 
     fn patience(&self) -> Duration {

@@ -96,6 +96,12 @@ impl Known {
         self.seen.as_ref().map(|seen| seen.election)
     }
 
+    /// Whether the Lease is in this term, and held: then nobody has to ask the API server about it.
+    #[must_use]
+    pub fn is_in(&self, election: Election, now: Now) -> bool {
+        self.election() == Some(election) && self.term.is_live(now)
+    }
+
     /// What a write of `election` is judged by: the present term, or nothing where the API server has to be asked.
     /// With [`Fault::DeadTerms`]: a term that is never over, since the judge knows no test faults.
     #[must_use]

@@ -17,7 +17,7 @@ use fencegate::{
     metrics::LedgerMetrics,
     table::{
         Table,
-        codec::{Key, Meta, Terms, decode_record},
+        codec::{Meta, Terms},
         ledger::{Command, Core, Setup},
         memory::{DiskFault, MemoryTable},
         news::News,
@@ -282,10 +282,7 @@ impl Simulation {
 }
 
 fn stored_fence(records: &Records, object: &ObjectId) -> u64 {
-    let row = records.table.get(&Key::Record(object.clone()).encode()).expect("a table in memory reads");
-    row.map_or(0, |row| {
-        decode_record(object.clone(), &row, &records.context).expect("a record that was written").fence.get()
-    })
+    records.row(object).expect("a table in memory reads what was written").fence.get()
 }
 
 impl World {
