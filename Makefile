@@ -35,22 +35,22 @@ build: setup ## build target/debug/fencegate
 run: build ## try it: a gate before a store in memory, with lines to copy
 	exec target/debug/fencegate demo
 
-# The binary with failpoints is copied aside; `cargo test` puts the default one back into place. So
-# whatever is built with other features comes before it.
+# The gate and the simulation with failpoints are copied aside; `cargo test` puts the default ones back into place. So
+# whatever is built with other features comes before it. One command builds both, so the crate is compiled once.
 define build_failpoints
-cargo build $(LOCKED) --features failpoints
+cargo build $(LOCKED) --features failpoints --bin fencegate --example simulate
 mkdir -p target/failpoints
-cp --remove-destination target/debug/fencegate target/failpoints/fencegate
+cp --remove-destination target/debug/fencegate target/debug/examples/simulate target/failpoints/
 endef
 
-failpoints: setup ## build target/failpoints/fencegate, the binary that tests make fail
+failpoints: setup ## build target/failpoints/: the gate that tests make fail, and the simulation
 	$(build_failpoints)
 
 SEEDS ?= 20000
 
 simulate: failpoints ## play the gate against an adversary, by seed (SEEDS=20000)
-	target/failpoints/fencegate simulate --seeds $(SEEDS)
-	target/failpoints/fencegate simulate --seeds $(SEEDS) --led
+	target/failpoints/simulate --seeds $(SEEDS)
+	target/failpoints/simulate --seeds $(SEEDS) --led
 
 test: setup-test ## run every test
 	$(build_failpoints)
@@ -144,11 +144,11 @@ instructions: ## count instructions anew, and take the counts for the baseline o
 bench: ## the gate beside nginx, HAProxy, Envoy and more; writes bench/RESULTS.md (QUICK=1: shorter, to bench/out/)
 	@scripts/setup build bench
 ifneq ($(filter-out 0,$(QUICK)),)
-	cargo build $(LOCKED) --release --bin fencegate --examples
+	cargo build $(LOCKED) --release --bin fencegate --example bare --example counted --example fill
 	QUICK=1 bench/run
 else
 	$(count_barrier)
-	cargo build $(LOCKED) --release --bin fencegate --examples
+	cargo build $(LOCKED) --release --bin fencegate --example bare --example counted --example fill
 	bench/instructions
 	cargo bench $(LOCKED)
 	taskset -c 0 cargo bench $(LOCKED) --bench bls

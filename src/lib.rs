@@ -11,7 +11,6 @@
 //! - [`migration`]: one gate's own migrations, step by step. [`authority`]: signed statements.
 //! - [`app`]: puts the parts together, starts and stops them.
 //! - [`demo`]: a gate before a store in memory, to try and to watch.
-//! - `simulation`: all of it but the sockets, step by step and by seed; for tests only.
 //! - [`client`]: for writers: takes a lease and keeps it. [`agent`]: does so beside a writer that cannot.
 //! - [`kubernetes`]: leases that a Kubernetes API server keeps.
 //! - [`cli`]: one file per subcommand.
@@ -39,8 +38,6 @@ pub mod metrics;
 pub mod migration;
 pub mod problem;
 pub mod route;
-#[cfg(any(test, feature = "failpoints"))]
-pub mod simulation;
 pub mod store;
 mod sync;
 pub mod table;

@@ -15,8 +15,6 @@ mod manual;
 mod migrate;
 mod output;
 mod serve;
-#[cfg(feature = "failpoints")]
-mod simulate;
 mod table;
 mod token;
 
@@ -96,10 +94,6 @@ enum Command {
     ///
     /// For bash: `fencegate completions bash > /etc/bash_completion.d/fencegate`
     Completions { shell: clap_complete::Shell },
-    /// Play the gate, its store and an adversary through by seed, to see every promise kept.
-    #[cfg(feature = "failpoints")]
-    #[command(hide = true)]
-    Simulate(simulate::Args),
     /// Print the manual page, or write the pages of all subcommands into a folder.
     Man {
         /// Write `fencegate.1`, `fencegate-serve.1` and so on here.
@@ -163,8 +157,6 @@ pub fn run() -> ExitCode {
         Command::Migrate(args) => migrate::run(args),
         Command::Drain(args) => drain::run(&args),
         Command::Token(command) => token::run(&command),
-        #[cfg(feature = "failpoints")]
-        Command::Simulate(args) => simulate::run(&args),
         Command::Completions { shell } => {
             manual::completions(shell);
             Ok(())

@@ -17,8 +17,6 @@ use std::{
     },
 };
 
-use crate::failpoints::{self, Fault};
-
 use super::{
     BootMs, Fence, HolderId, How, Incarnation, Lease, LeaseId, LeaseSeq, Now, Record, State, Ttl,
     election::{Election, LeaseName, Uid},
@@ -132,7 +130,7 @@ impl Claimant {
     /// Whether its Lease is known to be in its term, and held.
     #[must_use]
     pub fn is_live(&self, now: Now) -> bool {
-        failpoints::on(Fault::DeadTerms) || self.term.as_ref().is_some_and(|term| term.is_live(now))
+        self.term.as_ref().is_some_and(|term| term.is_live(now))
     }
 }
 
@@ -287,7 +285,7 @@ impl Record {
         let Some(before) = self.elected.as_deref() else { return vec![] };
         let mut floors = before.floors.clone();
         let Election { uid, transitions } = before.election;
-        if uid != election.uid && !failpoints::on(Fault::NoFloors) {
+        if uid != election.uid {
             // Under another name it may be led to again, by a route that is changed back: then its term goes on, unless
             // somebody was told that it is over.
             let is_gone = *before.lease == *lease;

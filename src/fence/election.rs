@@ -58,6 +58,17 @@ impl fmt::Debug for Uid {
     }
 }
 
+/// Where a term stands, by what the API server says of its Lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TermStatus {
+    /// The Lease is in it.
+    Present,
+    /// The Lease has not come to it yet.
+    Ahead,
+    /// The Lease is past it, or is another one, or is gone.
+    Over,
+}
+
 impl Election {
     /// Reads a token `k8s.<uid>.<leaseTransitions>`, in its one spelling.
     ///
@@ -73,6 +84,16 @@ impl Election {
         let transitions = transitions.parse::<i32>().ok().filter(|_| is_canonical);
         let transitions = transitions.and_then(|n| u32::try_from(n).ok()).ok_or(TokenFault::Election)?;
         Ok(Self { uid, transitions })
+    }
+
+    /// Where this term stands. `present`: the term that its Lease is in; `None`: there is no such Lease.
+    #[must_use]
+    pub fn status(self, present: Option<Self>) -> TermStatus {
+        match present {
+            Some(present) if present == self => TermStatus::Present,
+            Some(present) if present.is_before(self) => TermStatus::Ahead,
+            Some(_) | None => TermStatus::Over,
+        }
     }
 
     /// Whether this term is over, given that the other one has been.
@@ -129,5 +150,15 @@ mod tests {
         assert!(first.is_before(Election { transitions: 4, ..first }));
         assert!(!first.is_before(first) && !Election { transitions: 4, ..first }.is_before(first));
         assert!(!first.is_before(Election { uid: Uid(2), transitions: 4 }));
+    }
+
+    #[test]
+    fn a_term_is_present_ahead_or_over() {
+        let term = Election { uid: Uid(1), transitions: 3 };
+        assert_eq!(term.status(Some(term)), TermStatus::Present);
+        assert_eq!(term.status(Some(Election { transitions: 2, ..term })), TermStatus::Ahead);
+        assert_eq!(term.status(Some(Election { transitions: 4, ..term })), TermStatus::Over);
+        assert_eq!(term.status(Some(Election { uid: Uid(2), transitions: 0 })), TermStatus::Over);
+        assert_eq!(term.status(None), TermStatus::Over);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Everything here is pure. A value goes in, a decision comes out; time is an argument, keys and
 //! randomness are arguments. Nothing here knows tokio, hyper, RocksDB, files, sockets or clocks,
-//! and nothing here logs or counts. The same functions therefore serve the ledger, the data plane,
+//! nothing here logs or counts, and no test fault is here. The same functions therefore serve the ledger, the data plane,
 //! the model checker and the simulation.
 //!
 //! - [`ids`]: object, holder, lease and request ids, each with one door.
@@ -16,6 +16,7 @@
 //!   outside lock service do. [`election`], [`elected`]: what terms of leadership by a Kubernetes Lease do.
 //! - [`idempotency`]: what is remembered of a keyed write, and what its key gets again.
 //! - [`mod@write`]: the life of a write, as `write.on(event) -> effect`.
+//! - [`order`]: in which order the ledger takes the steps of a round and of an advance.
 //! - [`code`]: every answer code with its status and what it means for the caller.
 
 pub mod authority;
@@ -26,6 +27,7 @@ pub mod external;
 pub mod idempotency;
 pub mod ids;
 pub mod lease;
+pub mod order;
 pub mod record;
 pub mod seq;
 pub mod step;

@@ -8,8 +8,6 @@
 
 use std::sync::Arc;
 
-use crate::failpoints::{self, Fault};
-
 use super::{
     Certified, Ended, Fence, FenceToken, Hlc, HolderId, How, Lease, LeaseId, LeaseRow, LeaseSeq, Now, Record,
     RequestId, State, TableKey, Ttl, WallMs,
@@ -421,8 +419,7 @@ impl Record {
 
     /// Opens the object for the grant that its drain was for, or leaves it to nobody.
     fn open(&self, seq: LeaseSeq, advance: AdvanceId, then: Option<Grant>, at: &At<'_>) -> Step {
-        let still_ours = self.is_draining_at(seq, advance);
-        if !still_ours && !failpoints::on(Fault::NoStep4Check) {
+        if !self.is_draining_at(seq, advance) {
             return refused(LeaseRefusal::Fenced { fence: self.fence });
         }
         let Some(grant) = then else {

@@ -7,8 +7,6 @@
 
 use std::sync::Arc;
 
-use crate::failpoints::{self, Fault};
-
 use super::{
     Certified, Code, Ended, Fence, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, Now, ObjectId, Record, Secret,
     State,
@@ -360,11 +358,10 @@ fn at_the_fence(record: &Record, sealed: bool, (seq, secret): Linked, now: Now) 
     if sealed {
         return Err(Refusal::Draining { fence: record.fence }.into());
     }
-    if let Some(ended) = ended.filter(|_| !failpoints::on(Fault::Revive)) {
+    if let Some(ended) = ended {
         return Err(Refusal::Ended { seq, holder: lease.holder.clone(), ended: ended.clone() }.into());
     }
-    let is_revived = ended.is_some() && failpoints::on(Fault::Revive);
-    if !lease.is_live(now) && !is_revived {
+    if !lease.is_live(now) {
         return Err(Denial::Overdue(lease.lease_id.clone()));
     }
     if let Some(begins_in_ms) = lease.begins_in(now) {

@@ -205,9 +205,7 @@ impl Elections {
     pub fn stand(&self, object: &str, claimant: &mut Claimant) {
         let objects = self.objects();
         let Some(entry) = objects.told.get(object).filter(|entry| entry.name == claimant.lease) else { return };
-        let known = lock(&entry.known);
-        let known = known.as_ref().filter(|known| known.election() == Some(claimant.election));
-        claimant.term = known.map(|known| Arc::clone(&known.term));
+        claimant.term = lock(&entry.known).as_ref().and_then(|known| known.term_of(claimant.election));
     }
 
     /// Asks about a write's term, unless it is known to be the present one, and lets the ledger know of the Lease.
@@ -379,8 +377,8 @@ impl Elections {
     /// term that they ask about. `arrived`: how many reads had begun then.
     fn is_behind(&self, entry: &Entry, last: &LastRead, arrived: u64, election: Option<Election>) -> bool {
         let (known, now) = (lock(&entry.known), self.clock.now());
-        let is_present = |known: &Known| known.election() == election && known.term.is_live(now);
-        last.number <= arrived && !(election.is_some() && known.as_ref().is_some_and(is_present))
+        let is_present = known.as_ref().zip(election).is_some_and(|(known, election)| known.is_in(election, now));
+        last.number <= arrived && !is_present
     }
 
     fn patience(&self) -> Duration {

@@ -8,10 +8,13 @@
 use std::sync::Arc;
 
 use super::api::Seen;
-use crate::fence::{
-    BootMs, HolderId, Now, Ttl,
-    elected::{Sighting, Term},
-    election::{Election, LeaseName},
+use crate::{
+    failpoints::{self, Fault},
+    fence::{
+        BootMs, HolderId, Now, Ttl,
+        elected::{Sighting, Term},
+        election::{Election, LeaseName},
+    },
 };
 
 /// One Lease, as it was last read.
@@ -91,6 +94,22 @@ impl Known {
     #[must_use]
     pub fn election(&self) -> Option<Election> {
         self.seen.as_ref().map(|seen| seen.election)
+    }
+
+    /// Whether the Lease is in this term, and held: then nobody has to ask the API server about it.
+    #[must_use]
+    pub fn is_in(&self, election: Election, now: Now) -> bool {
+        self.election() == Some(election) && self.term.is_live(now)
+    }
+
+    /// What a write of `election` is judged by: the present term, or nothing where the API server has to be asked.
+    /// With [`Fault::DeadTerms`]: a term that is never over, since the judge knows no test faults.
+    #[must_use]
+    pub fn term_of(&self, election: Election) -> Option<Arc<Term>> {
+        if failpoints::on(Fault::DeadTerms) {
+            return Some(Arc::new(Term::until(BootMs(u64::MAX))));
+        }
+        (self.election() == Some(election)).then(|| Arc::clone(&self.term))
     }
 
     /// What the ledger is told of it.

@@ -223,7 +223,8 @@ impl Pool {
         }
     }
 
-    /// Takes over a connection that was made elsewhere.
+    /// Takes over a connection that was made elsewhere. For `bench/counted.rs`, which counts a write's instructions
+    /// without a socket.
     pub fn adopt(self: &Rc<Self>, io: impl Io + 'static) {
         self.open.set(self.open.get() + 1);
         let wire = Rc::default();

@@ -115,26 +115,32 @@ impl Records {
                 return Ok(seen);
             }
             let ticket = self.stripes.ticket(object);
-            let row = self.table.get(&Key::Record(object.clone()).encode())?;
-            self.load(object, row.as_deref(), &ticket)?;
+            let record = self.row(object)?;
+            failpoints::reach(Point::Loaded);
+            self.offer(record, &ticket);
         }
     }
 
-    /// Offers a row that was read, or that there is none. Taken or not, what is in memory then serves: it
-    /// may have been published meanwhile.
-    fn load(&self, object: &ObjectId, row: Option<&[u8]>, ticket: &Ticket) -> Result<(), TableFault> {
-        let record = match row {
-            Some(value) => decode_record(object.clone(), value, &self.context)?,
-            None => Record::unknown(object.clone(), self.context.incarnation),
-        };
-        failpoints::reach(Point::Loaded);
-        let left_draining = matches!(record.state, State::Draining { .. });
-        self.stripes.offer(record, ticket);
-        if left_draining {
-            // Of an earlier run: records that drain stay in memory.
-            self.stripes.look_at(object.clone());
+    /// The record that an object's row in the table says. For a load, take the ticket first: what is published from then
+    /// on is newer than the row.
+    ///
+    /// # Errors
+    /// Where the row cannot be read.
+    pub fn row(&self, object: &ObjectId) -> Result<Record, TableFault> {
+        match self.table.get(&Key::Record(object.clone()).encode())? {
+            Some(value) => Ok(decode_record(object.clone(), &value, &self.context)?),
+            None => Ok(Record::unknown(object.clone(), self.context.incarnation)),
         }
-        Ok(())
+    }
+
+    /// Offers a row that was read. Taken or not, what is in memory then serves: it may have been published meanwhile.
+    pub fn offer(&self, record: Record, ticket: &Ticket) {
+        let left_draining = matches!(record.state, State::Draining { .. }).then(|| record.object.clone());
+        self.stripes.offer(record, ticket);
+        if let Some(object) = left_draining {
+            // Of an earlier run: records that drain stay in memory.
+            self.stripes.look_at(object);
+        }
     }
 
     /// Judges a token without admitting a write. Loads the record if it has to.

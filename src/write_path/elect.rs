@@ -12,7 +12,7 @@ use crate::{
     fence::{
         Denial, Ended, Fence, Hlc, HolderId, How, LeaseSeq, ObjectId, Refusal,
         elected::Claimant,
-        election::Election,
+        election::{Election, TermStatus},
         step::LeaseRefusal,
         verdict::{self, Presented, Successor, View},
     },
@@ -62,16 +62,14 @@ fn late() -> Unknown {
 fn take_in(gate: &Gate, object: &ObjectId, claimant: &mut Claimant, told: Told) -> Result<Moved, Refusal> {
     let Told { election, term, moved } = told;
     let own = claimant.election;
-    match election {
-        Some(election) if election == own => {
+    match own.status(election) {
+        TermStatus::Present => {
             let moved = moved.map_err(|refused| refusal(gate, object, own, Unknown::Ledger(refused)))?;
             claimant.term = Some(term);
             Ok(moved)
         }
-        Some(election) if election.is_before(own) => {
-            Err(Refusal::NotElected { election: own, fence: fence(gate, object) })
-        }
-        Some(_) | None => {
+        TermStatus::Ahead => Err(Refusal::NotElected { election: own, fence: fence(gate, object) }),
+        TermStatus::Over => {
             let moved = moved.as_ref().ok();
             let heir = moved.and_then(|moved| moved.record.open_lease());
             let successor =

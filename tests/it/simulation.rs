@@ -3,11 +3,11 @@
 
 use std::process::{Command, Output};
 
-use super::support::{process::failpoints_binary, run::Ends};
+use super::support::{process::simulation_binary, run::Ends};
 
 fn simulate(fault: Option<&str>, arguments: &[&str]) -> (Output, String) {
-    let mut command = Command::new(failpoints_binary());
-    command.arg("simulate").args(arguments);
+    let mut command = Command::new(simulation_binary());
+    command.args(arguments);
     fault.map(|fault| command.env("FENCEGATE_TEST_FAULT", fault));
     let output = command.ends();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

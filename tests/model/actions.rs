@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use fencegate::fence::write::Stage;
+use fencegate::fence::{order::RoundStep, write::Stage};
 
 use crate::{
     model::GateModel,
     mutants::Mutant,
-    state::{FENCE_MAX, Gate, HOLDERS, Holder, InStore, NAMES, Phase, RoundStage, Seq, World, Write},
+    state::{FENCE_MAX, Gate, HOLDERS, Holder, InStore, NAMES, Phase, Seq, World, Write},
 };
 
 /// A write: whose, and its how-manieth.
@@ -113,11 +113,18 @@ impl GateModel {
     fn of_ledger(&self, world: &World, gate: &Gate, actions: &mut Vec<Action>) {
         match &gate.round {
             Some(round) if round.to_seal.is_some() => return actions.push(Action::Seal),
-            Some(round) => match round.stage {
-                RoundStage::Deciding => actions.push(Action::Persist),
-                RoundStage::Persisted => return actions.push(Action::Publish),
-                RoundStage::Published => return actions.push(Action::Answer),
-            },
+            Some(round) => {
+                let step = match round.next {
+                    RoundStep::Persist => Action::Persist,
+                    RoundStep::Publish => Action::Publish,
+                    RoundStep::Answer { .. } => Action::Answer,
+                };
+                actions.push(step);
+                // More is decided until the first step is taken.
+                if round.next != RoundStep::FIRST {
+                    return;
+                }
+            }
             None => actions.push(Action::AskAgain),
         }
         let fence = gate.newest().fence;

@@ -1,13 +1,13 @@
 //! The ledger's steps: decide, seal, persist, publish, drain, the second step, answer. Anything else may
 //! happen between any two of them.
 
-use fencegate::fence::{Event, Outcome};
+use fencegate::fence::{Event, Outcome, order::SecondStep};
 
 use crate::{
     model::GateModel,
     mutants::Mutant,
     product::Step,
-    state::{Advance, Answer, Held, RoundStage, Row, Standing, World},
+    state::{Advance, Answer, Held, Row, Standing, World},
 };
 
 impl GateModel {
@@ -63,7 +63,7 @@ impl GateModel {
         let gate = world.gate.as_mut()?;
         gate.sealed = !self.is(Mutant::NoSeal);
         let advance = gate.round().to_seal.take()?;
-        if is_drained {
+        if SecondStep::of(false, is_drained) == SecondStep::Open {
             return self.open(world, advance);
         }
         if self.is(Mutant::NoDrainingState) && advance.then.is_some() {
@@ -84,7 +84,7 @@ impl GateModel {
         let (advance, newest) = (gate.advances[place], gate.newest());
         let is_overtaken = (newest.fence, newest.standing) != (advance.seq, Standing::Draining(advance.id));
         let is_given_up = is_overtaken && !self.is(Mutant::NoStep4Check) && !advance.opened;
-        if !(is_drained || is_given_up) {
+        if SecondStep::of(is_given_up, is_drained) == SecondStep::Wait {
             return None;
         }
         gate.advances.remove(place);
@@ -119,7 +119,7 @@ impl GateModel {
 
     pub fn persist(&self, world: &mut World) -> Option<()> {
         let round = world.gate.as_mut()?.round.as_mut()?;
-        round.stage = RoundStage::Persisted;
+        round.next = round.next.next(true)?;
         let is_end = matches!(round.newest.standing, Standing::Ended(_));
         if self.is(Mutant::Unsynced) || (is_end && self.is(Mutant::UnsyncedEnd)) {
             return Some(());
@@ -133,7 +133,7 @@ impl GateModel {
     pub fn publish(&self, world: &mut World) -> Option<()> {
         let gate = world.gate.as_mut()?;
         let round = gate.round.as_mut()?;
-        round.stage = RoundStage::Published;
+        round.next = round.next.next(true)?;
         (gate.row, gate.sealed) = (round.newest, false);
         world.story.published(gate.row);
         Some(())

@@ -5,7 +5,10 @@
 
 use std::fmt;
 
-use fencegate::fence::write::{Stage, Write as Life};
+use fencegate::fence::{
+    order::RoundStep,
+    write::{Stage, Write as Life},
+};
 
 /// Who asks for leases and writes.
 pub const HOLDERS: u8 = 2;
@@ -63,17 +66,11 @@ pub struct Gate {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Round {
     pub newest: Row,
-    pub stage: RoundStage,
+    /// What is done next, once no more is decided.
+    pub next: RoundStep,
     /// The fence has moved in `newest`, and the object has yet to be sealed.
     pub to_seal: Option<Advance>,
     pub answers: Vec<Answer>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RoundStage {
-    Deciding,
-    Persisted,
-    Published,
 }
 
 /// An advance whose first step has been taken.
@@ -237,6 +234,6 @@ impl Gate {
     /// The round, begun if there is none.
     pub fn round(&mut self) -> &mut Round {
         let newest = self.row;
-        self.round.get_or_insert(Round { newest, stage: RoundStage::Deciding, to_seal: None, answers: vec![] })
+        self.round.get_or_insert(Round { newest, next: RoundStep::FIRST, to_seal: None, answers: vec![] })
     }
 }

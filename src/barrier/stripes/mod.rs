@@ -9,6 +9,7 @@
 //! was not looked at lately; records that are sealed or have writes in flight are pinned.
 
 mod several;
+mod shown;
 
 pub use several::Together;
 
@@ -18,6 +19,7 @@ use std::{
 };
 
 use hashbrown::HashTable;
+use shown::show;
 
 use super::{
     flight::{Counted, End, Flight, Flying, Tally},
@@ -164,7 +166,8 @@ impl Stripes {
         Hashed { stripe: hash as u32 as usize % STRIPES, tag: (hash >> 32) as u32 }
     }
 
-    /// Whether two objects share a stripe: what is published of one then sends a load of the other back.
+    /// Whether two objects share a stripe: what is published of one then sends a load of the other back. For tests that
+    /// have to know which objects meet.
     #[must_use]
     pub fn are_together(&self, one: &ObjectId, other: &ObjectId) -> bool {
         self.hash(one.as_str()).stripe == self.hash(other.as_str()).stripe
@@ -217,7 +220,7 @@ impl Stripes {
         };
         let found = &mut held.slots[place.slot()];
         found.touched = true;
-        Some(judge(&found.record, found.sealed).map(|permit| {
+        Some(show(&found.record, |record| judge(record, found.sealed)).map(|permit| {
             let stage = count(&mut found.flight);
             found.record.mark_used(|| self.clock().after(TICK));
             (permit, place, stage)
@@ -251,7 +254,7 @@ impl Stripes {
     ) -> Result<P, E> {
         let mut held = self.lock(place.stripe());
         let found = &mut held.slots[place.slot()];
-        let judged = judge(&found.record, found.sealed);
+        let judged = show(&found.record, |record| judge(record, found.sealed));
         if judged.is_ok() || failpoints::on(Fault::NoCommitCheck) {
             if matches!(to, Counted::Committed(_)) {
                 *to = found.flight.committed_now();

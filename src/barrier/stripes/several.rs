@@ -1,6 +1,6 @@
 //! Writes to several objects: admitted, and let go on, for all of them or for none, under the locks of all.
 
-use super::{Hashed, Place, Slot, Stripe, Stripes, TICK};
+use super::{Hashed, Place, Slot, Stripe, Stripes, TICK, shown::show};
 use crate::{
     barrier::flight::Counted,
     failpoints::{self, Fault},
@@ -32,7 +32,7 @@ impl Stripes {
         for (n, place) in places.into_iter().enumerate() {
             let found = locked.at(place);
             found.touched = true;
-            match judge(n, &found.record, found.sealed) {
+            match show(&found.record, |record| judge(n, record, found.sealed)) {
                 Ok(permit) => admitted.push((permit, place)),
                 Err(why) => denied.push((n, why)),
             }
@@ -62,7 +62,8 @@ impl Stripes {
         let mut denied = vec![];
         for (n, (place, ..)) in legs.iter().enumerate() {
             let found = locked.at(*place);
-            denied.extend(judge(n, &found.record, found.sealed).err().map(|why| (n, why)));
+            let judged = show(&found.record, |record| judge(n, record, found.sealed));
+            denied.extend(judged.err().map(|why| (n, why)));
         }
         if denied.is_empty() || failpoints::on(Fault::NoCommitCheck) {
             for (place, from, to) in legs {

@@ -16,8 +16,8 @@ use crate::{
     barrier::flight::{Flying, Tally},
     failpoints::{self, Fault, Point},
     fence::{
-        BootMs, Event, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, authority::SignedGrant, record::Numbers,
-        step::LeaseRefusal,
+        BootMs, Event, LeaseSeq, ObjectId, Outcome, Record, State, Ttl, authority::SignedGrant, order::SecondStep,
+        record::Numbers, step::LeaseRefusal,
     },
 };
 
@@ -150,7 +150,8 @@ impl Core {
         let flying: Vec<Flying> =
             published.map_err(|fault| unreadable(&fault))?.iter().map(|record| self.seal(record, force)).collect();
         failpoints::reach(Point::Sealed);
-        if !flying.iter().all(|flying| flying.is_drained(now)) && !failpoints::on(Fault::NoDrainingState) {
+        let is_drained = flying.iter().all(|flying| flying.is_drained(now)) || failpoints::on(Fault::NoDrainingState);
+        if SecondStep::of(false, is_drained) == SecondStep::Wait {
             return Ok(Drained::Later(drains));
         }
         let open = |drain: Drain| {
@@ -315,7 +316,8 @@ impl Core {
         let now = self.setup.clock.now().boot;
         let stripes = &self.setup.records.stripes;
         let flying: Vec<Flying> = advance.drains.iter().map(|drain| stripes.flying(&drain.object)).collect();
-        if overtaken.is_none() && !flying.iter().all(|flying| flying.is_drained(now)) {
+        let is_drained = flying.iter().all(|flying| flying.is_drained(now));
+        if SecondStep::of(overtaken.is_some(), is_drained) == SecondStep::Wait {
             if flying.iter().any(|flying| flying.retiring) {
                 // Nobody tells when the last of them has settled.
                 self.timers.push(now.after(LOOK_AGAIN), Due::Advance(id));

@@ -1,5 +1,5 @@
-//! A round of the ledger: decide, seal, persist, publish, answer. An advance that has to drain first is
-//! answered by a later round: see `advance`.
+//! A round of the ledger: what is decided. `closing` persists, publishes and answers it. An advance that has to drain
+//! first is answered by a later round: see `advance`.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use super::{
     advance::{Advances, Drained},
     authority::{Migrating, forget_migrations},
     external::Jumps,
+    faults,
     keyed::Keyed,
     lease_ids::LeaseIds,
     round::{Draft, Drain, Round},
@@ -17,7 +18,7 @@ use super::{
     waiters::Waiters,
 };
 use crate::{
-    clock::{Clock, StepMeter, Stopwatch},
+    clock::{Clock, StepMeter},
     failpoints::{self, Fault, Point},
     fence::{
         BootMs, Event, Hlc, Lease, LeaseId, ObjectId, Outcome, Record, State, Ttl,
@@ -72,10 +73,10 @@ pub struct Core {
     lease_ids: LeaseIds,
     step_meter: StepMeter,
     /// Grants whose clients were gone when the answer came: to be taken back in the next round.
-    orphans: Vec<(ObjectId, LeaseId)>,
+    pub(super) orphans: Vec<(ObjectId, LeaseId)>,
     /// Objects that this round has freed while others wait for them.
     freed: Vec<ObjectId>,
-    last_commit: BootMs,
+    pub(super) last_commit: BootMs,
     /// What the last round has changed.
     last_changes: usize,
     /// Nothing more is granted.
@@ -353,8 +354,9 @@ impl Core {
         let now = self.setup.clock.now();
         self.hlc = self.hlc.tick(now);
         let key = &self.setup.records.context.key;
+        let newest = faults::shown(newest, &event);
         let (outcome, effects) = newest.step(event, &At { now, stamp: self.hlc, key });
-        draft.add(object, effects);
+        draft.add(object, faults::said(&newest, effects));
         Ok(outcome)
     }
 
@@ -459,72 +461,10 @@ impl Core {
         self.timers.push(now.boot.after(SECOND), Due::Second);
     }
 
-    /// Persist, publish, answer.
-    fn finish(&mut self, mut round: Round) {
-        let now = self.setup.clock.now();
-        let news: Vec<_> = std::mem::take(&mut round.news)
-            .into_iter()
-            .map(|line| {
-                self.hlc = self.hlc.tick(now);
-                (self.hlc, line)
-            })
-            .collect();
-        let (mut writes, published) = round.finish(self.setup.meta.run);
-        let is_note = !writes.is_empty() && published.is_empty() && !round.answers.is_empty();
-        let committed = writes.is_empty() || {
-            writes.put(&Key::Mark, encode_mark(self.hlc));
-            self.persist(writes, round.changes, now.boot)
-        };
-        if committed {
-            let has_changes = !published.is_empty();
-            if has_changes {
-                failpoints::reach(Point::Persisted);
-            }
-            for record in published {
-                self.setup.records.stripes.publish(record);
-            }
-            if has_changes {
-                failpoints::reach(Point::Published);
-            }
-            if is_note {
-                failpoints::reach(Point::Noted);
-            }
-            for (_, line) in &news {
-                self.setup.metrics.announced(line.kind);
-            }
-            self.setup.news.publish(news);
-        }
-        for answer in round.answers {
-            self.orphans.extend(answer(committed));
-        }
-        if !committed {
-            self.dismiss_waiters(&Refused::Unavailable);
-            self.dismiss_advances(&Refused::Unavailable);
-        }
-        self.setup.metrics.gauges(self.timers.live(), self.waiters.len(), self.advances.len());
-    }
-
-    fn dismiss_waiters(&mut self, why: &Refused) {
+    pub(super) fn dismiss_waiters(&mut self, why: &Refused) {
         for waiter in self.waiters.take_all() {
             // Whoever has hung up is not waiting for an answer.
             let _ = waiter.reply.send(Err(why.clone()));
-        }
-    }
-
-    fn persist(&mut self, writes: crate::table::Batch, changes: usize, now: BootMs) -> bool {
-        let stopwatch = Stopwatch::start();
-        match self.setup.records.table.commit(writes) {
-            Ok(()) => {
-                self.setup.metrics.committed(stopwatch.seconds(), changes);
-                self.last_commit = now;
-                true
-            }
-            Err(fault) => {
-                self.setup.metrics.latched();
-                self.setup.records.latch(fault.clone());
-                tracing::error!(%fault, "a change of the fence table failed; it is shut until this process is started again. Free disk space or replace the volume, then restart");
-                false
-            }
         }
     }
 

@@ -429,8 +429,8 @@ impl Ledger {
         self.call_at_last(|reply| Command::Close { reply }).await
     }
 
-    /// Ends the ledger's thread where it stands, as a crash would: nothing more is written. For tests
-    /// and the simulation; this must be the last way to the ledger.
+    /// Ends the ledger's thread where it stands, as a crash would: nothing more is written. For tests, which begin on
+    /// the same table again; this must be the last handle of the ledger.
     pub fn abandon(self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(self.queue);

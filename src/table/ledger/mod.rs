@@ -7,7 +7,8 @@
 //!
 //! - `command`: what the ledger is asked, and what it answers. `handle`: the way to it, from other threads. `pending`:
 //!   calls for leases that somebody waits for.
-//! - `core`: a round from beginning to end; no threads, no waiting. The simulation drives it too.
+//! - `core`: what a round decides. `closing`: how it is persisted, published and answered. Neither has threads or waits,
+//!   and the simulation drives both.
 //! - `acquire`: acquiring, waiting for one's turn, repeated requests.
 //! - `advance`: fences that have moved while older writes are on their way: seal, drain, open.
 //! - `calls`: renewing, releasing, revoking.
@@ -17,7 +18,7 @@
 //! - `journal`: a hash chain over the writes of an object that have settled.
 //! - `terms`: which routes' writes may land if this run ends badly.
 //! - `round`: the changes of one round; `lease_ids`: names for what it grants.
-//! - `pulse`: whether it gets on.
+//! - `pulse`: whether it gets on. `faults`: test faults of lease changes.
 //! - `waiters`, `timers`, `sweep`: who waits, what is due later, forgetting what ended long ago.
 //!
 //! After a failed write or sync the table is latched: every call gets [`Refused::Unavailable`]
@@ -27,10 +28,12 @@ mod acquire;
 mod advance;
 pub mod authority;
 mod calls;
+mod closing;
 mod command;
 mod core;
 mod elected;
 mod external;
+mod faults;
 mod handle;
 pub mod journal;
 pub mod keyed;

@@ -20,7 +20,16 @@ pub fn binary() -> PathBuf {
 
 /// The program with test faults, which `make test` builds beside it.
 pub fn failpoints_binary() -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/failpoints/fencegate");
+    with_failpoints("fencegate")
+}
+
+/// The simulation with test faults, which `make test` builds too.
+pub fn simulation_binary() -> PathBuf {
+    with_failpoints("simulate")
+}
+
+fn with_failpoints(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/failpoints").join(name);
     assert!(path.exists(), "{} is missing: run `make failpoints` first, or `make test`", path.display());
     path
 }

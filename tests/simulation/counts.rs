@@ -6,13 +6,13 @@ macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// What was seen.
         #[derive(Clone, Copy, Debug, Default)]
-        pub struct Counts {
-            $($(#[$doc])* pub $name: u64,)*
+        pub(super) struct Counts {
+            $($(#[$doc])* pub(super) $name: u64,)*
         }
 
         impl Counts {
             /// Adds another seed's.
-            pub fn add(&mut self, other: &Self) {
+            pub(super) fn add(&mut self, other: &Self) {
                 $(self.$name += other.$name;)*
             }
         }

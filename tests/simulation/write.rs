@@ -16,7 +16,7 @@ use super::{
     store::Answer,
     world::World,
 };
-use crate::{
+use fencegate::{
     barrier::{
         flight::Cancel,
         generation::Generation,
@@ -32,7 +32,6 @@ use crate::{
         write::{Effect, Event, Obstacle, Outcome, Stage, Terms, Write as Life},
     },
     table::{
-        codec::{Key, decode_record},
         ledger::{Command, Moved, Refused},
         records::Records,
     },
@@ -178,12 +177,12 @@ impl World {
                 let _ = write.life.on(Event::Arrived { whole: false });
                 self.decide(write, records)
             }
-            Phase::Read(ticket) => match read_row(&write.object, records) {
-                Some(record) => Phase::Offer(ticket, Box::new(record)),
-                None => Phase::Done,
+            Phase::Read(ticket) => match records.row(&write.object) {
+                Ok(record) => Phase::Offer(ticket, Box::new(record)),
+                Err(_) => Phase::Done,
             },
             Phase::Offer(ticket, record) => {
-                records.stripes.offer(*record, &ticket);
+                records.offer(*record, &ticket);
                 self.cleared(write, records)
             }
             Phase::End(mut ended) => match ended.try_recv() {
@@ -477,13 +476,6 @@ impl World {
 /// The source of the lease cannot be asked.
 fn unheard() -> Refusal {
     Refusal::Unheard { fence: Fence::default() }
-}
-
-fn read_row(object: &ObjectId, records: &Records) -> Option<Record> {
-    match records.table.get(&Key::Record(object.clone()).encode()).ok()? {
-        Some(value) => decode_record(object.clone(), &value, &records.context).ok(),
-        None => Some(Record::unknown(object.clone(), records.context.incarnation)),
-    }
 }
 
 /// Whether an advance has told a write to stop.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::{oracle::Violation, world::World};
-use crate::{
+use fencegate::{
     fence::{FenceToken, HolderId, LeaseId, ObjectId, Record, RequestId, State, Ttl, step::LeaseRefusal},
     table::ledger::{Command, Granted, Moved, Refused, Wanted},
 };

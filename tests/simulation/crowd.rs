@@ -5,7 +5,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use crate::{
+use fencegate::{
     barrier::stripes::Stripes,
     fence::{Incarnation, ObjectId, Record},
     table::records::Records,
@@ -64,7 +64,7 @@ fn is_in_memory(stripes: &Stripes, object: &ObjectId) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{super::world::START, *};
-    use crate::{
+    use fencegate::{
         fence::{TableKey, time::Frame},
         table::{codec::Context, memory::MemoryTable},
     };

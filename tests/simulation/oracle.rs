@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::fence::{BootMs, LeaseId, ObjectId, election::Election};
+use fencegate::fence::{BootMs, LeaseId, ObjectId, election::Election};
 
 /// A promise that was not kept.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::world::World;
-use crate::table::{Batch, Row, Table, TableFault, memory::MemoryTable};
+use fencegate::table::{Batch, Row, Table, TableFault, memory::MemoryTable};
 
 /// The disk of one run.
 pub(super) struct Disk {

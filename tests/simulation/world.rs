@@ -14,7 +14,7 @@ use super::{
     store::Message,
     write::Write,
 };
-use crate::{
+use fencegate::{
     clock::{Clock, Driver},
     fence::{
         BootMs, Hlc, Now, ObjectId, WallMs,

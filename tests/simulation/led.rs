@@ -14,11 +14,11 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::world::{START, World};
-use crate::{
+use fencegate::{
     fence::{
         BootMs, Fence, Now, ObjectId, Refusal, Ttl,
         elected::{Claimant, Term},
-        election::{Election, LeaseName, Uid},
+        election::{Election, LeaseName, TermStatus, Uid},
     },
     kubernetes::{api::Seen, known::Known},
     table::ledger::{Command, Moved, Refused},
@@ -346,10 +346,7 @@ impl World {
             None if lease.is_hinted || !lease.asking.is_empty() => {
                 let is_hinted = std::mem::take(&mut lease.is_hinted);
                 // Who asks about what is known, and held, needs no read.
-                let is_known = |ask: &Ask| {
-                    let known = lease.known.as_ref().filter(|known| known.election() == Some(ask.election));
-                    known.is_some_and(|known| known.term.is_live(now))
-                };
+                let is_known = |ask: &Ask| lease.known.as_ref().is_some_and(|known| known.is_in(ask.election, now));
                 let (known, askers): (Vec<Ask>, Vec<Ask>) =
                     std::mem::take(&mut lease.asking).into_iter().partition(is_known);
                 if is_hinted || !askers.is_empty() {
@@ -428,12 +425,10 @@ impl World {
             led.leases[place].told.insert(object.clone());
         }
         let (reply, moved) = oneshot::channel();
-        let asked = match present {
-            Some(present) if present == election => Asked::Moved(term, moved),
-            Some(present) if present.is_before(election) => {
-                Asked::No(Refusal::NotElected { election, fence: Fence::default() })
-            }
-            Some(_) | None => Asked::No(Refusal::Deposed { election, fence: Fence::default(), successor: None }),
+        let asked = match election.status(present) {
+            TermStatus::Present => Asked::Moved(term, moved),
+            TermStatus::Ahead => Asked::No(Refusal::NotElected { election, fence: Fence::default() }),
+            TermStatus::Over => Asked::No(Refusal::Deposed { election, fence: Fence::default(), successor: None }),
         };
         led.answers.insert(write, asked);
         self.calls.push(Command::Sight { object, sighting, begins, reply });
@@ -451,7 +446,7 @@ impl Led {
     /// `Elections::stand`: what is known without asking anyone.
     fn stand(&self, object: &ObjectId, lease: usize, claimant: &mut Claimant) {
         let Lease { told, known, .. } = &self.leases[lease];
-        let known = known.as_ref().filter(|known| told.contains(object) && known.election() == Some(claimant.election));
-        claimant.term = known.map(|known| Arc::clone(&known.term));
+        let known = known.as_ref().filter(|_| told.contains(object));
+        claimant.term = known.and_then(|known| known.term_of(claimant.election));
     }
 }

@@ -12,13 +12,13 @@ use super::{
     led::Led,
     world::{Run, World},
 };
-use crate::{
+use fencegate::{
     fence::{Hlc, ObjectId, TableKey},
     metrics::LedgerMetrics,
     route::Terms,
     table::{
         Table,
-        codec::{Key, Meta, decode_record},
+        codec::Meta,
         ledger::{Command, Core, Setup},
         memory::{DiskFault, MemoryTable},
         news::News,
@@ -283,10 +283,7 @@ impl Simulation {
 }
 
 fn stored_fence(records: &Records, object: &ObjectId) -> u64 {
-    let row = records.table.get(&Key::Record(object.clone()).encode()).expect("a table in memory reads");
-    row.map_or(0, |row| {
-        decode_record(object.clone(), &row, &records.context).expect("a record that was written").fence.get()
-    })
+    records.row(object).expect("a table in memory reads what was written").fence.get()
 }
 
 impl World {

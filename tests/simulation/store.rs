@@ -3,7 +3,7 @@
 //! per write.
 
 use super::{oracle::Violation, world::World};
-use crate::fence::{BootMs, ObjectId, Ttl};
+use fencegate::fence::{BootMs, ObjectId, Ttl};
 
 /// How the store treats a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

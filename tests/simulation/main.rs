@@ -1,0 +1,121 @@
+//! The gate, its store, several writers and an adversary, simulated: by seed, in one thread, without a
+//! clock of its own. `make simulate` runs this program; so does tests/it/simulation.rs.
+//!
+//! The product's own ledger, stripes, judge and table run here, one step at a time; which step comes next
+//! is drawn. Between any two anything else may happen: a pause, a crash that loses what was not synced,
+//! a slow, lost or early answer, a step of the wall clock. The adversary takes leases and must never see
+//! an older write land; it knows nothing of the gate's rules. The same seed plays the same way each time.
+//!
+//! - `world`: who there is, and whose turn it is. `rng`: chance, by seed.
+//! - `client`: writers and the adversary. `write`: a write on its way through the gate.
+//! - `led`: Kubernetes Leases in their place, an API server and the gate's reads of it.
+//! - `store`: the store and the network. `disk`: the table, and what happens while it syncs.
+//! - `gate`: rounds of the ledger, crashes, stops and starts. `crowd`: what pushes records out of memory.
+//! - `oracle`: what was told and what has landed; the promises. `counts`: what was seen.
+//!
+//! It is an example target, so that `cargo test` runs its unit tests and the program takes arguments. Built with
+//! feature `failpoints`, it plays the gate with the fault that `FENCEGATE_TEST_FAULT` names.
+
+mod client;
+mod counts;
+mod crowd;
+mod disk;
+mod gate;
+mod led;
+mod oracle;
+mod rng;
+mod store;
+mod world;
+mod write;
+
+use std::{
+    io::{self, ErrorKind, IsTerminal, Write},
+    process::ExitCode,
+};
+
+use clap::Parser;
+use counts::Counts;
+use fencegate::{config, failpoints, metrics::Metrics};
+use oracle::Violation;
+
+/// How many seeds are played twice, to see that they play the same way.
+const TWICE: u64 = 5;
+/// How much of a log is shown where a promise was not kept.
+const TAIL: usize = 40;
+
+/// Plays the gate, its store and an adversary through by seed, to see every promise kept.
+#[derive(Debug, Parser)]
+#[command(name = "simulate")]
+struct Args {
+    /// How many seeds to play.
+    #[arg(long, default_value_t = 500)]
+    seeds: u64,
+    /// The first of them.
+    #[arg(long, default_value_t = 1)]
+    first: u64,
+    /// Look at one promise only: DRAIN, STALE, UNIQUE, MONOTONIC, UNFENCED, EXPIRY, "NO REVIVAL" or "ONE ATTEMPT".
+    #[arg(long, value_name = "NAME")]
+    promise: Option<String>,
+    /// Kubernetes Leases say who may write.
+    #[arg(long)]
+    led: bool,
+    /// Print what happens, line by line.
+    #[arg(long)]
+    log: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Err(what) = failpoints::check(config::test_fault().as_deref(), config::test_point().as_deref()) {
+        eprintln!("simulate: {what}");
+        return ExitCode::from(2);
+    }
+    match play_all(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        // A reader that has gone away, as `head` does.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("simulate: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Plays the seeds, and prints what was seen.
+///
+/// # Errors
+/// With the first violation, whose history is on standard output then, or with a fault of standard output.
+fn play_all(args: &Args) -> io::Result<()> {
+    let metrics = Metrics::new();
+    let play = |seed| {
+        let played = gate::Simulation::new(seed, args.promise.as_deref(), args.led, &metrics.ledger).play();
+        metrics.upkeep();
+        played
+    };
+    let (mut out, mut total) = (io::stdout().lock(), Counts::default());
+    let is_watched = io::stderr().is_terminal();
+    for seed in args.first..args.first + args.seeds {
+        if is_watched {
+            eprint!("\rseed {seed}");
+        }
+        let played = play(seed);
+        if args.log {
+            writeln!(out, "seed {seed}\n{}", played.log.join("\n"))?;
+        }
+        if let Some(Violation { name, .. }) = played.violation {
+            let tail = &played.log[played.log.len().saturating_sub(TAIL)..];
+            writeln!(out, "VIOLATION {name} seed={seed}\n{}", tail.join("\n"))?;
+            return Err(io::Error::other(format!("seed {seed} breaks {name}")));
+        }
+        if seed < args.first + TWICE && play(seed).log != played.log {
+            writeln!(out, "VIOLATION NOT DETERMINED seed={seed}")?;
+            return Err(io::Error::other(format!("seed {seed} plays in two ways")));
+        }
+        total.add(&played.counts);
+    }
+    if is_watched {
+        eprintln!();
+    }
+    let twice = args.seeds.min(TWICE);
+    writeln!(out, "seeds {} ({twice} played twice: the same) {total} violations 0", args.seeds)
+}
