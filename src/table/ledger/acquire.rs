@@ -176,7 +176,7 @@ impl Core {
         for object in &wanted.objects {
             if self.migration_of(object)?.is_some() {
                 // It is being handed over to somebody.
-                let why = LeaseRefusal::Held { lease: None, retry_ms: MIGRATION_RETRY_MS };
+                let why = LeaseRefusal::Held { lease: None, retry_ms: MIGRATION_RETRY_MS, takeover_after_ms: None };
                 return Ok(Attempt::Blocked { object: object.clone(), why });
             }
             let grant = Grant {
