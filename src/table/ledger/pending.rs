@@ -2,11 +2,11 @@
 
 use tokio::sync::oneshot;
 
-use super::command::{Command, Granted, Refused};
-use crate::{
-    fence::{LeaseId, ObjectId},
-    sync::mpsc::SyncSender,
+use super::{
+    command::{Command, Granted, Refused},
+    queue::Queue,
 };
+use crate::fence::{LeaseId, ObjectId};
 
 /// An answer with leases in it.
 pub(super) trait Leases {
@@ -29,7 +29,7 @@ impl Leases for Vec<Granted> {
 /// to it and not taken, unless it can be asked for again.
 pub(super) struct Pending<'a, T: Leases> {
     pub(super) answer: oneshot::Receiver<Result<T, Refused>>,
-    pub(super) queue: &'a SyncSender<Command>,
+    pub(super) queue: &'a Queue,
     pub(super) gives_back: bool,
 }
 
@@ -43,7 +43,7 @@ impl<T: Leases> Drop for Pending<'_, T> {
             let leases = granted.ids();
             let (reply, _) = oneshot::channel();
             // Where the ledger has no time for it, the lease runs out by itself.
-            let _ = self.queue.try_send(Command::Withdraw { leases, reply });
+            let _ = self.queue.send(Command::Withdraw { leases, reply });
         }
     }
 }
