@@ -4,6 +4,7 @@ use super::{
     DrainReport, Granted, Moved, Refused, Reply,
     advance::{Asked, all_granted},
     core::{Changed, Core, answer, granted, not_committed, unexpected, unreadable},
+    pending::answer_leases,
     round::Round,
 };
 use crate::fence::{
@@ -11,7 +12,7 @@ use crate::fence::{
 };
 
 impl Core {
-    /// `is_new`: it was rotated, so a lease that nobody is there to take is given back.
+    /// `is_new`: it was rotated, so the lease is given back where its caller is gone.
     pub(super) fn answer_renewal(
         &self,
         round: &mut Round,
@@ -23,10 +24,7 @@ impl Core {
         round.answers.push(Box::new(move |committed| {
             let renewed = if committed { renewed } else { Err(not_committed(&renewed)) };
             metrics.renewed(&renewed);
-            match reply.send(renewed) {
-                Err(Ok(unwanted)) if is_new => vec![(unwanted.object, unwanted.lease.lease_id)],
-                Ok(()) | Err(_) => vec![],
-            }
+            answer_leases(reply, renewed, is_new)
         }));
     }
 

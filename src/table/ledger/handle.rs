@@ -15,7 +15,7 @@ use super::{
     Core,
     command::{Answer, Certificate, Command, Deed, Granted, JournalLines, Moved, Progress, Refused, Reply, Wanted},
     keyed::{Attempt, Begun},
-    pending::{Leases, Pending},
+    pending::{Leases, Offer, Pending},
     pulse::{PATIENCE, Pulse},
     queue::{Queue, Room, queue},
     work,
@@ -181,12 +181,12 @@ impl Ledger {
         }
     }
 
-    /// Grants leases, all or none. Dropping the future takes the call back, and a lease that was
-    /// granted meanwhile with it (unless the call has a `request_id` to ask for it again).
+    /// Grants leases, all or none. Dropping the future takes the call back. Leases that were granted and not taken
+    /// are given back (unless the call has a `request_id` to ask for them again).
     ///
     /// # Errors
     /// With why not.
-    pub async fn acquire(&self, wanted: Wanted) -> Result<Vec<Granted>, Refused> {
+    pub async fn acquire(&self, wanted: Wanted) -> Result<Offer<'_, Vec<Granted>>, Refused> {
         let gives_back = wanted.request.is_none();
         let command = |reply| Command::Acquire { wanted, reply };
         self.call_for_leases(command, gives_back).await
@@ -196,15 +196,16 @@ impl Ledger {
         &self,
         command: impl FnOnce(Reply<T>) -> Command,
         gives_back: bool,
-    ) -> Result<T, Refused> {
+    ) -> Result<Offer<'_, T>, Refused> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
         let mut pending = Pending { answer, queue: &self.queue, gives_back };
         self.send(command(reply))?;
-        self.wait(&mut pending.answer).await
+        let granted = self.wait(&mut pending.answer).await?;
+        Ok(pending.offer(granted))
     }
 
-    /// Renews a lease, or rotates it. Dropping the future takes a rotated lease back.
+    /// Renews a lease, or rotates it. A rotated lease that is not taken is given back.
     ///
     /// # Errors
     /// With why not.
@@ -215,7 +216,7 @@ impl Ledger {
         token: FenceToken,
         ttl: Ttl,
         rotate: bool,
-    ) -> Result<Granted, Refused> {
+    ) -> Result<Offer<'_, Granted>, Refused> {
         let command = |reply| Command::Renew { lease_id, holder, token, ttl, rotate, reply };
         self.call_for_leases(command, rotate).await
     }
@@ -239,15 +240,6 @@ impl Ledger {
     /// Where the table is not usable.
     pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Refused> {
         self.call(|reply| Command::End { leases, reply }).await
-    }
-
-    /// Gives back leases that were granted to a caller who was gone by then. Those that were used
-    /// since are left alone.
-    ///
-    /// # Errors
-    /// Where the table is not usable: they then run out by themselves.
-    pub async fn withdraw(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Refused> {
-        self.call(|reply| Command::Withdraw { leases, reply }).await
     }
 
     /// Moves an object's fence past whoever holds it. The record is as the revocation left it. `force`:

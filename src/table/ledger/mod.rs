@@ -6,7 +6,8 @@
 //! cites a fence that a crash could forget.
 //!
 //! - `command`: what the ledger is asked, and what it answers. `handle`: the way to it, from other threads. `pending`:
-//!   calls for leases that somebody waits for. `queue`: where calls wait, and how callers wait for room there.
+//!   calls for leases that a caller waits for, and giving back what is not taken. `queue`: where calls wait, and how
+//!   callers wait for room there.
 //! - `core`: a round from beginning to end; no threads, no waiting. The simulation drives it too.
 //! - `acquire`: acquiring, waiting for one's turn, repeated requests.
 //! - `advance`: fences that have moved while older writes are on their way: seal, drain, open.
@@ -52,6 +53,7 @@ pub use self::{
     handle::Ledger,
     keyed::{Attempt, Begun},
     lease_ids::rare_id,
+    pending::{Leases, Offer},
     pulse::{PATIENCE, Pulse},
     queue::Room,
 };
