@@ -76,7 +76,7 @@ async fn acquire(ledger: &Ledger, object: &str) {
         request: None,
         takeover: true,
     };
-    ledger.acquire(wanted).await.unwrap();
+    let _ = ledger.acquire(wanted).await.unwrap().take();
 }
 
 async fn call(ledger: Ledger, caller: usize) {

@@ -25,7 +25,7 @@ pub(crate) mod mpsc {
     use std::time::Duration;
 
     use shuttle::sync::mpsc::{self, RecvError, TryIter, TryRecvError};
-    pub(crate) use shuttle::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError};
+    pub(crate) use shuttle::sync::mpsc::{RecvTimeoutError, SyncSender};
 
     pub(crate) struct Receiver<T>(mpsc::Receiver<T>);
 

@@ -16,7 +16,7 @@ use std::{
 
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Version, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Request, StatusCode, Version, header, request::Parts};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::{sync::Notify, time::Sleep};
@@ -31,7 +31,10 @@ use crate::{
     fence::{Code, code::Plane},
     problem::Problem,
     route::classify::{FENCE_HOLDER, FENCE_TOKEN},
-    store::Way,
+    store::{
+        Way,
+        hop::{self, takes_trailers},
+    },
 };
 
 /// How long a body waits for a `100 Continue` that does not come, as curl does.
@@ -99,7 +102,7 @@ impl Forwarder {
         };
         lane.is_new = false;
         let (mut head, body) = answer.into_parts();
-        strip_hop(&mut head.headers);
+        hop::strip(&mut head.headers);
         if let Pass::Write(uses) = &pass {
             note_refusal(&head.headers, head.status, uses);
         }
@@ -191,7 +194,12 @@ fn add_tokens(request: &mut Request<Upload>, pass: &Pass) -> Result<(), Problem>
 
 /// The request as the gate gets it: the same path, query, headers and body, but for what is of one hop only.
 fn outgoing(mut head: Parts, body: Incoming, host: &HeaderValue, moved: Arc<Moved>) -> Request<Upload> {
-    strip_hop(&mut head.headers);
+    let says_trailers = head.headers.get_all(header::TE).iter().any(takes_trailers);
+    hop::strip(&mut head.headers);
+    if says_trailers {
+        // The application's `TE` ends here. The agent passes trailers on, so it takes them, too.
+        head.headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
     let path = head.uri.path_and_query().cloned().unwrap_or_else(|| http::uri::PathAndQuery::from_static("/"));
     if let Some(host) = head.uri.authority()
         && let Ok(host) = HeaderValue::from_str(host.as_str())
@@ -218,25 +226,6 @@ fn outgoing(mut head: Parts, body: Incoming, host: &HeaderValue, moved: Arc<Move
         });
     }
     request
-}
-
-const HOP: [HeaderName; 6] = [
-    header::CONNECTION,
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-    HeaderName::from_static("keep-alive"),
-];
-
-/// Takes out what is between two neighbours only.
-fn strip_hop(headers: &mut HeaderMap) {
-    let named =
-        headers.get_all(header::CONNECTION).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    let named: Vec<HeaderName> = named.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok()).collect();
-    for name in named.iter().chain(&HOP).filter(|name| **name != header::HOST && **name != header::CONTENT_LENGTH) {
-        headers.remove(name);
-    }
 }
 
 /// A request's body on its way to the gate.

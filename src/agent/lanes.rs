@@ -2,7 +2,6 @@
 
 use std::{
     io,
-    pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -15,7 +14,7 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite},
     net::TcpStream,
 };
 
@@ -24,7 +23,10 @@ use crate::{
     clock::Clock,
     config::GateWay,
     fence::BootMs,
-    store::{Address, Way},
+    store::{
+        Address, Way,
+        observed::{Observed, Observer},
+    },
 };
 
 /// After how much silence the other side is asked whether it is there, and how often then.
@@ -125,7 +127,7 @@ impl Lanes {
         // A gate whose machine is gone is found out also while an answer is awaited.
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE.0).with_interval(KEEPALIVE.1);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-        let stream = Counted { stream, sent: Arc::clone(&sent) };
+        let stream = Observed::with(stream, Sent(Arc::clone(&sent)));
         let sender = match &self.way.tls {
             Some(tls) => {
                 let patience = Duration::from_millis(self.settings.connect_timeout_ms / 2);
@@ -144,51 +146,14 @@ async fn begin<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S) ->
     Ok(sender)
 }
 
-/// A stream that counts what it sends.
-struct Counted {
-    stream: TcpStream,
-    sent: Arc<AtomicU64>,
-}
+/// Counts what leaves.
+struct Sent(Arc<AtomicU64>);
 
-impl Counted {
-    fn count(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+impl<S> Observer<S> for Sent {
+    fn written(&mut self, _context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(Ok(bytes)) = &written {
-            self.sent.fetch_add(*bytes as u64, Ordering::AcqRel);
+            self.0.fetch_add(*bytes as u64, Ordering::AcqRel);
         }
         written
-    }
-}
-
-impl AsyncRead for Counted {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, room: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, room)
-    }
-}
-
-impl AsyncWrite for Counted {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.count(written)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
-        self.count(written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

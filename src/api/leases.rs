@@ -19,7 +19,7 @@ use crate::{
     problem::Problem,
     table::{
         codec::Key,
-        ledger::{Granted, Wanted},
+        ledger::{Granted, Leases, Offer, Wanted},
         records::{LeaseView, Page, Standing},
     },
     wire::{
@@ -87,26 +87,18 @@ fn told(gate: &Gate, granted: &Granted) -> GrantBody {
     GrantBody::new(granted, gate.now()).warned(routes::warning(gate, &granted.object))
 }
 
-/// A grant whose caller is gone is given back, unless its request can be asked for again.
 async fn grant(gate: &Gate, caller: &Caller, wanted: Wanted) -> Result<Vec<Granted>, Problem> {
-    let can_ask_again = wanted.request.is_some();
     let refused = |refused| Problem::refused(&refused, gate.now());
-    let granted = gate.ledger.acquire(wanted).await.map_err(refused)?;
-    if can_ask_again || !caller.is_gone() {
-        return Ok(granted);
-    }
-    Err(give_back(gate, granted).await)
+    take(caller, gate.ledger.acquire(wanted).await.map_err(refused)?)
 }
 
-/// The caller of a grant is gone.
-async fn give_back(gate: &Gate, granted: Vec<Granted>) -> Problem {
-    let leases = granted.into_iter().map(|granted| (granted.object, granted.lease.lease_id)).collect();
-    match gate.ledger.withdraw(leases).await {
-        Ok(()) => {
-            Problem::new(Code::LeaseExpired, "the caller had hung up when its turn came; the lease was given back")
-        }
-        Err(refused) => Problem::refused(&refused, gate.now()),
+/// Takes leases for a caller. Where the caller is gone and cannot ask for them again, they are given back.
+fn take<T: Leases>(caller: &Caller, offer: Offer<'_, T>) -> Result<T, Problem> {
+    if offer.gives_back() && caller.is_gone() {
+        let what = "the caller had hung up when its turn came; the lease was given back";
+        return Err(Problem::new(Code::LeaseExpired, what));
     }
+    Ok(offer.take())
 }
 
 /// The objects of a batch, in the one order that every batch uses.
@@ -151,10 +143,7 @@ pub async fn renew(
     let _place = if rotate { Some(places.take()?) } else { None };
     gate.is_grantable(&token.object)?;
     let renewed = gate.ledger.renew(lease_id, holder, token, ttl, rotate).await;
-    let renewed = renewed.map_err(|refused| Problem::refused(&refused, gate.now()))?;
-    if rotate && caller.is_gone() {
-        return Err(give_back(&gate, vec![renewed]).await);
-    }
+    let renewed = take(&caller, renewed.map_err(|refused| Problem::refused(&refused, gate.now()))?)?;
     Ok(Json(GrantBody::new(&renewed, gate.now())))
 }
 

@@ -121,3 +121,26 @@ fn nothing_but_its_own_judge_permits_a_write() {
     assert!(matches!(write.take_denied(), Some(Denied { why: Denial::Refused(Refusal::Stale { .. }), .. })));
     assert!(gate.stripes.is_idle());
 }
+
+#[test]
+fn a_write_marks_the_leases_of_all_its_objects_used_when_it_goes_on() {
+    let (gate, users) = gate();
+    let orders = Record { object: ObjectId::new("orders").unwrap(), ..users.clone() };
+    gate.stripes.publish(orders.clone());
+    let permit = |_: usize, _: &Record, _: bool| Ok::<_, ()>(());
+    let admitted = gate.stripes.admit_all(&["users", "orders"], permit).expect("in memory").expect("permits");
+    let is_used = |object| gate.stripes.view(object, |found| found.is_some_and(|(record, _)| in_use(record)));
+    // The ledger publishes its own records, and has not heard of the write.
+    for record in [&users, &orders] {
+        gate.stripes.publish(record.clone());
+        assert!(!is_used(&record.object));
+    }
+    let waiting = Counted::Waiting;
+    let mut legs: Vec<_> = admitted.iter().map(|((), place)| (*place, &waiting, Counted::Committed(0))).collect();
+    assert_eq!(gate.stripes.go_on_all(&mut legs, permit), Ok(()));
+    assert!(is_used(&users.object) && is_used(&orders.object));
+}
+
+fn in_use(record: &Record) -> bool {
+    record.open_lease().is_some_and(|lease| lease.used)
+}

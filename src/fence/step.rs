@@ -170,6 +170,8 @@ pub enum LeaseRefusal {
     Held {
         lease: Option<(LeaseId, HolderId, LeaseSeq)>,
         retry_ms: u64,
+        /// Its own holder wants to take it over, which it may once the lease is this old.
+        takeover_after_ms: Option<u64>,
     },
     NotHolder,
     TokenMismatch,
@@ -301,7 +303,7 @@ impl Record {
             Some(after) if lease.holder == grant.holder => {
                 let age = at.now.wall.0.saturating_sub(lease.acquired_at.0);
                 if age < after {
-                    return held(Some(lease), after - age);
+                    return held_for(Some(lease), after - age, Some(after));
                 }
                 self.advance(How::Fenced { reason: "takeover".to_owned() }, Some(grant), at)
             }
@@ -500,8 +502,12 @@ pub(super) fn refused(refusal: LeaseRefusal) -> Step {
 }
 
 pub(super) fn held(lease: Option<&Lease>, retry_ms: u64) -> Step {
+    held_for(lease, retry_ms, None)
+}
+
+fn held_for(lease: Option<&Lease>, retry_ms: u64, takeover_after_ms: Option<u64>) -> Step {
     let lease = lease.map(|lease| (lease.lease_id.clone(), lease.holder.clone(), lease.seq));
-    refused(LeaseRefusal::Held { lease, retry_ms })
+    refused(LeaseRefusal::Held { lease, retry_ms, takeover_after_ms })
 }
 
 #[cfg(test)]

@@ -104,7 +104,8 @@ fn a_held_object_is_refused_with_its_holder_and_the_time_left() {
     granted(&mut record, "l1", "a", 0);
     let before = record.clone();
     let (outcome, seen) = run(&mut record, acquire("l2", "b"), 40);
-    let held = LeaseRefusal::Held { lease: Some((id("l1"), holder("a"), LeaseSeq::new(1).unwrap())), retry_ms: 60 };
+    let lease = Some((id("l1"), holder("a"), LeaseSeq::new(1).unwrap()));
+    let held = LeaseRefusal::Held { lease, retry_ms: 60, takeover_after_ms: None };
     assert_eq!((outcome, seen), (Outcome::Refused(held), vec![]));
     assert_eq!(record, before);
     // Its own holder has to say takeover.
@@ -222,6 +223,7 @@ fn rotation_and_takeover_are_advances_of_ones_own_lease() {
     assert!(matches!(run(&mut record, takeover("l3", "b"), 50).0, Outcome::Refused(LeaseRefusal::Held { .. })));
     let (outcome, _) = run(&mut record, takeover("l3", "a"), 12);
     assert!(matches!(outcome, Outcome::Refused(LeaseRefusal::Held { retry_ms: 8, .. })), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::Refused(LeaseRefusal::Held { takeover_after_ms: Some(10), .. })));
     let (outcome, _) = run(&mut record, takeover("l3", "a"), 20);
     assert!(matches!(outcome, Outcome::Granted(lease) if lease.seq.get() == 3));
 }

@@ -58,8 +58,6 @@ const TOLD_AT_ONCE: usize = 256;
 /// How often a Lease that a watch shows to have changed is tried to be read, and how far apart.
 const TRIES: u32 = 30;
 const TRY_AGAIN: Duration = Duration::from_millis(500);
-/// How long to wait before the ledger is asked again that has no room.
-const NO_ROOM: Duration = Duration::from_millis(20);
 
 /// Why nothing can be said.
 #[derive(Debug)]
@@ -455,20 +453,13 @@ impl Elections {
         let objects: Vec<ObjectId> = lock(&entry.objects).iter().cloned().collect();
         tracing::info!(objects = objects.len(), ?sighting, "a Lease has changed");
         for some in objects.chunks(TOLD_AT_ONCE) {
-            loop {
-                let sent = {
-                    let now = self.objects();
-                    if now.generation != generation {
-                        return Ok(());
-                    }
-                    self.ledger.sight_all(some.to_vec(), sighting.clone())
-                };
-                match sent {
-                    Err(ledger::Refused::Overloaded) => tokio::time::sleep(NO_ROOM).await,
-                    Err(refused) => return Err(refused),
-                    Ok(()) => break,
-                }
+            let room = self.ledger.capacity_in_time().await?;
+            // Held until the ledger has it: behind a reload, another Lease may govern these objects.
+            let now = self.objects();
+            if now.generation != generation {
+                return Ok(());
             }
+            room.sight_all(some.to_vec(), sighting.clone())?;
         }
         lock(&entry.known).as_mut().into_iter().for_each(|known| known.is_told = true);
         Ok(())

@@ -14,7 +14,8 @@ use super::{
 
 /// How long one request lasts before it is made again: a connection that is dead is found out soon after.
 const LASTS_S: u32 = 60;
-/// Between two attempts.
+/// Between two attempts. kube's own backoff would never grow here: every event resets it, and a watcher gives an event
+/// before each list, also where the API server is away.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 

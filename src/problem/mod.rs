@@ -323,10 +323,15 @@ impl Problem {
 
     fn lease(why: &LeaseRefusal, now: Now) -> Self {
         match why {
-            LeaseRefusal::Held { lease: Some((lease_id, holder, seq)), retry_ms } => {
-                let detail = format!(
-                    "held by {holder} for another {retry_ms} ms unless it is renewed; set wait_ms to queue for it"
-                );
+            LeaseRefusal::Held { lease: Some((lease_id, holder, seq)), retry_ms, takeover_after_ms } => {
+                let detail = match takeover_after_ms {
+                    Some(after) => format!(
+                        "the lease of {holder} is too new: a takeover is granted once it is {after} ms old (lease.takeover_after_ms); ask again in {retry_ms} ms, or set wait_ms to wait for that"
+                    ),
+                    None => format!(
+                        "held by {holder} for another {retry_ms} ms unless it is renewed; set wait_ms to queue for it"
+                    ),
+                };
                 let mut problem = Self::new(Code::LeaseHeld, detail);
                 problem.holder_id = Some(holder.clone());
                 problem.lease_id = Some(lease_id.clone());
@@ -335,7 +340,7 @@ impl Problem {
                 problem.retry_after_ms = Some(*retry_ms);
                 problem
             }
-            LeaseRefusal::Held { lease: None, retry_ms } => {
+            LeaseRefusal::Held { lease: None, retry_ms, .. } => {
                 let mut problem = Self::new(
                     Code::LeaseHeld,
                     "writes of an older lease are still being drained; set wait_ms to queue for it",

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use httparse::{ParserConfig, Status};
 
-use super::trailer::may_follow_an_answer;
+use super::{hop::is_hop_by_hop, trailer::may_follow_an_answer};
 
 /// Most lines that a head may have, and most bytes.
 pub const LINES_MAX: usize = 100;
@@ -114,13 +114,10 @@ impl Hop {
     fn takes(&mut self, name: &[u8], value: &[u8]) -> Result<bool, Unreadable> {
         let is = |wanted: &str| name.eq_ignore_ascii_case(wanted.as_bytes());
         Ok(match name.len() {
-            2 => is("te"),
-            7 => is("upgrade"),
             10 if is("connection") => {
                 self.connection(value);
                 true
             }
-            10 => is("keep-alive"),
             14 if is("content-length") => {
                 let is_second = self.length.is_some();
                 self.length(value)?;
@@ -128,7 +125,6 @@ impl Hop {
                 self.is_odd |= is_second || !value.iter().all(u8::is_ascii_digit) || value.starts_with(b"0");
                 false
             }
-            16 => is("proxy-connection"),
             17 if is("transfer-encoding") => {
                 if self.is_chunked || !value.trim_ascii().eq_ignore_ascii_case(b"chunked") {
                     return Err("its answer is coded in another way than in chunks");
@@ -136,8 +132,7 @@ impl Hop {
                 self.is_chunked = true;
                 true
             }
-            18 => is("proxy-authenticate"),
-            _ => false,
+            _ => is_hop_by_hop(name),
         })
     }
 

@@ -1,6 +1,12 @@
 //! What a connection to the store runs over, and what is known of it.
 
-use std::{cell::Cell, mem::MaybeUninit};
+use std::{
+    cell::Cell,
+    io,
+    mem::MaybeUninit,
+    rc::Rc,
+    task::{Context, Poll},
+};
 
 use socket2::SockRef;
 use tokio::{
@@ -8,6 +14,7 @@ use tokio::{
     net::{TcpStream, UnixStream},
 };
 
+use super::observed::Observer;
 use crate::tls::StoreStream;
 
 /// A stream to the store.
@@ -47,6 +54,17 @@ pub struct Wire {
     pub sent: Cell<u64>,
     /// Something has come from the store since the last request was begun.
     pub heard: Cell<bool>,
+}
+
+/// Counts what leaves.
+impl<S> Observer<S> for Rc<Wire> {
+    #[inline]
+    fn written(&mut self, _context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(bytes)) = &written {
+            self.sent.set(self.sent.get() + *bytes as u64);
+        }
+        written
+    }
 }
 
 #[cfg(test)]

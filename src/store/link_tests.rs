@@ -15,7 +15,7 @@ use http::HeaderValue;
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::*;
-use crate::store::counted::Counted;
+use crate::store::observed::Observed;
 
 fn pass() -> Pass {
     Pass::Read(ReadOnly::classified())
@@ -66,8 +66,8 @@ impl Scripted {
     }
 
     fn link(&self) -> Link {
-        let wire = Rc::default();
-        Link::new(Counted::new(self.clone(), &wire), wire)
+        let wire = Rc::<Wire>::default();
+        Link::new(Observed::with(self.clone(), Rc::clone(&wire)), wire)
     }
 
     fn taken(&self) -> String {

@@ -3,17 +3,18 @@
 //! - [`Address`]: where it is.
 //! - [`pool`]: a worker's own connections to it. [`shares`]: who may have how many of them.
 //! - [`link`]: one of them: sends a request, reads its answer. [`answer`], [`chunks`]: how answers are read. [`io`]: what it
-//!   runs over.
-//! - [`body`]: what is sent. [`trailer`]: what may come behind it.
+//!   runs over. [`observed`]: a stream, and what counts on it.
+//! - [`body`]: what is sent. [`trailer`]: what may come behind it. [`hop`]: headers that are for one connection only.
 //!
 //! A write is never sent twice: nothing here tries again once a byte of it may have left.
 
 pub mod answer;
 pub mod body;
 pub mod chunks;
-mod counted;
+pub mod hop;
 pub mod io;
 pub mod link;
+pub mod observed;
 pub mod pool;
 pub mod shares;
 pub mod trailer;

@@ -22,9 +22,9 @@ use tokio::{
 
 use super::{
     Address, Way,
-    counted::Counted,
     io::{Io, Wire},
     link::Link,
+    observed::Observed,
     shares::{Asker, Limits, Shares, Taken, UNKNOWN},
 };
 use crate::{config::StoreSettings, fence::BootMs};
@@ -227,8 +227,7 @@ impl Pool {
     /// without a socket.
     pub fn adopt(self: &Rc<Self>, io: impl Io + 'static) {
         self.open.set(self.open.get() + 1);
-        let wire = Rc::default();
-        let link = Box::new(Link::new(Counted::new(io, &wire), wire));
+        let link = Box::new(observed(io));
         let place = self.shares.borrow_mut().open();
         self.idle.borrow_mut().push(Idle { link, since: BootMs(u64::MAX), place });
     }
@@ -342,16 +341,23 @@ impl Drop for Turn {
 }
 
 async fn dial(way: &Way, settings: &StoreSettings) -> io::Result<Box<Link>> {
-    let wire = Rc::<Wire>::default();
     Ok(Box::new(match &way.address {
-        Address::Tcp { host, port } => Link::new(Counted::new(connect(host, *port, settings).await?, &wire), wire),
+        Address::Tcp { host, port } => observed(connect(host, *port, settings).await?),
         Address::Tls { host, port } => {
-            let stream = Counted::new(connect(host, *port, settings).await?, &wire);
+            let wire = Rc::<Wire>::default();
+            // Counted below TLS.
+            let stream = Observed::with(connect(host, *port, settings).await?, Rc::clone(&wire));
             let tls = way.tls.as_ref().ok_or_else(|| io::Error::other("no TLS was set up for this store"))?;
             Link::new(tls.connect(stream).await?, wire)
         }
-        Address::Unix(path) => Link::new(Counted::new(UnixStream::connect(path).await?, &wire), wire),
+        Address::Unix(path) => observed(UnixStream::connect(path).await?),
     }))
+}
+
+/// A connection on which what leaves is counted.
+fn observed(io: impl Io + 'static) -> Link {
+    let wire = Rc::<Wire>::default();
+    Link::new(Observed::with(io, Rc::clone(&wire)), wire)
 }
 
 /// A connection on which nothing is delivered long after it is closed: what the kernel still holds then

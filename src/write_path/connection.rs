@@ -24,7 +24,7 @@ use hyper::{
     service::Service,
 };
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
     Worker,
@@ -38,7 +38,14 @@ use super::{
     raw_head::{BodyLength, RawHeads},
     reply::ReplyBody,
 };
-use crate::{barrier::stripes::Place, config::GateSettings, fence::BootMs, metrics::add, route::doubt::Doubt};
+use crate::{
+    barrier::stripes::Place,
+    config::GateSettings,
+    fence::BootMs,
+    metrics::add,
+    route::doubt::Doubt,
+    store::observed::{Observed, Observer},
+};
 
 /// A worker's connections.
 #[derive(Default)]
@@ -416,12 +423,13 @@ pub fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     let open = Open::new(worker, client);
     let worker = Rc::clone(worker);
     tokio::task::spawn_local(async move {
-        let watched = Watched { inner: stream, connection: Rc::clone(&connection), worker: Rc::clone(&worker) };
+        let traffic = Traffic { connection: Rc::clone(&connection), worker: Rc::clone(&worker) };
+        let stream = Observed::with(stream, traffic);
         match &plan.tls {
-            None => talk(&worker, &connection, watched, &plan).await,
+            None => talk(&worker, &connection, stream, &plan).await,
             Some(tls) => {
                 let accepting = async {
-                    let accepted = tls.accept(watched).await;
+                    let accepted = tls.accept(stream).await;
                     accepted.inspect_err(|error| tracing::debug!(%peer, %error, "no TLS connection came about")).ok()
                 };
                 // Apart, like all that is large and not there in every connection.
@@ -545,22 +553,25 @@ impl Drop for Busy {
     }
 }
 
-/// A client's stream that notes what comes and goes.
-struct Watched<S> {
-    inner: S,
+/// Notes what comes and goes on a client's connection.
+struct Traffic {
     connection: Rc<Connection>,
     worker: Rc<Worker>,
 }
 
-impl<S> Watched<S> {
-    fn has_read(&self, bytes: usize) {
+impl<S> Observer<S> for Traffic {
+    const JOINS: bool = true;
+
+    #[inline]
+    fn read(&mut self, _read: &Poll<io::Result<()>>, bytes: usize) {
         add(&self.worker.tally.received, bytes);
         if bytes > 0 && self.connection.active.get() == 0 && !self.connection.head_begun.replace(true) {
             self.connection.since.set(self.connection.clock.get());
         }
     }
 
-    fn written(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    #[inline]
+    fn written(&mut self, _context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match &written {
             Poll::Ready(Ok(bytes)) => {
                 add(&self.worker.tally.sent, *bytes);
@@ -574,63 +585,6 @@ impl<S> Watched<S> {
         }
         written
     }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.inner).poll_read(context, buffer);
-        self.has_read(buffer.filled().len() - before);
-        read
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write(context, bytes);
-        self.written(written)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let mut joined = [0; JOIN_MAX];
-        let written = match join(bytes, &mut joined) {
-            Some(joined) => Pin::new(&mut self.inner).poll_write(context, joined),
-            None => Pin::new(&mut self.inner).poll_write_vectored(context, bytes),
-        };
-        self.written(written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(context)
-    }
-}
-
-/// Up to this size, copying the parts of an answer together costs less than telling the kernel of each.
-const JOIN_MAX: usize = 1_024;
-
-fn join<'a>(parts: &[io::IoSlice<'_>], joined: &'a mut [u8; JOIN_MAX]) -> Option<&'a [u8]> {
-    let mut length = 0;
-    for part in parts {
-        joined.get_mut(length..length + part.len())?.copy_from_slice(part);
-        length += part.len();
-    }
-    Some(&joined[..length])
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use crate::{
     fence::Ttl,
     store::{
         body::StoreBody,
+        hop::{is_hop_by_hop, names_in, takes_trailers},
         link::{Framing, write_line},
     },
 };
@@ -150,13 +151,7 @@ impl Length {
 /// The trailers that a request announces, of those that are passed on.
 #[must_use]
 pub fn announced(head: &Parts, allowed: &[HeaderName]) -> Vec<HeaderName> {
-    list(&head.headers, header::TRAILER).filter(|name| allowed.contains(name)).collect()
-}
-
-/// The header names that a list header names.
-fn list(headers: &HeaderMap, of: HeaderName) -> impl Iterator<Item = HeaderName> {
-    let names = headers.get_all(of).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    names.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+    names_in(&head.headers, header::TRAILER).filter(|name| allowed.contains(name)).collect()
 }
 
 /// Writes a request's head for the store: the path and query byte for byte, and its headers but for those
@@ -235,13 +230,13 @@ struct Seen<'a> {
 /// What Connection names. Looked for one by one: most requests have few headers, and not this one.
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     let has_it = headers.keys().any(|name| *name == header::CONNECTION);
-    if has_it { list(headers, header::CONNECTION).collect() } else { vec![] }
+    if has_it { names_in(headers, header::CONNECTION).collect() } else { vec![] }
 }
 
 /// Writes a request's own headers, but for those that are of one hop only or between client and gate.
 fn pass_on<'a>(out: &mut Vec<u8>, head: &'a Parts, origin: &Origin) -> Seen<'a> {
     let (x_forwarded, rfc7239) = origin.adds();
-    let (mut seen, mut has_cookie, mut takes_trailers) = (Seen::default(), false, false);
+    let (mut seen, mut has_cookie, mut says_trailers) = (Seen::default(), false, false);
     let named = named_by_connection(&head.headers);
     for (name, value) in &head.headers {
         match name.as_str() {
@@ -249,22 +244,13 @@ fn pass_on<'a>(out: &mut Vec<u8>, head: &'a Parts, origin: &Origin) -> Seen<'a> 
             "host" if head.uri.authority().is_some() => continue,
             // Never the sender's to remove.
             "host" => seen.host = Some(value.as_bytes()),
-            // Said anew, since what frames a message is never the sender's to remove; or of one hop only.
-            "content-length"
-            | "transfer-encoding"
-            | "trailer"
-            | "connection"
-            | "keep-alive"
-            | "proxy-connection"
-            | "upgrade"
-            | "proxy-authenticate"
-            | "expect"
-            | "proxy-authorization" => continue,
+            // Said anew: what frames a message is never the sender's to remove. `100 Continue` is between neighbours.
+            "content-length" | "trailer" | "expect" => continue,
             "te" => {
-                takes_trailers |= is_for_trailers(value);
+                says_trailers |= takes_trailers(value);
                 continue;
             }
-            other if is_fence(other) => continue,
+            other if is_hop_by_hop(other.as_bytes()) || is_fence(other) => continue,
             _ if named.contains(name) => continue,
             // HTTP/2 may split a cookie over several fields; HTTP/1.1 may not.
             "cookie" if head.version == Version::HTTP_2 => {
@@ -292,15 +278,11 @@ fn pass_on<'a>(out: &mut Vec<u8>, head: &'a Parts, origin: &Origin) -> Seen<'a> 
         join(out, head.headers.get_all(header::COOKIE).iter(), b"; ");
         out.extend_from_slice(b"\r\n");
     }
-    if takes_trailers {
+    if says_trailers {
         // Then the gate does, too.
         write_line(out, "te", b"trailers");
     }
     seen
-}
-
-fn is_for_trailers(value: &HeaderValue) -> bool {
-    value.as_bytes().split(|byte| *byte == b',').any(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"trailers"))
 }
 
 fn join<'a>(out: &mut Vec<u8>, values: impl Iterator<Item = &'a HeaderValue>, between: &[u8]) {

@@ -4,8 +4,6 @@
 //! unknown is queued to be written down before its object may be handed on. Of a body there is a digest of
 //! its data; trailers are no part of it.
 
-use std::time::Duration;
-
 use http::request::Parts;
 use sha2::{Digest, Sha256};
 
@@ -61,27 +59,16 @@ impl Line {
     /// # Errors
     /// Where it could not be written down.
     pub async fn settled(self, ledger: &Ledger, digest: [u8; 32], status: u16) -> Result<(), Refused> {
-        let lines = self.lines(|method, target| Wrote::Settled { method, target, digest, status });
-        loop {
-            match ledger.journal(lines.clone()).await {
-                Err(Refused::Overloaded) => tokio::time::sleep(TRY_AGAIN).await,
-                other => return other,
-            }
-        }
+        ledger.journal(self.lines(|method, target| Wrote::Settled { method, target, digest, status })).await
     }
 
     /// Nobody knows what became of it. Queued when this returns, so it comes before whatever its end allows.
     pub async fn unknown(self, ledger: &Ledger) {
-        let mut lines = self.lines(|method, target| Wrote::Unknown { method, target });
-        while let Err(again) = ledger.journal_later(lines) {
-            lines = again;
-            tokio::time::sleep(TRY_AGAIN).await;
+        if let Ok(room) = ledger.capacity().await {
+            room.journal(self.lines(|method, target| Wrote::Unknown { method, target }));
         }
     }
 }
 
 /// What is said of a write that could not be written down.
 pub const UNWRITTEN: &str = "the store has answered, but the write could not be written down in its journal";
-
-/// How long to wait for room in the ledger's queue.
-const TRY_AGAIN: Duration = Duration::from_millis(5);

@@ -15,7 +15,6 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Poll,
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -149,20 +148,17 @@ impl KeyReservation for Box<Claim> {
             return self.leave(End::Unknown);
         }
         let end = End::Void(self.why.take());
-        match self.ledger.void_keyed(self.scope.clone(), self.attempt) {
-            Ok(()) => self.leave(end),
-            Err(_) if self.worker.stopping.get() => self.leave(end),
-            Err(mut scope) => {
-                // Its twins must not come before the word that it is free.
-                tokio::task::spawn_local(async move {
-                    while let Err(again) = self.ledger.void_keyed(scope, self.attempt) {
-                        scope = again;
-                        tokio::time::sleep(TRY_AGAIN).await;
-                    }
-                    self.leave(end);
-                });
-            }
+        let freed = self.ledger.room().map(|room| room.void_keyed(self.scope.clone(), self.attempt));
+        if freed != Err(ledger::Refused::Overloaded) || self.worker.stopping.get() {
+            return self.leave(end);
         }
+        // Its twins must not come before the word that it is free.
+        tokio::task::spawn_local(async move {
+            if let Ok(room) = self.ledger.capacity().await {
+                room.void_keyed(self.scope.clone(), self.attempt);
+            }
+            self.leave(end);
+        });
     }
 }
 
@@ -223,21 +219,13 @@ pub fn keep_answer(
 async fn write_down(guard: &WriteGuard, digest: Option<Payload>, answer: Answer) {
     let answered = guard.with_key(|claim| claim.answered(digest, answer)).flatten();
     let Some((ledger, scope, attempt, entry)) = answered else { return };
-    let kept = loop {
-        match ledger.end_keyed(scope.clone(), attempt, entry.clone()).await {
-            Err(ledger::Refused::Overloaded) => tokio::time::sleep(TRY_AGAIN).await,
-            other => break other,
-        }
-    };
+    let kept = ledger.end_keyed(scope, attempt, entry.clone()).await;
     // Its own client has its answer, whatever can be kept of it.
     let end = if kept.is_ok() { End::Known(Arc::new(entry)) } else { End::Unknown };
     if let Some(claim) = guard.take_key() {
         claim.leave(end);
     }
 }
-
-/// How long to wait for room in the ledger's queue.
-const TRY_AGAIN: Duration = Duration::from_millis(5);
 
 /// What a write's key turns out to be.
 pub enum Claimed {

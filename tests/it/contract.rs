@@ -167,7 +167,7 @@ impl<D: Disk> Bench<D> {
             request: None,
             takeover: true,
         };
-        let granted = self.runtime.block_on(self.ledger().acquire(wanted))?.remove(0);
+        let granted = self.runtime.block_on(self.ledger().acquire(wanted))?.take().remove(0);
         let seq = granted.lease.seq.get();
         let floor = self.fences.insert(object.clone(), seq).unwrap_or(0);
         assert!(seq > floor, "{object}: {seq} was granted though the fence was {floor}");
@@ -191,7 +191,8 @@ impl<D: Disk> Bench<D> {
     fn renew(&mut self, object: &str, holder: &str) -> Result<(), Refused> {
         let Some((lease_id, token)) = self.held.get(&ObjectId::new(object).unwrap()).cloned() else { return Ok(()) };
         let holder = HolderId::new(holder).unwrap();
-        let renewed = self.runtime.block_on(self.ledger().renew(lease_id.clone(), holder, token, Ttl(1_000), false))?;
+        let renewed =
+            self.runtime.block_on(self.ledger().renew(lease_id.clone(), holder, token, Ttl(1_000), false))?.take();
         self.renewed.insert(lease_id, renewed.lease.expires_at);
         Ok(())
     }

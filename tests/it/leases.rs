@@ -191,6 +191,26 @@ fn a_restarted_holder_takes_its_own_lease_over_and_no_other() {
 }
 
 #[test]
+fn a_takeover_of_a_lease_that_is_too_new_says_so_and_when_to_ask_again() {
+    let gate = TestGate::start();
+    let mut api = gate.api();
+    acquire(&mut api, "users", "a", 60_000);
+    gate.clock.advance(1);
+    let mut body = wanted("users", "a", 60_000);
+    body["takeover"] = json!(true);
+    let early = api.post("/v1/leases", &body).refusal(409, "LEASE_HELD");
+    let detail = text(&early, "detail");
+    for part in ["too new", "once it is 1000 ms old", "lease.takeover_after_ms", "ask again in 999 ms"] {
+        assert!(detail.contains(part), "{part}: {detail}");
+    }
+    assert_eq!((text(&early, "holder_id"), &early["retry_after_ms"]), ("a", &json!(999)));
+    // Another holder's lease is held, however old it is.
+    body["holder_id"] = json!("b");
+    let held = api.post("/v1/leases", &body).refusal(409, "LEASE_HELD");
+    assert!(text(&held, "detail").starts_with("held by a for another 59999 ms"), "{held}");
+}
+
+#[test]
 fn rotation_gives_a_new_token_and_voids_the_old_one() {
     let gate = TestGate::start();
     let mut api = gate.api();

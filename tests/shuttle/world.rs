@@ -191,7 +191,7 @@ impl World {
             takeover,
         };
         let granted = match block_on(self.gate.ledger.acquire(wanted)) {
-            Ok(granted) => granted,
+            Ok(granted) => granted.take(),
             Err(Refused::Lease { .. }) => return None,
             Err(other) => panic!("an acquire was refused: {other:?}"),
         };

@@ -4,6 +4,7 @@ use super::{
     GrantReply, Granted, Refused, Wanted,
     advance::{Asked, Drained, Waiting, all_granted, remember_request},
     core::{Core, granted, not_committed, unreadable},
+    pending::answer_leases,
     round::{Draft, Drain, Round},
     timers::Due,
     waiters::Waiter,
@@ -176,7 +177,7 @@ impl Core {
         for object in &wanted.objects {
             if self.migration_of(object)?.is_some() {
                 // It is being handed over to somebody.
-                let why = LeaseRefusal::Held { lease: None, retry_ms: MIGRATION_RETRY_MS };
+                let why = LeaseRefusal::Held { lease: None, retry_ms: MIGRATION_RETRY_MS, takeover_after_ms: None };
                 return Ok(Attempt::Blocked { object: object.clone(), why });
             }
             let grant = Grant {
@@ -241,16 +242,11 @@ impl Core {
     }
 }
 
-/// A grant that nobody is there to take is given back, unless its request can be asked for again.
+/// A grant whose caller is gone is given back, unless its request can be asked for again.
 fn push_answer(round: &mut Round, wanted: &Wanted, reply: GrantReply, result: Result<Vec<Granted>, Refused>) {
-    let keep = wanted.request.is_some();
+    let gives_back = wanted.request.is_none();
     round.answers.push(Box::new(move |committed| {
         let result = if committed { result } else { Err(not_committed(&result)) };
-        match reply.send(result) {
-            Err(Ok(unwanted)) if !keep => {
-                unwanted.into_iter().map(|granted| (granted.object, granted.lease.lease_id)).collect()
-            }
-            Ok(()) | Err(_) => vec![],
-        }
+        answer_leases(reply, result, gives_back)
     }));
 }

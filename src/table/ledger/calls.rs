@@ -4,6 +4,7 @@ use super::{
     DrainReport, Granted, Moved, Refused, Reply,
     advance::{Asked, all_granted},
     core::{Changed, Core, answer, granted, not_committed, unexpected, unreadable},
+    pending::answer_leases,
     round::Round,
 };
 use crate::{
@@ -45,7 +46,7 @@ fn rejection(refused: &Refused) -> RenewalRejection {
 }
 
 impl Core {
-    /// `is_new`: it was rotated, so a lease that nobody is there to take is given back.
+    /// `is_new`: it was rotated, so the lease is given back where its caller is gone.
     pub(super) fn answer_renewal(
         &self,
         round: &mut Round,
@@ -59,10 +60,7 @@ impl Core {
             if let Err(refused) = &renewed {
                 metrics.renewal_rejected(rejection(refused));
             }
-            match reply.send(renewed) {
-                Err(Ok(unwanted)) if is_new => vec![(unwanted.object, unwanted.lease.lease_id)],
-                Ok(()) | Err(_) => vec![],
-            }
+            answer_leases(reply, renewed, is_new)
         }));
     }
 

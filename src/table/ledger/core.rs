@@ -539,7 +539,7 @@ pub(super) fn unexpected(object: ObjectId, outcome: Outcome) -> Refused {
         | Outcome::Freed
         | Outcome::Ended
         | Outcome::Unchanged => {
-            let why = LeaseRefusal::Held { lease: None, retry_ms: SECOND.0 };
+            let why = LeaseRefusal::Held { lease: None, retry_ms: SECOND.0, takeover_after_ms: None };
             Refused::Lease { object, why }
         }
     }

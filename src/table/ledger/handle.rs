@@ -4,6 +4,7 @@
 //! already. Calls that have to wait for others, for their turn or for a drain, do so as long as the ledger gets on.
 
 use std::{
+    pin::pin,
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
@@ -14,8 +15,9 @@ use super::{
     Core,
     command::{Answer, Certificate, Command, Deed, Granted, JournalLines, Moved, Progress, Refused, Reply, Wanted},
     keyed::{Attempt, Begun},
-    pending::{Leases, Pending},
+    pending::{Leases, Offer, Pending},
     pulse::{PATIENCE, Pulse},
+    queue::{Queue, Room, queue},
     work,
 };
 use crate::{
@@ -29,10 +31,7 @@ use crate::{
         idempotency::{Entry, Scope},
     },
     route::Terms,
-    sync::{
-        mpsc::{SyncSender, TrySendError, sync_channel},
-        thread::{self, JoinHandle},
-    },
+    sync::thread::{self, JoinHandle},
 };
 
 /// Calls that may wait for a round; more are turned away.
@@ -41,7 +40,7 @@ const QUEUE: usize = 8_192;
 /// The way to the ledger. Clone it freely.
 #[derive(Clone)]
 pub struct Ledger {
-    queue: Arc<SyncSender<Command>>,
+    queue: Arc<Queue>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
     pulse: Arc<Pulse>,
     patience: Duration,
@@ -54,11 +53,11 @@ impl Ledger {
     /// Where the system has no thread to give.
     #[must_use]
     pub fn start(core: Core, clock: &Clock) -> Self {
-        let (queue, calls) = sync_channel(QUEUE);
+        let (queue, calls) = queue(QUEUE);
         let queue = Arc::new(queue);
-        let wake = |queue: &Weak<SyncSender<Command>>| {
+        let wake = |queue: &Weak<Queue>| {
             // A full queue wakes the ledger anyway, and one that is gone needs no waking.
-            let _ = queue.upgrade().map(|queue| queue.try_send(Command::Tick));
+            let _ = queue.upgrade().map(|queue| queue.send(Command::Tick));
         };
         let (by_clock, by_writes) = (Arc::downgrade(&queue), Arc::downgrade(&queue));
         clock.on_change(move || wake(&by_clock));
@@ -103,18 +102,43 @@ impl Ledger {
     /// A call that waits for nothing but the table.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
         self.gets_on()?;
-        self.call_anyway(command).await
-    }
-
-    /// The same, also where the table stands still: what it says must not be lost.
-    async fn call_anyway<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
         let (reply, answer) = oneshot::channel();
         self.send(command(reply))?;
+        self.in_time(answer).await
+    }
+
+    /// The same, also where the table stands still, and where the queue is full: what this says must not be lost.
+    async fn call_anyway<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+        let (reply, answer) = oneshot::channel();
+        self.capacity_in_time().await?.send(command(reply))?;
+        self.in_time(answer).await
+    }
+
+    /// An answer that waits for nothing but the table.
+    async fn in_time<T>(&self, answer: Answer<T>) -> Result<T, Refused> {
         if !has_timers() {
             return answer.await.unwrap_or(Err(Refused::Stopping));
         }
         let answered = tokio::time::timeout(self.patience, answer).await;
         answered.map_or(Err(Refused::Stalled), |answer| answer.unwrap_or(Err(Refused::Stopping)))
+    }
+
+    /// Waits for room for one call, however long the table stands still.
+    ///
+    /// # Errors
+    /// Where the ledger is gone.
+    pub async fn capacity(&self) -> Result<Room<'_>, Refused> {
+        self.queue.capacity().await
+    }
+
+    /// Waits for room for one call, as long as the ledger gets on.
+    ///
+    /// # Errors
+    /// Where the table stands still, or the ledger is gone.
+    pub async fn capacity_in_time(&self) -> Result<Room<'_>, Refused> {
+        let capacity = pin!(self.queue.capacity());
+        // There will be no room before the table gets on.
+        self.while_it_gets_on(capacity).await.unwrap_or(Err(Refused::Unavailable))
     }
 
     /// A call that may have to wait for others, such as for older writes to settle.
@@ -137,26 +161,32 @@ impl Ledger {
     /// # Errors
     /// As the answer says; where the table stands still; where the ledger is gone.
     pub async fn wait<T>(&self, answer: &mut Answer<T>) -> Result<T, Refused> {
+        let answered = self.while_it_gets_on(answer).await;
+        answered.map_or(Err(Refused::Stalled), |answer| answer.unwrap_or(Err(Refused::Stopping)))
+    }
+
+    /// Waits as long as the ledger gets on; `None`: the table stands still.
+    async fn while_it_gets_on<T>(&self, mut waiting: impl Future<Output = T> + Unpin) -> Option<T> {
         if !has_timers() {
-            return answer.await.unwrap_or(Err(Refused::Stopping));
+            return Some(waiting.await);
         }
         loop {
             let left = self.patience.saturating_sub(self.pulse.age()).max(LEAST_LOOK);
-            match tokio::time::timeout(left, &mut *answer).await {
-                Ok(answer) => return answer.unwrap_or(Err(Refused::Stopping)),
-                Err(_) if self.is_stalled() => return Err(Refused::Stalled),
+            match tokio::time::timeout(left, &mut waiting).await {
+                Ok(done) => return Some(done),
+                Err(_) if self.is_stalled() => return None,
                 // It waits for its turn, or for others.
                 Err(_) => {}
             }
         }
     }
 
-    /// Grants leases, all or none. Dropping the future takes the call back, and a lease that was
-    /// granted meanwhile with it (unless the call has a `request_id` to ask for it again).
+    /// Grants leases, all or none. Dropping the future takes the call back. Leases that were granted and not taken
+    /// are given back (unless the call has a `request_id` to ask for them again).
     ///
     /// # Errors
     /// With why not.
-    pub async fn acquire(&self, wanted: Wanted) -> Result<Vec<Granted>, Refused> {
+    pub async fn acquire(&self, wanted: Wanted) -> Result<Offer<'_, Vec<Granted>>, Refused> {
         let gives_back = wanted.request.is_none();
         let command = |reply| Command::Acquire { wanted, reply };
         self.call_for_leases(command, gives_back).await
@@ -166,15 +196,16 @@ impl Ledger {
         &self,
         command: impl FnOnce(Reply<T>) -> Command,
         gives_back: bool,
-    ) -> Result<T, Refused> {
+    ) -> Result<Offer<'_, T>, Refused> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
         let mut pending = Pending { answer, queue: &self.queue, gives_back };
         self.send(command(reply))?;
-        self.wait(&mut pending.answer).await
+        let granted = self.wait(&mut pending.answer).await?;
+        Ok(pending.offer(granted))
     }
 
-    /// Renews a lease, or rotates it. Dropping the future takes a rotated lease back.
+    /// Renews a lease, or rotates it. A rotated lease that is not taken is given back.
     ///
     /// # Errors
     /// With why not.
@@ -185,7 +216,7 @@ impl Ledger {
         token: FenceToken,
         ttl: Ttl,
         rotate: bool,
-    ) -> Result<Granted, Refused> {
+    ) -> Result<Offer<'_, Granted>, Refused> {
         let command = |reply| Command::Renew { lease_id, holder, token, ttl, rotate, reply };
         self.call_for_leases(command, rotate).await
     }
@@ -209,15 +240,6 @@ impl Ledger {
     /// Where the table is not usable.
     pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Refused> {
         self.call(|reply| Command::End { leases, reply }).await
-    }
-
-    /// Gives back leases that were granted to a caller who was gone by then. Those that were used
-    /// since are left alone.
-    ///
-    /// # Errors
-    /// Where the table is not usable: they then run out by themselves.
-    pub async fn withdraw(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Refused> {
-        self.call(|reply| Command::Withdraw { leases, reply }).await
     }
 
     /// Moves an object's fence past whoever holds it. The record is as the revocation left it. `force`:
@@ -277,14 +299,6 @@ impl Ledger {
         self.send(Command::Sight { object, sighting, begins, reply }).map(|()| answer)
     }
 
-    /// The same of many objects, for nobody who waits.
-    ///
-    /// # Errors
-    /// Where the ledger cannot take it.
-    pub fn sight_all(&self, objects: Vec<ObjectId>, sighting: Sighting) -> Result<(), Refused> {
-        self.send(Command::SightAll { objects, sighting })
-    }
-
     /// An operator says which term of its Kubernetes Lease is the earliest that may still write an object.
     ///
     /// # Errors
@@ -299,11 +313,10 @@ impl Ledger {
     }
 
     fn send(&self, command: Command) -> Result<(), Refused> {
-        self.queue.try_send(command).map_err(|failed| match failed {
+        self.queue.send(command).map_err(|refused| match refused {
             // There will be no room before the table gets on.
-            TrySendError::Full(_) if self.is_stalled() => Refused::Unavailable,
-            TrySendError::Full(_) => Refused::Overloaded,
-            TrySendError::Disconnected(_) => Refused::Stopping,
+            Refused::Overloaded if self.is_stalled() => Refused::Unavailable,
+            refused => refused,
         })
     }
 
@@ -359,7 +372,7 @@ impl Ledger {
         self.call(|reply| Command::BeginKeyed { attempt, reply }).await
     }
 
-    /// Remembers a keyed write's answer: durable when this returns.
+    /// Remembers a keyed write's answer: durable when this returns. Waits for room in the queue.
     ///
     /// # Errors
     /// Where the table is not usable.
@@ -368,40 +381,20 @@ impl Ledger {
         self.call_anyway(|reply| Command::EndKeyed { scope, attempt, entry, reply }).await
     }
 
-    /// Forgets a keyed write of which nothing was sent, before what is asked from here on. Gives it back where the
-    /// ledger has no room for it now.
+    /// Room for one call, if there is some now.
     ///
     /// # Errors
-    /// With the scope.
-    pub fn void_keyed(&self, scope: Scope, attempt: u64) -> Result<(), Scope> {
-        let (reply, _) = oneshot::channel();
-        match self.queue.try_send(Command::EndKeyed { scope, attempt, entry: None, reply }) {
-            Err(TrySendError::Full(Command::EndKeyed { scope, .. })) => Err(scope),
-            // A ledger that is gone leaves it as it is: unknown, which is safe.
-            Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Ok(()),
-        }
+    /// Where there is none, or the ledger is gone.
+    pub fn room(&self) -> Result<Room<'_>, Refused> {
+        self.queue.room()
     }
 
-    /// Writes down what became of writes: durable when this returns.
+    /// Writes down what became of writes: durable when this returns. Waits for room in the queue.
     ///
     /// # Errors
     /// Where the table is not usable.
     pub async fn journal(&self, lines: JournalLines) -> Result<(), Refused> {
         self.call_anyway(|reply| Command::Journal { lines, reply }).await
-    }
-
-    /// The same, for whoever does not wait: it is written down behind what was asked before, and before what is
-    /// asked from here on.
-    ///
-    /// # Errors
-    /// With the lines, where the ledger has no room for them now.
-    pub fn journal_later(&self, lines: JournalLines) -> Result<(), JournalLines> {
-        let (reply, _) = oneshot::channel();
-        match self.queue.try_send(Command::Journal { lines, reply }) {
-            Err(TrySendError::Full(Command::Journal { lines, .. })) => Err(lines),
-            // A ledger that is gone ends its run; where that was not in good order, the journal has a gap.
-            Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Ok(()),
-        }
     }
 
     /// Writes are about to go by other terms: durable when this returns.
@@ -451,6 +444,31 @@ impl Ledger {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
         closed
+    }
+}
+
+/// What a caller says without waiting for an answer. Where the ledger is gone, nothing is said.
+impl Room<'_> {
+    /// Takes in what the API server says of the Kubernetes Lease of many objects.
+    ///
+    /// # Errors
+    /// Where the ledger is gone.
+    pub fn sight_all(self, objects: Vec<ObjectId>, sighting: Sighting) -> Result<(), Refused> {
+        self.send(Command::SightAll { objects, sighting })
+    }
+
+    /// Forgets a keyed write of which nothing was sent, before what is asked from here on. A ledger that is gone leaves
+    /// the write as it is: unknown, which is safe.
+    pub fn void_keyed(self, scope: Scope, attempt: u64) {
+        let (reply, _) = oneshot::channel();
+        let _ = self.send(Command::EndKeyed { scope, attempt, entry: None, reply });
+    }
+
+    /// Writes down what became of writes, behind what was asked before, and before what is asked from here on. A ledger
+    /// that is gone has ended its run; where that was not in good order, the journal has a gap.
+    pub fn journal(self, lines: JournalLines) {
+        let (reply, _) = oneshot::channel();
+        let _ = self.send(Command::Journal { lines, reply });
     }
 }
 

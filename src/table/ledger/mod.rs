@@ -6,7 +6,8 @@
 //! cites a fence that a crash could forget.
 //!
 //! - `command`: what the ledger is asked, and what it answers. `handle`: the way to it, from other threads. `pending`:
-//!   calls for leases that somebody waits for.
+//!   calls for leases that a caller waits for, and giving back what is not taken. `queue`: where calls wait, and how
+//!   callers wait for room there.
 //! - `core`: what a round decides. `closing`: how it is persisted, published and answered. Neither has threads or waits,
 //!   and the simulation drives both.
 //! - `acquire`: acquiring, waiting for one's turn, repeated requests.
@@ -40,6 +41,7 @@ pub mod keyed;
 mod lease_ids;
 mod pending;
 mod pulse;
+mod queue;
 mod round;
 mod sweep;
 mod terms;
@@ -48,23 +50,25 @@ mod waiters;
 
 use std::{sync::Arc, time::Duration};
 
-use self::command::{GrantReply, Reply};
 pub use self::{
     command::{Answer, Certificate, Command, Deed, Granted, JournalLines, Moved, Progress, Refused, Wanted},
     core::{Core, Setup},
     handle::Ledger,
     keyed::{Attempt, Begun},
     lease_ids::rare_id,
+    pending::{Leases, Offer},
     pulse::{PATIENCE, Pulse},
+    queue::Room,
+};
+use self::{
+    command::{GrantReply, Reply},
+    queue::Calls,
 };
 use super::{TableFault, records::Records};
 pub use crate::barrier::flight::DrainReport;
 use crate::{
     clock::Clock,
-    sync::{
-        mpsc::{Receiver, RecvTimeoutError},
-        thread,
-    },
+    sync::{mpsc::RecvTimeoutError, thread},
 };
 
 /// Calls that one round takes.
@@ -81,22 +85,18 @@ impl Drop for Lifeline {
     }
 }
 
-fn work(mut core: Core, calls: &Receiver<Command>, clock: &Clock, pulse: &Pulse) {
+fn work(mut core: Core, calls: &Calls, clock: &Clock, pulse: &Pulse) {
     let _lifeline = Lifeline(core.records());
     while !core.is_stopped() {
         let nap =
             if core.has_backlog() { Some(Duration::ZERO) } else { core.next_at().and_then(|at| clock.sleep_until(at)) };
-        let first = match nap {
-            Some(nap) => calls.recv_timeout(nap),
-            None => calls.recv().map_err(|_| RecvTimeoutError::Disconnected),
-        };
-        let first = match first {
+        let first = match calls.next(nap) {
             Ok(command) => Some(command),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
         };
         pulse.begins();
-        core.run(first.into_iter().chain(calls.try_iter()).take(ROUND_MAX));
+        core.run(calls.batch(first).take(ROUND_MAX));
         pulse.rests();
     }
 }

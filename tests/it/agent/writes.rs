@@ -119,6 +119,34 @@ fn what_the_gate_would_refuse_anyway_and_a_second_token_go_nowhere() {
     assert_eq!(bench.gate.api().get("/v1/receipts").expect(200)["receipts"], json!([]), "the gate saw nothing of it");
 }
 
+/// The application's own connection to the agent is not the agent's to the gate.
+#[test]
+fn headers_for_one_connection_only_end_at_the_agent() {
+    let fake_gate = Store::start();
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let agent = Agent::start(&settings("a", &fake_gate.url(), &format!("http://{closed}"), "", ""));
+    let sent = |more: &[(&str, &str)]| {
+        let before = fake_gate.applied().len();
+        agent.call("GET", "/users/1", more).expect_ok();
+        fake_gate.applied()[before]["headers"].clone()
+    };
+    let headers = sent(&[
+        ("te", "gzip"),
+        ("proxy-connection", "keep-alive"),
+        ("keep-alive", "timeout=5"),
+        ("proxy-authorization", "Basic eDp5"),
+        ("connection", "x-named"),
+        ("x-named", "1"),
+        ("x-own", "kept"),
+    ]);
+    for name in ["te", "proxy-connection", "keep-alive", "proxy-authorization", "x-named"] {
+        assert!(headers[name].is_null(), "{name}: {headers}");
+    }
+    assert_eq!(headers["x-own"], "kept");
+    // The agent passes an answer's trailers on, so it says for itself that it takes them.
+    assert_eq!(sent(&[("te", "gzip, trailers")])["te"], "trailers");
+}
+
 /// The read is the control: what is forwarded, the fake gate does record.
 #[test]
 fn without_a_gate_a_write_is_refused_at_once_and_never_forwarded_unfenced() {
