@@ -89,7 +89,7 @@ impl Job {
                 failpoints::reach(Point::Answered);
                 let keeps = self.end(write, lane, reading).await?;
                 let shown = if settles { Shown::Settled } else { Shown::Unknown };
-                headers::to_client(&mut headers, Some((&write.guard, shown)), &self.worker.last_seq);
+                headers::to_client(&mut headers, Some((&write.guard, shown)), &self.worker.numbers);
                 if keeps {
                     Box::pin(self.keep(write, reading, &headers, frames.data())).await;
                 }
@@ -97,7 +97,7 @@ impl Job {
             }
             Ahead::Part(frames) => (self.go_on_streaming(write, lane, frames, reading, left()), reading.pending()),
         };
-        headers::to_client(&mut headers, Some((&write.guard, shown)), &self.worker.last_seq);
+        headers::to_client(&mut headers, Some((&write.guard, shown)), &self.worker.numbers);
         Ok(respond((status, reason), would(headers, write), body))
     }
 
@@ -164,7 +164,7 @@ impl Job {
         mut headers: HeaderMap,
         is_early: bool,
     ) -> Answered {
-        headers::to_client(&mut headers, None, &self.worker.last_seq);
+        headers::to_client(&mut headers, None, &self.worker.numbers);
         let to_come = lane.link().to_come();
         let bytes = to_come.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(AHEAD_BYTES).min(AHEAD_BYTES);
         let share = Share::for_answer(&self.worker.plane, bytes, self.outfit.plan.settings.hold_total_bytes);

@@ -7,6 +7,7 @@ use std::{
     net::IpAddr,
 };
 
+use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header, request::Parts};
 
 use super::guard::WriteGuard;
@@ -326,17 +327,36 @@ fn forwarded(out: &mut Vec<u8>, head: &Parts, origin: &Origin, host: Option<&[u8
     }
 }
 
-/// The number that a worker told last: most writes are told the same as the one before.
+/// Numbers as a worker writes them into answers.
 #[derive(Debug, Default)]
-pub struct LastNumber(RefCell<Option<(u64, HeaderValue)>>);
+pub struct Numbers {
+    /// The lease_seq that was written last: most writes have the same as the one before.
+    last_seq: RefCell<Option<(u64, HeaderValue)>>,
+    /// Where values are made, so that they share their memory.
+    room: RefCell<BytesMut>,
+}
 
-impl LastNumber {
-    fn value(&self, number: u64) -> HeaderValue {
-        let mut last = self.0.borrow_mut();
+/// How much memory numbers take at a time.
+const NUMBERS_BYTES: usize = 4_096;
+
+impl Numbers {
+    fn seq(&self, number: u64) -> HeaderValue {
+        let mut last = self.last_seq.borrow_mut();
         match &*last {
             Some((known, value)) if *known == number => value.clone(),
-            _ => last.insert((number, HeaderValue::from(number))).1.clone(),
+            _ => last.insert((number, self.value(number))).1.clone(),
         }
+    }
+
+    fn value(&self, number: u64) -> HeaderValue {
+        let mut digits = itoa::Buffer::new();
+        let digits = digits.format(number).as_bytes();
+        let mut room = self.room.borrow_mut();
+        if room.capacity() < digits.len() {
+            *room = BytesMut::with_capacity(NUMBERS_BYTES);
+        }
+        room.extend_from_slice(digits);
+        HeaderValue::from_maybe_shared(room.split().freeze()).unwrap_or_else(|_| HeaderValue::from(number))
     }
 }
 
@@ -350,17 +370,17 @@ pub enum Outcome {
 }
 
 /// An answer's headers, made ready for the client. What is of one hop only is not among them.
-pub fn to_client(headers: &mut HeaderMap, write: Option<(&WriteGuard, Outcome)>, last_seq: &LastNumber) {
+pub fn to_client(headers: &mut HeaderMap, write: Option<(&WriteGuard, Outcome)>, numbers: &Numbers) {
     strip_fence(headers);
     headers.append(header::VIA, VIA);
     if let Some((guard, outcome)) = write.filter(|(guard, _)| guard.is_judged()) {
         let mut soonest = u64::MAX;
         guard.each_permit(|permit| {
-            headers.append(FENCE_SEQ, last_seq.value(permit.seq().get()));
+            headers.append(FENCE_SEQ, numbers.seq(permit.seq().get()));
             soonest = soonest.min(permit.remaining_ms());
         });
         if soonest < Ttl::FOR_EVER.0 / 2 {
-            headers.append(FENCE_EXPIRES_IN, HeaderValue::from(soonest));
+            headers.append(FENCE_EXPIRES_IN, numbers.value(soonest));
         }
         // What the store sent by these names is gone, so nothing has to be replaced.
         headers.append(

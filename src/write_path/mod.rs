@@ -57,7 +57,7 @@ use self::{
     alarms::Alarms,
     crowd::{Crowd, Peer},
     guard::Own,
-    headers::{LastNumber, RequestIds},
+    headers::{Numbers, RequestIds},
     hold::HeldBy,
     keyed::Keys,
     plan::{Before, Outfit, Plan},
@@ -192,7 +192,7 @@ pub struct Worker {
     pub alarms: Rc<Alarms>,
     now: Rc<Cell<BootMs>>,
     pub ids: RequestIds,
-    pub last_seq: LastNumber,
+    pub numbers: Numbers,
     /// The plan whose coming everyone was told of.
     pub told: Cell<u64>,
     /// No more writes are begun: the gate is about to stop.
@@ -217,7 +217,7 @@ impl Worker {
             alarms: Alarms::new(stopwatch.begun()),
             now: Rc::new(Cell::new(now)),
             ids: RequestIds::new(),
-            last_seq: LastNumber::default(),
+            numbers: Numbers::default(),
             told: Cell::new(0),
             closing: Cell::new(false),
             carried: Cell::new(0),

@@ -94,22 +94,29 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
         Ok(()) => classify(&head, &outfit.plan.routes, &outfit.plan.settings),
         Err(doubt) => Err(doubt.into()),
     };
-    let (first, body) = match class {
-        Err(unfit) => (FirstLook::Refused(unfit.into()), Source::coming(&head, body)),
+    // Both are large: each is made in its place, and not copied there.
+    let source;
+    let first = match class {
+        Err(unfit) => {
+            source = Source::coming(&head, body);
+            FirstLook::Refused(unfit.into())
+        }
         Ok(Class::Read { store, may_have_body, read }) => {
-            (FirstLook::Read { store, may_have_body, read }, Source::coming(&head, body))
+            source = Source::coming(&head, body);
+            FirstLook::Read { store, may_have_body, read }
         }
         Ok(Class::Write(wanted)) => {
-            let body = if wanted.asks_first {
+            source = if wanted.asks_first {
                 Source::coming(&head, body)
             } else {
                 let limits = (Limits::of(&outfit.plan), outfit.plan.settings.hold_total_bytes);
                 Source::look(&head, body, &worker.plane, limits, client, context)
             };
             lookup = Lookup::of(&wanted).map(Box::new);
-            (try_admit(worker, &outfit, client, &head.method, wanted, body.is_here()), body)
+            try_admit(worker, &outfit, client, &head.method, wanted, source.is_here())
         }
     };
+    let body = source;
     let (worker, client) = (Rc::clone(worker), Rc::clone(client));
     match first {
         FirstLook::Refused(why) => match lookup {
