@@ -9,6 +9,7 @@
 //!   whose end is held back until the write has been judged again. [`pace`]: how slow a client may be.
 //! - [`forward`]: to the store and back, once. [`conclude`]: the store's answer. `outcome`: the end of a write.
 //!   [`response_body`]: the answer on its way to the client. [`detach`]: what goes on when the client is gone.
+//!   [`taking`]: how slow a client may be that takes an HTTP/2 answer.
 //! - [`reply`]: the store's answer or a refusal, as a response. `refusals`: what refusals say. `declined`: requests
 //!   that are refused before their body is read. [`receipts`]: what was refused lately.
 //! - [`keyed`]: writes with an idempotency key: each runs once. [`journaled`]: the journal's lines.
@@ -43,6 +44,7 @@ pub mod receipts;
 mod refusals;
 pub mod reply;
 pub mod response_body;
+pub mod taking;
 pub mod upload;
 
 use std::{
