@@ -31,13 +31,14 @@ use super::{
     connection::{Busy, Client},
     decide::{self, AdmitOptions, Decided, decide_at_once, decide_in_time},
     declined::Declined,
-    detach::Detachable,
+    detach::{Detachable, about},
     evict::{At, Turned},
     forward::{Active, Admitted, Job, forward},
     guard::WriteGuard,
     hold::{Limits, Source},
     keyed::Lookup,
     plan::Outfit,
+    refusals::no_room,
     reply::{Answered, Refused, ReplyBody, refuse},
 };
 use crate::{
@@ -113,6 +114,7 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
         FirstLook::Refused(why) => match lookup {
             None => Stage::Refused(Declined::new(why, &head, body)),
             Some(lookup) => {
+                let body = body.without_room();
                 let declined = async move { decline_keyed(*lookup, &worker, &client, &outfit, &head, body, why).await };
                 Stage::Work(Box::pin(declined))
             }
@@ -123,12 +125,16 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
         }
         FirstLook::Admitted(write) => Stage::Write(forward_write(worker, outfit, client, head, body, write)),
         FirstLook::Undecided(undecided) => Stage::Work(Box::pin(async move {
-            // It may not go on yet.
+            // It may not go on yet, and no judge has looked at its token.
+            let body = body.without_room();
             let loose = Turned::new(&client, At::of(&head.method), At::Loose, worker.now());
             let decided = undecided.decide(&worker, &outfit, &head.method).await;
             drop(loose);
             match decided {
-                Ok(write) => forward_write(worker, outfit, client, head, body, write).await,
+                Ok(write) => match body.with_room(&worker.plane, outfit.plan.settings.hold_total_bytes) {
+                    Some(body) => forward_write(worker, outfit, client, head, body, write).await,
+                    None => Err(about(no_room(), &write.guard, &outfit.plan.routes.all()[write.route].name).into()),
+                },
                 Err(why) => match lookup {
                     None => Err(Declined::new(why, &head, body).finish(&worker).into()),
                     Some(lookup) => decline_keyed(*lookup, &worker, &client, &outfit, &head, body, why).await,

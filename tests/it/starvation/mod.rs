@@ -1,10 +1,12 @@
 //! A client without a token, or one holder alone, cannot stop the writes of others: connections to the store, places in the
 //! queue and connections to the gate are shared out. `room`: the gate's own connections. `shares`: those to the store, and the
-//! memory for bodies. `answers`: those of HTTP/2 that are not taken.
+//! memory for bodies. `answers`: those of HTTP/2 that are not taken. `waits`: writes that wait for something before they are
+//! judged.
 
 mod answers;
 mod room;
 mod shares;
+mod waits;
 
 use std::{
     io::{Read, Write},
