@@ -4,7 +4,7 @@
 //!   connection, its timeouts; [`evict`]: which one is closed for another; `begun`: which protocol it speaks. [`raw_head`]: heads that two parsers could read in two ways.
 //! - [`classify`]: what a request is: a read, a write to one object, or nothing that is forwarded.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
-//!   [`elect`]: the same for terms of leadership. [`guard`]: an admitted write, until its end.
+//!   [`elect`]: the same for terms of leadership. [`waits`]: places for those that wait for this. [`guard`]: an admitted write, until its end.
 //! - [`outgoing`]: bodies, made ready to be sent. [`hold`]: bodies that are collected first. [`upload`]: longer ones,
 //!   whose end is held back until the write has been judged again. [`pace`]: how slow a client may be.
 //! - [`forward`]: to the store and back, once. [`conclude`]: the store's answer. `outcome`: the end of a write.
@@ -46,6 +46,7 @@ pub mod reply;
 pub mod response_body;
 pub mod taking;
 pub mod upload;
+pub mod waits;
 
 use std::{
     cell::{Cell, RefCell},
@@ -66,6 +67,7 @@ use self::{
     hold::HeldBy,
     keyed::Keys,
     plan::{Before, Outfit, Plan},
+    waits::Waits,
 };
 use crate::{
     api::{Gate, Shared},
@@ -88,8 +90,8 @@ pub struct Plane {
     pub held_by: Mutex<HeldBy>,
     /// Bytes of answers to reads that were taken ahead of their clients.
     pub answer_bytes: AtomicUsize,
-    /// Writes that wait for their lease to open.
-    pub waiting: AtomicUsize,
+    /// Writes that wait before they can be judged.
+    pub waits: Waits,
     pub connections: AtomicUsize,
     /// Whose connections they are.
     pub crowd: Crowd,
@@ -120,7 +122,7 @@ impl Plane {
             held_bytes: AtomicUsize::new(0),
             held_by: Mutex::default(),
             answer_bytes: AtomicUsize::new(0),
-            waiting: AtomicUsize::new(0),
+            waits: Waits::default(),
             connections: AtomicUsize::new(0),
             crowd: Crowd::default(),
             keys: Keys::new(&settings.idempotency),

@@ -29,6 +29,7 @@ use super::{
     Worker,
     classify::{Brought, Class, Target, Write, classify},
     connection::{Busy, Client},
+    crowd::Peer,
     decide::{self, AdmitOptions, Decided, decide_at_once, decide_in_time},
     declined::Declined,
     detach::{Detachable, about},
@@ -128,7 +129,7 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
             // It may not go on yet, and no judge has looked at its token.
             let body = body.without_room();
             let loose = Turned::new(&client, At::of(&head.method), At::Loose, worker.now());
-            let decided = undecided.decide(&worker, &outfit, &head.method).await;
+            let decided = undecided.decide((&worker, client.peer), &outfit, &head.method).await;
             drop(loose);
             match decided {
                 Ok(write) => match body.with_room(&worker.plane, outfit.plan.settings.hold_total_bytes) {
@@ -270,10 +271,15 @@ struct Undecided {
 }
 
 impl Undecided {
-    async fn decide(self, worker: &Worker, outfit: &Outfit, method: &Method) -> Result<Admitted, Refused> {
+    async fn decide(
+        self,
+        (worker, client): (&Worker, Peer),
+        outfit: &Outfit,
+        method: &Method,
+    ) -> Result<Admitted, Refused> {
         let Self { entered, route, target, others, stopwatch, options, key } = self;
         let admission = Admitting { worker, outfit, method, route };
-        let write = match decide_in_time(worker, entered, target, others, options).await {
+        let write = match decide_in_time((worker, client), entered, target, others, options).await {
             Ok(guard) => admission.permitted(guard, stopwatch)?,
             Err((refused, entered)) => admission.refused(entered, stopwatch, refused)?,
         };
