@@ -222,9 +222,18 @@ impl Link {
         self.out.shrink_to(GATHER);
     }
 
-    /// Whether the store has hung up on this idle connection, or has said what nobody asked for.
+    /// Whether this connection is of no more use, by what the runtime knows and by what lies in the kernel: the answer to a
+    /// body that the store has taken for a request must not be taken for the answer to the next one. Only behind a body that
+    /// the store may not have read is the kernel asked, since that is a call for each request.
     #[must_use]
     pub fn is_dead(&mut self) -> bool {
+        self.has_ended() || (self.reuse == Reuse::AfterSuccess && self.io.has_come())
+    }
+
+    /// Whether the store has hung up on this idle connection, or has said what nobody asked for, as far as the runtime has
+    /// noticed.
+    #[must_use]
+    pub fn has_ended(&mut self) -> bool {
         // Whoever uses it next waits for it with a waker of its own.
         let mut context = Context::from_waker(Waker::noop());
         self.make_room();

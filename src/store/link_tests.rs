@@ -396,6 +396,21 @@ fn an_idle_connection_that_says_anything_is_dead() {
     }
 }
 
+/// What lies in the kernel is an answer to what the store took for a request: the next one must not get it.
+#[test]
+fn an_idle_connection_on_which_something_has_come_unnoticed_is_dead_behind_a_body() {
+    for (reuse, is_dead) in [(Reuse::AfterSuccess, true), (Reuse::Always, false)] {
+        let script = Scripted::default().reads([Does::Says(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")]);
+        let (mut link, mut body) = (script.link(), held("body"));
+        link.begin(pass(), false, Framing::Length, reuse).extend_from_slice(b"PUT / HTTP/1.1\r\n\r\n");
+        assert_eq!(answered(&mut link, &mut body).status, 200);
+        assert!(link.is_reusable() && !link.is_dead());
+        script.has_come(true);
+        assert!(!link.has_ended(), "the runtime has not noticed");
+        assert_eq!(link.is_dead(), is_dead, "{reuse:?}");
+    }
+}
+
 #[test]
 fn an_answer_that_breaks_off_never_looks_whole() {
     for begun in [
