@@ -359,12 +359,21 @@ impl Connections {
         self.open().iter().filter(|each| each.is_idle()).for_each(|idle| idle.end(Ending::Now));
     }
 
-    /// Closes one to make room for another: see `evict.rs`. Only one of `peer`, if that is given. Returns false where there is
-    /// none that may be closed.
-    pub fn close_one(&self, peer: Option<Peer>, extent: Extent) -> bool {
+    /// Since when the one lies idle that does so for longest.
+    pub fn longest_idle(&self) -> Option<BootMs> {
+        let idle = |each: Rc<Connection>| match each.standing() {
+            Standing::Idle(since) if each.ending.get() == Ending::No => Some(since),
+            _ => None,
+        };
+        self.open().into_iter().filter_map(idle).min()
+    }
+
+    /// Closes one to make room for another: see `evict.rs`. Only one of `peer`, if that is given; only one that has lain idle
+    /// since `idle_since`, if that is. Returns false where there is none that may be closed.
+    pub fn close_one(&self, peer: Option<Peer>, extent: Extent, idle_since: Option<BootMs>) -> bool {
         let mut open = self.open();
         open.retain(|each| each.ending.get() == Ending::No && peer.is_none_or(|peer| each.client.peer == peer));
-        let first = evict::first(open.iter().map(|each| each.standing()), extent);
+        let first = evict::first(open.iter().map(|each| each.standing()), extent, idle_since);
         first.inspect(|place| open[*place].end(Ending::Now)).is_some()
     }
 
