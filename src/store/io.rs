@@ -37,8 +37,12 @@ impl Io for UnixStream {
     }
 }
 
-/// What has come below TLS need not be an answer.
-impl<S: Io> Io for StoreStream<S> {}
+/// What has come below TLS need not be an answer. It is read before anything is sent that would make it one.
+impl<S: Io> Io for StoreStream<S> {
+    fn has_come(&self) -> bool {
+        self.get_ref().0.has_come()
+    }
+}
 
 impl Io for DuplexStream {}
 
@@ -69,9 +73,13 @@ impl<S> Observer<S> for Rc<Wire> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncWriteExt;
+    use std::fs;
+
+    use rcgen::{CertificateParams, KeyPair};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::tls::{Acceptor, Connector, Files};
 
     #[tokio::test]
     async fn what_has_come_is_seen_before_the_runtime_tells() {
@@ -90,5 +98,26 @@ mod tests {
         while !ours.has_come() {
             tokio::task::yield_now().await;
         }
+    }
+
+    #[tokio::test]
+    async fn what_has_come_is_seen_below_tls() {
+        let folder = tempfile::tempdir().unwrap();
+        let (certificate, key) = (folder.path().join("certificate.pem"), folder.path().join("key.pem"));
+        let own = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["store.test".to_owned()]).unwrap();
+        fs::write(&certificate, params.self_signed(&own).unwrap().pem()).unwrap();
+        fs::write(&key, own.serialize_pem()).unwrap();
+        let acceptor = Acceptor::new(&certificate, &key, None).unwrap();
+        let connector = Connector::new(Files { roots: Some(certificate), shown: None }, "store.test").unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        let (ours, theirs) = tokio::join!(connector.connect(near), acceptor.accept(far));
+        let (mut ours, mut theirs) = (ours.unwrap(), theirs.unwrap());
+        theirs.write_all(b"x").await.unwrap();
+        theirs.flush().await.unwrap();
+        assert!(ours.has_come());
+        let mut read = [0];
+        ours.read_exact(&mut read).await.unwrap();
+        assert!(!ours.has_come());
     }
 }

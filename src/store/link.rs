@@ -118,6 +118,8 @@ pub struct Link {
     /// The stream has taken something of the request; all of it.
     has_begun: bool,
     is_out: bool,
+    /// The end waits until it is known what has come.
+    is_held: bool,
     /// Nothing more can be written, but an answer may be there.
     broken: Option<io::Error>,
     /// Bytes of the heads that came before the one that counts.
@@ -152,6 +154,7 @@ impl Link {
             is_taken: true,
             has_begun: false,
             is_out: true,
+            is_held: false,
             broken: None,
             interim: 0,
             answer: Answer::Over,
@@ -222,9 +225,18 @@ impl Link {
         self.out.shrink_to(GATHER);
     }
 
-    /// Whether the store has hung up on this idle connection, or has said what nobody asked for.
+    /// Whether this connection is of no more use, by what the runtime knows and by what lies in the kernel: the answer to a
+    /// body that the store has taken for a request must not be taken for the answer to the next one. Only behind a body that
+    /// the store may not have read is the kernel asked, since that is a call for each request.
     #[must_use]
     pub fn is_dead(&mut self) -> bool {
+        self.has_ended() || (self.reuse == Reuse::AfterSuccess && self.io.has_come())
+    }
+
+    /// Whether the store has hung up on this idle connection, or has said what nobody asked for, as far as the runtime has
+    /// noticed.
+    #[must_use]
+    pub fn has_ended(&mut self) -> bool {
         // Whoever uses it next waits for it with a waker of its own.
         let mut context = Context::from_waker(Waker::noop());
         self.make_room();
@@ -264,9 +276,13 @@ impl Link {
         }
         let had_heard = self.wire.heard.get();
         let head = self.poll_head(context);
-        if head.is_pending() && !self.is_out && had_heard && !self.wire.heard.get() {
-            // It was an interim answer: a body that has waited for the rest of it may go on.
-            context.waker().wake_by_ref();
+        if head.is_pending() && !self.is_out && !self.wire.heard.get() {
+            // What TLS has for itself has been read like this.
+            let was_nothing = std::mem::take(&mut self.is_held) && !self.io.has_come();
+            if had_heard || was_nothing {
+                // It was an interim answer, or none: a body that has waited for the rest of it may go on.
+                context.waker().wake_by_ref();
+            }
         }
         match (&head, self.broken.take()) {
             // A store may refuse a long body, hang up, and have said why.
@@ -285,6 +301,7 @@ impl Link {
             let gathered = self.gather(context, body)?;
             if self.has_begun && matches!(gathered, Gathered::All) && self.io.has_come() {
                 // It may be an answer to a part of the request: it is read before the end is sent.
+                self.is_held = true;
                 return Poll::Pending;
             }
             while self.written < self.out.len() || !self.piece.is_empty() {

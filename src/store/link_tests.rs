@@ -28,6 +28,8 @@ enum Does {
     Takes(usize),
     Says(&'static [u8]),
     Waits,
+    /// Takes what has come for itself, and has nothing to say.
+    Swallows,
     Ends,
     Breaks(io::ErrorKind),
 }
@@ -83,11 +85,16 @@ impl Io for Scripted {
 
 impl AsyncRead for Scripted {
     fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.0.borrow_mut().reads.pop_front() {
+        let does = self.0.borrow_mut().reads.pop_front();
+        match does {
             None | Some(Does::Waits) => Poll::Pending,
             Some(Does::Says(bytes)) => {
                 buffer.put_slice(bytes);
                 Poll::Ready(Ok(()))
+            }
+            Some(Does::Swallows) => {
+                self.0.borrow_mut().has_come = false;
+                Poll::Pending
             }
             Some(Does::Ends) => Poll::Ready(Ok(())),
             Some(Does::Breaks(kind)) => Poll::Ready(Err(kind.into())),
@@ -317,6 +324,26 @@ fn an_answer_that_comes_between_two_writes_is_early() {
     assert_eq!((script.taken().as_str(), link.is_reusable()), ("HEAD|first", false));
 }
 
+/// Over TLS what has come may be no answer at all: then the end is sent.
+#[test]
+fn behind_what_tls_has_for_itself_the_rest_is_sent() {
+    let (script, coming) = (Scripted::default().reads([Does::Waits, Does::Waits, Does::Swallows]), Coming::default());
+    let (mut link, mut body) = (script.link(), coming.body());
+    begin(&mut link);
+    let woken = Arc::new(Woken(AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut context = Context::from_waker(&waker);
+    coming.send(b"begun");
+    assert!(link.poll_answer(&mut context, &mut body).is_pending() && script.taken().ends_with("begun"));
+    coming.send(b" and over");
+    coming.end();
+    script.has_come(true);
+    assert!(link.poll_answer(&mut context, &mut body).is_pending() && !link.is_out(), "it may be an answer");
+    assert_eq!(woken.0.load(Ordering::Relaxed), 1, "it was none");
+    assert!(link.poll_answer(&mut context, &mut body).is_pending() && link.is_out());
+    assert!(script.taken().ends_with("begun and over"));
+}
+
 /// What has come may be an interim answer: then the rest is sent.
 #[test]
 fn behind_an_interim_answer_the_rest_is_sent() {
@@ -393,6 +420,21 @@ fn an_idle_connection_that_says_anything_is_dead() {
     ] {
         let what = format!("{does:?}");
         assert_eq!(Scripted::default().reads([does]).link().is_dead(), is_dead, "{what}");
+    }
+}
+
+/// What lies in the kernel is an answer to what the store took for a request: the next one must not get it.
+#[test]
+fn an_idle_connection_on_which_something_has_come_unnoticed_is_dead_behind_a_body() {
+    for (reuse, is_dead) in [(Reuse::AfterSuccess, true), (Reuse::Always, false)] {
+        let script = Scripted::default().reads([Does::Says(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")]);
+        let (mut link, mut body) = (script.link(), held("body"));
+        link.begin(pass(), false, Framing::Length, reuse).extend_from_slice(b"PUT / HTTP/1.1\r\n\r\n");
+        assert_eq!(answered(&mut link, &mut body).status, 200);
+        assert!(link.is_reusable() && !link.is_dead());
+        script.has_come(true);
+        assert!(!link.has_ended(), "the runtime has not noticed");
+        assert_eq!(link.is_dead(), is_dead, "{reuse:?}");
     }
 }
 

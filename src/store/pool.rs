@@ -297,7 +297,7 @@ impl Pool {
         let patience = self.settings.idle_timeout_ms;
         let mut gone = vec![];
         self.idle.borrow_mut().retain_mut(|idle| {
-            let stays = now.since(idle.since) < patience && !idle.link.is_dead();
+            let stays = now.since(idle.since) < patience && !idle.link.has_ended();
             if !stays {
                 gone.push(idle.place);
             }

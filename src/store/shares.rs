@@ -91,6 +91,13 @@ impl Limits {
         Self::new(all, at_least(all / 4), at_least(all * 3 / 16), at_least(all * 5 / 8))
     }
 
+    /// Of so many places where only writes wait, before they are judged.
+    #[must_use]
+    pub fn of_waits(all: usize) -> Self {
+        let limits = Self::of_places(all);
+        Self { for_reads: 0, at_ease: all - 2 * limits.kept, ..limits }
+    }
+
     fn new(all: usize, reads: usize, one_client: usize, one_object: usize) -> Self {
         let (kept, for_reads) = (all / 8, all / 16);
         Self { all, reads, one_client, one_object, kept, for_reads, at_ease: all - 2 * kept - for_reads }
@@ -141,7 +148,17 @@ pub struct Shares {
 impl Shares {
     #[must_use]
     pub fn new(connections: usize) -> Self {
-        Self { limits: Limits::of_connections(connections), busy: vec![], free: vec![], taken: Taken::default() }
+        Self::within(Limits::of_connections(connections))
+    }
+
+    /// Of so many places where writes wait before they are judged.
+    #[must_use]
+    pub fn of_waits(places: usize) -> Self {
+        Self::within(Limits::of_waits(places))
+    }
+
+    fn within(limits: Limits) -> Self {
+        Self { limits, busy: vec![], free: vec![], taken: Taken::default() }
     }
 
     /// So few have a connection that a write may have another, whatever its object and its client are.

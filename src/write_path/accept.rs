@@ -6,6 +6,7 @@
 use std::{
     io,
     net::{SocketAddr, TcpListener as StdListener},
+    pin::pin,
     rc::Rc,
     sync::{Arc, atomic::Ordering},
     thread::JoinHandle,
@@ -27,6 +28,7 @@ use super::{
 };
 use crate::{
     config::GateSettings,
+    fence::BootMs,
     metrics::{RouteTally, Standing},
 };
 
@@ -37,6 +39,8 @@ pub const TICK: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(50);
 /// In so many pauses every worker has ticked.
 const PAUSES_OF_OTHERS: u32 = 3;
+/// A connection that has lain idle for less is new: one that has done so for longer is closed first, whichever worker has it.
+const NEW_MS: u64 = 1_000;
 
 /// Takes the gate's port, once per worker.
 ///
@@ -127,7 +131,7 @@ async fn accept(worker: &Rc<Worker>, connections: &Rc<Connections>, listener: St
                 let client = Peer::of(peer.ip());
                 if !worker.plane.has_room_for(client, &worker.outfit().plan) {
                     worker.plane.metrics().crowded_out(true);
-                    if !connections.close_one(Some(client), Extent::Waiting) {
+                    if !connections.close_one(Some(client), Extent::Waiting, None) {
                         serve_in_turn(worker, connections, stream, peer);
                         continue;
                     }
@@ -146,27 +150,39 @@ async fn accept(worker: &Rc<Worker>, connections: &Rc<Connections>, listener: St
 }
 
 /// Waits until there is room for another connection: one is closed for it (`evict.rs`), of this worker or, where it has
-/// none, of another.
+/// none, or only new ones and another has an older one, of another.
 async fn make_room(worker: &Worker, connections: &Connections) {
-    let (plane, mut extent) = (&worker.plane, Extent::Waiting);
+    let (plane, mut extent, mut may_spare) = (&worker.plane, Extent::Waiting, true);
     let has_room = || plane.has_room(&worker.outfit().plan);
     while !has_room() {
-        if connections.close_one(None, extent) {
+        let _ = worker.watch();
+        let old = BootMs(worker.now().0.saturating_sub(NEW_MS));
+        let spares = (may_spare && plane.crowd.is_idle_elsewhere(old)).then_some(old);
+        if connections.close_one(None, extent, spares) {
             plane.metrics().crowded_out(false);
             // It ends when its task is polled next.
             tokio::task::yield_now().await;
         } else {
-            others_make_room(plane, None, extent, has_room).await;
-            extent = Extent::Reading;
+            others_make_room(plane, None, (extent, spares), has_room).await;
+            // The others have nothing more to give.
+            if spares.is_none() {
+                extent = Extent::Reading;
+            }
+            may_spare = false;
         }
     }
 }
 
 /// Waits until another worker has closed a connection, of this client or of any, or until all of them have looked for one.
-async fn others_make_room(plane: &Plane, whose: Option<Peer>, extent: Extent, has_room: impl Fn() -> bool) {
-    let _waiting = plane.crowd.wait(whose, extent);
+async fn others_make_room(
+    plane: &Plane,
+    whose: Option<Peer>,
+    (extent, idle_since): (Extent, Option<BootMs>),
+    has_room: impl Fn() -> bool,
+) {
+    let _waiting = plane.crowd.wait(whose, extent, idle_since);
     for _ in 0..PAUSES_OF_OTHERS {
-        tokio::time::sleep(PAUSE).await;
+        let _ = tokio::time::timeout(PAUSE, plane.crowd.room()).await;
         if has_room() {
             return;
         }
@@ -185,7 +201,7 @@ fn serve_in_turn(worker: &Rc<Worker>, connections: &Rc<Connections>, stream: Tcp
             worker.plane.has_room_for(peer, plan) && worker.plane.has_room(plan)
         };
         for extent in [Extent::Waiting, Extent::Reading] {
-            others_make_room(&worker.plane, Some(peer), extent, has_room).await;
+            others_make_room(&worker.plane, Some(peer), (extent, None), has_room).await;
             if has_room() && !worker.closing.get() {
                 serve(&worker, &connections, stream, from);
                 break;
@@ -197,9 +213,27 @@ fn serve_in_turn(worker: &Rc<Worker>, connections: &Rc<Connections>, stream: Tcp
 
 async fn ticks(worker: &Rc<Worker>, connections: &Connections) {
     loop {
-        tokio::time::sleep(TICK).await;
+        let mut pause = pin!(tokio::time::sleep(TICK));
+        loop {
+            tokio::select! {
+                () = &mut pause => break,
+                () = worker.plane.crowd.wanted() => make_room_for_others(worker, connections),
+            }
+        }
         tick(worker, connections);
     }
+}
+
+/// Closes the connections that other workers wait for.
+fn make_room_for_others(worker: &Worker, connections: &Connections) {
+    worker.plane.crowd.make_room(|whose, extent, idle_since| {
+        let is_closed = connections.close_one(whose, extent, idle_since);
+        if is_closed && whose.is_none() {
+            worker.plane.metrics().crowded_out(false);
+        }
+        is_closed
+    });
+    worker.plane.crowd.lies_idle(connections.longest_idle());
 }
 
 fn tick(worker: &Worker, connections: &Connections) {
@@ -210,13 +244,7 @@ fn tick(worker: &Worker, connections: &Connections) {
     worker.alarms.tick(stopwatch.begun(), is_new);
     outfit.pools.iter().for_each(|pool| pool.tidy(now));
     connections.close_stale(&outfit.plan.settings, now);
-    worker.plane.crowd.make_room(|whose, extent| {
-        let is_closed = connections.close_one(whose, extent);
-        if is_closed && whose.is_none() {
-            worker.plane.metrics().crowded_out(false);
-        }
-        is_closed
-    });
+    make_room_for_others(worker, connections);
     let mut standing = Standing { connections: connections.len(), ..Standing::default() };
     for (idle, busy, queue) in outfit.pools.iter().map(|pool| pool.standing()) {
         standing.store_idle += idle;

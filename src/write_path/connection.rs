@@ -37,6 +37,7 @@ use super::{
     plan::Plan,
     raw_head::{BodyLength, RawHeads},
     reply::ReplyBody,
+    taking::Reply,
 };
 use crate::{
     barrier::stripes::Place,
@@ -93,8 +94,10 @@ pub struct Connection {
     /// What it has taken of the answers since the connection was last idle, and how long it let them wait.
     taken: Cell<u64>,
     waited_ms: Cell<u64>,
-    /// HTTP/2 answers that are being taken: since when the client has asked for no more of each.
-    replies: RefCell<Vec<Weak<Cell<BootMs>>>>,
+    /// HTTP/2 answers that are being taken.
+    replies: RefCell<Vec<Weak<Reply>>>,
+    /// The answer to the HTTP/2 request that was begun last, until its task is there.
+    begun: RefCell<Option<Rc<Reply>>>,
     ending: Cell<Ending>,
     client: Rc<Client>,
     /// Its worker's clock.
@@ -116,9 +119,6 @@ pub struct Client {
     heads: OnceCell<Rc<RefCell<RawHeads>>>,
 }
 
-/// The store, and not the client, is waited for.
-const NOT_THE_CLIENT: BootMs = BootMs(u64::MAX);
-
 impl Connection {
     fn new(clock: &Rc<Cell<BootMs>>, number: u64, peer: Peer, origin: Origin) -> Rc<Self> {
         Rc::new(Self {
@@ -131,6 +131,7 @@ impl Connection {
             taken: Cell::new(0),
             waited_ms: Cell::new(0),
             replies: RefCell::default(),
+            begun: RefCell::default(),
             ending: Cell::new(Ending::No),
             clock: Rc::clone(clock),
             client: Rc::new(Client {
@@ -227,9 +228,7 @@ impl Connection {
                 self.waited_ms.get().saturating_add(waits) >= Slowest::of(settings).time_for(self.taken.get());
             return waits >= settings.body_timeout_ms || is_slow;
         }
-        let mut replies = self.replies.borrow_mut();
-        replies.retain(|reply| reply.strong_count() > 0);
-        if replies.iter().filter_map(Weak::upgrade).any(|since| now.since(since.get()) >= settings.body_timeout_ms) {
+        if self.cut_slow_replies(settings, now) {
             return true;
         }
         let patience = match (self.active.get(), self.had_request.get()) {
@@ -240,6 +239,20 @@ impl Connection {
             (0, true) => settings.idle_timeout_ms,
         };
         now.since(self.since.get()) >= patience
+    }
+
+    /// Breaks off the HTTP/2 answers that their client takes too slowly. What else goes on on the connection is another
+    /// client's, if a proxy stands before the gate, so it goes on. Returns whether there is nothing else.
+    fn cut_slow_replies(&self, settings: &GateSettings, now: BootMs) -> bool {
+        let mut replies = self.replies.borrow_mut();
+        replies.retain(|reply| reply.strong_count() > 0);
+        let slow: Vec<Rc<Reply>> =
+            replies.iter().filter_map(Weak::upgrade).filter(|reply| reply.is_slow(settings, now)).collect();
+        let is_all = !slow.is_empty() && slow.len() >= self.active.get() as usize;
+        if !is_all {
+            slow.iter().for_each(|reply| reply.cut());
+        }
+        is_all
     }
 }
 
@@ -353,12 +366,21 @@ impl Connections {
         self.open().iter().filter(|each| each.is_idle()).for_each(|idle| idle.end(Ending::Now));
     }
 
-    /// Closes one to make room for another: see `evict.rs`. Only one of `peer`, if that is given. Returns false where there is
-    /// none that may be closed.
-    pub fn close_one(&self, peer: Option<Peer>, extent: Extent) -> bool {
+    /// Since when the one lies idle that does so for longest.
+    pub fn longest_idle(&self) -> Option<BootMs> {
+        let idle = |each: Rc<Connection>| match each.standing() {
+            Standing::Idle(since) if each.ending.get() == Ending::No => Some(since),
+            _ => None,
+        };
+        self.open().into_iter().filter_map(idle).min()
+    }
+
+    /// Closes one to make room for another: see `evict.rs`. Only one of `peer`, if that is given; only one that has lain idle
+    /// since `idle_since`, if that is. Returns false where there is none that may be closed.
+    pub fn close_one(&self, peer: Option<Peer>, extent: Extent, idle_since: Option<BootMs>) -> bool {
         let mut open = self.open();
         open.retain(|each| each.ending.get() == Ending::No && peer.is_none_or(|peer| each.client.peer == peer));
-        let first = evict::first(open.iter().map(|each| each.standing()), extent);
+        let first = evict::first(open.iter().map(|each| each.standing()), extent, idle_since);
         first.inspect(|place| open[*place].end(Ending::Now)).is_some()
     }
 
@@ -377,13 +399,17 @@ impl Connections {
     }
 }
 
-/// Runs futures on the worker that they belong to.
-#[derive(Clone, Copy)]
-struct Local;
+/// Runs the streams of an HTTP/2 connection on the worker that they belong to.
+#[derive(Clone)]
+struct Streams(Rc<Connection>);
 
-impl<F: Future<Output: 'static> + 'static> hyper::rt::Executor<F> for Local {
+impl<F: Future<Output: 'static> + 'static> hyper::rt::Executor<F> for Streams {
     fn execute(&self, future: F) {
-        tokio::task::spawn_local(future);
+        let task = tokio::task::spawn_local(future);
+        // hyper has asked for the answer just before.
+        if let Some(reply) = self.0.begun.take() {
+            reply.runs_in(task.abort_handle());
+        }
     }
 }
 
@@ -456,7 +482,7 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     let heads = is_looked_at.then(|| Rc::clone(connection.client.heads.get_or_init(Rc::default)));
     let stream = TokioIo::new(stream.copied_to(heads));
     if is_h2 {
-        let mut builder = http2::Builder::new(Local);
+        let mut builder = http2::Builder::new(Streams(Rc::clone(connection)));
         builder
             .max_concurrent_streams(plan.settings.streams_max)
             .max_header_list_size(u32::try_from(4 * plan.settings.header_bytes_max).unwrap_or(u32::MAX));
@@ -497,8 +523,8 @@ impl Service<Request<Incoming>> for Answers {
 pub struct Busy {
     connection: Rc<Connection>,
     at: At,
-    /// Since when the client has asked for no more of its HTTP/2 answer. On HTTP/1.1 the socket tells.
-    asked: Option<Rc<Cell<BootMs>>>,
+    /// How its client takes its HTTP/2 answer. On HTTP/1.1 the socket tells.
+    reply: Option<Rc<Reply>>,
 }
 
 impl Busy {
@@ -507,7 +533,11 @@ impl Busy {
         connection.client.requests.begin(at);
         connection.active.set(connection.active.get() + 1);
         connection.had_request.set(true);
-        Self { connection: Rc::clone(connection), at, asked: None }
+        let reply = connection.is_h2.get().then(Rc::<Reply>::default);
+        if reply.is_some() {
+            connection.begun.replace(reply.clone());
+        }
+        Self { connection: Rc::clone(connection), at, reply }
     }
 
     /// Nothing more is waited for than that the client takes its answer.
@@ -521,21 +551,18 @@ impl Busy {
     /// An answer is there to be taken. `is_whole` says whether all of it is. An HTTP/1.1 client has no way to let it lie but
     /// the socket, which tells.
     pub fn answered(&mut self, is_whole: impl FnOnce() -> bool) {
-        if self.connection.is_h2.get() {
-            if is_whole() {
-                self.waits();
-            }
-            let asked = Rc::new(Cell::new(self.connection.clock.get()));
-            self.connection.replies.borrow_mut().push(Rc::downgrade(&asked));
-            self.asked = Some(asked);
+        if self.reply.is_some() && is_whole() {
+            self.waits();
+        }
+        if let Some(reply) = &self.reply {
+            reply.is_there(self.connection.clock.get());
+            self.connection.replies.borrow_mut().push(Rc::downgrade(reply));
         }
     }
 
-    /// The client has asked for more, and got it or not.
-    pub fn asked(&self, got_it: bool) {
-        if let Some(asked) = &self.asked {
-            asked.set(if got_it { self.connection.clock.get() } else { NOT_THE_CLIENT });
-        }
+    /// How its client takes an HTTP/2 answer, and what the time is.
+    pub fn taking(&self) -> Option<(&Reply, BootMs)> {
+        self.reply.as_deref().map(|reply| (reply, self.connection.clock.get()))
     }
 }
 

@@ -4,10 +4,17 @@
 use std::{
     collections::HashMap,
     net::IpAddr,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::{self, ThreadId},
 };
 
+use tokio::sync::Notify;
+
 use super::evict::Extent;
+use crate::fence::BootMs;
 
 /// An address, as far as clients are told apart by it. An IPv6 client has a network of 64 bits to choose its addresses from,
 /// so the network counts; an IPv4 address in IPv6 form is the IPv4 address.
@@ -37,6 +44,12 @@ impl Peer {
 pub struct Crowd {
     peers: Mutex<HashMap<Peer, usize>>,
     wanted: Mutex<HashMap<Option<Peer>, Wanted>>,
+    /// How many wait, in all; tells every worker of the next; tells those that wait that a connection is gone.
+    waiting: AtomicUsize,
+    asks: Notify,
+    gone: Notify,
+    /// Since when each worker's longest idle connection has been so, as of its last tick.
+    idle: Mutex<HashMap<ThreadId, BootMs>>,
 }
 
 /// How many connections are to be closed: of one client, or of any.
@@ -46,6 +59,8 @@ struct Wanted {
     /// How many of those were closed.
     closed: usize,
     extent: Extent,
+    /// Only those that have lain idle since then or before.
+    idle_since: Option<BootMs>,
 }
 
 /// Somebody waits for a connection to be closed, until this is dropped.
@@ -57,6 +72,7 @@ pub struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
+        self.crowd.waiting.fetch_sub(1, Ordering::Relaxed);
         let mut all = self.crowd.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(wanted) = all.get_mut(&self.whose) else { return };
         wanted.waiting -= 1;
@@ -68,19 +84,50 @@ impl Drop for Waiting<'_> {
 }
 
 impl Crowd {
-    /// Asks every worker to close a connection: of this client, or of any.
-    pub fn wait(&self, whose: Option<Peer>, extent: Extent) -> Waiting<'_> {
+    /// Asks every worker to close a connection: of this client, or of any; only one that has lain idle since `idle_since` or
+    /// before, if that is given.
+    pub fn wait(&self, whose: Option<Peer>, extent: Extent, idle_since: Option<BootMs>) -> Waiting<'_> {
         let mut all = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = all.entry(whose).or_insert(Wanted { waiting: 0, closed: 0, extent });
+        let wanted = all.entry(whose).or_insert(Wanted { waiting: 0, closed: 0, extent, idle_since });
         wanted.waiting += 1;
         wanted.extent = wanted.extent.max(extent);
+        wanted.idle_since = wanted.idle_since.zip(idle_since).map(|(one, other)| one.max(other));
+        drop(all);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.asks.notify_waiters();
         Waiting { crowd: self, whose }
     }
 
+    /// Waits until somebody waits for a connection to be closed. Of one that came before this the next tick tells.
+    pub async fn wanted(&self) {
+        self.asks.notified().await;
+    }
+
+    /// Waits until a connection is gone.
+    pub async fn room(&self) {
+        self.gone.notified().await;
+    }
+
+    /// Since when this worker's longest idle connection has been so.
+    pub fn lies_idle(&self, since: Option<BootMs>) {
+        let (mut idle, own) = (self.idle.lock().unwrap_or_else(PoisonError::into_inner), thread::current().id());
+        match since {
+            Some(since) => idle.insert(own, since),
+            None => idle.remove(&own),
+        };
+    }
+
+    /// Whether another worker has a connection that has lain idle since then or before.
+    #[must_use]
+    pub fn is_idle_elsewhere(&self, since: BootMs) -> bool {
+        let (idle, own) = (self.idle.lock().unwrap_or_else(PoisonError::into_inner), thread::current().id());
+        idle.iter().any(|(worker, longest)| *worker != own && *longest <= since)
+    }
+
     /// A worker closes what others wait for, as far as it can: `close` says whether it did.
-    pub fn make_room(&self, close: impl Fn(Option<Peer>, Extent) -> bool) {
+    pub fn make_room(&self, close: impl Fn(Option<Peer>, Extent, Option<BootMs>) -> bool) {
         for (whose, wanted) in &mut *self.wanted.lock().unwrap_or_else(PoisonError::into_inner) {
-            while wanted.closed < wanted.waiting && close(*whose, wanted.extent) {
+            while wanted.closed < wanted.waiting && close(*whose, wanted.extent, wanted.idle_since) {
                 wanted.closed += 1;
             }
         }
@@ -100,10 +147,15 @@ impl Crowd {
     /// A connection of this client is gone.
     pub fn went(&self, peer: Peer) {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(count) = peers.get_mut(&peer) else { return };
-        *count -= 1;
-        if *count == 0 {
-            peers.remove(&peer);
+        if let Some(count) = peers.get_mut(&peer) {
+            *count -= 1;
+            if *count == 0 {
+                peers.remove(&peer);
+            }
+        }
+        drop(peers);
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.gone.notify_waiters();
         }
     }
 }
@@ -132,20 +184,20 @@ mod tests {
         use std::cell::RefCell;
         let (crowd, one) = (Crowd::default(), peer("10.0.0.1"));
         let closed = RefCell::new(vec![]);
-        let close = |whose, extent| {
+        let close = |whose, extent, _| {
             closed.borrow_mut().push((whose, extent));
             true
         };
         crowd.make_room(close);
         assert!(closed.take().is_empty());
-        let waiting = [crowd.wait(Some(one), Extent::Waiting), crowd.wait(Some(one), Extent::Reading)];
-        crowd.make_room(|_, _| false);
+        let waiting = [crowd.wait(Some(one), Extent::Waiting, None), crowd.wait(Some(one), Extent::Reading, None)];
+        crowd.make_room(|_, _, _| false);
         crowd.make_room(close);
         assert_eq!(closed.take(), [(Some(one), Extent::Reading); 2]);
         crowd.make_room(close);
         assert!(closed.take().is_empty(), "each once");
         drop(waiting);
-        let _any = crowd.wait(None, Extent::Waiting);
+        let _any = crowd.wait(None, Extent::Waiting, None);
         crowd.make_room(close);
         assert_eq!(closed.take(), [(None, Extent::Waiting)]);
         assert_eq!(crowd.wanted.lock().unwrap().len(), 1);

@@ -1,9 +1,9 @@
 //! May this write go on? `fence::judge`, under the object's lock; the write counts as in flight from
 //! the same moment on. No rules of its own: the life of a write (`fence::write`) says what comes next.
 
-use std::{rc::Rc, sync::atomic::Ordering, time::Duration};
+use std::{rc::Rc, time::Duration};
 
-use super::{Plane, Worker, elect, guard::WriteGuard};
+use super::{Worker, crowd::Peer, elect, guard::WriteGuard};
 use crate::{
     barrier::{
         flight::Counted,
@@ -104,7 +104,7 @@ fn admit(worker: &Worker, mut life: Write, permitted: Permitted, stage: Stage, r
 /// # Errors
 /// With the refusal that the write gets.
 async fn decide(
-    worker: &Worker,
+    (worker, client): (&Worker, Peer),
     route: &mut Option<RouteGuard>,
     mut target: Target<'_>,
     others: Vec<Target<'_>>,
@@ -125,7 +125,7 @@ async fn decide(
                 Judged::Denied(why) => Event::Denied(Obstacle::from(&denied.insert(why).why)),
             },
             Effect::Clear(_) => {
-                clear(worker, denied.take(), &mut target, &others, options).await?;
+                clear((worker, client), denied.take(), &mut target, &others, options).await?;
                 Event::Cleared(true)
             }
             _ => {
@@ -143,10 +143,10 @@ async fn decide(
     }
 }
 
-/// Takes away what keeps a write from being judged. `denied`: what the judge said; nothing where the record is not in
+/// Takes away what keeps a write of this client from being judged. `denied`: what the judge said; nothing where the record is not in
 /// memory.
 async fn clear(
-    worker: &Worker,
+    (worker, client): (&Worker, Peer),
     denied: Option<Denied>,
     target: &mut Target<'_>,
     others: &[Target<'_>],
@@ -165,8 +165,11 @@ async fn clear(
             let ended = gate.ledger.end(vec![(object.clone(), lease)]).await;
             ended.map_err(|_| unusable(object))
         }
-        Some(Denied { object, why: Denial::Behind(number) }) => follow(worker, object, number).await,
+        Some(Denied { object, why: Denial::Behind(number) }) => follow((worker, client), object, number).await,
         Some(Denied { object, why: Denial::Unseen(_) | Denial::Lapsed(_) }) => {
+            let Some(_place) = worker.plane.waits.ask.take(&object, client) else {
+                return Err(Refused { object, why: Refusal::Busy { stops: false } });
+            };
             let asked = elect::ask(worker, &object, target, (!is_audit, plan)).await;
             asked.map_err(|why| Refused { object, why })
         }
@@ -176,9 +179,9 @@ async fn clear(
 
 /// Moves the fence to an outside lock service's number, and waits a while for the last writes below it. The write
 /// is judged again then, whatever has become of it.
-async fn follow(worker: &Worker, object: ObjectId, number: Number) -> Result<(), Refused> {
+async fn follow((worker, client): (&Worker, Peer), object: ObjectId, number: Number) -> Result<(), Refused> {
     let seq = number.seq;
-    let moved = match Waiting::take(&worker.plane) {
+    let moved = match worker.plane.waits.follow.take(&object, client) {
         Some(_place) => worker.plane.gate.ledger.follow(object.clone(), number).await,
         None => Err(ledger::Refused::Overloaded),
     };
@@ -212,25 +215,26 @@ fn unusable(object: ObjectId) -> Refused {
 /// How often a write that waits for its lease to open is judged anew.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Judges a write that waits up to `patience_ms` while its lease is changing hands. It holds no permit
+/// Judges a client's write that waits up to `patience_ms` while its lease is changing hands. It holds no permit
 /// meanwhile, its body is not asked for, and it is judged from the start each time.
 ///
 /// # Errors
 /// With the refusal that the write gets, and its place in the version of its route.
 pub async fn decide_in_time(
-    worker: &Worker,
+    by: (&Worker, Peer),
     route: RouteGuard,
     target: Target<'_>,
     others: Vec<Target<'_>>,
     options: AdmitOptions,
 ) -> Result<Rc<WriteGuard>, (Refused, RouteGuard)> {
     let mut route = Some(route);
-    let decided = match decide(worker, &mut route, target.clone(), others.clone(), options).await {
+    let decided = match decide(by, &mut route, target.clone(), others.clone(), options).await {
         Err(Refused { object, why: why @ Refusal::Draining { .. } }) if options.patience_ms > 0 => {
             let patience = Duration::from_millis(options.patience_ms);
-            let opened = decide_when_open(worker, &mut route, target, others, options);
+            let opened = decide_when_open(by, &mut route, target, others, options);
+            let place = by.0.plane.waits.open.take(&object, by.1);
             let first = Err(Refused { object, why });
-            match Waiting::take(&worker.plane) {
+            match place {
                 Some(_place) => tokio::time::timeout(patience, opened).await.unwrap_or(first),
                 None => first,
             }
@@ -242,7 +246,7 @@ pub async fn decide_in_time(
 
 /// Judges a write until its lease is not changing hands any more.
 async fn decide_when_open(
-    worker: &Worker,
+    by: (&Worker, Peer),
     route: &mut Option<RouteGuard>,
     target: Target<'_>,
     others: Vec<Target<'_>>,
@@ -250,29 +254,10 @@ async fn decide_when_open(
 ) -> Result<Rc<WriteGuard>, Refused> {
     loop {
         tokio::time::sleep(LOOK_AGAIN).await;
-        match decide(worker, route, target.clone(), others.clone(), options).await {
+        match decide(by, route, target.clone(), others.clone(), options).await {
             Err(Refused { why: Refusal::Draining { .. }, .. }) => {}
             decided => return decided,
         }
-    }
-}
-
-/// A place among the writes that wait for a lease to open: there are only so many.
-pub(super) struct Waiting<'a>(&'a Plane);
-
-const WAITING_MAX: usize = 1_024;
-
-impl<'a> Waiting<'a> {
-    pub(super) fn take(plane: &'a Plane) -> Option<Self> {
-        let before = plane.waiting.fetch_add(1, Ordering::Relaxed);
-        let taken = Self(plane);
-        (before < WAITING_MAX).then_some(taken)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

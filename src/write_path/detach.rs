@@ -4,6 +4,7 @@ use std::{
     future::Future,
     pin::Pin,
     rc::Rc,
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -49,13 +50,13 @@ impl Detachable {
         let (worker, outfit) = (Rc::clone(&job.worker), Rc::clone(&job.outfit));
         Self { work: Some(Box::pin(forward(job, body))), worker, guard, outfit, route }
     }
+}
 
-    /// A refusal, with the object, the route and the lease that it is about.
-    fn about(&self, refused: Refused) -> Refused {
-        let permit = self.guard.permit();
-        let refused = refused.about(self.guard.object(), &self.outfit.plan.routes.all()[self.route].name);
-        refused.by(permit.map(|permit| permit.holder().clone()), permit.map(Permit::seq))
-    }
+/// A refusal of an admitted write, with the object, the route and the lease that it is about.
+pub fn about(refused: Refused, guard: &WriteGuard, route: &Arc<str>) -> Refused {
+    let permit = guard.permit();
+    let refused = refused.about(guard.object(), route);
+    refused.by(permit.map(|permit| permit.holder().clone()), permit.map(Permit::seq))
 }
 
 impl Future for Detachable {
@@ -67,7 +68,8 @@ impl Future for Detachable {
         if done.is_ready() {
             self.work = None;
         }
-        done.map_err(|refused| Box::new(self.about(*refused)))
+        let route = || &self.outfit.plan.routes.all()[self.route].name;
+        done.map_err(|refused| Box::new(about(*refused, &self.guard, route())))
     }
 }
 

@@ -3,11 +3,7 @@
 
 use std::time::Duration;
 
-use super::{
-    Worker,
-    decide::{self, Waiting},
-    reply::Refused,
-};
+use super::{Worker, decide, reply::Refused};
 use crate::{
     fence::{
         Denial, Ended, Fence, Hlc, HolderId, How, LeaseSeq, ObjectId, Refusal,
@@ -38,7 +34,6 @@ pub(super) async fn ask(
     (patient, plan): (bool, u64),
 ) -> Result<(), Refusal> {
     let Brought::Read(Presented::Claimant(claimant)) = &mut target.brought else { return Ok(()) };
-    let Some(_place) = Waiting::take(&worker.plane) else { return Err(Refusal::Busy { stops: false }) };
     let gate = &worker.plane.gate;
     let asked = gate.elections.ask(object, claimant, plan);
     let told = if patient {

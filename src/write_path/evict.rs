@@ -122,17 +122,19 @@ pub enum Extent {
     Reading,
 }
 
-/// The place of the one that is closed first, among so many.
-pub fn first(all: impl Iterator<Item = Standing> + Clone, extent: Extent) -> Option<usize> {
+/// The place of the one that is closed first, among so many. `idle_since`: only one that has lain idle since then or before,
+/// as another worker has one.
+pub fn first(all: impl Iterator<Item = Standing> + Clone, extent: Extent, idle_since: Option<BootMs>) -> Option<usize> {
     if failpoints::on(Fault::NoEviction) {
         return None;
     }
     let reads = all.clone().filter(|each| matches!(each, Standing::Reads(_))).count();
     let may_cut_reads = extent == Extent::Reading && 2 * reads > all.clone().count();
-    let may_close = |standing: &Standing| match standing {
-        Standing::Idle(_) | Standing::Waits(_) => true,
-        Standing::Reads(_) => may_cut_reads,
-        Standing::Writes => false,
+    let may_close = |standing: &Standing| match (standing, idle_since) {
+        (Standing::Idle(since), Some(latest)) => *since <= latest,
+        (_, Some(_)) | (Standing::Writes, None) => false,
+        (Standing::Idle(_) | Standing::Waits(_), None) => true,
+        (Standing::Reads(_), None) => may_cut_reads,
     };
     all.enumerate().filter(|(_, each)| may_close(each)).min_by_key(|(_, each)| *each).map(|(place, _)| place)
 }
@@ -166,7 +168,7 @@ mod tests {
     #[test]
     fn idle_ones_go_first_then_those_that_wait_and_writes_never() {
         use Standing::{Idle, Reads, Waits, Writes};
-        let first = |all: &[Standing], extent| super::first(all.iter().copied(), extent).map(|place| all[place]);
+        let first = |all: &[Standing], extent| super::first(all.iter().copied(), extent, None).map(|place| all[place]);
         let at = BootMs;
         assert_eq!(first(&[Waits(at(1)), Idle(at(9)), Idle(at(8))], Extent::Waiting), Some(Idle(at(8))));
         assert_eq!(first(&[Writes, Waits(at(3)), Waits(at(2)), Reads(at(1))], Extent::Reading), Some(Waits(at(2))));
@@ -174,5 +176,8 @@ mod tests {
         assert_eq!(first(&[Reads(at(2)), Reads(at(1)), Writes], Extent::Reading), Some(Reads(at(1))));
         assert_eq!(first(&[Reads(at(2)), Writes], Extent::Reading), None, "not more than half");
         assert_eq!(first(&[Writes, Writes], Extent::Reading), None);
+        let spared = |all: &[Standing]| super::first(all.iter().copied(), Extent::Reading, Some(at(5)));
+        assert_eq!(spared(&[Idle(at(6)), Waits(at(1)), Reads(at(1)), Reads(at(1))]), None, "another worker has one");
+        assert_eq!(spared(&[Idle(at(6)), Idle(at(5))]), Some(1));
     }
 }

@@ -237,6 +237,12 @@ impl Hold {
         collected
     }
 
+    /// Nothing has been taken of it.
+    #[must_use]
+    pub fn is_untouched(&self) -> bool {
+        self.size == 0 && self.outcome.is_none()
+    }
+
     /// Takes what is there.
     fn collect(&mut self, limits: Limits, client: &Client, context: &mut Context<'_>) -> Poll<Result<Held, NoBody>> {
         loop {
@@ -347,6 +353,28 @@ impl Source {
     #[must_use]
     pub fn is_here(&self) -> bool {
         matches!(self, Self::Here { .. })
+    }
+
+    /// Gives its room back while it is not known whether the write may go on: what has come with a head is there in any case,
+    /// and nothing more is read.
+    #[must_use]
+    pub fn without_room(mut self) -> Self {
+        match &mut self {
+            Self::Here { share, .. } | Self::Coming { share, .. } => *share = None,
+        }
+        self
+    }
+
+    /// Takes room of `total` for a body that is here; `None` where there is none. One that is to come gets it when it is
+    /// collected.
+    #[must_use]
+    pub fn with_room(mut self, plane: &Arc<Plane>, total: usize) -> Option<Self> {
+        if let Self::Here { body, share: share @ None } = &mut self
+            && let Some(bytes) = body.size_hint().exact().filter(|bytes| *bytes > 0)
+        {
+            *share = Some(Share::take(plane, usize::try_from(bytes).ok()?, total)?);
+        }
+        Some(self)
     }
 
     /// What is still to come, for whoever throws it away.

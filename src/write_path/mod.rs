@@ -3,11 +3,12 @@
 //! - [`accept`]: the port; a worker per core. [`crowd`]: how many connections each client has, and who waits for room. [`connection`]: one client's
 //!   connection, its timeouts; [`evict`]: which one is closed for another; `begun`: which protocol it speaks. [`raw_head`]: heads that two parsers could read in two ways.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
-//!   [`elect`]: the same for terms of leadership. [`guard`]: an admitted write, until its end.
+//!   [`elect`]: the same for terms of leadership. [`waits`]: places for those that wait for this. [`guard`]: an admitted write, until its end.
 //! - [`outgoing`]: bodies, made ready to be sent. [`hold`]: bodies that are collected first. [`upload`]: longer ones,
 //!   whose end is held back until the write has been judged again. [`pace`]: how slow a client may be.
 //! - [`forward`]: to the store and back, once. [`conclude`]: the store's answer. `outcome`: the end of a write.
 //!   [`response_body`]: the answer on its way to the client. [`detach`]: what goes on when the client is gone.
+//!   [`taking`]: how slow a client may be that takes an HTTP/2 answer.
 //! - [`reply`]: the store's answer or a refusal, as a response. `refusals`: what refusals say. `declined`: requests
 //!   that are refused before their body is read.
 //! - [`keyed`]: writes with an idempotency key: each runs once. [`journaled`]: the journal's lines.
@@ -40,7 +41,9 @@ pub mod raw_head;
 mod refusals;
 pub mod reply;
 pub mod response_body;
+pub mod taking;
 pub mod upload;
+pub mod waits;
 
 use std::{
     cell::{Cell, RefCell},
@@ -61,6 +64,7 @@ use self::{
     hold::HeldBy,
     keyed::Keys,
     plan::{Before, Outfit, Plan},
+    waits::Waits,
 };
 use crate::{
     barrier::generation::Generation,
@@ -83,8 +87,8 @@ pub struct Plane {
     pub held_by: Mutex<HeldBy>,
     /// Bytes of answers to reads that were taken ahead of their clients.
     pub answer_bytes: AtomicUsize,
-    /// Writes that wait for their lease to open.
-    pub waiting: AtomicUsize,
+    /// Writes that wait before they can be judged.
+    pub waits: Waits,
     pub connections: AtomicUsize,
     /// Whose connections they are.
     pub crowd: Crowd,
@@ -115,7 +119,7 @@ impl Plane {
             held_bytes: AtomicUsize::new(0),
             held_by: Mutex::default(),
             answer_bytes: AtomicUsize::new(0),
-            waiting: AtomicUsize::new(0),
+            waits: Waits::default(),
             connections: AtomicUsize::new(0),
             crowd: Crowd::default(),
             keys: Keys::new(&settings.idempotency),

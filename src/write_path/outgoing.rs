@@ -14,7 +14,7 @@ use super::{
     hold::{Held, Hold, Limits, Share, Source},
     keyed::{self, Claimed},
     pace::Pace,
-    refusals::{rerouted, unsent},
+    refusals::{no_room, rerouted, unsent},
     reply::{Refused, ReplyBody},
     upload::{Broken, Stream, Upload, UploadState},
 };
@@ -160,7 +160,7 @@ impl Job {
 
     /// Collects a body that is short.
     async fn collect(&self, mut hold: Hold, share: Option<Share>) -> Result<Collected, Refused> {
-        if share.is_none() && hold.body.is_end_stream() {
+        if hold.is_untouched() && hold.body.is_end_stream() {
             return Ok(Collected::Whole(Outgoing::whole(StoreBody::Empty, None)));
         }
         if !self.may_have_body {
@@ -175,7 +175,7 @@ impl Job {
         let of_asker = |share: Share| share.of(self.asker(), settings.hold_total_bytes);
         let Some(share) = share.or_else(take).and_then(of_asker) else {
             drop(self.stream_on(self.streamed(hold.body, length)));
-            return Err(Refused::new(Code::GateOverloaded, "too many bodies are being held; try again in a moment"));
+            return Err(no_room());
         };
         let limits = Limits::of(&self.outfit.plan);
         if !self.guard().is_some_and(|guard| guard.is_judged()) {

@@ -28,15 +28,17 @@ use hyper::body::Incoming;
 use super::{
     Worker,
     connection::{Busy, Client},
+    crowd::Peer,
     decide::{self, AdmitOptions, Decided, decide_at_once, decide_in_time},
     declined::Declined,
-    detach::Detachable,
+    detach::{Detachable, about},
     evict::{At, Turned},
     forward::{Active, Admitted, Job, forward},
     guard::WriteGuard,
     hold::{Limits, Source},
     keyed::Lookup,
     plan::Outfit,
+    refusals::no_room,
     reply::{Answered, Refused, ReplyBody, refuse},
 };
 use crate::{
@@ -122,6 +124,7 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
         FirstLook::Refused(why) => match lookup {
             None => Stage::Refused(Declined::new(why, &head, body)),
             Some(lookup) => {
+                let body = body.without_room();
                 let declined = async move { decline_keyed(*lookup, &worker, &client, &outfit, &head, body, why).await };
                 Stage::Work(Box::pin(declined))
             }
@@ -132,12 +135,16 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
         }
         FirstLook::Admitted(write) => Stage::Write(forward_write(worker, outfit, client, head, body, write)),
         FirstLook::Undecided(undecided) => Stage::Work(Box::pin(async move {
-            // It may not go on yet.
+            // It may not go on yet, and no judge has looked at its token.
+            let body = body.without_room();
             let loose = Turned::new(&client, At::of(&head.method), At::Loose, worker.now());
-            let decided = undecided.decide(&worker, &outfit, &head.method).await;
+            let decided = undecided.decide((&worker, client.peer), &outfit, &head.method).await;
             drop(loose);
             match decided {
-                Ok(write) => forward_write(worker, outfit, client, head, body, write).await,
+                Ok(write) => match body.with_room(&worker.plane, outfit.plan.settings.hold_total_bytes) {
+                    Some(body) => forward_write(worker, outfit, client, head, body, write).await,
+                    None => Err(about(no_room(), &write.guard, &outfit.plan.routes.all()[write.route].name).into()),
+                },
                 Err(why) => match lookup {
                     None => Err(Declined::new(why, &head, body).finish(&worker).into()),
                     Some(lookup) => decline_keyed(*lookup, &worker, &client, &outfit, &head, body, why).await,
@@ -273,10 +280,15 @@ struct Undecided {
 }
 
 impl Undecided {
-    async fn decide(self, worker: &Worker, outfit: &Outfit, method: &Method) -> Result<Admitted, Refused> {
+    async fn decide(
+        self,
+        (worker, client): (&Worker, Peer),
+        outfit: &Outfit,
+        method: &Method,
+    ) -> Result<Admitted, Refused> {
         let Self { entered, route, target, others, stopwatch, options, key } = self;
         let admission = Admitting { worker, outfit, method, route };
-        let write = match decide_in_time(worker, entered, target, others, options).await {
+        let write = match decide_in_time((worker, client), entered, target, others, options).await {
             Ok(guard) => admission.permitted(guard, stopwatch)?,
             Err((refused, entered)) => admission.refused(entered, stopwatch, refused)?,
         };

@@ -19,6 +19,11 @@ pub(super) fn unknown(what: String) -> Refused {
     Refused::new(Code::OutcomeUnknown, what + "; look before you write again")
 }
 
+/// A body is not read, since too many are held.
+pub(super) fn no_room() -> Refused {
+    Refused::new(Code::GateOverloaded, "too many bodies are being held; try again in a moment")
+}
+
 pub(super) fn no_answer(why: &str) -> Refused {
     Refused::new(Code::StoreUnreachable, format!("the store gave no answer ({why}); nothing was written"))
 }

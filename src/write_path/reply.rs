@@ -15,9 +15,10 @@ use super::{
     Plane,
     connection::Busy,
     response_body::{Frames, ResponseBody},
+    taking::{PIECE, Reply},
 };
 use crate::{
-    fence::{Code, Fence, HolderId, LeaseSeq, ObjectId, Refusal, code::Plane as Side, verdict::Unusable},
+    fence::{BootMs, Code, Fence, HolderId, LeaseSeq, ObjectId, Refusal, code::Plane as Side, verdict::Unusable},
     gate::receipts::Receipt,
     problem::Problem,
     route::classify::Unfit,
@@ -90,11 +91,27 @@ fn poll_store(
     busy: Option<&mut Busy>,
     context: &mut Context<'_>,
 ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-    let frame = Pin::new(&mut *reply).poll_frame(context);
-    if let Some(busy) = busy.filter(|_| reply.is_whole()) {
+    let mut frame = Pin::new(&mut *reply).poll_frame(context);
+    let Some(busy) = busy else { return frame };
+    if reply.is_whole() {
         busy.waits();
     }
+    if let (Some(_), Poll::Ready(Some(Ok(next)))) = (busy.taking(), &mut frame) {
+        reply.put_back_behind(next, PIECE);
+    }
     frame
+}
+
+/// Notes that the client of an HTTP/2 answer has asked for more.
+#[inline(never)]
+fn has_asked(reply: &Reply, now: BootMs, got: &Poll<Option<Result<Frame<Bytes>, Cut>>>) {
+    let size = |frame: &Frame<Bytes>| frame.data_ref().map_or(0, Bytes::len);
+    let piece = match got {
+        Poll::Ready(Some(Ok(frame))) => Some(size(frame)),
+        Poll::Ready(_) => Some(0),
+        Poll::Pending => None,
+    };
+    reply.asked(piece, now);
 }
 
 impl Body for ReplyBody {
@@ -108,7 +125,9 @@ impl Body for ReplyBody {
             Content::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Content::Store(reply) => poll_store(reply, this.busy.as_mut(), context),
         };
-        this.busy.as_ref().inspect(|busy| busy.asked(frame.is_ready()));
+        if let Some((reply, now)) = this.busy.as_ref().and_then(Busy::taking) {
+            has_asked(reply, now, &frame);
+        }
         frame
     }
 

@@ -75,6 +75,13 @@ impl Frames {
         self.first.take().map(Frame::data).or_else(|| self.more.pop_front())
     }
 
+    /// Puts data back that was popped last.
+    fn put_back(&mut self, data: Bytes) {
+        if let Some(first) = self.first.replace(data) {
+            self.more.push_front(Frame::data(first));
+        }
+    }
+
     fn is_empty(&self) -> bool {
         self.first.is_none() && self.more.is_empty()
     }
@@ -343,6 +350,13 @@ impl ResponseBody {
     pub fn ahead_of_client(mut self, is_unsized: bool, share: Option<Share>) -> Self {
         (self.is_unsized, self.share) = (is_unsized, share);
         self
+    }
+
+    /// Keeps what is longer of a frame of this body, to be handed on next.
+    pub fn put_back_behind(&mut self, frame: &mut Frame<Bytes>, length: usize) {
+        if let Some(data) = frame.data_mut().filter(|data| data.len() > length) {
+            self.ahead.put_back(data.split_off(length));
+        }
     }
 
     /// Whether all of it is here.

@@ -1,9 +1,12 @@
 //! A client without a token, or one holder alone, cannot stop the writes of others: connections to the store, places in the
 //! queue and connections to the gate are shared out. `room`: the gate's own connections. `shares`: those to the store, and the
-//! memory for bodies.
+//! memory for bodies. `answers`: those of HTTP/2 that are not taken. `waits`: writes that wait for something before they are
+//! judged.
 
+mod answers;
 mod room;
 mod shares;
+mod waits;
 
 use std::{
     io::{Read, Write},
@@ -37,10 +40,13 @@ fn busy(bench: &Bench, count: usize) -> bool {
     bench.gate.shows(&format!("fencegate_store_connections{{state=\"busy\"}} {count}\n"))
 }
 
+/// More than the sockets on its way take up.
+const LARGE: &str = "large:50000000";
+
 /// A download that nobody takes.
 fn untaken(bench: &Bench) -> Conn {
     let mut conn = bench.gate.gate();
-    conn.send("GET", "/users/large", &[("x-store", "large:50000000")], b"").unwrap();
+    conn.send("GET", "/users/large", &[("x-store", LARGE)], b"").unwrap();
     conn
 }
 

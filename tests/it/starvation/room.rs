@@ -232,3 +232,43 @@ fn one_address_does_not_fill_a_room_that_open_files_make_small() {
     }
     assert_eq!(other.try_call("GET", "/users/1", &[], b"").unwrap().status, 502, "it was not closed for the crowd");
 }
+
+/// The longest idle one is closed whichever worker has it, and not a new one of the worker that the next one comes to.
+#[test]
+fn new_connections_are_spared_where_another_worker_has_older_ones() {
+    let bench = Bench::with(|settings| {
+        settings.gate.connections_max = 4;
+        settings.gate.peer_connections_max = 100;
+        settings.gate.workers = 2;
+    });
+    let mut reads = 0;
+    let ticked = |reads: usize| {
+        let line = format!("fencegate_store_response_seconds_count{{kind=\"read\"}} {reads}\n");
+        until("the workers have ticked behind the last read", || bench.gate.shows(&line));
+    };
+    // Which worker a connection comes to is chance: that all four rounds come to the right ones is seldom.
+    for round in 0..4 {
+        let mut old: Vec<Conn> = (0..4).map(|_| bench.gate.gate()).collect();
+        for conn in &mut old {
+            assert_eq!(conn.get("/users/1").status, 200);
+        }
+        reads += old.len();
+        ticked(reads);
+        bench.gate.clock.advance(10_000);
+        let mut new: Vec<Conn> = vec![];
+        for _ in 0..4 {
+            let mut conn = bench.gate.gate();
+            assert_eq!(conn.get("/users/1").status, 200);
+            reads += 1;
+            ticked(reads);
+            new.push(conn);
+        }
+        for conn in &mut new {
+            let is_there = conn.try_call("GET", "/users/1", &[], b"").is_ok();
+            assert!(is_there, "round {round}: it was not closed for another new one");
+            reads += 1;
+        }
+        drop((old, new));
+        until("all are gone", || bench.gate.shows("fencegate_connections 0\n"));
+    }
+}

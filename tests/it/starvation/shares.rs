@@ -73,7 +73,7 @@ fn writes_that_nobody_judges_leave_room_for_those_of_holders() {
 /// Bytes of bodies that may be held, and of one body.
 const HELD: usize = 1_000;
 
-fn little_memory(settings: &mut Settings) {
+pub(super) fn little_memory(settings: &mut Settings) {
     settings.gate.hold_bytes = HELD / 10;
     settings.gate.hold_total_bytes = HELD;
 }

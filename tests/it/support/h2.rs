@@ -176,12 +176,15 @@ pub const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
 pub const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
 /// A stream was reset because what came on it is no HTTP.
 pub const PROTOCOL_ERROR: u32 = 1;
+/// A stream was broken off.
+pub const CANCEL: u32 = 8;
 
 /// What becomes of a stream.
 #[derive(Debug)]
@@ -291,6 +294,25 @@ impl RawH2 {
                 return u32::from_be_bytes(frame.payload.try_into().unwrap());
             }
         }
+    }
+
+    /// Lets the other end send so many bytes more on a stream, and waits for them. Returns why the stream was reset, if it was
+    /// before that.
+    #[track_caller]
+    pub fn take(&mut self, stream: u32, bytes: u32) -> Result<(), u32> {
+        for whose in [0, stream] {
+            self.send(WINDOW_UPDATE, 0, whose, &bytes.to_be_bytes());
+        }
+        let mut taken = 0;
+        while taken < bytes as usize {
+            let frame = self.receive();
+            match (frame.kind, frame.stream == stream) {
+                (DATA, true) => taken += frame.payload.len(),
+                (RST_STREAM, true) => return Err(u32::from_be_bytes(frame.payload.try_into().unwrap())),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// What becomes of a stream: its answer's body, or its end without one.
