@@ -1,7 +1,11 @@
 //! A disk that stands still: writes and lease calls that need it are refused in time, and reads pass.
 
-use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command};
+use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command, sync::Arc};
 
+use fencegate::{
+    fence::{ObjectId, elected::Sighting, election::LeaseName},
+    table::ledger::Refused,
+};
 use serde_json::json;
 
 use super::support::{
@@ -18,8 +22,12 @@ use super::support::{
 const STALL_MS: u64 = 400;
 
 fn bench() -> Bench {
+    bench_that_waits(STALL_MS)
+}
+
+fn bench_that_waits(stall_ms: u64) -> Bench {
     Bench::with(|settings| {
-        settings.table.stall_timeout_ms = STALL_MS;
+        settings.table.stall_timeout_ms = stall_ms;
         settings.store.response_timeout_ms = 86_400_000;
     })
 }
@@ -32,6 +40,19 @@ fn stall(bench: &Bench) -> Conn {
     conn.send("POST", "/v1/leases", &[("content-type", "application/json")], body.as_bytes()).unwrap();
     bench.gate.table.wait_for_held_sync();
     conn
+}
+
+/// Long enough to fill the ledger's queue before the stall shows.
+const FILL_MS: u64 = 2_000;
+
+/// Leaves no room in the queue of a ledger whose disk stands still, by calls that change nothing.
+fn fill_queue(bench: &Bench) {
+    let ledger = &bench.gate.running().gate.ledger;
+    let lease = Arc::new(LeaseName { namespace: "none".to_owned(), name: "none".to_owned() });
+    let object = ObjectId::new("none").unwrap();
+    let ask = || ledger.sight(object.clone(), Sighting::Gone { lease: Arc::clone(&lease) }, false).err();
+    let full = std::iter::repeat_with(ask).flatten().next();
+    assert_eq!(full, Some(Refused::Overloaded), "it is full before the stall shows");
 }
 
 /// How many writes the store has applied.
@@ -122,6 +143,65 @@ fn an_answer_that_the_store_has_given_is_passed_on_and_kept_once_the_disk_goes_o
     until("it goes on", || bench.gate.shows("fencegate_ledger_commit_oldest_seconds 0\n"));
     let again = bench.put("/users/1", &headers);
     assert_eq!((again.status, again.header("idempotency-replayed")), (answer.status, Some("true")), "{again:?}");
+    assert_eq!(written(&bench.store), 1);
+}
+
+/// Sends a keyed write, and does not wait for its answer.
+fn send_keyed(bench: &Bench, key: &str) -> Conn {
+    let mut conn = bench.gate.gate();
+    let headers = [("fence-token", bench.token()), ("idempotency-key", key)];
+    conn.send("PUT", "/users/1", &headers, b"value").unwrap();
+    conn
+}
+
+#[test]
+fn a_keyed_write_that_was_never_begun_leaves_nothing_to_take_back() {
+    let bench = bench_that_waits(FILL_MS);
+    let mut stalled = stall(&bench);
+    fill_queue(&bench);
+    until("the stall shows", || bench.gate.running().gate.ledger.pulse().age().as_millis() >= u128::from(FILL_MS));
+    for _ in 0..3 {
+        let refused = send_keyed(&bench, "k").receive().unwrap();
+        refused.refusal(503, "TABLE_UNAVAILABLE");
+    }
+    may_be_done_yet(&stalled.receive().unwrap());
+    bench.gate.table.release_syncs();
+    until("it goes on", || send_keyed(&bench, "k").receive().unwrap().status == 200);
+    assert_eq!(written(&bench.store), 1);
+}
+
+#[test]
+fn a_twin_does_not_wait_for_a_key_that_cannot_be_given_back() {
+    let bench = bench_that_waits(FILL_MS);
+    let mut stalled = stall(&bench);
+    let mut first = send_keyed(&bench, "k");
+    // Its twin waits, so it is in the ledger's queue itself.
+    until("it is on its way", || !bench.gate.running().gate.records.stripes.is_idle());
+    let mut twin = send_keyed(&bench, "k");
+    until("its twin waits", || bench.gate.shows("fencegate_idempotency_waiting 1"));
+    fill_queue(&bench);
+    first.receive().unwrap().refusal(503, "TABLE_UNAVAILABLE");
+    twin.receive().unwrap().refusal(503, "TABLE_UNAVAILABLE");
+    let refused = send_keyed(&bench, "k").receive().unwrap();
+    refused.refusal(503, "TABLE_UNAVAILABLE");
+    may_be_done_yet(&stalled.receive().unwrap());
+    bench.gate.table.release_syncs();
+    until("it goes on", || send_keyed(&bench, "k").receive().unwrap().status == 200);
+    assert_eq!(written(&bench.store), 1);
+}
+
+#[test]
+fn a_twin_of_a_write_that_the_store_has_is_not_told_that_nothing_was_sent() {
+    let bench = bench();
+    let headers = [("fence-token", bench.token()), ("idempotency-key", "k")];
+    let first = Hung::send(&bench.store, bench.gate.gate(), "/users/1", &headers);
+    let mut stalled = stall(&bench);
+    may_be_done_yet(&send_keyed(&bench, "k").receive().unwrap());
+    may_be_done_yet(&stalled.receive().unwrap());
+    bench.gate.table.release_syncs();
+    first.let_go().applied();
+    let again = send_keyed(&bench, "k").receive().unwrap();
+    assert_eq!((again.status, again.header("idempotency-replayed")), (200, Some("true")), "{again:?}");
     assert_eq!(written(&bench.store), 1);
 }
 

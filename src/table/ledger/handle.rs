@@ -137,14 +137,20 @@ impl Ledger {
     /// # Errors
     /// As the answer says; where the table stands still; where the ledger is gone.
     pub async fn wait<T>(&self, answer: &mut Answer<T>) -> Result<T, Refused> {
+        let answered = self.while_it_gets_on(answer).await;
+        answered.map_or(Err(Refused::Stalled), |answer| answer.unwrap_or(Err(Refused::Stopping)))
+    }
+
+    /// Waits as long as the ledger gets on; `None`: the table stands still.
+    pub async fn while_it_gets_on<T>(&self, mut waiting: impl Future<Output = T> + Unpin) -> Option<T> {
         if !has_timers() {
-            return answer.await.unwrap_or(Err(Refused::Stopping));
+            return Some(waiting.await);
         }
         loop {
             let left = self.patience.saturating_sub(self.pulse.age()).max(LEAST_LOOK);
-            match tokio::time::timeout(left, &mut *answer).await {
-                Ok(answer) => return answer.unwrap_or(Err(Refused::Stopping)),
-                Err(_) if self.is_stalled() => return Err(Refused::Stalled),
+            match tokio::time::timeout(left, &mut waiting).await {
+                Ok(done) => return Some(done),
+                Err(_) if self.is_stalled() => return None,
                 // It waits for its turn, or for others.
                 Err(_) => {}
             }
@@ -353,7 +359,8 @@ impl Ledger {
     /// Remembers a keyed write, unless its key is known: durable when this returns.
     ///
     /// # Errors
-    /// Where the table is not usable.
+    /// Where the table is not usable. `Unavailable` and `Overloaded` say that nothing was begun, and that there is
+    /// nothing to take back.
     pub async fn begin_keyed(&self, attempt: Attempt) -> Result<Begun, Refused> {
         let attempt = Box::new(attempt);
         self.call(|reply| Command::BeginKeyed { attempt, reply }).await
