@@ -60,7 +60,12 @@ use crate::{
     metrics::Metrics,
     problem::Problem,
     route::Routes,
-    table::{TableFault, ledger::Ledger, news::News, records::Records},
+    table::{
+        TableFault,
+        ledger::{Ledger, Refused},
+        news::News,
+        records::Records,
+    },
     write_path::receipts::Receipts,
 };
 
@@ -105,8 +110,9 @@ impl Gate {
     /// passed: whether it is so.
     pub async fn drain(&self) -> bool {
         self.draining.store(true, Ordering::Release);
-        // A ledger that is gone has nothing left to do.
-        tokio::time::timeout(self.deadline, self.ledger.close()).await.is_ok()
+        let closed = tokio::time::timeout(self.deadline, self.ledger.close()).await;
+        // A ledger that is gone has nothing left to do. One that has no room for the call goes on granting.
+        matches!(closed, Ok(Ok(()) | Err(Refused::Stopping)))
     }
 
     /// Returns when no write is on its way to the store, or a deadline has passed: whether it is so.

@@ -1,11 +1,12 @@
 //! A disk that stands still: writes and lease calls that need it are refused in time, and reads pass.
 
-use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command, sync::Arc};
+use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command, sync::Arc, time::Duration};
 
 use fencegate::{
     fence::{ObjectId, elected::Sighting, election::LeaseName},
-    table::ledger::Refused,
+    table::{codec::Terms, ledger::Refused},
 };
+use rustix::process::Signal;
 use serde_json::json;
 
 use super::support::{
@@ -219,6 +220,29 @@ fn a_drain_before_a_stop_does_not_wait_for_ever() {
 }
 
 #[test]
+fn a_drain_that_the_ledger_has_no_room_for_is_not_said_to_be_done() {
+    let bench = bench_that_waits(FILL_MS);
+    let mut stalled = stall(&bench);
+    fill_queue(&bench);
+    bench.gate.ops().call("POST", "/drain", &[], b"").refusal(503, "TABLE_UNAVAILABLE");
+    may_be_done_yet(&stalled.receive().unwrap());
+    bench.gate.table.release_syncs();
+    until("it is drained", || bench.gate.ops().call("POST", "/drain", &[], b"").status == 200);
+}
+
+#[test]
+fn a_reload_that_is_past_the_point_of_return_does_not_wait_for_ever() {
+    let bench = bench();
+    let mut stalled = stall(&bench);
+    let ledger = bench.gate.running().gate.ledger.clone();
+    let adopted = bench.gate.runtime.block_on(async move {
+        tokio::time::timeout(Duration::from_secs(60), ledger.adopt(Terms::default())).await
+    });
+    assert_eq!(adopted.expect("an answer to adopt"), Err(Refused::Stalled));
+    may_be_done_yet(&stalled.receive().unwrap());
+}
+
+#[test]
 fn outside_numbers_do_not_wait_for_ever_either() {
     let world = crate::external::World::with_settings(|settings| settings.table.stall_timeout_ms = STALL_MS);
     world.put_with("5", &[]).applied();
@@ -241,6 +265,26 @@ impl Control {
         let file = fs::OpenOptions::new().write(true).open(&self.0).unwrap();
         file.write_all_at(&value.to_ne_bytes(), place).unwrap();
     }
+}
+
+#[test]
+fn a_stop_does_not_wait_for_a_reload_that_waits_for_the_disk() {
+    let site = Site::with_table();
+    let control = Control(site.folder.path().join("control"));
+    fs::write(&control.0, [0; 48]).unwrap();
+    let mut command = Command::new(binary());
+    command.env("LD_PRELOAD", shim()).env("CHAOS_CONTROL", &control.0);
+    command.env("FENCEGATE__TABLE__STALL_TIMEOUT_MS", "600000").env("FENCEGATE__SHUTDOWN__DEADLINE_MS", "1000");
+    let gate = site.serve_with(command);
+    control.set(Control::HOLD_SYNC, 1);
+    site.configure("[[route]]\nname = 'r'\nmatch = '/a/{object}/{rest...}'\nobject = '{object}'\n");
+    gate.signal(Signal::HUP);
+    until("the reload waits for the disk", || {
+        let metrics = String::from_utf8(gate.ops().get("/metrics").body).unwrap();
+        !metrics.contains("fencegate_ledger_commit_oldest_seconds 0\n")
+    });
+    gate.stop();
+    assert!(site.log().contains("stopping: SIGTERM"), "{}", site.log());
 }
 
 #[test]

@@ -422,9 +422,9 @@ impl Ledger {
     /// From here on writes go by these terms only, but for those that are on their way.
     ///
     /// # Errors
-    /// Where the ledger is gone already.
+    /// Where the table stands still: `Stalled` says that it will be done. Where the ledger has no room, or is gone.
     pub async fn adopt(&self, terms: Terms) -> Result<(), Refused> {
-        self.call_at_last(|reply| Command::Adopt { terms, reply }).await
+        self.call_anyway(|reply| Command::Adopt { terms, reply }).await
     }
 
     /// Grants nothing more from here on: whoever waits or asks gets [`Refused::Stopping`]. Renewals
