@@ -128,12 +128,12 @@ pub fn restore(backup: &Path, data: &Path, how: How, now: Now) -> Result<Restore
         return Err(BackupFault::NoBackup(backup.to_owned()));
     }
     let target = table_folder(data);
-    let is_there = target.exists();
-    if is_there && !how.replace {
-        return Err(BackupFault::TableExists(data.to_owned()));
-    }
+    // Said before the lock is asked for: an operator is told of `--replace` before a gate is stopped.
+    is_taken(data, &target, how)?;
     let lock = DataLock::take(data).map_err(at(data))?;
     let _lock = lock.ok_or_else(|| BackupFault::InUse(data.to_owned()))?;
+    // Only now nobody else changes it: another restore may have put its table there meanwhile.
+    let is_there = is_taken(data, &target, how)?;
     let used = Used::find(backup, data, how.above)?;
     let mut staged = Staged::new(data);
     staged.fill(backup)?;
@@ -149,6 +149,14 @@ pub fn restore(backup: &Path, data: &Path, how: How, now: Now) -> Result<Restore
     put(&staged.key, &key_path(data)).map_err(at(data))?;
     put(&staged.table, &target).map_err(at(data))?;
     Ok(Restored { incarnation, set_aside, not_noted: noted })
+}
+
+/// Whether a table is there, which is to be set aside.
+fn is_taken(data: &Path, target: &Path, how: How) -> Result<bool, BackupFault> {
+    match target.exists() {
+        true if !how.replace => Err(BackupFault::TableExists(data.to_owned())),
+        is_there => Ok(is_there),
+    }
 }
 
 /// The floor that this backup was last restored with, in its folder; earlier versions wrote an incarnation's number.
