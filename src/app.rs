@@ -233,10 +233,11 @@ fn report(begun: &Begun, metrics: &Metrics) {
             incarnation,
             "THE END OF THE FENCE TABLE'S LOG WAS LOST. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's word (POST /v1/objects/ID/confirm). Check the disk"
         ),
-        Some(Lost::Behind { epoch }) => tracing::error!(
+        Some(Lost::Behind { epoch, run }) => tracing::error!(
             epoch = epoch.number(),
             incarnation,
-            "THE FENCE TABLE IS NOT THE NEWEST THAT ITS FOLDER HAS HAD: the folder's epoch is above it, so an older copy was put back by hand. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's word (POST /v1/objects/ID/confirm). Copies come back by `fencegate table restore` only"
+            "THE FENCE TABLE IS NOT THE NEWEST THAT ITS FOLDER HAS HAD: the folder's epoch has a later incarnation or a later run, so an older copy was put back by hand. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's word (POST /v1/objects/ID/confirm). Copies come back by `fencegate table restore` only"
+            run,
         ),
     }
     if frame.behind_mark {

@@ -344,6 +344,36 @@ fn an_older_table_that_was_put_back_by_hand_starts_a_new_incarnation() {
     assert_eq!(fence(&site.serve(), "never"), 2 * STRIDE, "the next start is an ordinary one");
 }
 
+#[test]
+fn an_older_table_of_the_same_incarnation_is_not_the_newest_either() {
+    let (site, _) = killed_with_leases(1);
+    let older = site.folder.path().join("older");
+    copy_folder(&site.data().join("table"), &older);
+    for is_clean in [true, false] {
+        let gate = site.serve();
+        gate.api().post("/v1/objects/o0/revoke", &serde_json::json!({ "reason": "next" })).expect(200);
+        let seq = acquire(&mut gate.api(), "o0", "b", 3_600_000)["lease_seq"].as_u64().unwrap();
+        if is_clean {
+            gate.stop();
+        } else {
+            gate.kill();
+        }
+        fs::remove_dir_all(site.data().join("table")).unwrap();
+        copy_folder(&older, &site.data().join("table"));
+        let gate = site.serve();
+        assert!(site.log().contains("NOT THE NEWEST THAT ITS FOLDER HAS HAD"), "{}", site.log());
+        assert!(acquire(&mut gate.api(), "o0", "c", 3_600_000)["lease_seq"].as_u64().unwrap() > seq);
+        let floor = fence(&gate, "never");
+        gate.stop();
+        let gate = site.serve();
+        assert_eq!(fence(&gate, "never"), floor, "the next start is an ordinary one");
+        gate.stop();
+        // What has begun since is an incarnation of its own, and its copy is of that.
+        fs::remove_dir_all(&older).unwrap();
+        copy_folder(&site.data().join("table"), &older);
+    }
+}
+
 /// The second sees a folder without a table, since the first has it aside; then the first comes to its end.
 #[test]
 fn of_two_restores_at_once_the_second_changes_nothing() {
