@@ -21,6 +21,7 @@ use crate::{
     api::{
         self, Gate, Shared,
         listen::{self, Port, Room},
+        reads::Reads,
     },
     authority::{Authority, migration},
     barrier::{generation::Generation, stripes},
@@ -216,6 +217,7 @@ fn assemble(
         deadline: Duration::from_millis(settings.shutdown.deadline_ms),
         metrics,
         receipts: Receipts::new(settings.receipts.keep, run),
+        reads: Reads::default(),
         watchers: Arc::new(Semaphore::new(room.watching)),
         draining: AtomicBool::new(false),
         stopping: watch::Sender::new(false),
@@ -235,9 +237,9 @@ fn report(begun: &Begun, metrics: &Metrics) {
         ),
         Some(Lost::Behind { epoch, run }) => tracing::error!(
             epoch = epoch.number(),
+            run,
             incarnation,
             "THE FENCE TABLE IS NOT THE NEWEST THAT ITS FOLDER HAS HAD: the folder's epoch has a later incarnation or a later run, so an older copy was put back by hand. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's word (POST /v1/objects/ID/confirm). Copies come back by `fencegate table restore` only"
-            run,
         ),
     }
     if frame.behind_mark {

@@ -8,6 +8,7 @@
 //! - [`watch`]: lease events as a stream.
 //! - [`ops`]: probes, metrics, drain.
 //! - [`listen`]: serving a port that no caller can stall: [`seats`] for its connections, `socket` under them.
+//! - [`reads`]: reads of the table, only so many at a time.
 //! - [`schema`]: what requests may say. [`origin`]: who may call. [`extract`]: bodies, queries and ids, checked. Refusals are [`Problem`]s.
 
 pub mod backups;
@@ -21,6 +22,7 @@ pub mod migrations;
 pub mod objects;
 pub mod ops;
 pub mod origin;
+pub mod reads;
 pub mod receipts;
 pub mod routes;
 pub mod schema;
@@ -50,7 +52,10 @@ use tokio::sync::{Semaphore, watch as signal};
 use utoipa::{OpenApi, openapi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use self::seats::{Places, in_place};
+use self::{
+    reads::{Place, Reads},
+    seats::{Places, in_place},
+};
 use crate::{
     authority::Authority,
     clock::Clock,
@@ -89,6 +94,7 @@ pub struct Gate {
     pub deadline: Duration,
     pub metrics: Arc<Metrics>,
     pub receipts: Receipts,
+    pub reads: Reads,
     /// How many more may watch.
     pub watchers: Arc<Semaphore>,
     /// No new leases are handed out, and no new writes let in: the gate is about to stop.
@@ -128,13 +134,21 @@ impl Gate {
     /// Reads the table off the api's own threads.
     ///
     /// # Errors
-    /// `TABLE_UNAVAILABLE` where the read fails, or its disk stands still.
+    /// `TABLE_UNAVAILABLE` where the read fails, or its disk stands still: at once where that is known, and as many
+    /// reads as may be wait for it already.
     pub async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
     ) -> Result<T, Problem> {
-        let done = tokio::time::timeout(self.ledger.patience(), self.read_at_length(read)).await;
-        done.unwrap_or_else(|_| Err(Problem::table_unavailable()))
+        let reading = async {
+            let place = self.reads.place().await.ok_or_else(Problem::table_unavailable)?;
+            self.read_in(Some(place), read).await
+        };
+        let done = tokio::time::timeout(self.ledger.patience(), reading).await;
+        done.unwrap_or_else(|_| {
+            self.reads.are_overdue();
+            Err(Problem::table_unavailable())
+        })
     }
 
     /// The same, however long it takes: for copies.
@@ -145,8 +159,22 @@ impl Gate {
         self: &Arc<Self>,
         read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
     ) -> Result<T, Problem> {
+        self.read_in(None, read).await
+    }
+
+    /// The same, in this place: the read keeps it to its end, whoever waits for that.
+    async fn read_in<T: Send + 'static>(
+        self: &Arc<Self>,
+        place: Option<Place>,
+        read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
+    ) -> Result<T, Problem> {
         let records = Arc::clone(&self.records);
-        let done = tokio::task::spawn_blocking(move || read(&records)).await;
+        let reading = move || {
+            let done = read(&records);
+            drop(place);
+            done
+        };
+        let done = tokio::task::spawn_blocking(reading).await;
         match done {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(fault)) => {

@@ -2,6 +2,7 @@
 
 use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command, sync::Arc, time::Duration};
 
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use fencegate::{
     fence::{ObjectId, elected::Sighting, election::LeaseName},
     table::{codec::Terms, ledger::Refused},
@@ -240,6 +241,38 @@ fn a_reload_that_is_past_the_point_of_return_does_not_wait_for_ever() {
     });
     assert_eq!(adopted.expect("an answer to adopt"), Err(Refused::Stalled));
     may_be_done_yet(&stalled.receive().unwrap());
+}
+
+/// A write with a token that could be one, for an object that is not in memory.
+fn send_made_up(bench: &Bench, n: usize) -> Conn {
+    let object = format!("o{n:03}");
+    let (_, secret) = bench.token().rsplit_once('.').unwrap();
+    let token = format!("fg1.1.{}.{secret}", BASE64_URL_SAFE_NO_PAD.encode(&object));
+    let mut conn = bench.gate.gate();
+    conn.send("PUT", &format!("/{object}/1"), &[("fence-token", &token)], b"value").unwrap();
+    conn
+}
+
+#[test]
+fn reads_that_hang_take_no_more_than_their_share_of_threads() {
+    let store = Store::start();
+    let bench = Bench::with(|settings| {
+        settings.table.stall_timeout_ms = STALL_MS;
+        // By name, which takes a thread to look up.
+        settings.store.url = format!("http://localhost:{}", store.port);
+    });
+    bench.gate.table.hold_reads();
+    for turn in 0..3 {
+        let mut writers: Vec<Conn> = (0..200).map(|n| send_made_up(&bench, turn * 200 + n)).collect();
+        for writer in &mut writers {
+            writer.receive().unwrap().refusal(503, "TABLE_UNAVAILABLE");
+        }
+        assert_eq!(bench.gate.table.held_reads(), 64, "turn {turn}");
+    }
+    assert_eq!(bench.call("GET", "/users/1", &[]).status, 200, "reads pass");
+    bench.put("/users/1", &[("fence-token", bench.token())]).applied();
+    bench.gate.table.release_reads();
+    until("it goes on", || send_made_up(&bench, 999).receive().unwrap().status != 503);
 }
 
 #[test]
