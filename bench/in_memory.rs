@@ -66,6 +66,7 @@ pub(crate) fn gate() -> Arc<Gate> {
         deadline: Duration::ZERO,
         metrics,
         receipts: Receipts::new(100, 1),
+        reads: fencegate::gate::reads::Reads::default(),
         watchers: Arc::new(Semaphore::new(0)),
         draining: AtomicBool::new(false),
         stopping: watch::Sender::new(false),

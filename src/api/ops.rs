@@ -76,7 +76,7 @@ async fn drain(
     if !gate.drain().await {
         return Err(Problem::new(
             Code::TableUnavailable,
-            "the disk of the fence table does not answer, so its last changes are not done; ask again, or stop all the same",
+            "the fence table does not answer, so its last changes are not done; ask again, or stop all the same",
         ));
     }
     if gate.idle(gate.deadline).await {

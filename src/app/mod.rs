@@ -29,7 +29,7 @@ use crate::{
     clock::Clock,
     config::{Fault, Faults, Settings},
     fence::Ttl,
-    gate::{Gate, Shared, receipts::Receipts},
+    gate::{Gate, Shared, reads::Reads, receipts::Receipts},
     kubernetes::elections::Elections,
     metrics::Metrics,
     migration,
@@ -234,6 +234,7 @@ fn assemble(
         deadline: Duration::from_millis(settings.shutdown.deadline_ms),
         metrics,
         receipts: Receipts::new(settings.receipts.keep, run),
+        reads: Reads::default(),
         watchers: Arc::new(Semaphore::new(room.watching)),
         draining: AtomicBool::new(false),
         stopping: watch::Sender::new(false),
@@ -251,10 +252,11 @@ fn report(begun: &Begun, metrics: &Metrics) {
             incarnation,
             "THE END OF THE FENCE TABLE'S LOG WAS LOST. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's word (POST /v1/objects/ID/confirm). Check the disk"
         ),
-        Some(Lost::Behind { epoch }) => tracing::error!(
+        Some(Lost::Behind { epoch, run }) => tracing::error!(
             epoch = epoch.number(),
+            run,
             incarnation,
-            "THE FENCE TABLE IS NOT THE NEWEST THAT ITS FOLDER HAS HAD: the folder's epoch is above it, so an older copy was put back by hand. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's word (POST /v1/objects/ID/confirm). Copies come back by `fencegate table restore` only"
+            "THE FENCE TABLE IS NOT THE NEWEST THAT ITS FOLDER HAS HAD: the folder's epoch has a later incarnation or a later run, so an older copy was put back by hand. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's word (POST /v1/objects/ID/confirm). Copies come back by `fencegate table restore` only"
         ),
     }
     if frame.behind_mark {

@@ -2,11 +2,11 @@
 
 use std::{io::Write, path::Path, time::Duration};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{ConfigArgs, Done, Failed, log, runtime};
 use crate::{
-    app,
+    app::{self, Running},
     clock::Clock,
     config::{self, Fault, LogFormat, Settings},
 };
@@ -31,38 +31,64 @@ pub(super) fn run(args: &Args) -> Done {
 }
 
 async fn serve(path: &Path, settings: &Settings, faults: Vec<Fault>) -> Done {
-    let hear = |kind| signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")));
-    let (mut terminate, mut interrupt) = (hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?);
-    let mut hangup = hear(SignalKind::hangup())?;
+    let (mut ends, mut hangup) = (Ends::hear()?, hear(SignalKind::hangup())?);
     let ports = app::prepare(settings, faults).map_err(Failed::Config)?;
     let running = app::start(settings, Clock::machine(), ports).await.map_err(Failed::Config)?;
     // Nobody may be listening to this line; the gate serves all the same.
     let _ = writeln!(std::io::stdout(), "ready gate={} api={} ops={}", running.listens, running.api, running.ops);
-    loop {
+    let signal = loop {
         tokio::select! {
-            _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),
-            _ = interrupt.recv() => tracing::info!("stopping: SIGINT"),
-            _ = hangup.recv() => {
-                match running.reload(config::load(path)).await {
-                    Ok(()) => tracing::info!("SIGHUP: the settings were read again"),
-                    Err(faults) => tracing::error!(%faults, "SIGHUP: the settings are faulty; the old ones stay"),
-                }
-                continue;
-            }
+            signal = ends.next() => break signal,
+            _ = hangup.recv() => {}
         }
-        break;
-    }
+        // A reload may wait for the fence table. A stop does not wait for that.
+        tokio::select! {
+            signal = ends.next() => break signal,
+            () = reload(&running, path) => {}
+        }
+    };
+    tracing::info!("stopping: {signal}");
     let stop = running.stop(Duration::from_millis(settings.shutdown.deadline_ms));
     let stopped = tokio::select! {
         stopped = stop => stopped,
-        _ = terminate.recv() => return Err(cut_short("SIGTERM")),
-        _ = interrupt.recv() => return Err(cut_short("SIGINT")),
+        signal = ends.next() => return Err(cut_short(signal)),
     };
     match stopped {
         Ok(()) => tracing::info!("stopped in good order"),
         Err(why) => tracing::warn!(why, "stopped, but the next start counts as unclean"),
     }
     Ok(())
+}
+
+async fn reload(running: &Running, path: &Path) {
+    match running.reload(config::load(path)).await {
+        Ok(()) => tracing::info!("SIGHUP: the settings were read again"),
+        Err(faults) => tracing::error!(%faults, "SIGHUP: the settings are faulty; the old ones stay"),
+    }
+}
+
+fn hear(kind: SignalKind) -> Result<Signal, Failed> {
+    signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")))
+}
+
+/// The signals that end the program.
+struct Ends {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Ends {
+    fn hear() -> Result<Self, Failed> {
+        Ok(Self { terminate: hear(SignalKind::terminate())?, interrupt: hear(SignalKind::interrupt())? })
+    }
+
+    /// The next of them.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
 }
 
 /// A second signal ends the program at once: what was on its way is left, so this is no success.

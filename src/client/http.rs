@@ -55,11 +55,25 @@ impl Kept {
         kept.pop()
     }
 
+    fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     fn put(&self, sender: SendRequest<Full<Bytes>>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < KEPT_MAX {
             kept.push(sender);
         }
+    }
+}
+
+/// A call that nobody waits for to its end: it has taken too long. Where its peer is lost without a word, the other
+/// connections that were kept lead there too, and each would cost a call as long.
+struct Unheard<'a>(Option<&'a Kept>);
+
+impl Drop for Unheard<'_> {
+    fn drop(&mut self) {
+        self.0.inspect(|kept| kept.clear());
     }
 }
 
@@ -111,7 +125,8 @@ impl Client {
     }
 
     /// The same, by a connection that is kept for the next call. For calls that may be carried out twice: where a kept
-    /// connection turns out to be closed, the call is made once more, by a new one.
+    /// connection turns out to be closed, the call is made once more, by a new one. A caller that drops the call keeps
+    /// none of them.
     ///
     /// # Errors
     /// Where there is no whole answer.
@@ -123,7 +138,13 @@ impl Client {
         headers: &[(&str, &str)],
         body: Option<Vec<u8>>,
     ) -> Result<Answer, CallFault> {
-        let request = self.request(method, path, headers, body)?;
+        let mut unheard = Unheard(Some(kept));
+        let answered = self.call_by_one_of(kept, self.request(method, path, headers, body)?).await;
+        unheard.0 = None;
+        answered
+    }
+
+    async fn call_by_one_of(&self, kept: &Kept, request: Request<Full<Bytes>>) -> Result<Answer, CallFault> {
         if let Some(sender) = kept.take()
             && let Ok(answer) = self.call_by(sender, kept, request.clone()).await
         {
@@ -206,7 +227,51 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        sync::mpsc,
+    };
+
     use super::*;
+
+    /// Each of the first three connections gets one answer, and nothing more: its peer is lost, without a word.
+    #[tokio::test]
+    async fn a_call_that_was_not_heard_of_in_time_is_the_only_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = Client::new(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let (asked, mut heard) = mpsc::channel(8);
+        tokio::spawn(async move {
+            for n in 0.. {
+                let (stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(answer_once(stream, (n < 3).then(|| asked.clone())));
+            }
+        });
+        let (client, kept) = (&client, &Kept::default());
+        let call = || client.call_kept(kept, Method::POST, "/", &[], None);
+        let first = tokio::join!(call(), call(), call());
+        assert!(first.0.is_ok() && first.1.is_ok() && first.2.is_ok());
+        assert_eq!(kept.0.lock().unwrap().len(), 3);
+        tokio::select! {
+            _ = call() => panic!("its peer is lost"),
+            _ = heard.recv() => {}
+        }
+        let next = tokio::time::timeout(Duration::from_secs(20), call()).await;
+        assert_eq!(next.expect("an answer by a new connection").unwrap().status, StatusCode::OK);
+    }
+
+    /// Answers a request, and where the peer is to be lost, says when the next one comes.
+    async fn answer_once(mut stream: TcpStream, lost: Option<mpsc::Sender<()>>) {
+        let mut request = [0; 1_024];
+        while stream.read(&mut request).await.is_ok_and(|size| size > 0) {
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            if let Some(lost) = &lost {
+                while stream.read(&mut request).await.is_ok_and(|size| size > 0) {
+                    let _ = lost.try_send(());
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_password_is_neither_taken_nor_repeated() {

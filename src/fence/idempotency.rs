@@ -109,7 +109,7 @@ pub struct Entry {
     /// The lease that it was made with.
     pub seq: LeaseSeq,
     pub lease_id: LeaseId,
-    /// When it was remembered; when it was answered, if that took long.
+    /// When it was remembered; when it was answered or lost, if that took long.
     pub at: WallMs,
     /// The same by the boot clock, and in which run; rows of earlier versions do not say.
     pub since: Option<Since>,
@@ -193,12 +193,22 @@ impl Entry {
         }
     }
 
+    /// Whether it was remembered, or answered, in this run.
+    #[must_use]
+    pub fn is_of(&self, run: u64) -> bool {
+        self.since.is_some_and(|since| since.run == run)
+    }
+
     /// For how long it has been remembered, in milliseconds: by the wall clock or by the boot clock, whichever says
-    /// less. A wall clock that is set forward must not make it forgotten.
+    /// less. A wall clock that is set forward must not make it forgotten. What the last run left without an answer may
+    /// have been on its way until that run ended, so it counts from this run's start.
     #[must_use]
     pub fn age_ms(&self, now: Now, frame: &Frame) -> u64 {
         let by_boot = match self.since {
             Some(Since { run, boot }) if run == frame.run => now.boot.since(boot),
+            Some(Since { run, .. }) if run + 1 == frame.run && self.answer == Answer::None => {
+                now.boot.since(frame.start.boot)
+            }
             // What the clocks said when this run began, and all that has passed since then.
             Some(_) | None => {
                 frame.start.wall.0.saturating_sub(self.at.0).saturating_add(now.boot.since(frame.start.boot))
@@ -287,15 +297,19 @@ mod tests {
             answer: Answer::None,
         };
         let age = |entry: Entry, wall, boot| entry.age_ms(Now { wall: WallMs(wall), boot: BootMs(boot) }, &frame);
+        let answered = |entry: Entry| Entry { answer: Answer::Dropped { status: 200 }, ..entry };
         let own = || entry(11_000, Some(Since { run: 3, boot: BootMs(1_500) }));
         assert_eq!(age(own(), 13_000, 3_500), 2_000);
         assert_eq!(age(own(), 90_000_000, 3_500), 2_000, "the wall clock was set forward");
         assert_eq!(age(own(), 5, 3_500), 0, "and back");
         // Of an earlier run, or of an earlier version: a second old when this run began.
-        for since in [None, Some(Since { run: 2, boot: BootMs(9) })] {
-            assert_eq!(age(entry(9_000, since), 13_000, 3_500), 4_000);
-            assert_eq!(age(entry(9_000, since), 90_000_000, 3_500), 4_000);
-            assert_eq!(age(entry(12_000, since), 90_000_000, 3_500), 3_000, "from a clock that was ahead");
+        let last = Some(Since { run: 2, boot: BootMs(9) });
+        for since in [None, Some(Since { run: 1, boot: BootMs(9) }), last] {
+            assert_eq!(age(answered(entry(9_000, since)), 13_000, 3_500), 4_000);
+            assert_eq!(age(answered(entry(9_000, since)), 90_000_000, 3_500), 4_000);
+            assert_eq!(age(answered(entry(12_000, since)), 90_000_000, 3_500), 3_000, "from a clock that was ahead");
         }
+        // What the last run left may have been on its way until it ended.
+        assert_eq!(age(entry(9_000, last), 90_000_000, 3_500), 3_000);
     }
 }

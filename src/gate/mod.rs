@@ -1,8 +1,9 @@
 //! What the parts of a running gate share: the table, the ledger, who was elected, the routes, and whether the gate is
 //! about to stop. `app` makes it; the api, the path of a write and migrations use it.
 //!
-//! - [`receipts`]: what was refused lately.
+//! - [`receipts`]: what was refused lately. [`reads`]: reads of the table, only so many at a time.
 
+pub mod reads;
 pub mod receipts;
 
 use std::{
@@ -16,7 +17,10 @@ use std::{
 use arc_swap::ArcSwap;
 use tokio::sync::{Semaphore, watch as signal};
 
-use self::receipts::Receipts;
+use self::{
+    reads::{Place, Reads},
+    receipts::Receipts,
+};
 use crate::{
     authority::Authority,
     clock::Clock,
@@ -26,7 +30,12 @@ use crate::{
     metrics::Metrics,
     problem::Problem,
     route::Routes,
-    table::{TableFault, ledger::Ledger, news::News, records::Records},
+    table::{
+        TableFault,
+        ledger::{Ledger, Refused},
+        news::News,
+        records::Records,
+    },
 };
 
 /// How often it is looked whether writes are still on their way.
@@ -49,6 +58,7 @@ pub struct Gate {
     pub deadline: Duration,
     pub metrics: Arc<Metrics>,
     pub receipts: Receipts,
+    pub reads: Reads,
     /// How many more may watch.
     pub watchers: Arc<Semaphore>,
     /// No new leases are handed out, and no new writes let in: the gate is about to stop.
@@ -70,8 +80,9 @@ impl Gate {
     /// passed: whether it is so.
     pub async fn drain(&self) -> bool {
         self.draining.store(true, Ordering::Release);
-        // A ledger that is gone has nothing left to do.
-        tokio::time::timeout(self.deadline, self.ledger.close()).await.is_ok()
+        let closed = tokio::time::timeout(self.deadline, self.ledger.close()).await;
+        // A ledger that is gone has nothing left to do. One that has no room for the call goes on granting.
+        matches!(closed, Ok(Ok(()) | Err(Refused::Stopping)))
     }
 
     /// Returns when no write is on its way to the store, or a deadline has passed: whether it is so.
@@ -87,13 +98,21 @@ impl Gate {
     /// Reads the table off the api's own threads.
     ///
     /// # Errors
-    /// `TABLE_UNAVAILABLE` where the read fails, or its disk stands still.
+    /// `TABLE_UNAVAILABLE` where the read fails, or its disk stands still: at once where that is known, and as many
+    /// reads as may be wait for it already.
     pub async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
     ) -> Result<T, Problem> {
-        let done = tokio::time::timeout(self.ledger.patience(), self.read_at_length(read)).await;
-        done.unwrap_or_else(|_| Err(Problem::table_unavailable()))
+        let reading = async {
+            let place = self.reads.place().await.ok_or_else(Problem::table_unavailable)?;
+            self.read_in(Some(place), read).await
+        };
+        let done = tokio::time::timeout(self.ledger.patience(), reading).await;
+        done.unwrap_or_else(|_| {
+            self.reads.are_overdue();
+            Err(Problem::table_unavailable())
+        })
     }
 
     /// The same, however long it takes: for copies.
@@ -104,8 +123,22 @@ impl Gate {
         self: &Arc<Self>,
         read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
     ) -> Result<T, Problem> {
+        self.read_in(None, read).await
+    }
+
+    /// The same, in this place: the read keeps it to its end.
+    async fn read_in<T: Send + 'static>(
+        self: &Arc<Self>,
+        place: Option<Place>,
+        read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
+    ) -> Result<T, Problem> {
         let records = Arc::clone(&self.records);
-        let done = tokio::task::spawn_blocking(move || read(&records)).await;
+        let reading = move || {
+            let done = read(&records);
+            drop(place);
+            done
+        };
+        let done = tokio::task::spawn_blocking(reading).await;
         match done {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(fault)) => {

@@ -191,6 +191,11 @@ impl Problem {
         self.retry_after_ms = Some(ms);
     }
 
+    /// It is not known whether anything was changed.
+    pub fn tell_unsure(&mut self) {
+        self.side_effect = "maybe";
+    }
+
     /// Also tells the receipt that was left of it.
     pub fn tell_receipt(&mut self, receipt_id: String) {
         self.receipt_id = Some(receipt_id);
@@ -287,7 +292,7 @@ impl Problem {
                     Code::TableUnavailable,
                     "the fence table failed while this was being made durable, so nobody knows whether it happened; it is shut until the gate is restarted",
                 );
-                problem.side_effect = "maybe";
+                problem.tell_unsure();
                 problem
             }
             Refused::Stalled => {
@@ -295,7 +300,7 @@ impl Problem {
                     Code::TableUnavailable,
                     "the disk of the fence table does not answer, so this may be done later, or not; ask again, with the same request_id if there was one",
                 );
-                problem.side_effect = "maybe";
+                problem.tell_unsure();
                 problem
             }
             Refused::Overloaded => Self::new(Code::GateOverloaded, "too many lease calls are waiting; come back later"),

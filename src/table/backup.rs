@@ -130,12 +130,12 @@ pub fn restore(backup: &Path, data: &Path, how: How, now: Now) -> Result<Restore
         return Err(BackupFault::NoBackup(backup.to_owned()));
     }
     let target = table_folder(data);
-    let is_there = target.exists();
-    if is_there && !how.replace {
-        return Err(BackupFault::TableExists(data.to_owned()));
-    }
+    // Said before the lock is asked for: an operator is told of `--replace` before a gate is stopped.
+    is_taken(data, &target, how)?;
     let lock = DataLock::take(data).map_err(at(data))?;
     let _lock = lock.ok_or_else(|| BackupFault::InUse(data.to_owned()))?;
+    // Only now nobody else changes it: another restore may have put its table there meanwhile.
+    let is_there = is_taken(data, &target, how)?;
     let used = Used::find(backup, data, how.above)?;
     let mut staged = Staged::new(data);
     staged.fill(backup)?;
@@ -151,6 +151,14 @@ pub fn restore(backup: &Path, data: &Path, how: How, now: Now) -> Result<Restore
     put(&staged.key, &key_path(data)).map_err(at(data))?;
     put(&staged.table, &target).map_err(at(data))?;
     Ok(Restored { incarnation, set_aside, not_noted: noted })
+}
+
+/// Whether a table is there, which is to be set aside.
+fn is_taken(data: &Path, target: &Path, how: How) -> Result<bool, BackupFault> {
+    match target.exists() {
+        true if !how.replace => Err(BackupFault::TableExists(data.to_owned())),
+        is_there => Ok(is_there),
+    }
 }
 
 /// The floor that this backup was last restored with, in its folder; earlier versions wrote an incarnation's number.
@@ -193,7 +201,7 @@ struct Used {
     restored_as: Incarnation,
     /// The folder's own word: its epoch, or that of its newest table.
     folder: Option<Epoch>,
-    /// How often a gate was started on the table that is there.
+    /// How often a gate was started on this folder's table, as far as that table or the epoch says so.
     newest_run: Option<u64>,
     above: Option<u64>,
     run: u64,
@@ -221,33 +229,35 @@ impl Used {
             } else if name.starts_with(REPLACED) {
                 let found = used.add_table(&entry.path());
                 all_read &= found.is_some();
-                aside = [aside, found].into_iter().flatten().max_by_key(|(epoch, _)| epoch.incarnation);
+                aside = [aside, found].into_iter().flatten().max_by_key(|epoch| epoch.incarnation);
             }
         }
-        used.newest_run = newest.map(|(_, run)| run);
         // A restore that was cut short has set the newest aside.
         let is_cut = without_table(data).map_err(at(data))? == Without::Restore && !table_folder(data).exists();
         used.folder = match epoch::read(data) {
             Ok(Some(epoch)) => {
                 used.incarnation = used.incarnation.max(epoch.incarnation);
+                used.run = used.run.max(epoch.run);
                 Some(epoch)
             }
             // A folder of before there were epochs: its newest table says it.
-            Ok(None) => newest.or(aside.filter(|_| is_cut && all_read)).map(|(epoch, _)| epoch),
+            Ok(None) => newest.or(aside.filter(|_| is_cut && all_read)),
             Err(EpochFault::Unreadable { .. }) => None,
             Err(fault) => return Err(fault.into()),
         };
+        let epochs_run = used.folder.map(|epoch| epoch.run).filter(|run| *run > 0);
+        used.newest_run = newest.map(|epoch| epoch.run).max(epochs_run);
         Ok(used)
     }
 
     /// Takes in what a table that was here says, if it can be read: what it has begun, and in how many runs.
-    fn add_table(&mut self, folder: &Path) -> Option<(Epoch, u64)> {
+    fn add_table(&mut self, folder: &Path) -> Option<Epoch> {
         match RocksTable::open_to_salvage(folder).and_then(|table| read_meta(&table)) {
             Ok(Some(Meta { incarnation, run, terms, lineage, .. })) => {
                 self.incarnation = self.incarnation.max(incarnation);
                 self.run = self.run.max(run);
                 self.bound_ms = self.bound_ms.max(terms.bound_ms);
-                Some((Epoch { incarnation, lineage }, run))
+                Some(Epoch { incarnation, lineage, run })
             }
             Ok(None) | Err(_) => None,
         }
@@ -325,7 +335,7 @@ impl Staged {
         table.flush()?;
         drop(table);
         RocksTable::tail_is_made_up_for(&self.table).map_err(at(&self.table))?;
-        Ok(Epoch { incarnation, lineage })
+        Ok(Epoch { incarnation, lineage, run })
     }
 }
 

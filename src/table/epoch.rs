@@ -1,9 +1,10 @@
-//! The epoch: the highest incarnation that a data folder has begun, in a file beside the key.
+//! The epoch: the highest incarnation and the last run that a data folder has begun, in a file beside the key.
 //!
 //! It outlives the table: a folder whose table is lost, damaged or set aside still knows above which numbers the next
-//! one has to begin. It is raised, durably, before a table of the new incarnation can be used, so the table is never
-//! ahead of it. A table that is behind it is not the newest that this folder has had. It names the table that it is of:
-//! for any other it says nothing.
+//! one has to begin. Its incarnation is raised, durably, before a table of that incarnation can be used, so the table
+//! is never ahead of it. Its run is raised when the table has it, durably, and before that run changes anything: a
+//! start that is cut short in between leaves the table ahead, with nothing changed. So a table that is behind in either
+//! is not the newest that this folder has had. The epoch names the table that it is of: for any other it says nothing.
 
 use std::{
     fs, io,
@@ -21,6 +22,8 @@ pub struct Epoch {
     pub incarnation: Incarnation,
     /// Of which table; `None` where an earlier version has written it.
     pub lineage: Option<Lineage>,
+    /// How often a gate was started on that table; 0 where an earlier version has written it.
+    pub run: u64,
 }
 
 /// Why the epoch is not known.
@@ -53,17 +56,22 @@ pub fn read(data: &Path) -> Result<Option<Epoch>, EpochFault> {
     }
 }
 
-/// Writes down that an incarnation of a table is about to begin, durable when this returns. A higher one stays.
+/// Writes down that an incarnation of a table is about to begin, or that a run of it has begun: durable when this
+/// returns. What is higher stays.
 ///
 /// # Errors
 /// Where the file does not read or cannot be written.
 pub fn raise(data: &Path, to: Epoch) -> Result<(), EpochFault> {
     match read(data)? {
-        Some(known) if known.incarnation >= to.incarnation && known.lineage == to.lineage => Ok(()),
-        known => {
-            let incarnation = known.map_or(to.incarnation, |known| known.incarnation.max(to.incarnation));
-            set(data, Epoch { incarnation, ..to })
+        Some(known) if known.lineage == to.lineage && known.incarnation >= to.incarnation && known.run >= to.run => {
+            Ok(())
         }
+        Some(known) => {
+            let incarnation = known.incarnation.max(to.incarnation);
+            let is_its = known.lineage.is_none() || known.lineage == to.lineage;
+            set(data, Epoch { incarnation, run: if is_its { known.run.max(to.run) } else { to.run }, ..to })
+        }
+        None => set(data, to),
     }
 }
 
@@ -76,21 +84,25 @@ pub fn set(data: &Path, to: Epoch) -> Result<(), EpochFault> {
     write_whole(&path, encode(to).as_bytes()).map_err(|error| EpochFault::Io { path, error })
 }
 
-/// The floor in decimal, the table's name where it has one, and a checksum of both: a flipped bit must not lower it.
-fn encode(Epoch { incarnation, lineage }: Epoch) -> String {
+/// The floor in decimal, the table's name and run where it has them, and a checksum: a flipped bit must not lower it.
+fn encode(Epoch { incarnation, lineage, run }: Epoch) -> String {
     let floor = incarnation.floor();
-    let said = lineage.map_or_else(|| floor.to_string(), |lineage| format!("{floor} {lineage}"));
+    let said = match lineage {
+        None => floor.to_string(),
+        Some(lineage) if run == 0 => format!("{floor} {lineage}"),
+        Some(lineage) => format!("{floor} {lineage} {run}"),
+    };
     format!("{said} {:08x}\n", crc32c::crc32c(said.as_bytes()))
 }
 
 fn decode(bytes: &[u8]) -> Option<Epoch> {
     let text = str::from_utf8(bytes).ok()?;
     let (said, _) = text.rsplit_once(' ')?;
-    let (floor, lineage) = match said.split_once(' ') {
-        None => (said, None),
-        Some((floor, lineage)) => (floor, Some(lineage.parse().ok()?)),
-    };
-    let epoch = Epoch { incarnation: Incarnation::at(floor.parse().ok()?), lineage };
+    let mut words = said.split(' ');
+    let incarnation = Incarnation::at(words.next()?.parse().ok()?);
+    let lineage = words.next().map(str::parse).transpose().ok()?;
+    let run = words.next().map_or(Ok(0), str::parse).ok()?;
+    let epoch = Epoch { incarnation, lineage, run };
     (encode(epoch) == text).then_some(epoch)
 }
 
@@ -103,7 +115,7 @@ mod tests {
     const OWN: Option<Lineage> = Some(Lineage::from_bytes([0xa7; 16]));
 
     fn at(floor: u64) -> Epoch {
-        Epoch { incarnation: Incarnation::at(floor), lineage: OWN }
+        Epoch { incarnation: Incarnation::at(floor), lineage: OWN, run: 12 }
     }
 
     #[test]
@@ -138,8 +150,26 @@ mod tests {
         // As earlier versions wrote it: the floor, and its checksum.
         let floor = (3_u64 << 32).to_string();
         fs::write(path(data), format!("{floor} {:08x}\n", crc32c::crc32c(floor.as_bytes()))).unwrap();
-        assert_eq!(read(data).unwrap(), Some(Epoch { lineage: None, ..at(3 << 32) }));
+        assert_eq!(read(data).unwrap(), Some(Epoch { lineage: None, run: 0, ..at(3 << 32) }));
         raise(data, at(1 << 32)).unwrap();
         assert_eq!(read(data).unwrap(), Some(at(3 << 32)));
+    }
+
+    #[test]
+    fn a_run_only_rises_for_one_table() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path();
+        for (run, then) in [(0, 0), (1, 1), (7, 7), (3, 7), (8, 8)] {
+            raise(data, Epoch { run, ..at(1 << 32) }).unwrap();
+            assert_eq!(read(data).unwrap(), Some(Epoch { run: then, ..at(1 << 32) }));
+        }
+        // As a version before this one wrote it.
+        set(data, Epoch { run: 0, ..at(1 << 32) }).unwrap();
+        assert_eq!(fs::read_to_string(path(data)).unwrap().split(' ').count(), 3);
+        raise(data, Epoch { run: 5, ..at(1 << 32) }).unwrap();
+        assert_eq!(read(data).unwrap(), Some(Epoch { run: 5, ..at(1 << 32) }));
+        let other = Epoch { lineage: Some(Lineage::from_bytes([1; 16])), run: 2, ..at(0) };
+        raise(data, other).unwrap();
+        assert_eq!(read(data).unwrap(), Some(Epoch { incarnation: Incarnation::at(1 << 32), ..other }));
     }
 }

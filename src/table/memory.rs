@@ -29,6 +29,8 @@ struct Disk {
     fail_reads: bool,
     hold_syncs: bool,
     held: usize,
+    hold_reads: bool,
+    held_reads: usize,
 }
 
 /// The table. Share it with an `Arc`; [`crash`](Self::crash) stands for the power going away.
@@ -72,6 +74,22 @@ impl MemoryTable {
         }
     }
 
+    /// Reads of single rows begin to hang; [`release_reads`](Self::release_reads) lets them finish.
+    pub fn hold_reads(&self) {
+        self.disk().hold_reads = true;
+    }
+
+    pub fn release_reads(&self) {
+        self.disk().hold_reads = false;
+        self.changed.notify_all();
+    }
+
+    /// How many reads hang.
+    #[must_use]
+    pub fn held_reads(&self) -> usize {
+        self.disk().held_reads
+    }
+
     /// What a crash at this moment would leave, as a table of its own: whoever still uses this one cannot
     /// change it.
     #[must_use]
@@ -101,7 +119,12 @@ fn apply(map: &mut BTreeMap<Vec<u8>, Vec<u8>>, batch: &Batch) {
 impl Table for MemoryTable {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, TableFault> {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        let disk = self.disk();
+        let mut disk = self.disk();
+        disk.held_reads += 1;
+        while disk.hold_reads {
+            disk = self.changed.wait(disk).unwrap_or_else(PoisonError::into_inner);
+        }
+        disk.held_reads -= 1;
         if disk.fail_reads {
             return Err(TableFault::Read("the test's disk does not read".to_owned()));
         }

@@ -90,8 +90,8 @@ pub struct Begun {
 pub enum Lost {
     /// The end of its log.
     Tail { why: String },
-    /// Whatever happened since this copy of it was the newest: the folder has begun a later incarnation.
-    Behind { epoch: Incarnation },
+    /// Whatever happened since this copy of it was the newest: the folder has begun a later incarnation or run.
+    Behind { epoch: Incarnation, run: u64 },
 }
 
 /// Makes a new table and its key: an operator's word that there was none before.
@@ -195,8 +195,7 @@ pub fn begin(data: &Path, creates: bool, clock: &Clock, terms: Terms) -> Result<
     let (table, recovered) = opened.map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
     let table = Arc::new(table);
     let name = Lineage::draw().map_err(|error| OpenFault::Io { folder: folder(), error })?;
-    let epoch = epoch::read(data)?.map(|epoch| epoch.incarnation);
-    let beside = (epoch, Some(name), |begun| Ok(epoch::raise(data, begun)?));
+    let beside = (epoch::read(data)?, Some(name), |begun| Ok(epoch::raise(data, begun)?));
     let shared = Arc::clone(&table) as Arc<dyn Table>;
     let mut begun = begin_above(shared, key, recovered, beside, (clock, terms), &folder())?;
     // The incarnation must not lie in a log whose tail could be lost again.
@@ -221,12 +220,12 @@ pub fn begin_on(
 }
 
 /// Begins a run on an open table, above the epoch of its folder. `name`: for a table of an earlier version, which has
-/// none. `raise` raises the epoch.
+/// none. `raise` raises the epoch: its incarnation before the table has that, its run behind.
 fn begin_above(
     table: Arc<dyn Table>,
     key: TableKey,
     recovered: Recovered,
-    (epoch, name, raise): (Option<Incarnation>, Option<Lineage>, impl FnOnce(Epoch) -> Result<(), OpenFault>),
+    (epoch, name, raise): (Option<Epoch>, Option<Lineage>, impl Fn(Epoch) -> Result<(), OpenFault>),
     (clock, terms): (&Clock, Terms),
     folder: &str,
 ) -> Result<Begun, OpenFault> {
@@ -236,22 +235,25 @@ fn begin_above(
         return Err(OpenFault::ForeignKey { folder: folder.to_owned() });
     }
     let mark = read_mark(&*table).map_err(failed)?;
-    let lost = match (recovered, epoch.filter(|epoch| *epoch > before.incarnation)) {
-        (Recovered::TailLost { why }, _) => Some(Lost::Tail { why }),
-        (Recovered::Whole, Some(epoch)) => Some(Lost::Behind { epoch }),
-        (Recovered::Whole, None) => None,
+    let epoch = epoch_of(&before, epoch);
+    let last_run = before.run.max(epoch.run);
+    let is_behind = epoch.incarnation > before.incarnation || epoch.run > before.run;
+    let lost = match recovered {
+        Recovered::TailLost { why } => Some(Lost::Tail { why }),
+        Recovered::Whole if is_behind => Some(Lost::Behind { epoch: epoch.incarnation, run: last_run }),
+        Recovered::Whole => None,
     };
     let incarnation = match &lost {
         None => Some(before.incarnation),
-        Some(_) => before.incarnation.max(epoch.unwrap_or_default()).next(),
+        Some(_) => before.incarnation.max(epoch.incarnation).next(),
     };
     let was_clean = before.clean && lost.is_none();
     let meta = Meta {
         incarnation: incarnation.ok_or_else(|| OpenFault::Exhausted { folder: folder.to_owned() })?,
-        run: before.run + 1,
+        run: last_run + 1,
         clean: false,
         key_fingerprint: before.key_fingerprint,
-        broken_run: if was_clean { before.broken_run } else { before.run },
+        broken_run: if was_clean { before.broken_run } else { last_run },
         terms: match &lost {
             None if was_clean => terms,
             None => terms.and(before.terms),
@@ -261,13 +263,24 @@ fn begin_above(
         lineage: before.lineage.or(name),
     };
     // Before the table itself says so: it must never be ahead of what outlives it.
-    raise(Epoch { incarnation: meta.incarnation, lineage: meta.lineage })?;
+    let begun = Epoch { incarnation: meta.incarnation, lineage: meta.lineage, run: epoch.run };
+    raise(begun)?;
     let start = clock.now();
     write_meta(&*table, &meta, mark.max(start.mark())).map_err(failed)?;
+    // Behind the table: a start that ends here has changed nothing, and its table is not an older copy.
+    raise(Epoch { run: meta.run, ..begun })?;
     let frame = Frame { run: meta.run, start, behind_mark: start.wall < WallMs(mark.ms) };
     let context = Context { frame, incarnation: meta.incarnation, key };
     let was_rerouted = meta.terms.routes != terms.routes;
     Ok(Begun { was_clean, table, context, meta, mark, lost, terms, was_rerouted, lock: None })
+}
+
+/// What a folder's epoch says of this table. Of the runs of another one it says nothing; a table that has no name is
+/// older than its name.
+fn epoch_of(table: &Meta, epoch: Option<Epoch>) -> Epoch {
+    let epoch = epoch.unwrap_or(Epoch { incarnation: Incarnation::default(), lineage: None, run: 0 });
+    let is_its = table.lineage.is_none() || epoch.lineage.is_none() || table.lineage == epoch.lineage;
+    if is_its { epoch } else { Epoch { run: 0, ..epoch } }
 }
 
 /// The table's row about itself.

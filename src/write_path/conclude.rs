@@ -13,8 +13,8 @@ use super::{
     forward::{Admitted, Answer, Job},
     headers::{self, Outcome as Shown},
     hold::Share,
-    journaled::UNWRITTEN,
-    keyed,
+    journaled::{UNWRITTEN, may_be_written_yet},
+    keyed, outcome,
     refusals::{no_answer, unknown},
     reply::{Answered, Refused, ReplyBody},
     response_body::{AHEAD_BYTES, Ahead, Frames, ResponseBody, Streaming, read_ahead, take_ready},
@@ -106,6 +106,7 @@ impl Job {
         let Reading { status, settles, is_early, digest } = reading;
         let mut effect = write.guard.on(Event::Answered { settles: settles && !is_early });
         let is_recorded = matches!(effect, Effect::Record(_));
+        let mut has_line = false;
         if is_recorded {
             let written = match self.line(write) {
                 Some(entry) => {
@@ -113,6 +114,7 @@ impl Job {
                 }
                 None => Ok(()),
             };
+            has_line = written.as_ref().is_err_and(may_be_written_yet);
             effect = write.guard.on(Event::Recorded(written.is_ok()));
         }
         if effect != Effect::Close {
@@ -120,7 +122,8 @@ impl Job {
             return Ok(effect == Effect::KeepAnswer);
         }
         drop(lane);
-        Box::pin(self.close(write)).await;
+        let entry = if has_line { None } else { self.line(write) };
+        Box::pin(outcome::close(&self.worker, &write.guard, entry)).await;
         if is_recorded { Err(unknown(UNWRITTEN.to_owned()).into()) } else { Ok(false) }
     }
 

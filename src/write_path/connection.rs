@@ -250,7 +250,9 @@ impl Connection {
             replies.iter().filter_map(Weak::upgrade).filter(|reply| reply.is_slow(settings, now)).collect();
         let is_all = !slow.is_empty() && slow.len() >= self.active.get() as usize;
         if !is_all {
-            slow.iter().for_each(|reply| reply.cut());
+            for reply in slow {
+                reply.cut();
+            }
         }
         is_all
     }

@@ -70,5 +70,11 @@ impl Line {
     }
 }
 
+/// Whether a line that is not known to be durable may be so later: the ledger has it. Its write gets no second one.
+#[must_use]
+pub fn may_be_written_yet(why: &Refused) -> bool {
+    matches!(why, Refused::Stalled | Refused::Unsure)
+}
+
 /// What is said of a write that could not be written down.
 pub const UNWRITTEN: &str = "the store has answered, but the write could not be written down in its journal";

@@ -8,7 +8,7 @@ use std::{
     borrow::Cow,
     collections::{HashMap, VecDeque, hash_map::Entry as Slot},
     future::poll_fn,
-    pin::Pin,
+    pin::{Pin, pin},
     rc::Rc,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -257,17 +257,29 @@ impl Twin {
         if self.0.seq == seq { Ok(()) } else { Err(Refusal::InProgress) }
     }
 
-    /// Waits for its answer. `None`: it was not sent, so the key is free again.
+    /// Waits for its answer, as long as the ledger gets on. `None`: it was not sent, so the key is free again.
     pub async fn answer(&self, worker: &Worker, payload: &Payload) -> Option<Result<Response<ReplyBody>, Refused>> {
         let waiting = worker.plane.metrics().waits_for_twin();
-        let ended = self.0.ended().await;
+        let ended = worker.gate.ledger.while_it_gets_on(pin!(self.0.ended())).await;
         drop(waiting);
+        let Some(ended) = ended else { return Some(Err(self.stalled())) };
         match ended {
             End::Void(None) => None,
             End::Void(Some((code, detail))) => Some(Err(Refused::new(code, detail))),
             End::Unknown => Some(Err(refused(worker, Refusal::Unknown))),
             End::Known(entry) => Some(again(worker, &entry, payload, KeyedResult::Shared)),
         }
+    }
+
+    /// What a twin is told while the table stands still: the other write cannot end before that goes on.
+    fn stalled(&self) -> Refused {
+        let what = "a write with this Idempotency-Key waits for the disk of the fence table, which does not answer; ask again, with the same key";
+        let mut refused = Refused::new(Code::TableUnavailable, what);
+        if self.0.is_fresh.load(Ordering::Acquire) {
+            // The other one may have been sent.
+            refused.problem.tell_unsure();
+        }
+        refused
     }
 }
 
@@ -324,7 +336,15 @@ pub async fn claim(
             guard.take_key().inspect(|claim| claim.leave(End::Void(None)));
             Ok(Claimed::Fenced)
         }
-        Err(why) => Err(unusable(&why)),
+        Err(why) => {
+            let refused = unusable(&why);
+            if matches!(why, ledger::Refused::Unavailable | ledger::Refused::Overloaded) {
+                // Nothing was begun: the ledger has nothing to forget, and may have no room to be asked.
+                let end = End::Void(Some((refused.problem.code(), refused.problem.detail().to_owned().into())));
+                guard.take_key().inspect(|claim| claim.leave(end));
+            }
+            Err(refused)
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use super::{
     guard::WriteGuard,
     headers::strip_fence,
     hold::Share,
-    journaled::{Line, UNWRITTEN},
+    journaled::{Line, UNWRITTEN, may_be_written_yet},
     keyed, outcome,
 };
 use crate::{
@@ -225,7 +225,8 @@ impl Streaming {
             let written = line.clone().settled(&worker.gate.ledger, digest, status).await;
             match guard.on(Event::Recorded(written.is_ok())) {
                 Effect::Close => {
-                    outcome::close(&worker, &guard, Some(line)).await;
+                    let has_line = written.as_ref().is_err_and(may_be_written_yet);
+                    outcome::close(&worker, &guard, (!has_line).then_some(line)).await;
                 }
                 effect => keep(&worker, &guard, &effect, payload, status),
             }

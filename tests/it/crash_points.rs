@@ -15,9 +15,9 @@ use fencegate::{
     route::Terms,
     table::{
         backup::{self, BackupFault, How, Restored},
-        codec::{Key, decode_record},
+        codec::{Key, Meta, decode_record},
         data_folder::table_folder,
-        epoch,
+        epoch::{self, Epoch},
         open::{self, Begun, OpenFault},
         rocks::RocksTable,
     },
@@ -356,6 +356,32 @@ fn a_start_on_a_torn_log_that_is_killed_at_any_step_begins_a_new_incarnation_all
         let whole = fs::metadata(&log).unwrap().len();
         fs::OpenOptions::new().write(true).open(&log).unwrap().set_len(whole - 7).unwrap();
     };
+    let steps = at_each_step_of_a_start(&scene, reset, |step, begun, own, known| {
+        assert!(own.incarnation <= known.incarnation, "step {step}: the table, {own:?}, is ahead of {known:?}");
+        assert!(begun.meta.incarnation >= Incarnation::new(1), "step {step}");
+    });
+    println!("{steps} steps of a start on a torn log");
+}
+
+#[test]
+fn a_start_that_is_killed_at_any_step_is_not_taken_for_an_older_copy() {
+    let scene = Scene::new();
+    let steps = at_each_step_of_a_start(
+        &scene,
+        || scene.reset(),
+        |step, begun, own, known| {
+            assert_eq!(begun.lost, None, "step {step}");
+            assert!(known.run <= own.run, "step {step}: {known:?} is ahead of the table, {own:?}");
+            assert!(begun.meta.run > own.run, "step {step}: a run's number is used once");
+        },
+    );
+    println!("{steps} steps of a start");
+}
+
+/// Kills a gate at each step of its start, each time from `reset` on, until it is up. `check` gets the run that begins
+/// then, and what the table and the epoch were before that.
+fn at_each_step_of_a_start(scene: &Scene, reset: impl Fn(), check: impl Fn(u64, &Begun, &Meta, &Epoch)) -> u64 {
+    let data = scene.site.data();
     let mut steps = 0;
     let mut is_up = false;
     while !is_up {
@@ -376,14 +402,13 @@ fn a_start_on_a_torn_log_that_is_killed_at_any_step_begins_a_new_incarnation_all
             if !with_power {
                 disk.cut(&[&data]);
             }
-            let known = epoch::read(&data).unwrap().expect("an epoch").incarnation;
+            let known = epoch::read(&data).unwrap().expect("an epoch");
             let table = RocksTable::open_to_salvage(&table_folder(&data)).and_then(|table| open::read_meta(&table));
-            let own = table.unwrap().expect("a meta row").incarnation;
-            assert!(own <= known, "step {steps}: the table is at {own}, ahead of its folder's epoch, {known}");
+            let own = table.unwrap().expect("a meta row");
             let begun = begin(&data).unwrap_or_else(|fault| panic!("step {steps}: {fault}"));
             scene.holds(&begun, format!("step {steps}"));
-            assert!(begun.meta.incarnation >= Incarnation::new(1), "step {steps}");
+            check(steps, &begun, &own, &known);
         }
     }
-    println!("{steps} steps of a start on a torn log");
+    steps
 }

@@ -6,11 +6,16 @@ use std::{
     process::{Command, Output},
 };
 
-use fencegate::table::{
-    codec::Meta,
-    open::{read_mark, read_meta, write_meta},
-    rocks::RocksTable,
+use fencegate::{
+    clock::Clock,
+    table::{
+        backup::{BackupFault, How, restore as restore_here},
+        codec::Meta,
+        open::{read_mark, read_meta, write_meta},
+        rocks::RocksTable,
+    },
 };
+use rustix::fs::{FileType, Mode, OFlags, inotify};
 
 use super::{
     recovery::{STRIDE, cut_the_tail, fence, flip, killed_with_leases, refuses_to_start},
@@ -19,6 +24,7 @@ use super::{
         power::copy_folder,
         process::{Site, binary, stderr, stdout},
         run::Ends,
+        until,
     },
 };
 
@@ -336,6 +342,64 @@ fn an_older_table_that_was_put_back_by_hand_starts_a_new_incarnation() {
     assert!(acquire(&mut gate.api(), "o0", "c", 3_600_000)["lease_seq"].as_u64().unwrap() > seq);
     gate.stop();
     assert_eq!(fence(&site.serve(), "never"), 2 * STRIDE, "the next start is an ordinary one");
+}
+
+#[test]
+fn an_older_table_of_the_same_incarnation_is_not_the_newest_either() {
+    let (site, _) = killed_with_leases(1);
+    let older = site.folder.path().join("older");
+    copy_folder(&site.data().join("table"), &older);
+    for is_clean in [true, false] {
+        let gate = site.serve();
+        gate.api().post("/v1/objects/o0/revoke", &serde_json::json!({ "reason": "next" })).expect(200);
+        let seq = acquire(&mut gate.api(), "o0", "b", 3_600_000)["lease_seq"].as_u64().unwrap();
+        if is_clean {
+            gate.stop();
+        } else {
+            gate.kill();
+        }
+        fs::remove_dir_all(site.data().join("table")).unwrap();
+        copy_folder(&older, &site.data().join("table"));
+        let gate = site.serve();
+        assert!(site.log().contains("NOT THE NEWEST THAT ITS FOLDER HAS HAD"), "{}", site.log());
+        assert!(acquire(&mut gate.api(), "o0", "c", 3_600_000)["lease_seq"].as_u64().unwrap() > seq);
+        let floor = fence(&gate, "never");
+        gate.stop();
+        let gate = site.serve();
+        assert_eq!(fence(&gate, "never"), floor, "the next start is an ordinary one");
+        gate.stop();
+        // What has begun since is an incarnation of its own, and its copy is of that.
+        fs::remove_dir_all(&older).unwrap();
+        copy_folder(&site.data().join("table"), &older);
+    }
+}
+
+/// The second sees a folder without a table, since the first has it aside; then the first comes to its end.
+#[test]
+fn of_two_restores_at_once_the_second_changes_nothing() {
+    let (site, _) = killed_with_leases(1);
+    let (backup, data, aside) = (back_up(&site), site.data(), site.folder.path().join("aside"));
+    let (lock, key) = (data.join("lock"), fs::read(data.join("key")).unwrap());
+    fs::rename(data.join("table"), &aside).unwrap();
+    // Whoever opens it to lock it waits until somebody reads it.
+    fs::remove_file(&lock).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &lock, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let opens = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&opens, data.parent().unwrap(), inotify::WatchFlags::OPEN).unwrap();
+    let second = {
+        let (backup, data) = (backup.clone(), data.clone());
+        std::thread::spawn(move || restore_here(&backup, &data, How::default(), Clock::machine().now()))
+    };
+    // The folder's own name is made durable right before its lock is opened.
+    until("it is about to take the lock", || rustix::io::read(&opens, &mut [0; 4_096]).is_ok_and(|size| size > 0));
+    fs::rename(&aside, data.join("table")).unwrap();
+    let reader = rustix::fs::open(&lock, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap();
+    let refused = second.join().unwrap();
+    assert!(matches!(refused, Err(BackupFault::TableExists(_))), "{refused:?}");
+    assert_eq!(fs::read(data.join("key")).unwrap(), key);
+    drop(reader);
+    fs::remove_file(&lock).unwrap();
+    site.serve().stop();
 }
 
 #[test]

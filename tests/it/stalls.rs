@@ -1,7 +1,14 @@
 //! A disk that stands still: writes and lease calls that need it are refused in time, and reads pass.
 
-use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command};
+use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command, sync::Arc, time::Duration};
 
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use fencegate::{
+    fence::{ObjectId, elected::Sighting, election::LeaseName},
+    route::Terms,
+    table::ledger::Refused,
+};
+use rustix::process::Signal;
 use serde_json::json;
 
 use super::support::{
@@ -18,8 +25,12 @@ use super::support::{
 const STALL_MS: u64 = 400;
 
 fn bench() -> Bench {
+    bench_that_waits(STALL_MS)
+}
+
+fn bench_that_waits(stall_ms: u64) -> Bench {
     Bench::with(|settings| {
-        settings.table.stall_timeout_ms = STALL_MS;
+        settings.table.stall_timeout_ms = stall_ms;
         settings.store.response_timeout_ms = 86_400_000;
     })
 }
@@ -32,6 +43,19 @@ fn stall(bench: &Bench) -> Conn {
     conn.send("POST", "/v1/leases", &[("content-type", "application/json")], body.as_bytes()).unwrap();
     bench.gate.table.wait_for_held_sync();
     conn
+}
+
+/// Long enough to fill the ledger's queue before the stall shows.
+const FILL_MS: u64 = 2_000;
+
+/// Leaves no room in the queue of a ledger whose disk stands still, by calls that change nothing.
+fn fill_queue(bench: &Bench) {
+    let ledger = &bench.gate.running().gate.ledger;
+    let lease = Arc::new(LeaseName { namespace: "none".to_owned(), name: "none".to_owned() });
+    let object = ObjectId::new("none").unwrap();
+    let ask = || ledger.sight(object.clone(), Sighting::Gone { lease: Arc::clone(&lease) }, false).err();
+    let full = std::iter::repeat_with(ask).flatten().next();
+    assert_eq!(full, Some(Refused::Overloaded), "it is full before the stall shows");
 }
 
 /// How many writes the store has applied.
@@ -125,6 +149,65 @@ fn an_answer_that_the_store_has_given_is_passed_on_and_kept_once_the_disk_goes_o
     assert_eq!(written(&bench.store), 1);
 }
 
+/// Sends a keyed write, and does not wait for its answer.
+fn send_keyed(bench: &Bench, key: &str) -> Conn {
+    let mut conn = bench.gate.gate();
+    let headers = [("fence-token", bench.token()), ("idempotency-key", key)];
+    conn.send("PUT", "/users/1", &headers, b"value").unwrap();
+    conn
+}
+
+#[test]
+fn a_keyed_write_that_was_never_begun_leaves_nothing_to_take_back() {
+    let bench = bench_that_waits(FILL_MS);
+    let mut stalled = stall(&bench);
+    fill_queue(&bench);
+    until("the stall shows", || bench.gate.running().gate.ledger.pulse().age().as_millis() >= u128::from(FILL_MS));
+    for _ in 0..3 {
+        let refused = send_keyed(&bench, "k").receive().unwrap();
+        refused.refusal(503, "TABLE_UNAVAILABLE");
+    }
+    may_be_done_yet(&stalled.receive().unwrap());
+    bench.gate.table.release_syncs();
+    until("it goes on", || send_keyed(&bench, "k").receive().unwrap().status == 200);
+    assert_eq!(written(&bench.store), 1);
+}
+
+#[test]
+fn a_twin_does_not_wait_for_a_key_that_cannot_be_given_back() {
+    let bench = bench_that_waits(FILL_MS);
+    let mut stalled = stall(&bench);
+    let mut first = send_keyed(&bench, "k");
+    // Its twin waits, so it is in the ledger's queue itself.
+    until("it is on its way", || !bench.gate.running().gate.records.stripes.is_idle());
+    let mut twin = send_keyed(&bench, "k");
+    until("its twin waits", || bench.gate.shows("fencegate_idempotency_waiting 1"));
+    fill_queue(&bench);
+    first.receive().unwrap().refusal(503, "TABLE_UNAVAILABLE");
+    twin.receive().unwrap().refusal(503, "TABLE_UNAVAILABLE");
+    let refused = send_keyed(&bench, "k").receive().unwrap();
+    refused.refusal(503, "TABLE_UNAVAILABLE");
+    may_be_done_yet(&stalled.receive().unwrap());
+    bench.gate.table.release_syncs();
+    until("it goes on", || send_keyed(&bench, "k").receive().unwrap().status == 200);
+    assert_eq!(written(&bench.store), 1);
+}
+
+#[test]
+fn a_twin_of_a_write_that_the_store_has_is_not_told_that_nothing_was_sent() {
+    let bench = bench();
+    let headers = [("fence-token", bench.token()), ("idempotency-key", "k")];
+    let first = Hung::send(&bench.store, bench.gate.gate(), "/users/1", &headers);
+    let mut stalled = stall(&bench);
+    may_be_done_yet(&send_keyed(&bench, "k").receive().unwrap());
+    may_be_done_yet(&stalled.receive().unwrap());
+    bench.gate.table.release_syncs();
+    first.let_go().applied();
+    let again = send_keyed(&bench, "k").receive().unwrap();
+    assert_eq!((again.status, again.header("idempotency-replayed")), (200, Some("true")), "{again:?}");
+    assert_eq!(written(&bench.store), 1);
+}
+
 #[test]
 fn a_drain_before_a_stop_does_not_wait_for_ever() {
     let bench = Bench::with(|settings| {
@@ -136,6 +219,62 @@ fn a_drain_before_a_stop_does_not_wait_for_ever() {
     may_be_done_yet(&stalled.receive().unwrap());
     bench.gate.table.release_syncs();
     until("it is drained", || bench.gate.ops().call("POST", "/drain", &[], b"").status == 200);
+}
+
+#[test]
+fn a_drain_that_the_ledger_has_no_room_for_is_not_said_to_be_done() {
+    let bench = bench_that_waits(FILL_MS);
+    let mut stalled = stall(&bench);
+    fill_queue(&bench);
+    bench.gate.ops().call("POST", "/drain", &[], b"").refusal(503, "TABLE_UNAVAILABLE");
+    may_be_done_yet(&stalled.receive().unwrap());
+    bench.gate.table.release_syncs();
+    until("it is drained", || bench.gate.ops().call("POST", "/drain", &[], b"").status == 200);
+}
+
+#[test]
+fn a_reload_that_is_past_the_point_of_return_does_not_wait_for_ever() {
+    let bench = bench();
+    let mut stalled = stall(&bench);
+    let ledger = bench.gate.running().gate.ledger.clone();
+    let adopted = bench
+        .gate
+        .runtime
+        .block_on(async move { tokio::time::timeout(Duration::from_secs(60), ledger.adopt(Terms::default())).await });
+    assert_eq!(adopted.expect("an answer to adopt"), Err(Refused::Stalled));
+    may_be_done_yet(&stalled.receive().unwrap());
+}
+
+/// A write with a token that could be one, for an object that is not in memory.
+fn send_made_up(bench: &Bench, n: usize) -> Conn {
+    let object = format!("o{n:03}");
+    let (_, secret) = bench.token().rsplit_once('.').unwrap();
+    let token = format!("fg1.1.{}.{secret}", BASE64_URL_SAFE_NO_PAD.encode(&object));
+    let mut conn = bench.gate.gate();
+    conn.send("PUT", &format!("/{object}/1"), &[("fence-token", &token)], b"value").unwrap();
+    conn
+}
+
+#[test]
+fn reads_that_hang_take_no_more_than_their_share_of_threads() {
+    let store = Store::start();
+    let bench = Bench::with(|settings| {
+        settings.table.stall_timeout_ms = STALL_MS;
+        // By name, which takes a thread to look up.
+        settings.store.url = format!("http://localhost:{}", store.port);
+    });
+    bench.gate.table.hold_reads();
+    for turn in 0..3 {
+        let mut writers: Vec<Conn> = (0..200).map(|n| send_made_up(&bench, turn * 200 + n)).collect();
+        for writer in &mut writers {
+            writer.receive().unwrap().refusal(503, "TABLE_UNAVAILABLE");
+        }
+        assert_eq!(bench.gate.table.held_reads(), 64, "turn {turn}");
+    }
+    assert_eq!(bench.call("GET", "/users/1", &[]).status, 200, "reads pass");
+    bench.put("/users/1", &[("fence-token", bench.token())]).applied();
+    bench.gate.table.release_reads();
+    until("it goes on", || send_made_up(&bench, 999).receive().unwrap().status != 503);
 }
 
 #[test]
@@ -161,6 +300,26 @@ impl Control {
         let file = fs::OpenOptions::new().write(true).open(&self.0).unwrap();
         file.write_all_at(&value.to_ne_bytes(), place).unwrap();
     }
+}
+
+#[test]
+fn a_stop_does_not_wait_for_a_reload_that_waits_for_the_disk() {
+    let site = Site::with_table();
+    let control = Control(site.folder.path().join("control"));
+    fs::write(&control.0, [0; 48]).unwrap();
+    let mut command = Command::new(binary());
+    command.env("LD_PRELOAD", shim()).env("CHAOS_CONTROL", &control.0);
+    command.env("FENCEGATE__TABLE__STALL_TIMEOUT_MS", "600000").env("FENCEGATE__SHUTDOWN__DEADLINE_MS", "1000");
+    let gate = site.serve_with(command);
+    control.set(Control::HOLD_SYNC, 1);
+    site.configure("[[route]]\nname = 'r'\nmatch = '/a/{object}/{rest...}'\nobject = '{object}'\n");
+    gate.signal(Signal::HUP);
+    until("the reload waits for the disk", || {
+        let metrics = String::from_utf8(gate.ops().get("/metrics").body).unwrap();
+        !metrics.contains("fencegate_ledger_commit_oldest_seconds 0\n")
+    });
+    gate.stop();
+    assert!(site.log().contains("stopping: SIGTERM"), "{}", site.log());
 }
 
 #[test]

@@ -146,6 +146,7 @@ impl World {
             deadline: Duration::ZERO,
             metrics: Arc::clone(&METRICS),
             receipts: Receipts::new(0, 0),
+            reads: fencegate::gate::reads::Reads::default(),
             watchers: Arc::new(Semaphore::new(0)),
             draining: AtomicBool::new(false),
             stopping: watch::Sender::new(false),

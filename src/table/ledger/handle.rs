@@ -166,7 +166,7 @@ impl Ledger {
     }
 
     /// Waits as long as the ledger gets on; `None`: the table stands still.
-    async fn while_it_gets_on<T>(&self, mut waiting: impl Future<Output = T> + Unpin) -> Option<T> {
+    pub async fn while_it_gets_on<T>(&self, mut waiting: impl Future<Output = T> + Unpin) -> Option<T> {
         if !has_timers() {
             return Some(waiting.await);
         }
@@ -366,7 +366,8 @@ impl Ledger {
     /// Remembers a keyed write, unless its key is known: durable when this returns.
     ///
     /// # Errors
-    /// Where the table is not usable.
+    /// Where the table is not usable. `Unavailable` and `Overloaded` say that nothing was begun, and that there is
+    /// nothing to take back.
     pub async fn begin_keyed(&self, attempt: Attempt) -> Result<Begun, Refused> {
         let attempt = Box::new(attempt);
         self.call(|reply| Command::BeginKeyed { attempt, reply }).await
@@ -408,9 +409,9 @@ impl Ledger {
     /// From here on writes go by these terms only, but for those that are on their way.
     ///
     /// # Errors
-    /// Where the ledger is gone already.
+    /// Where the table stands still: `Stalled` says that it will be done. Where the ledger has no room, or is gone.
     pub async fn adopt(&self, terms: Terms) -> Result<(), Refused> {
-        self.call_at_last(|reply| Command::Adopt { terms, reply }).await
+        self.call_anyway(|reply| Command::Adopt { terms, reply }).await
     }
 
     /// Grants nothing more from here on: whoever waits or asks gets [`Refused::Stopping`]. Renewals

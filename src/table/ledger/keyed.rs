@@ -40,18 +40,32 @@ pub struct Attempt {
 #[derive(Debug, Default)]
 pub(super) struct Keyed {
     /// Attempts of this run that have not been answered: they may be on their way.
-    flying: HashMap<Scope, (u64, Weak<()>)>,
+    flying: HashMap<Scope, Flying>,
     /// Nothing is due for the sweep before this.
     rests_until: BootMs,
 }
 
+#[derive(Debug)]
+struct Flying {
+    attempt: u64,
+    alive: Weak<()>,
+    since: BootMs,
+}
+
+impl Flying {
+    /// It ended, and has no answer: its outcome is unknown.
+    fn is_lost(&self) -> bool {
+        self.alive.strong_count() == 0
+    }
+}
+
 impl Keyed {
     fn is_flying(&self, scope: &Scope, attempt: u64) -> bool {
-        self.flying.get(scope).is_some_and(|(own, alive)| *own == attempt && alive.strong_count() > 0)
+        self.flying.get(scope).is_some_and(|flying| flying.attempt == attempt && !flying.is_lost())
     }
 
     fn lands(&mut self, scope: &Scope, attempt: u64) {
-        if self.flying.get(scope).is_some_and(|(own, _)| *own == attempt) {
+        if self.flying.get(scope).is_some_and(|flying| flying.attempt == attempt) {
             self.flying.remove(scope);
         }
     }
@@ -75,6 +89,9 @@ impl Core {
     pub(super) fn begin_keyed(&mut self, round: &mut Round, attempt: Attempt) -> Result<Begun, Refused> {
         let Attempt { scope, payload, seq, attempt, alive } = attempt;
         let now = self.setup.clock.now();
+        if self.keyed.flying.get(&scope).is_some_and(Flying::is_lost) {
+            self.keep_lost(round, &scope)?;
+        }
         let before = self.keyed(round, &scope)?;
         let is_known = |known: &&Entry| !self.is_forgettable(&scope, known, now) && !failpoints::on(Fault::ForgetKeys);
         if let Some(known) = before.as_ref().filter(is_known) {
@@ -87,7 +104,7 @@ impl Core {
         let lease_id = lease.lease_id.clone();
         let since = Some(self.since(now));
         let entry = Entry { payload, seq, lease_id, at: now.wall, since, attempt, answer: Answer::None };
-        self.keyed.flying.insert(scope.clone(), (attempt, alive));
+        self.keyed.flying.insert(scope.clone(), Flying { attempt, alive, since: now.boot });
         put(round, scope, before.map(|before| before.at), Some(entry.clone()));
         Ok(Begun::Fresh(entry))
     }
@@ -114,6 +131,21 @@ impl Core {
         Since { run: self.setup.records.context.frame.run, boot: now.boot }
     }
 
+    /// A write of this run has ended, and nobody knows how. Like an answer, that is kept from now on: what was sent of
+    /// it may land yet.
+    fn keep_lost(&mut self, round: &mut Round, scope: &Scope) -> Result<(), Refused> {
+        let Some(lost) = self.keyed.flying.get(scope) else { return Ok(()) };
+        let (attempt, age_ms) = (lost.attempt, self.setup.clock.now().boot.since(lost.since));
+        // Most end soon: then there is nothing to change.
+        if age_ms >= self.setup.keys_keep_ms / 2
+            && let Some(known) = self.keyed(round, scope)?.filter(|known| known.attempt == attempt)
+        {
+            put(round, scope.clone(), Some(known.at), Some(self.kept_from_now(known)));
+        }
+        self.keyed.flying.remove(scope);
+        Ok(())
+    }
+
     /// An answer that was long in coming is kept for as long as any other.
     fn kept_from_now(&self, entry: Entry) -> Entry {
         let now = self.setup.clock.now();
@@ -125,8 +157,15 @@ impl Core {
 
     /// Whether it has been remembered for long enough, and is not on its way.
     fn is_forgettable(&self, scope: &Scope, entry: &Entry, now: Now) -> bool {
-        entry.age_ms(now, &self.setup.records.context.frame) >= self.setup.keys_keep_ms
-            && !self.keyed.is_flying(scope, entry.attempt)
+        let age_ms = entry.age_ms(now, &self.setup.records.context.frame);
+        age_ms >= self.setup.keys_keep_ms && !self.may_land(scope, entry, now)
+    }
+
+    /// Whether its write may be on its way, from this run or from an earlier one.
+    fn may_land(&self, scope: &Scope, entry: &Entry, now: Now) -> bool {
+        let is_earlier = !entry.is_of(self.setup.records.context.frame.run);
+        let is_left = is_earlier && entry.answer == Answer::None && now.boot < self.bound_from_start();
+        is_left || self.keyed.is_flying(scope, entry.attempt)
     }
 
     fn keyed(&self, round: &Round, scope: &Scope) -> Result<Option<Entry>, Refused> {
@@ -139,6 +178,7 @@ impl Core {
     /// Forgets what has been remembered for long enough; only what is due is read.
     pub(super) fn sweep_keys(&mut self, round: &mut Round) {
         let now = self.setup.clock.now();
+        self.keep_all_lost(round);
         let Some(due) = now.wall.0.checked_sub(self.setup.keys_keep_ms) else { return };
         if now.boot < self.keyed.rests_until {
             return;
@@ -165,18 +205,32 @@ impl Core {
         }
     }
 
+    /// Looks after writes that have ended without an answer.
+    fn keep_all_lost(&mut self, round: &mut Round) {
+        let lost = self.keyed.flying.iter().filter(|(_, flying)| flying.is_lost());
+        let lost: Vec<Scope> = lost.map(|(scope, _)| scope.clone()).collect();
+        for scope in lost {
+            // One that cannot be read is looked at again.
+            let _ = self.keep_lost(round, &scope);
+        }
+    }
+
     /// Looks at one key that is due by the wall clock. `false`: it is not due by the boot clock, and those behind it
     /// are not either.
     fn sweep_key(&mut self, round: &mut Round, scope: Scope, at: WallMs, now: Now) -> bool {
         let Ok(entry) = self.keyed(round, &scope) else { return true };
         if let Some(entry) = entry.filter(|entry| entry.at == at) {
             let age_ms = entry.age_ms(now, &self.setup.records.context.frame);
+            if self.may_land(&scope, &entry, now) {
+                return true;
+            }
             if age_ms < self.setup.keys_keep_ms {
+                if entry.answer == Answer::None && !entry.is_of(self.setup.records.context.frame.run) {
+                    // It counts from this run's start; those behind it do not.
+                    return true;
+                }
                 self.keyed.rests_until = now.boot.after(Ttl(self.setup.keys_keep_ms - age_ms));
                 return false;
-            }
-            if self.keyed.is_flying(&scope, entry.attempt) {
-                return true;
             }
             self.keyed.lands(&scope, entry.attempt);
             put(round, scope, Some(at), None);

@@ -140,6 +140,32 @@ fn a_write_that_cannot_be_written_down_is_of_unknown_outcome() {
     assert_eq!(world.store.story(), ["PUT /data/users/1"]);
 }
 
+/// Its line is with the ledger, and is written once the disk goes on: it is the write's only one.
+#[test]
+fn a_write_whose_line_waits_for_a_disk_that_stands_still_is_one_entry() {
+    for how in ["200", "large:200000"] {
+        let world = World::with(|settings| settings.table.stall_timeout_ms = 400);
+        let london = world.london();
+        let token = london["fence_token"].as_str().unwrap();
+        world.gate.table.hold_syncs();
+        let mut writer = world.gate.gate();
+        writer.send("PUT", "/data/users/1", &[("fence-token", token), ("x-store", how)], b"x").unwrap();
+        if how == "200" {
+            writer.receive().unwrap().unknown();
+        } else {
+            writer.read_head().unwrap();
+            assert!(writer.read_exactly(200_000).is_err(), "its end came before it was written down");
+        }
+        until("it is over", || world.gate.running().gate.records.stripes.is_idle());
+        world.gate.table.release_syncs();
+        assert_eq!(world.put("/data/users/2", &london).status, 200, "{how}");
+        let body = journal(&world.gate, "");
+        let entries: Vec<_> = body.entries.iter().map(|entry| (entry.target.as_deref(), &*entry.outcome)).collect();
+        assert_eq!(entries, [(Some("/data/users/1"), "settled"), (Some("/data/users/2"), "settled")], "{how}");
+        assert_eq!(recompute(&body), body.state_hash);
+    }
+}
+
 #[test]
 fn what_cannot_be_known_is_in_the_chain() {
     let world = World::new();

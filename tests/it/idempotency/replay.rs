@@ -1,10 +1,17 @@
 //! The same key again: the answer that was kept, whoever may still write.
 
+use std::sync::Arc;
+
 use ::h2::Reason;
+use fencegate::fence::{BootMs, Now, WallMs};
 use serde_json::json;
 
-use super::{Answer, Bench, acquire, is_refused, is_replay, put, text};
-use crate::support::{bench::TTL, store::Hung};
+use super::{Answer, Bench, acquire, is_refused, is_replay, put, text, until};
+use crate::support::{
+    bench::TTL,
+    gate::{START, TestGate},
+    store::Hung,
+};
 
 #[test]
 fn the_same_key_and_payload_get_the_first_answer_and_the_store_sees_one_write() {
@@ -115,6 +122,60 @@ fn what_nobody_knows_is_said_and_never_run_again() {
         is_refused(&put(&bench, bench.token(), key, b"other", &[]), 422, "IDEMPOTENCY_KEY_REUSED", "none");
         assert_eq!(bench.store.saw("begun"), before, "{how}");
     }
+}
+
+/// How long a key is kept, below; a write takes longer than that before it is given up.
+const KEEP_MS: u64 = 60_000;
+const LONG_MS: u64 = 100_000;
+
+fn slow_bench() -> (Bench, String) {
+    let bench = Bench::with(|settings| {
+        settings.idempotency.keep_ms = KEEP_MS;
+        settings.store.response_timeout_ms = LONG_MS;
+    });
+    bench.release(&bench.lease);
+    let lease = acquire(&mut bench.gate.api(), "users", "a", 3_600_000);
+    let token = text(&lease, "fence_token").to_owned();
+    (bench, token)
+}
+
+#[test]
+fn a_key_is_kept_from_when_its_write_was_lost() {
+    let (bench, token) = slow_bench();
+    let mut first = bench.gate.gate();
+    let headers = [("fence-token", &*token), ("idempotency-key", "k"), ("x-store", "hang")];
+    first.send("PUT", "/users/1", &headers, b"value").unwrap();
+    until("the store has it", || bench.store.saw("begun") == 1);
+    bench.gate.clock.advance(LONG_MS);
+    first.receive().unwrap().unknown();
+    // What was sent of it may land yet. Also a little later, when the table has been swept.
+    for _ in 0..5 {
+        is_refused(&put(&bench, &token, "k", b"value", &[]), 409, "IDEMPOTENCY_UNKNOWN", "maybe");
+        bench.gate.clock.advance(KEEP_MS / 10);
+    }
+    assert_eq!(bench.store.saw("begun"), 1);
+    bench.gate.clock.advance(KEEP_MS);
+    put(&bench, &token, "k", b"value", &[]).applied();
+}
+
+#[test]
+fn a_key_of_a_write_that_a_crash_swallowed_is_kept_from_then() {
+    let (bench, token) = slow_bench();
+    let headers = [("fence-token", &*token), ("idempotency-key", "k")];
+    let first = Hung::send(&bench.store, bench.gate.gate(), "/users/1", &headers);
+    let at = |ms: u64| Now { wall: WallMs(START.wall.0 + ms), boot: BootMs(START.boot.0 + ms) };
+    let left = Arc::new(bench.gate.table.after_a_crash());
+    let mut settings = crate::support::gate::settings();
+    settings.store.url = bench.store.url();
+    settings.idempotency.keep_ms = KEEP_MS;
+    let again = TestGate::on(&settings, left, at(LONG_MS));
+    let repeat = || again.gate().call("PUT", "/users/1", &headers, b"value");
+    is_refused(&repeat(), 409, "IDEMPOTENCY_UNKNOWN", "maybe");
+    again.clock.advance(KEEP_MS - 1);
+    is_refused(&repeat(), 409, "IDEMPOTENCY_UNKNOWN", "maybe");
+    again.clock.advance(1);
+    repeat().applied();
+    first.let_go().applied();
 }
 
 #[test]

@@ -123,6 +123,7 @@ impl Drop for Bench {
     /// Lets the gate's threads end: one program has many benches.
     fn drop(&mut self) {
         self.gate.table.release_syncs();
+        self.gate.table.release_reads();
         self.gate.running().gate.stopping.send_replace(true);
     }
 }

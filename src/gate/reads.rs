@@ -1,0 +1,59 @@
+//! Reads of the fence table, off the threads that serve: only so many at a time.
+//!
+//! A read that hangs in its disk cannot be taken back: it keeps its thread, whoever has stopped waiting for it. The same
+//! threads look up the store's address. So reads get a few of them, and a disk that hangs takes no more.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// How many reads may be under way: far fewer than a worker's runtime has threads for them.
+const PLACES: usize = 64;
+
+/// Places for reads of the table.
+#[derive(Debug)]
+pub struct Reads {
+    places: Arc<Semaphore>,
+    /// A read was waited for in vain, and none has come to its end since.
+    hang: Arc<AtomicBool>,
+}
+
+/// A read that is under way, until this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    hang: Arc<AtomicBool>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Default for Reads {
+    fn default() -> Self {
+        Self { places: Arc::new(Semaphore::new(PLACES)), hang: Arc::default() }
+    }
+}
+
+impl Reads {
+    /// A place, once there is one. `None`: all are taken by reads that hang.
+    pub async fn place(&self) -> Option<Place> {
+        let places = Arc::clone(&self.places);
+        let place = if self.hang.load(Ordering::Relaxed) {
+            places.try_acquire_owned().ok()?
+        } else {
+            places.acquire_owned().await.ok()?
+        };
+        Some(Place { hang: Arc::clone(&self.hang), _place: place })
+    }
+
+    /// A read, or a place for one, was waited for in vain.
+    pub fn are_overdue(&self) {
+        self.hang.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.hang.store(false, Ordering::Relaxed);
+    }
+}
