@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use httparse::{ParserConfig, Status};
 
-use super::{hop::is_hop_by_hop, trailer::may_follow_an_answer};
+use super::{copies::Copies, hop::is_hop_by_hop, trailer::may_follow_an_answer};
 
 /// Most lines that a head may have, and most bytes.
 pub const LINES_MAX: usize = 100;
@@ -44,7 +44,7 @@ pub type Unreadable = &'static str;
 ///
 /// # Errors
 /// With what is wrong with it.
-pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(usize, Box<Head>)>, Unreadable> {
+pub fn parse(bytes: &[u8], to_head: bool, copies: &mut Copies) -> Result<Option<(usize, Box<Head>)>, Unreadable> {
     let mut lines = [const { MaybeUninit::uninit() }; LINES_MAX];
     let mut parsed = httparse::Response::new(&mut []);
     let config = ParserConfig::default();
@@ -60,7 +60,7 @@ pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(usize, Box<Head>)>, 
     let reason = parsed.reason.filter(|reason| status.canonical_reason() != Some(reason));
     let reason = reason.map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
     // One copy for all values; the buffer is used again.
-    let shared = Bytes::copy_from_slice(&bytes[..length]);
+    let shared = copies.copy(&bytes[..length]);
     let mut headers = HeaderMap::with_capacity(parsed.headers.len() + 6);
     let mut hop = Hop::default();
     for line in parsed.headers.iter() {
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Option<(usize, Box<Head>)>, Unreadable> {
-        parse(text.as_bytes(), false)
+        parse(text.as_bytes(), false, &mut Copies::default())
     }
 
     fn head(lines: &str) -> Box<Head> {
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn some_answers_have_no_body_whatever_their_length_says() {
         let text = "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n";
-        let (_, to_head) = parse(text.as_bytes(), true).unwrap().unwrap();
+        let (_, to_head) = parse(text.as_bytes(), true, &mut Copies::default()).unwrap().unwrap();
         assert_eq!((to_head.ends, to_head.keeps_alive), (Ends::AtOnce, true));
         assert_eq!(to_head.headers["content-length"], "9");
         for status in ["100 Continue", "103 Early Hints", "204 No Content", "304 Not Modified"] {

@@ -6,7 +6,10 @@
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 
-use super::answer::{self, Unreadable};
+use super::{
+    answer::{self, Unreadable},
+    copies::Copies,
+};
 
 /// How much may stand beside the data of one body.
 const EXTENSIONS_MAX: usize = 16 << 10;
@@ -73,7 +76,7 @@ impl Chunks {
         }
         let left = left - taken as u64;
         self.at = if left == 0 { At::DataCr } else { At::Data(left) };
-        Piece::Data(take(buffer, taken))
+        Piece::Data(take(buffer, taken, None))
     }
 
     /// Reads a byte beside the data.
@@ -111,12 +114,13 @@ fn trailers(buffer: &mut BytesMut) -> Result<Piece, Unreadable> {
     Ok(Piece::End(Some(trailers).filter(|trailers| !trailers.is_empty())))
 }
 
-/// Takes so many bytes out of a buffer.
-pub fn take(buffer: &mut BytesMut, bytes: usize) -> Bytes {
+/// Takes so many bytes out of a buffer. `copies`: where a short piece is copied.
+pub fn take(buffer: &mut BytesMut, bytes: usize, copies: Option<&mut Copies>) -> Bytes {
     if bytes > COPY_MAX {
         return buffer.split_to(bytes).freeze();
     }
-    let copy = Bytes::copy_from_slice(&buffer[..bytes]);
+    let piece = &buffer[..bytes];
+    let copy = copies.map_or_else(|| Bytes::copy_from_slice(piece), |copies| copies.copy(piece));
     buffer.advance(bytes);
     copy
 }

@@ -22,6 +22,7 @@ use super::{
     answer::{self, Ends, Head, Unreadable},
     body::{Cut, StoreBody},
     chunks::{Chunks, Piece, take},
+    copies::Copies,
     io::{Io, Wire},
 };
 use crate::fence::write::{ReadOnly, Release};
@@ -110,6 +111,8 @@ pub struct Link {
     piece: Bytes,
     /// What was read and not used.
     read: BytesMut,
+    /// Where heads and short pieces of bodies are copied.
+    copies: Copies,
     framing: Framing,
     reuse: Reuse,
     to_head: bool,
@@ -148,6 +151,7 @@ impl Link {
             written: 0,
             piece: Bytes::new(),
             read: BytesMut::new(),
+            copies: Copies::default(),
             framing: Framing::Length,
             reuse: Reuse::Always,
             to_head: false,
@@ -393,7 +397,8 @@ impl Link {
     fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<Result<Box<Head>, Failed>> {
         loop {
             if !self.read.is_empty()
-                && let Some((length, head)) = answer::parse(&self.read, self.to_head).map_err(Failed::Unreadable)?
+                && let Some((length, head)) =
+                    answer::parse(&self.read, self.to_head, &mut self.copies).map_err(Failed::Unreadable)?
             {
                 self.read.advance(length);
                 if head.status.is_informational() && head.status != StatusCode::SWITCHING_PROTOCOLS {
@@ -480,7 +485,7 @@ impl Link {
             Answer::UntilClosed | Answer::Length(_) if self.read.is_empty() => None,
             Answer::UntilClosed => {
                 let all = self.read.len();
-                Some(Frame::data(take(&mut self.read, all)))
+                Some(Frame::data(take(&mut self.read, all, Some(&mut self.copies))))
             }
             Answer::Length(left) => {
                 let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(self.read.len());
@@ -488,7 +493,7 @@ impl Link {
                 if *left == 0 {
                     self.answer = Answer::Over;
                 }
-                Some(Frame::data(take(&mut self.read, taken)))
+                Some(Frame::data(take(&mut self.read, taken, Some(&mut self.copies))))
             }
         })
     }

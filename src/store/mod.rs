@@ -2,7 +2,8 @@
 //!
 //! - [`Address`]: where it is.
 //! - [`pool`]: a worker's own connections to it. [`shares`]: who may have how many of them.
-//! - [`link`]: one of them: sends a request, reads its answer. [`answer`], [`chunks`]: how answers are read. [`io`]: what it
+//! - [`link`]: one of them: sends a request, reads its answer. [`answer`], [`chunks`]: how answers are read; [`copies`]: where
+//!   what was read is kept. [`io`]: what it
 //!   runs over. [`observed`]: a stream, and what counts on it.
 //! - [`body`]: what is sent. [`trailer`]: what may come behind it. [`hop`]: headers that are for one connection only.
 //!
@@ -11,6 +12,7 @@
 pub mod answer;
 pub mod body;
 pub mod chunks;
+pub mod copies;
 pub mod hop;
 pub mod io;
 pub mod link;

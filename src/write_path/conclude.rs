@@ -93,12 +93,14 @@ impl Job {
                 if keeps {
                     Box::pin(self.keep(write, reading, &headers, frames.data())).await;
                 }
-                return Ok(respond((status, reason), would(headers, write), ReplyBody::whole(frames)));
+                add_would(&mut headers, write);
+                return Ok(respond((status, reason), headers, ReplyBody::whole(frames)));
             }
             Ahead::Part(frames) => (self.go_on_streaming(write, lane, frames, reading, left()), reading.pending()),
         };
         headers::to_client(&mut headers, Some((&write.guard, shown)), &self.worker.numbers);
-        Ok(respond((status, reason), would(headers, write), body))
+        add_would(&mut headers, write);
+        Ok(respond((status, reason), headers, body))
     }
 
     /// The complete answer is here: ends the write. Returns whether the answer is to be kept under its key.
@@ -195,11 +197,10 @@ impl Reading {
 }
 
 /// Adds what the write would have been refused with if its route enforced.
-fn would(mut headers: HeaderMap, write: &Admitted) -> HeaderMap {
+fn add_would(headers: &mut HeaderMap, write: &Admitted) {
     if let Some(code) = write.would {
         headers.insert("fence-would", HeaderValue::from_static(code.as_str()));
     }
-    headers
 }
 
 /// Whether an answer says what became of a write.

@@ -17,7 +17,7 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use http::{Request, Response, request::Parts};
+use http::{Method, Request, Response, request::Parts};
 use hyper::{
     body::{Body, Incoming},
     server::conn::{http1, http2},
@@ -517,7 +517,7 @@ impl Service<Request<Incoming>> for Answers {
 
     fn call(&self, request: Request<Incoming>) -> Answering {
         let busy = Busy::new(&self.connection, &request);
-        answer(&self.worker, &self.connection.client, request, busy)
+        answer(&self.worker, request, busy)
     }
 }
 
@@ -525,11 +525,18 @@ impl Service<Request<Incoming>> for Answers {
 pub struct Busy {
     connection: Rc<Connection>,
     at: At,
+    /// The request is a HEAD.
+    pub to_head: bool,
     /// How its client takes its HTTP/2 answer. On HTTP/1.1 the socket tells.
     reply: Option<Rc<Reply>>,
 }
 
 impl Busy {
+    /// Whose request it is.
+    pub fn client(&self) -> &Rc<Client> {
+        &self.connection.client
+    }
+
     fn new<B>(connection: &Rc<Connection>, request: &Request<B>) -> Self {
         let at = At::of(request.method());
         connection.client.requests.begin(at);
@@ -539,7 +546,7 @@ impl Busy {
         if reply.is_some() {
             connection.begun.replace(reply.clone());
         }
-        Self { connection: Rc::clone(connection), at, reply }
+        Self { connection: Rc::clone(connection), at, to_head: request.method() == Method::HEAD, reply }
     }
 
     /// Nothing more is waited for than that the client takes its answer.

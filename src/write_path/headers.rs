@@ -7,7 +7,6 @@ use std::{
     net::IpAddr,
 };
 
-use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header, request::Parts};
 
 use super::guard::WriteGuard;
@@ -16,6 +15,7 @@ use crate::{
     fence::Ttl,
     store::{
         body::StoreBody,
+        copies::Copies,
         hop::{is_hop_by_hop, names_in, takes_trailers},
         link::{Framing, write_line},
     },
@@ -50,13 +50,16 @@ pub struct Origin {
     is_v6: bool,
     scheme: &'static str,
     forwarded: Forwarded,
+    /// The X-Forwarded-For and X-Forwarded-Proto of a request that brings neither.
+    first_hop: String,
 }
 
 impl Origin {
     #[must_use]
     pub fn new(peer: IpAddr, is_tls: bool, forwarded: Forwarded) -> Self {
         let scheme = if is_tls { "https" } else { "http" };
-        Self { peer: peer.to_string(), is_v6: peer.is_ipv6(), scheme, forwarded }
+        let first_hop = format!("x-forwarded-for: {peer}\r\nx-forwarded-proto: {scheme}\r\n");
+        Self { peer: peer.to_string(), is_v6: peer.is_ipv6(), scheme, forwarded, first_hop }
     }
 
     /// Whether the store is told by X-Forwarded-*, and by Forwarded.
@@ -300,15 +303,19 @@ fn forwarded(out: &mut Vec<u8>, head: &Parts, origin: &Origin, host: Option<&[u8
     let (x_forwarded, rfc7239) = origin.adds();
     let (peer, scheme) = (origin.peer.as_bytes(), origin.scheme.as_bytes());
     if x_forwarded {
-        out.extend_from_slice(b"x-forwarded-for: ");
-        if seen.forwarded_for {
-            join(out, head.headers.get_all("x-forwarded-for").iter(), b", ");
-            out.extend_from_slice(b", ");
-        }
-        out.extend_from_slice(peer);
-        out.extend_from_slice(b"\r\n");
-        if !seen.forwarded_proto {
-            write_line(out, "x-forwarded-proto", scheme);
+        if seen.forwarded_for || seen.forwarded_proto {
+            out.extend_from_slice(b"x-forwarded-for: ");
+            if seen.forwarded_for {
+                join(out, head.headers.get_all("x-forwarded-for").iter(), b", ");
+                out.extend_from_slice(b", ");
+            }
+            out.extend_from_slice(peer);
+            out.extend_from_slice(b"\r\n");
+            if !seen.forwarded_proto {
+                write_line(out, "x-forwarded-proto", scheme);
+            }
+        } else {
+            out.extend_from_slice(origin.first_hop.as_bytes());
         }
         if let Some(host) = host.filter(|_| !seen.forwarded_host) {
             write_line(out, "x-forwarded-host", host);
@@ -332,12 +339,8 @@ fn forwarded(out: &mut Vec<u8>, head: &Parts, origin: &Origin, host: Option<&[u8
 pub struct Numbers {
     /// The lease_seq that was written last: most writes have the same as the one before.
     last_seq: RefCell<Option<(u64, HeaderValue)>>,
-    /// Where values are made, so that they share their memory.
-    room: RefCell<BytesMut>,
+    copies: RefCell<Copies>,
 }
-
-/// How much memory numbers take at a time.
-const NUMBERS_BYTES: usize = 4_096;
 
 impl Numbers {
     fn seq(&self, number: u64) -> HeaderValue {
@@ -350,13 +353,8 @@ impl Numbers {
 
     fn value(&self, number: u64) -> HeaderValue {
         let mut digits = itoa::Buffer::new();
-        let digits = digits.format(number).as_bytes();
-        let mut room = self.room.borrow_mut();
-        if room.capacity() < digits.len() {
-            *room = BytesMut::with_capacity(NUMBERS_BYTES);
-        }
-        room.extend_from_slice(digits);
-        HeaderValue::from_maybe_shared(room.split().freeze()).unwrap_or_else(|_| HeaderValue::from(number))
+        let digits = self.copies.borrow_mut().copy(digits.format(number).as_bytes());
+        HeaderValue::from_maybe_shared(digits).unwrap_or_else(|_| HeaderValue::from(number))
     }
 }
 

@@ -65,8 +65,6 @@ use crate::{
 pub struct Answering {
     stage: Stage,
     worker: Rc<Worker>,
-    client: Rc<Client>,
-    to_head: bool,
     /// The connection is busy until the last byte of the answer has been handed on.
     busy: Option<Busy>,
 }
@@ -82,10 +80,9 @@ enum Stage {
 
 /// Answers one request.
 #[must_use]
-pub fn answer(worker: &Rc<Worker>, client: &Rc<Client>, request: Request<Incoming>, busy: Busy) -> Answering {
-    let to_head = request.method() == Method::HEAD;
+pub fn answer(worker: &Rc<Worker>, request: Request<Incoming>, busy: Busy) -> Answering {
     let stage = Stage::New(Some(request.into_parts()));
-    Answering { stage, worker: Rc::clone(worker), client: Rc::clone(client), to_head, busy: Some(busy) }
+    Answering { stage, worker: Rc::clone(worker), busy: Some(busy) }
 }
 
 /// The first poll: classify, enter, decide. What needs no waiting goes on to `forward` from here.
@@ -96,29 +93,22 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
         Ok(()) => classify(&head, &outfit.plan.routes, &outfit.plan.settings),
         Err(doubt) => Err(doubt.into()),
     };
-    // Both are large: each is made in its place, and not copied there.
-    let source;
-    let first = match class {
-        Err(unfit) => {
-            source = Source::coming(&head, body);
-            FirstLook::Refused(unfit.into())
-        }
+    let (first, body) = match class {
+        Err(unfit) => (FirstLook::Refused(unfit.into()), Source::coming(&head, body)),
         Ok(Class::Read { store, may_have_body, read }) => {
-            source = Source::coming(&head, body);
-            FirstLook::Read { store, may_have_body, read }
+            (FirstLook::Read { store, may_have_body, read }, Source::coming(&head, body))
         }
         Ok(Class::Write(wanted)) => {
-            source = if wanted.asks_first {
+            let body = if wanted.asks_first {
                 Source::coming(&head, body)
             } else {
                 let limits = (Limits::of(&outfit.plan), outfit.plan.settings.hold_total_bytes);
                 Source::look(&head, body, &worker.plane, limits, client, context)
             };
             lookup = Lookup::of(&wanted).map(Box::new);
-            try_admit(worker, &outfit, client, &head.method, wanted, source.is_here())
+            (try_admit(worker, &outfit, client, &head.method, wanted, body.is_here()), body)
         }
     };
-    let body = source;
     let (worker, client) = (Rc::clone(worker), Rc::clone(client));
     match first {
         FirstLook::Refused(why) => match lookup {
@@ -364,20 +354,22 @@ impl Future for Answering {
         let this = &mut *self;
         if let Stage::New(request) = &mut this.stage {
             let (head, body) = request.take().expect("a request is looked at once");
-            this.stage = begin(&this.worker, &this.client, head, body, context);
+            let busy = this.busy.as_ref().expect("an answer is asked for once");
+            this.stage = begin(&this.worker, busy.client(), head, body, context);
         }
         let answered = match &mut this.stage {
             Stage::New(_) => unreachable!("the first poll has replaced it"),
             Stage::Refused(declined) => {
-                let response = |refused| Ok(refuse(&this.worker.plane, refused, this.to_head));
+                let to_head = this.busy.as_ref().is_some_and(|busy| busy.to_head);
+                let response = |refused| Ok(refuse(&this.worker.plane, refused, to_head));
                 declined.poll(&this.worker, context).map(response)
             }
             Stage::Work(work) => work.as_mut().poll(context),
             Stage::Write(write) => Pin::new(write).poll(context),
         };
         answered.map(|answered| {
-            let response = answered.unwrap_or_else(|refused| refuse(&this.worker.plane, *refused, this.to_head));
             let busy = this.busy.take().expect("an answer is asked for once");
+            let response = answered.unwrap_or_else(|refused| refuse(&this.worker.plane, *refused, busy.to_head));
             Ok(response.map(|body| body.during(busy)))
         })
     }
