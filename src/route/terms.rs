@@ -1,6 +1,6 @@
-//! What the table keeps of the routes, so that the next run knows whether its own are others.
+//! What the table keeps of the routes, so that the next run knows whether its own routes differ.
 
-/// What the writes of a run go by, and how long they may still land once it is gone.
+/// The routes and bounds of a run's writes, and how long these writes may still land after the run has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     /// A hash of the routes; zeros where there were none, or several sets of them.

@@ -1,4 +1,4 @@
-//! Which protocol a connection speaks: known by its first bytes, which are then read again by whoever speaks it.
+//! Which protocol a connection speaks. Its first bytes show that, and the code for that protocol then reads them again.
 
 use std::{
     cell::RefCell,
@@ -65,7 +65,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
 }
 
 impl<S: AsyncRead + Unpin> Begun<S> {
-    /// Reads what was read before, and then what is there.
+    /// Reads the bytes that were read before, and then more from the stream.
     fn poll_both(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.first.is_empty() {
             return Pin::new(&mut self.stream).poll_read(context, buffer);
@@ -75,7 +75,7 @@ impl<S: AsyncRead + Unpin> Begun<S> {
         if buffer.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
-        // And whatever is there behind it: hyper would make more room for that than it takes.
+        // Also reads what the stream has ready: hyper would make more room for that than it takes.
         match Pin::new(&mut self.stream).poll_read(context, buffer) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(())),
@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// What a stream says, one read after the other; behind it, that there is nothing yet.
+    /// What a stream gives, one read after the other; then nothing yet.
     struct Scripted(Vec<io::Result<&'static [u8]>>);
 
     impl AsyncRead for Scripted {

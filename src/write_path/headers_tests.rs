@@ -1,4 +1,4 @@
-//! What is written for the store, and told to the client.
+//! Which headers are written for the store, and which are sent to the client.
 
 use bytes::Bytes;
 use http::Request;
