@@ -78,7 +78,7 @@ fn listen(address: SocketAddr, share: bool) -> io::Result<Socket> {
 /// Starts a worker on each listener.
 ///
 /// # Errors
-/// Where the system has no thread or runtime to give.
+/// Where the system cannot start a thread.
 pub fn start(
     plane: &Arc<Plane>,
     listeners: Vec<StdListener>,

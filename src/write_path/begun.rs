@@ -16,7 +16,7 @@ use super::raw_head::RawHeads;
 /// What every HTTP/2 connection begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Reads as much of a connection as it takes to know its protocol; `None` where it ends before that.
+/// Reads as much of a connection as is needed to know its protocol; `None` where the connection ends before that.
 pub(super) async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> Option<Begun<S>> {
     let mut begun = BytesMut::with_capacity(PREFACE.len());
     while PREFACE.starts_with(&begun) && begun.len() < PREFACE.len() {
@@ -27,21 +27,21 @@ pub(super) async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> Option<Begun<S
     Some(Begun { first: begun.freeze(), stream, heads: None })
 }
 
-/// A stream of which the beginning has been read.
+/// A stream whose first bytes have been read.
 pub(super) struct Begun<S> {
     first: Bytes,
     stream: S,
-    /// Where a copy of what is read goes, for a look at the heads in it.
+    /// Where a copy of what is read goes, so that the heads in it can be checked.
     heads: Option<Rc<RefCell<RawHeads>>>,
 }
 
 impl<S> Begun<S> {
-    /// Copies what is read.
+    /// From here on, copies what is read.
     pub(super) fn copied_to(self, heads: Option<Rc<RefCell<RawHeads>>>) -> Self {
         Self { heads, ..self }
     }
 
-    /// Whether it is HTTP/2. Asked before anything is read of it.
+    /// Whether the protocol is HTTP/2. To be asked before anything is read from this stream.
     pub(super) fn is_h2(&self) -> bool {
         self.first == PREFACE
     }

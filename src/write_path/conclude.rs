@@ -65,7 +65,7 @@ impl Job {
             return self.pass_on(lane, (status, reason), headers, is_early);
         };
         let route = self.route(write);
-        // What is left of a whole write may still leave before its connection is closed.
+        // The rest of a whole write may still leave before its connection is closed.
         let settles = if is_early { is_partial && route.discards } else { is_settled_by(route, status) };
         failpoints::reach(Point::Sent);
         if failpoints::on(Fault::HeadSettles) {

@@ -54,7 +54,7 @@ pub struct Connections {
     all: RefCell<Vec<Weak<Connection>>>,
     /// How many connections there have been.
     count: Cell<u64>,
-    /// How many wait for one of their own client's to be closed.
+    /// How many new connections wait for another one of the same client to be closed.
     in_turn: Rc<Cell<usize>>,
 }
 
@@ -234,7 +234,7 @@ impl Connection {
         }
         let patience = match (self.active.get(), self.had_request.get()) {
             (1.., _) => return false,
-            // It has not said a whole request yet, or has begun another.
+            // It has not sent a whole request head yet, or has begun another one.
             (0, false) => settings.head_timeout_ms,
             (0, true) if self.head_begun.get() && !self.is_h2.get() => settings.head_timeout_ms,
             (0, true) => settings.idle_timeout_ms,

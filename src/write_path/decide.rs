@@ -27,7 +27,7 @@ use crate::{
 /// A write that may not go on, for now or for ever.
 #[derive(Debug)]
 pub struct Refused {
-    /// Which of its objects says so.
+    /// The object that the refusal is about.
     pub object: ObjectId,
     pub why: Refusal,
 }
@@ -265,7 +265,7 @@ enum Judged {
     /// The write is counted at this stage.
     Permitted(Permitted, Stage),
     Denied(Denied),
-    /// A record that this needs has to be read first.
+    /// A record that the judgement needs has to be read first.
     NotInMemory,
 }
 

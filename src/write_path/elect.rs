@@ -93,7 +93,7 @@ fn refusal(gate: &Gate, object: &ObjectId, election: Election, unknown: Unknown)
 pub(super) fn still_unknown(gate: &Gate, object: &ObjectId, why: &Denial) -> Refusal {
     let fence = fence(gate, object);
     match (why, LeaseSeq::new(fence.get())) {
-        // It is in this term, and nobody holds it.
+        // The write is of the present term, and the Lease has no holder.
         (Denial::Unseen(_), Some(seq)) => {
             let ended = Ended { how: How::Released, at: gate.now().wall, stamp: Hlc::default() };
             Refusal::Ended { seq, holder: HolderId::new(NOBODY).expect("a valid id"), ended }

@@ -56,7 +56,7 @@ pub struct Job {
     /// What is forwarded: a read, or an admitted write.
     pub read: Option<ReadOnly>,
     pub write: Option<Admitted>,
-    /// It is a write, or a read whose route lets it have a body.
+    /// The request is a write, or a read whose route allows a body.
     pub may_have_body: bool,
 }
 

@@ -182,7 +182,7 @@ pub struct Hold {
     pub parts: VecDeque<Bytes>,
     size: usize,
     is_h2: bool,
-    /// How long it is by its decoder, where that is known before it has come.
+    /// The length by the decoder, where it is known before the body has come.
     pub length: Option<u64>,
     /// How the body ended, if that is known and not yet returned.
     outcome: Option<Result<Held, NoBody>>,
@@ -257,7 +257,7 @@ impl Hold {
             let frame = match frame {
                 Some(Ok(frame)) => frame,
                 Some(Err(_)) => return Poll::Ready(Err(NoBody::Cut)),
-                // An HTTP/2 stream that was reset without an error ends like any other, but not whole.
+                // An HTTP/2 stream that was reset without an error ends like any other, but its body is not whole.
                 None if self.is_h2 && !self.body.is_end_stream() => return Poll::Ready(Err(NoBody::Cut)),
                 // hyper reports this too. It is checked again because a short body would be committed as a shorter
                 // write.

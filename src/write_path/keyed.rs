@@ -101,7 +101,7 @@ struct Flight {
     seq: LeaseSeq,
     /// `None` where its body streams.
     payload: Option<Payload>,
-    /// Its key was new, so it is the one that counts.
+    /// The key was new, so this write is the first.
     is_fresh: AtomicBool,
     end: watch::Sender<Option<End>>,
 }
@@ -135,7 +135,7 @@ pub struct Claim {
     attempt: u64,
     /// The entry as the table has it.
     entry: Option<Entry>,
-    /// Says to the ledger that it may still be answered.
+    /// While this exists, the ledger may still answer the claim.
     alive: Arc<()>,
     /// Why nothing was sent, where requests with the same key would fail in the same way.
     why: Option<(Code, Cow<'static, str>)>,

@@ -234,7 +234,7 @@ impl Streaming {
         })
     }
 
-    /// The answer will not come to its end: the outcome of a write is unknown from the close of its connection on.
+    /// Ends a write whose answer will not be complete: its outcome is unknown from the close of its connection on.
     fn lose(self) {
         let Self { worker, lane, guard, line, .. } = self;
         drop(lane);

@@ -78,7 +78,7 @@ pub struct UploadState {
 }
 
 impl UploadState {
-    /// From here on a digest is made of what comes.
+    /// From here on, makes a digest of what comes.
     pub fn make_digest(&self) {
         *self.digest.borrow_mut() = Some(BodyDigest::default());
     }
