@@ -139,7 +139,7 @@ impl Generations {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has writes use these from here on.
+    /// Makes these the generations that writes use from here on.
     pub fn adopt(&self, current: Vec<Arc<Generation>>) {
         self.known().current = current;
     }

@@ -353,7 +353,8 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
         End::Unknown { until: self.barrier.now().boot.after(self.route.bound()) }
     }
 
-    /// The notification for a streaming body to stop because an advance has begun; `None` at other stages.
+    /// The notification for a streaming body to stop because an advance has begun; `None` unless a
+    /// judged write is streaming.
     #[must_use]
     pub fn cancel(&self) -> Option<Cancel> {
         match &self.admission {

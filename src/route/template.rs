@@ -63,8 +63,8 @@ fn capture_name(segment: &str) -> Result<Option<&str>, TemplateFault> {
 impl PathTemplate {
     /// Reads a path's template.
     ///
+    /// # Errors
     /// With what is wrong with the template.
-    /// With what is wrong.
     pub fn parse(text: &str) -> Result<Self, TemplateFault> {
         if text.chars().any(char::is_control) {
             return Err(TemplateFault::Control);

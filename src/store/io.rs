@@ -37,8 +37,8 @@ impl Io for UnixStream {
     }
 }
 
-/// What has come below TLS need not be part of an answer. It is read before anything is sent that it could then seem to
-/// answer.
+/// What has come below TLS need not be part of an answer. It is read before anything more is sent, so that it cannot
+/// seem to be the answer to that.
 impl<S: Io> Io for StoreStream<S> {
     fn has_come(&self) -> bool {
         self.get_ref().0.has_come()

@@ -9,8 +9,8 @@
 //! - writes leave a sixteenth to reads.
 //!
 //! A client here is an address, and not a holder or a connection. An address is known without any work per write. A
-//! client cannot have any number of addresses. Tokens of an outside lock service do not name their holder. Clients
-//! behind one proxy are one client, and share what it gets by object only.
+//! client cannot have as many addresses as it likes. Tokens of an outside lock service do not name their holder.
+//! Clients behind one proxy are one client, and share what it gets by object only.
 //!
 //! Fewer than 16 connections can be shared only roughly, and a single one cannot be shared.
 
@@ -21,8 +21,8 @@ use crate::failpoints::{self, Fault};
 pub enum Asker {
     /// A read, by the number of its client's connection.
     Read(u64),
-    /// A write that is not judged, or only in mode `audit`. Names of objects can be invented, so all of these count as
-    /// one asker.
+    /// A write without a permit: its mode is `off`, or `audit` and the judge refused it. Names of objects can be
+    /// invented, so all of these count as one asker.
     Unjudged,
     /// A write, by a number of its object and a number of its client.
     Write { object: u64, client: u64 },

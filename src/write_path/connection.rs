@@ -83,7 +83,7 @@ enum Ending {
 pub struct Connection {
     /// Requests that are being answered.
     active: Cell<u32>,
-    /// Something was read since the last one ended.
+    /// Something was read since the last request ended.
     head_begun: Cell<bool>,
     had_request: Cell<bool>,
     is_h2: Cell<bool>,

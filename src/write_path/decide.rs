@@ -323,14 +323,14 @@ fn look(target: &Target<'_>, record: &Record, sealed: bool, now: Now) -> Result<
     }
 }
 
-/// What needs no record: a table that is shut, and what is wrong with the token itself.
+/// The denial that needs no record: the table is shut, or the token itself has a fault.
 fn without_record(gate: &Gate, target: &Target<'_>, now: Now) -> Option<Denial> {
     if let Brought::Read(Presented::Number(_)) = &target.brought {
-        // Its holder is heard of now.
+        // By this clock the record notes when its holder was last heard.
         gate.records.stripes.tick(now.boot);
     }
     let is_linked = match &target.brought {
-        // Not known before the record is; without one, it is read.
+        // Only the record shows whether these fit the object. It is read if it is not in memory.
         Brought::Text(_) | Brought::Read(Presented::Number(_) | Presented::Claimant(_)) => true,
         Brought::Read(Presented::Token(token)) => token.other.is_none(),
         Brought::Read(Presented::Nothing | Presented::Unreadable(_)) => false,

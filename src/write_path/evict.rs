@@ -20,7 +20,7 @@ use crate::{
 pub enum At {
     /// The gate waits for its client to send its body, or to take its answer. It has no connection to the store.
     Client,
-    /// It can be broken off: it is a read, or a write without permission of which nothing was sent.
+    /// It can be broken off: it is a read, or a write without a permit, of which nothing was sent.
     Loose,
     /// It is a write that may be on its way to the store.
     Write,

@@ -105,7 +105,7 @@ pub enum Length {
     /// There is no body, and none is expected.
     Unsaid,
     Known(u64),
-    /// In chunks, with these trailers behind the last one.
+    /// In chunks, with these trailers after the last one.
     Chunks {
         trailers: Vec<HeaderName>,
     },

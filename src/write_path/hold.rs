@@ -217,7 +217,7 @@ impl Hold {
     /// Collects more of the body, unless the client is too slow.
     ///
     /// # Errors
-    /// Where the body does not come, not whole, or is too large.
+    /// Where the body does not come, is not whole, or is too large.
     pub fn poll(
         &mut self,
         limits: Limits,

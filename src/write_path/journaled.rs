@@ -54,7 +54,8 @@ impl Line {
         leases.into_iter().map(line).collect()
     }
 
-    /// Writes that the store has answered. The line is durable when this returns. Waits where the ledger has no room.
+    /// Writes the line of a settled write to the journal. The line is durable when this returns. Waits where the ledger
+    /// has no room.
     ///
     /// # Errors
     /// Where the line could not be written.
@@ -62,8 +63,8 @@ impl Line {
         ledger.journal(self.lines(|method, target| Wrote::Settled { method, target, digest, status })).await
     }
 
-    /// Writes that the outcome is unknown. The line is queued when this returns, so it comes before any change that the
-    /// end of this write allows.
+    /// Queues the line of a write whose outcome is unknown. It is queued when this returns, so it comes before any
+    /// change that the end of this write allows.
     pub async fn unknown(self, ledger: &Ledger) {
         if let Ok(room) = ledger.capacity().await {
             room.journal(self.lines(|method, target| Wrote::Unknown { method, target }));

@@ -228,7 +228,7 @@ async fn write_down(guard: &WriteGuard, digest: Option<Payload>, answer: Answer)
     }
 }
 
-/// What the state of a write's key is.
+/// The state of a write's key.
 pub enum Claimed {
     /// The key is this write's.
     Mine,
@@ -456,7 +456,7 @@ pub fn digest_of(body: &StoreBody) -> [u8; 32] {
 /// Reads a body to its end, for its digest only.
 ///
 /// # Errors
-/// Where the body does not come, not whole, or is too long.
+/// Where the body does not come, is not whole, or is too long.
 pub async fn digest_on(
     worker: &Worker,
     first: VecDeque<Bytes>,
@@ -504,7 +504,7 @@ pub struct Lookup {
 impl Lookup {
     #[must_use]
     pub fn of(wanted: &Write<'_>) -> Option<Self> {
-        // A write to two objects has two leases; only the one that is admitted counts there.
+        // A write to two objects has two leases. Under which of them its key is kept is known only once it is admitted.
         let key = wanted.key.clone().filter(|_| wanted.others.is_empty())?;
         let (object, route) = (wanted.target.id(), Arc::clone(&wanted.route.name));
         Some(Self { object, route, presented: wanted.target.presented(), key })

@@ -85,8 +85,8 @@ pub struct Plane {
     plan: ArcSwap<Plan>,
     /// The generation of `plan`. A worker reads it without loading the plan.
     generation: AtomicU64,
-    /// Bytes of all bodies that are held. `held_by` has the bytes per owner, of bodies that have yet to come or that wait
-    /// for a connection.
+    /// Bytes of all bodies that are held. `held_by` has the bytes per owner, of bodies that have yet to come or that
+    /// wait for a connection.
     pub held_bytes: AtomicUsize,
     pub held_by: Mutex<HeldBy>,
     /// Bytes of answers to reads that were taken from the store before their clients took them.

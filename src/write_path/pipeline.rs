@@ -135,7 +135,7 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
         }
         FirstLook::Admitted(write) => Stage::Write(forward_write(worker, outfit, client, head, body, write)),
         FirstLook::Undecided(undecided) => Stage::Work(Box::pin(async move {
-            // The write may not go on yet, and its token is not judged.
+            // The write may not go on yet, and its token has not been judged.
             let body = body.without_room();
             let loose = Turned::new(&client, At::of(&head.method), At::Loose, worker.now());
             let decided = undecided.decide((&worker, client.peer), &outfit, &head.method).await;

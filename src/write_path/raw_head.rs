@@ -131,7 +131,7 @@ fn plain_length(raw: &[u8], head: &Parts) -> Option<usize> {
         if line.first_chunk() != Some(b"\r\n") || line.last_chunk() != Some(b": ") {
             return None;
         }
-        // A shorter name has its colon within the length of `Content-Length`.
+        // A shorter name has its colon where `Content-Length` has a letter.
         if length >= LENGTH.len() && *name != header::CONTENT_LENGTH && is_length(&line[2..]) {
             return None;
         }

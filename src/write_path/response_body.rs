@@ -279,8 +279,8 @@ pub struct ResponseBody {
     /// Shared with the deadline of a write's answer, which runs whether or not the client reads.
     rest: Rc<RefCell<Rest>>,
     patience: Duration,
-    /// By then, the answer to a write must be complete. For a read it is set when more is waited for, and some of the
-    /// answer must come before it rings.
+    /// The answer to a write must be complete before this rings. For a read it is set when more is waited for, and
+    /// rings if nothing comes.
     alarm: Option<Alarm>,
     /// The store has not sent a length, so the client gets none either, though it may be known by now.
     is_unsized: bool,

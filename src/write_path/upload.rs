@@ -252,7 +252,7 @@ impl Upload {
                 Err(frame) if frame.trailers_ref().is_some_and(|fields| fields.contains_key(FENCE_TOKEN)) => {
                     Err(Broken::TokenInTrailer)
                 }
-                // The connection passes on those of them that were announced.
+                // The connection passes on the trailers that were announced.
                 Err(frame) => Ok(Piece::Last(frame.into_trailers().ok().map(Frame::trailers))),
             },
         })
