@@ -1,9 +1,9 @@
 //! Writes of one object that were admitted and are not settled: counted under its stripe's lock.
 //!
-//! A write goes from waiting (nothing of it was sent) to committed (it may land), directly or through
-//! streaming (part of it was sent, but not its end). An advance does not wait for those that wait: they
-//! have to be judged once more before anything is sent. It cancels those that stream, and waits for
-//! those that were committed. What ends in neither way is unknown, for as long as it may still land.
+//! A write goes from waiting (nothing of it was sent) to committed (it may land), directly or through streaming (part
+//! of it was sent, but not its end). An advance does not wait for waiting writes: they must be judged again before
+//! anything is sent. It cancels streaming writes, and waits for committed ones. A write that is neither settled nor
+//! cancelled is unknown, for as long as it may still land.
 
 use std::sync::Arc;
 
@@ -14,26 +14,26 @@ use crate::{
     fence::BootMs,
 };
 
-/// Told when a write that is being streamed has to stop.
+/// Notified when a streaming write has to stop.
 pub type Cancel = Arc<Notify>;
 
-/// How far a write is.
+/// The stage of a write, as it is counted.
 #[derive(Clone, Debug)]
 pub enum Counted {
     Waiting,
     Streaming(Cancel),
-    /// Since which of the object's forced handovers.
+    /// With the object's count of forced handovers at that time.
     Committed(u32),
 }
 
-/// How a write comes to its end.
+/// How a write ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Nothing of it can land any more, and nothing has.
+    /// Nothing of it has landed, or can land any more.
     Nothing,
-    /// The store has answered for it.
+    /// The store's answer has settled it.
     Settled,
-    /// It may have landed, or may still until then.
+    /// It may have landed, or may still land until then.
     Unknown { until: BootMs },
 }
 
@@ -44,9 +44,9 @@ pub(super) struct Flight {
     committed: u32,
     /// How often a handover was forced.
     epoch: u32,
-    /// Up to which retirement of a route an operator has said that nobody shall wait.
+    /// Up to which retirement of a route an operator has said not to wait.
     forgiven_routes: u32,
-    /// What most objects never have.
+    /// State that most objects never have.
     rare: Option<Box<Rare>>,
 }
 
@@ -55,7 +55,7 @@ struct Rare {
     streaming: Vec<Cancel>,
     unknown: Option<Unknown>,
     drain: Option<Tally>,
-    /// What was on its way when an operator said that nobody shall wait for it.
+    /// What was on its way when an operator used force. It is not waited for.
     forgiven: Forgiven,
 }
 
@@ -90,7 +90,7 @@ pub struct Tally {
     pub unknown: u64,
 }
 
-/// What an advance found on its way to the store, and how long it waited for that.
+/// What an advance found on its way to the store, and how long it waited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrainReport {
     pub settled: u64,
@@ -99,16 +99,16 @@ pub struct DrainReport {
     pub waited_ms: u64,
 }
 
-/// What is on its way.
+/// What is on its way, or may still land, of one object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flying {
     /// Writes that may land, or have to stop first.
     pub in_flight: bool,
-    /// Until when others may still land, of which nobody knows more.
+    /// Until when writes with an unknown outcome may still land.
     pub unknown_until: Option<BootMs>,
-    /// Until when something may land that nobody waits for: an operator has said so.
+    /// Until when forgiven writes may still land. They are not waited for, since an operator used force.
     pub forgiven_until: Option<BootMs>,
-    /// Writes go by a route that a reload has changed: whose object they write is not said.
+    /// Writes are on their way by a route that a reload has changed. It is not known whose object they write.
     pub retiring: bool,
 }
 
@@ -119,7 +119,7 @@ impl Flying {
         failpoints::on(Fault::NoDrain) || (!self.in_flight && self.unknown_until.is_none_or(|until| until <= now))
     }
 
-    /// Whether something may still land that nobody waits for.
+    /// Whether something may still land that is not waited for.
     #[must_use]
     pub fn is_tainted(&self, now: BootMs) -> bool {
         self.forgiven_until.is_some_and(|until| until > now)
@@ -127,7 +127,7 @@ impl Flying {
 }
 
 impl Flight {
-    /// Whether its record must stay where it is.
+    /// Whether its record must keep its place.
     pub(super) fn pins(&self, now: BootMs) -> bool {
         self.waiting > 0 || self.committed > 0 || self.rare.as_ref().is_some_and(|rare| rare.pins(now))
     }
@@ -143,7 +143,7 @@ impl Flight {
         }
     }
 
-    /// A write is admitted, and may land from this moment on.
+    /// Counts a write that is admitted, and may land from this moment on.
     pub(super) fn admit_committed(&mut self) -> Counted {
         if failpoints::on(Fault::NoBarrier) {
             return Counted::Waiting;
@@ -152,7 +152,7 @@ impl Flight {
         self.committed_now()
     }
 
-    /// A write goes on to another stage.
+    /// Moves a write to another stage.
     pub(super) fn go_on(&mut self, from: &Counted, to: &Counted) {
         self.leave(from);
         match to {
@@ -162,7 +162,7 @@ impl Flight {
         }
     }
 
-    /// A write goes back to where nothing of it was sent. Under an advance it will not get further.
+    /// Moves a write back to waiting: nothing of it was sent. During an advance it will not get further.
     pub(super) fn back_out(&mut self, from: &Counted) {
         let is_forgiven = self.leave(from);
         self.waiting += 1;
@@ -171,7 +171,7 @@ impl Flight {
         }
     }
 
-    /// A write has come to its end. `true`: an advance has waited for it, and for nothing else in flight.
+    /// Counts a write out. Returns whether an advance waits and nothing else is in flight.
     pub(super) fn end(&mut self, from: &Counted, how: End) -> bool {
         if self.leave(from) {
             if let End::Unknown { until } = how {
@@ -188,7 +188,7 @@ impl Flight {
         let in_flight = self.in_flight();
         let Some(tally) = self.rare.as_mut().and_then(|rare| rare.drain.as_mut()) else { return false };
         match (from, how) {
-            // Was counted as cancelled when the advance began.
+            // It was counted as cancelled when the advance began.
             (Counted::Waiting, End::Nothing) => {}
             (_, End::Nothing) => tally.cancelled += 1,
             (_, End::Settled) => tally.settled += 1,
@@ -197,7 +197,7 @@ impl Flight {
         !in_flight
     }
 
-    /// `true`: nobody waits for it.
+    /// Takes a write out of its stage. Returns whether it is forgiven, and so not waited for.
     fn leave(&mut self, from: &Counted) -> bool {
         match from {
             Counted::Waiting => self.waiting -= 1,
@@ -217,12 +217,12 @@ impl Flight {
         false
     }
 
-    /// What a write that is committed now is told to be.
+    /// The stage of a write that is committed now.
     pub(super) fn committed_now(&self) -> Counted {
         Counted::Committed(self.epoch)
     }
 
-    /// An advance waits, and nothing is in flight any more.
+    /// Whether an advance waits, and nothing is in flight any more.
     pub(super) fn is_drained_of_writes(&self) -> bool {
         !self.in_flight() && self.rare.as_ref().is_some_and(|rare| rare.drain.is_some())
     }
@@ -235,7 +235,7 @@ impl Flight {
         self.committed > 0 || self.rare.as_ref().is_some_and(|rare| !rare.streaming.is_empty())
     }
 
-    /// What is on its way; `all_until`: until when nothing is known of any object.
+    /// What is on its way. `all_until`: until when the outcome of any object's writes is unknown.
     pub(super) fn flying(&self, all_until: BootMs) -> Flying {
         let rare = self.rare.as_ref();
         let unknown = rare.and_then(|rare| rare.unknown).map(|unknown| unknown.until);
@@ -246,29 +246,29 @@ impl Flight {
         Flying { in_flight: self.in_flight(), unknown_until: unknown.max(all), forgiven_until, retiring: false }
     }
 
-    /// An advance begins: stops what can be stopped, and keeps count from here on.
+    /// Begins an advance: stops the writes that can be stopped, and keeps count from here on.
     pub(super) fn begin_drain(&mut self) {
         let cancelled = u64::from(self.waiting);
         let rare = self.rare();
         let unknown = rare.unknown.map_or(0, |unknown| unknown.count);
-        // An advance that overtakes another finds those that wait counted.
+        // If this advance overtakes another, the waiting writes are counted already.
         let tally = rare.drain.get_or_insert(Tally { cancelled, ..Tally::default() });
         tally.unknown = tally.unknown.max(unknown);
         rare.streaming.iter().for_each(|cancel| cancel.notify_one());
     }
 
-    /// What has become so far of what the advance found.
+    /// What has become so far of the writes that the advance found.
     pub(super) fn drained_so_far(&self) -> Tally {
         self.rare.as_ref().and_then(|rare| rare.drain).unwrap_or_default()
     }
 
-    /// The advance is over: what became of what it found.
+    /// Ends the advance. Returns what became of the writes that it found.
     pub(super) fn end_drain(&mut self) -> Tally {
         self.rare.as_mut().and_then(|rare| rare.drain.take()).unwrap_or_default()
     }
 
-    /// Nobody shall wait for what is on its way now. Later writes are waited for as ever.
-    /// `routes`: the last retirement of one.
+    /// Forgives what is on its way now: it is not waited for. Later writes are still waited for. `routes`: the number
+    /// of the last retirement of a route.
     pub(super) fn force(&mut self, all_until: BootMs, routes: u32) {
         self.forgiven_routes = routes;
         let committed = std::mem::take(&mut self.committed);
@@ -283,14 +283,14 @@ impl Flight {
         rare.forgiven.until = rare.forgiven.until.max(unknown).max(all_until);
     }
 
-    /// Nothing is known of this object until then.
+    /// Makes the outcome of this object's writes unknown until then.
     pub(super) fn set_unknown(&mut self, until: BootMs) {
         let rare = self.rare();
         let before = rare.unknown.unwrap_or(Unknown { until, count: 0 });
         rare.unknown = Some(Unknown { until: before.until.max(until), count: before.count });
     }
 
-    /// Forgets what can no longer land.
+    /// Forgets writes that can no longer land.
     pub(super) fn tidy(&mut self, now: BootMs) {
         let in_flight = self.in_flight();
         if let Some(rare) = &mut self.rare {
@@ -379,7 +379,7 @@ mod tests {
         flight.force(BootMs(6_000), 0);
         let flying = flight.flying(BootMs(6_000));
         assert!(flying.is_drained(NOW) && flying.is_tainted(BootMs(9_000)), "the write may still land");
-        // Later writes are waited for as ever.
+        // Later writes are still waited for.
         flight.admit();
         let later = flight.committed_now();
         flight.go_on(&Counted::Waiting, &later);

@@ -1,6 +1,6 @@
-//! Versions of a route: a reload that changes one starts a new generation of it. Writes of the older one
-//! are counted here, in every mode; until the last of them has settled, or its bound has passed, nothing
-//! is written or granted under the new one: what the old one wrote to may be another object's by now.
+//! Versions of a route. A reload that changes a route starts a new generation of it. Writes of the older one are
+//! counted here, in every mode. Until the last of them has settled, or its bound has passed, nothing is written or
+//! granted under the new generation: the old one's writes may go to what is another object by now.
 
 use std::sync::{Arc, PoisonError};
 
@@ -23,12 +23,12 @@ pub struct Generation {
     active: AtomicUsize,
     unknown_until: AtomicU64,
     retired: AtomicBool,
-    /// Tells those that go by it.
+    /// Wakes the writes of this generation when it is retired.
     change: Notify,
 }
 
 impl Generation {
-    /// One of an earlier run: what went by it may land until then.
+    /// A generation of an earlier run, whose writes may land until then.
     #[must_use]
     pub fn gone(unknown_until: BootMs) -> Arc<Self> {
         Arc::new(Self {
@@ -47,19 +47,19 @@ impl Generation {
         RouteGuard { generation: Arc::clone(self), clock: clock.clone(), bound }
     }
 
-    /// A newer one has taken its place: nothing more is sent by it.
+    /// Retires it, since a newer one has taken its place: nothing more is sent under it.
     fn retire(&self) {
         self.retired.store(true, Ordering::SeqCst);
         self.change.notify_waiters();
     }
 
-    /// Whether nothing of it can land any more.
+    /// Whether none of its writes can still land.
     #[must_use]
     pub fn is_over(&self, now: BootMs) -> bool {
         failpoints::on(Fault::ReloadNoWait) || (!self.is_active() && self.unknown_until() <= now)
     }
 
-    /// Whether it is retired, and nothing of it can land any more: that stays so.
+    /// Whether it is retired, and none of its writes can still land. Once true, this stays true.
     #[must_use]
     pub fn is_spent(&self, now: BootMs) -> bool {
         self.retired.load(Ordering::SeqCst) && self.is_over(now)
@@ -83,7 +83,7 @@ pub struct RouteGuard {
 }
 
 impl RouteGuard {
-    /// Whether a newer generation has taken over. What has not been sent by then is not sent.
+    /// Whether a newer generation has taken over. What was not sent before is not sent.
     #[must_use]
     pub fn is_retired(&self) -> bool {
         self.generation.retired.load(Ordering::SeqCst) && !failpoints::on(Fault::ReloadNoWait)
@@ -103,7 +103,7 @@ impl RouteGuard {
         self.bound
     }
 
-    /// The outcome of the write is unknown: it may land for as long as its bound says, from now on.
+    /// Notes that the write's outcome is unknown: it may land for as long as its bound says, from now on.
     pub(super) fn lose(&self) {
         let until = self.clock.now().boot.after(self.bound);
         self.generation.unknown_until.fetch_max(until.0, Ordering::SeqCst);
@@ -118,7 +118,7 @@ impl Drop for RouteGuard {
     }
 }
 
-/// All that writes go by, or went by and may still land.
+/// All generations that writes use, and older ones whose writes may still land.
 #[derive(Default)]
 pub struct Generations {
     known: Mutex<Known>,
@@ -128,7 +128,7 @@ pub struct Generations {
 #[derive(Default)]
 struct Known {
     current: Vec<Arc<Generation>>,
-    /// With the number of their retirement.
+    /// Each with the number of its retirement.
     retired: Vec<(u32, Arc<Generation>)>,
     /// The last such number.
     last: u32,
@@ -139,13 +139,12 @@ impl Generations {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes go by these from here on.
+    /// Makes these the generations that writes use from here on.
     pub fn adopt(&self, current: Vec<Arc<Generation>>) {
         self.known().current = current;
     }
 
-    /// Waits for what goes by these before anything else is granted; what has not been sent by them is
-    /// not.
+    /// Retires these: nothing is granted while their writes may land, and what was not sent under them is not sent.
     pub fn retire(&self, generations: impl Iterator<Item = Arc<Generation>>) {
         let mut known = self.known();
         for generation in generations {
@@ -157,13 +156,13 @@ impl Generations {
         self.has_retired.store(!known.retired.is_empty(), Ordering::SeqCst);
     }
 
-    /// The last retirement's number: to be forgiven up to.
+    /// The last retirement's number, up to which an operator may forgive.
     pub(super) fn last(&self) -> u32 {
         self.known().last
     }
 
-    /// Adds what goes by retired ones to what is on its way of an object. `forgiven`: up to which
-    /// retirement an operator has said that nobody shall wait.
+    /// Adds the writes of retired generations to what is on its way of an object. `forgiven`: up to which retirement an
+    /// operator has said not to wait.
     pub(super) fn add(&self, mut flying: Flying, forgiven: u32, now: BootMs) -> Flying {
         if !self.has_retired.load(Ordering::SeqCst) {
             return flying;
@@ -184,14 +183,14 @@ impl Generations {
         flying
     }
 
-    /// Whether nothing can land any more, of current ones too.
+    /// Whether nothing can still land, also of current generations.
     pub(super) fn are_over(&self, now: BootMs) -> bool {
         let known = self.known();
         let retired = known.retired.iter().map(|(_, generation)| generation);
         known.current.iter().chain(retired).all(|generation| generation.is_over(now))
     }
 
-    /// Whether no write goes by any of them.
+    /// Whether no write is counted in any generation.
     pub(super) fn are_idle(&self) -> bool {
         let known = self.known();
         let retired = known.retired.iter().map(|(_, generation)| generation);

@@ -1,10 +1,10 @@
-//! One admitted write: its permits, its place among the writes in flight, and the life of a write (`fence::write`)
-//! that runs on both.
+//! One admitted write: its permits, its place among the writes in flight, and the life of a write (`fence::write`),
+//! which drives both.
 //!
-//! Most writes go to one object. A write to several is judged, counted and ended for all of them or for none, and
-//! where its outcome is unknown, it is unknown for each of them.
+//! Most writes go to one object. A write to several objects is judged, counted and ended for all of them or for none.
+//! If its outcome is unknown, it is unknown for each of them.
 //!
-//! [`InFlight`] is the only guard of an outcome: dropped before its end, it ends the write as the life of a write says.
+//! [`InFlight`] is the only guard of an outcome. Dropped before its end, it ends the write as the life of a write says.
 
 use std::{
     cell::{Cell, RefCell},
@@ -25,23 +25,23 @@ use crate::{
     },
 };
 
-/// What a write in flight needs of its gate.
+/// What a write in flight needs from its gate.
 pub trait Barrier {
     fn stripes(&self) -> &Stripes;
     fn now(&self) -> Now;
     /// Whether the fence table was shut, after a failed write or sync.
     fn is_latched(&self) -> bool;
-    /// Notes that a write was dropped without a word about its outcome: this run does not end in good order.
+    /// Notes that a write was dropped with an unknown outcome: this run does not end cleanly.
     fn lose_track(&self);
 }
 
 /// An idempotency key that is reserved for a write.
 pub trait KeyReservation {
-    /// Frees the key where nothing was sent, or leaves it unknown.
+    /// Frees the key where nothing was sent; otherwise its outcome stays unknown.
     fn end(self, outcome: Outcome);
 }
 
-/// No write has a key.
+/// The key of writes that never have one.
 #[derive(Debug)]
 pub enum NoKey {}
 
@@ -51,11 +51,11 @@ impl KeyReservation for NoKey {
     }
 }
 
-/// What gives a write the right to be forwarded.
+/// The right of a write to be forwarded.
 pub enum Admission {
     /// It was judged.
     Permitted(Permitted),
-    /// Its route does not judge (`off`), or only looks (`audit`).
+    /// Its route does not judge (`off`), or does not enforce (`audit`).
     Unfenced(ObjectId),
 }
 
@@ -65,15 +65,15 @@ pub struct Permitted {
     others: Box<[Leg]>,
 }
 
-/// What a write does to one object.
+/// A write's part for one object.
 struct Leg {
     permit: Permit,
     place: Place,
-    /// As it is counted; `None` behind its end.
+    /// The stage it is counted at; `None` after its end.
     counted: Cell<Option<Counted>>,
 }
 
-/// Why a write may not go on, and which of its objects says so.
+/// Why a write may not go on, and the object that this is about.
 #[derive(Clone, Debug)]
 pub struct Denied {
     pub object: ObjectId,
@@ -87,9 +87,9 @@ pub struct InFlight<B: Barrier, K: KeyReservation> {
     admission: Admission,
     route: RouteGuard,
     key: RefCell<Option<K>>,
-    /// What the judge said last, where that was no permit.
+    /// The last denial.
     denied: Cell<Option<Box<Denied>>>,
-    /// When it was committed: for the fault [`Fault::BoundFromCommit`].
+    /// When the write was committed: for the fault [`Fault::BoundFromCommit`].
     #[cfg(feature = "failpoints")]
     committed_at: Cell<Option<crate::fence::BootMs>>,
 }
@@ -195,7 +195,7 @@ impl Leg {
 }
 
 impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
-    /// A write that was admitted. `life`: as far as its admission.
+    /// A write that was admitted. `life`: up to its admission.
     #[inline]
     #[must_use]
     pub fn new(barrier: B, life: Write, admission: Admission, route: RouteGuard) -> Self {
@@ -211,14 +211,14 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
         }
     }
 
-    /// Takes an event in, and does what can be done at once: judges, counts, ends. Returns what is left to do.
+    /// Handles an event, and does what can be done at once: judges, counts, ends. Returns what is left to do.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "each caller has one event, and most of the rest falls away")]
     pub fn on(&self, event: Event) -> Effect {
         let mut event = match event {
-            // What has not been sent by the old version of a route is not sent.
+            // What was not sent under the old generation of a route is not sent.
             Event::Connected { .. } | Event::Cleared(true) if self.route.is_retired() => Event::Interrupted,
-            // Only its own judge says these.
+            // Only the judge below makes these events.
             Event::Permitted(_) | Event::Denied(_) => return Effect::Nothing,
             event => event,
         };
@@ -247,19 +247,19 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
         self.life.get()
     }
 
-    /// How far it is.
+    /// Its stage.
     #[must_use]
     pub fn stage(&self) -> Stage {
         self.life.get().stage()
     }
 
-    /// Whether something of it may be on its way to the store.
+    /// Whether part of it may be on its way to the store.
     #[must_use]
     pub fn is_at_risk(&self) -> bool {
         self.life.get().is_at_risk()
     }
 
-    /// Nothing that a judge says from here on stops it: its route only looks.
+    /// Lets no later judgement stop the write: its route does not enforce.
     pub fn unfence(&self) {
         let mut life = self.life.get();
         life.unfence();
@@ -269,13 +269,13 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
     /// Judges the write again without moving it.
     ///
     /// # Errors
-    /// With why it would not be permitted.
+    /// With the reason why it would not be permitted.
     pub fn look_again(&self) -> Result<(), Denied> {
         if self.life.get().terms().unfenced { Ok(()) } else { self.try_judge(&Counted::Waiting) }
     }
 
     fn judge(&self, to: Stage) -> Event {
-        // The stripe says since which forced handover.
+        // The stripe fills in the count of forced handovers.
         let counted =
             if to == Stage::Streaming { Counted::Streaming(Cancel::default()) } else { Counted::Committed(0) };
         match self.try_judge(&counted) {
@@ -328,7 +328,7 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
         }
     }
 
-    /// The write is dropped before its end.
+    /// Ends a write that is dropped before its end.
     #[cold]
     fn abandon(&self) {
         let _ = self.on(Event::Dropped);
@@ -338,7 +338,7 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
         }
     }
 
-    /// The bound counts from now: its connection has just been closed.
+    /// The unknown end of a write. Its bound counts from now: its connection has just been closed.
     fn unknown(&self) -> End {
         #[cfg(feature = "failpoints")]
         {
@@ -353,7 +353,8 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
         End::Unknown { until: self.barrier.now().boot.after(self.route.bound()) }
     }
 
-    /// Tells a body that streams to stop: an advance has begun.
+    /// The notification for a streaming body to stop because an advance has begun; `None` unless a
+    /// judged write is streaming.
     #[must_use]
     pub fn cancel(&self) -> Option<Cancel> {
         match &self.admission {
@@ -365,35 +366,35 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
         }
     }
 
-    /// What the judge said last, where that was no permit.
+    /// Takes the last denial.
     #[must_use]
     pub fn take_denied(&self) -> Option<Denied> {
         self.denied.take().map(|denied| *denied)
     }
 
-    /// Reserves an idempotency key: the key hears how the write ends.
+    /// Reserves an idempotency key. The key is ended with the write.
     pub fn attach_key(&self, key: K) {
         *self.key.borrow_mut() = Some(key);
     }
 
-    /// Does something with its key, if it has one.
+    /// Calls `look` with the write's key, if it has one.
     pub fn with_key<T>(&self, look: impl FnOnce(&mut K) -> T) -> Option<T> {
         self.key.borrow_mut().as_mut().map(look)
     }
 
-    /// Its key, to keep the answer under.
+    /// Takes the write's key, to keep the answer under it.
     #[must_use]
     pub fn take_key(&self) -> Option<K> {
         self.key.borrow_mut().take()
     }
 
-    /// The version of its route that it was admitted by.
+    /// The generation of its route that it was admitted under.
     #[must_use]
     pub fn route(&self) -> &RouteGuard {
         &self.route
     }
 
-    /// The first of the objects that it goes to.
+    /// The first of its objects.
     #[must_use]
     pub fn object(&self) -> &ObjectId {
         match &self.admission {
@@ -402,7 +403,7 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
         }
     }
 
-    /// Where the record of the first of its objects is, if it was judged.
+    /// The place of its first object's record, if the write was judged.
     #[must_use]
     pub fn place(&self) -> Option<Place> {
         match &self.admission {
@@ -411,7 +412,7 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
         }
     }
 
-    /// The permit for the first of its objects, if it was judged.
+    /// The permit for its first object, if the write was judged.
     #[must_use]
     pub fn permit(&self) -> Option<&Permit> {
         match &self.admission {
@@ -420,7 +421,7 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
         }
     }
 
-    /// The permits for all of its objects, one by one.
+    /// Calls `look` with the permit for each of its objects.
     pub fn each_permit(&self, mut look: impl FnMut(&Permit)) {
         if let Admission::Permitted(permitted) = &self.admission {
             permitted.legs().for_each(|leg| look(&leg.permit));
@@ -434,10 +435,10 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
     }
 }
 
-/// Of several denials the one that the client gets: the first in the order of the checks, then of the objects.
+/// The denial that the client gets: the first in the order of the checks, then of the objects.
 ///
 /// # Panics
-/// Where there is none.
+/// If `denied` is empty.
 pub fn first(denied: Vec<(usize, Denial)>, object: impl Fn(usize) -> ObjectId) -> Denied {
     let earliest = denied.into_iter().min_by_key(|(n, why)| (why.place(), *n));
     let (n, why) = earliest.expect("a judge that denies says why");
@@ -449,7 +450,7 @@ impl<B: Barrier, K: KeyReservation> Drop for InFlight<B, K> {
         if !matches!(self.stage(), Stage::Over(_)) {
             self.abandon();
         }
-        // The answer was not kept, though the write has settled.
+        // The write has settled, but its answer was not kept.
         if let Some(key) = self.key.get_mut().take() {
             key.end(Outcome::Unknown);
         }

@@ -1,4 +1,4 @@
-//! What becomes of the counts of an object when a write goes on, ends or is dropped.
+//! What becomes of an object's counts when a write goes on, ends or is dropped.
 
 use std::{cell::Cell, rc::Rc};
 
@@ -39,7 +39,7 @@ impl Barrier for Rc<Gate> {
     }
 }
 
-/// A gate with one object that is open, and its record.
+/// A gate with one open object, and the object's record.
 fn gate() -> (Rc<Gate>, Record) {
     let key = TableKey::from_bytes([7; 32]);
     let at = At { now: NOW, stamp: Hlc::default(), key: &key };
@@ -130,7 +130,7 @@ fn a_write_marks_the_leases_of_all_its_objects_used_when_it_goes_on() {
     let permit = |_: usize, _: &Record, _: bool| Ok::<_, ()>(());
     let admitted = gate.stripes.admit_all(&["users", "orders"], permit).expect("in memory").expect("permits");
     let is_used = |object| gate.stripes.view(object, |found| found.is_some_and(|(record, _)| in_use(record)));
-    // The ledger publishes its own records, and has not heard of the write.
+    // The ledger publishes records that do not have the write.
     for record in [&users, &orders] {
         gate.stripes.publish(record.clone());
         assert!(!is_used(&record.object));

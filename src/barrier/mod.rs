@@ -1,6 +1,6 @@
-//! The in-flight barrier: the records that writes are judged against, in memory, and the writes of each that are on
-//! their way to the store, counted under the same locks. An advance reads the counts in the critical section that
-//! closes its object, so no write can slip between the two.
+//! The in-flight barrier. It has the records that writes are judged against, in memory. Under the same locks it counts
+//! the writes of each record that are on their way to the store. An advance reads the counts in the critical section
+//! that closes its object, so no write can slip between the two.
 //!
 //! - [`stripes`]: the records, under a fixed array of locks. [`flight`]: the counts of one object.
 //! - [`generation`]: versions of a route, and the writes that were admitted by each.

@@ -1,14 +1,14 @@
 //! Paths that every parser reads in the same way.
 //!
-//! The object that the gate judges must be the object that the store writes. So a write whose path
-//! two parsers could read in two ways is refused, and the very bytes that were judged are forwarded.
+//! The object that the gate judges must be the object that the store writes. So a write is refused if two parsers could
+//! read its path in two ways, and the exact bytes that were judged are forwarded.
 
 use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
 use smallvec::SmallVec;
 
-/// A path's segments. Few paths have more than fit in here without taking memory.
+/// A path's segments. Most paths have few enough to need no heap memory.
 pub type Segments<'a> = SmallVec<[Cow<'a, str>; 6]>;
 
 /// Why a path can be read in more than one way.
@@ -20,9 +20,9 @@ pub enum Ambiguous {
     EncodedSlash,
     /// An encoded NUL or other control byte, or a raw one.
     Control,
-    /// `%25` before two hex digits: decoded twice, it is something else.
+    /// `%25` before two hex digits: decoded twice, it is another character.
     DoubleEncoding,
-    /// `%` without two hex digits behind it.
+    /// `%` without two hex digits after it.
     BadEncoding,
     /// A byte above 0x7e that is not encoded: one server reads UTF-8, another Latin-1.
     NotEncoded,
@@ -57,10 +57,10 @@ impl Ambiguous {
     }
 }
 
-/// The decoded segments of a path that is read in one way only.
+/// The decoded segments of a path that can be read in only one way.
 ///
 /// # Errors
-/// With the first thing about it that is not.
+/// With the first part that can be read in two ways.
 pub fn segments(path: &str) -> Result<Segments<'_>, Ambiguous> {
     let mut rest = path.strip_prefix('/').ok_or(Ambiguous::Form)?;
     let mut segments = Segments::new();
@@ -75,7 +75,7 @@ pub fn segments(path: &str) -> Result<Segments<'_>, Ambiguous> {
             None => (rest, None),
         };
         segments.push(match raw {
-            // A slash at the end is an empty last segment; nowhere else may one be empty.
+            // A slash at the end makes an empty last segment. No other segment may be empty.
             "" if behind.is_some() => return Err(Ambiguous::EmptySegment),
             "." | ".." => return Err(Ambiguous::DotSegment),
             raw if raw.is_empty() || is_plain => Cow::Borrowed(raw),
@@ -88,7 +88,7 @@ pub fn segments(path: &str) -> Result<Segments<'_>, Ambiguous> {
     }
 }
 
-/// Bytes that stand for themselves in every server, and the slash between them.
+/// Bytes that every server reads as themselves, and the slash.
 const PLAIN: [bool; 256] = {
     let mut plain = [false; 256];
     let mut byte = 0x21;
@@ -111,7 +111,7 @@ fn segment(raw: &str) -> Result<Cow<'_, str>, Ambiguous> {
     }
 }
 
-/// What a decoded character stands for when it stands alone.
+/// The fault of a decoded character, if it is one.
 fn fault_of(c: char) -> Option<Ambiguous> {
     match c {
         '/' => Some(Ambiguous::EncodedSlash),
@@ -138,7 +138,7 @@ fn check_encoding(raw: &[u8]) -> Result<(), Ambiguous> {
     Ok(())
 }
 
-/// Whether what was decoded could be decoded once more.
+/// Whether decoding the result once more would change it.
 fn has_escape(decoded: &[u8]) -> bool {
     decoded.windows(3).any(|bytes| bytes[0] == b'%' && bytes[1].is_ascii_hexdigit() && bytes[2].is_ascii_hexdigit())
 }

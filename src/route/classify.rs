@@ -1,8 +1,8 @@
-//! What a request is: a read, a write to one object (or to several), or nothing that is forwarded. Pure.
+//! What a request is: a read, a write to one object or several, or a request that is not forwarded. Pure.
 //!
-//! The only place that knows header names and what methods mean. GET, HEAD and OPTIONS read; every
-//! other method writes, known or not; CONNECT, TRACE and upgrades are refused, and so is whatever could
-//! make a store see another method than the gate did.
+//! The only place that knows header names and what methods mean. GET, HEAD and OPTIONS read. Every other method writes,
+//! also an unknown one. CONNECT, TRACE and upgrades are refused. So is everything that could make a store see another
+//! method than the gate did.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -27,11 +27,11 @@ use crate::{
 
 /// Where a COPY or MOVE writes to.
 const DESTINATION: HeaderName = HeaderName::from_static("destination");
-/// A client's own name for a write.
+/// The header with a client's own name for a write.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// The header that carries a token.
 pub const FENCE_TOKEN: HeaderName = HeaderName::from_static("fence-token");
-/// The header that says who a write comes from, where a Kubernetes Lease must name it.
+/// The header that names a write's holder, where a Kubernetes Lease must name the same one.
 pub const FENCE_HOLDER: HeaderName = HeaderName::from_static("fence-holder");
 
 /// What a request is.
@@ -39,27 +39,27 @@ pub const FENCE_HOLDER: HeaderName = HeaderName::from_static("fence-holder");
 pub enum Class<'a> {
     Read {
         store: usize,
-        /// Its route lets it have a body.
+        /// Its route allows a body.
         may_have_body: bool,
         read: ReadOnly,
     },
     Write(Write<'a>),
 }
 
-/// A write: what it goes to.
+/// A write, and the objects that it goes to.
 #[derive(Debug)]
 pub struct Write<'a> {
     pub route: &'a Route,
     pub target: Target<'a>,
-    /// Where it writes to a second object: nearly always nothing.
+    /// A second object that it writes to. Nearly always empty.
     pub others: Vec<Target<'a>>,
     /// The client may wait for a 100 Continue before it sends the body.
     pub asks_first: bool,
-    /// The client's own name for it, where its route cares.
+    /// The client's own name for the write, where its route uses such keys.
     pub key: Option<IdempotencyKey>,
 }
 
-/// An object that a write goes to, and the token that it brought for it.
+/// An object that a write goes to, and the token for it.
 #[derive(Clone, Debug)]
 pub struct Target<'a> {
     /// The object's id.
@@ -67,29 +67,29 @@ pub struct Target<'a> {
     pub brought: Brought<'a>,
 }
 
-/// What a write brought along for an object.
+/// What a write brought for an object.
 #[derive(Clone, Debug)]
 pub enum Brought<'a> {
-    /// A token, as it came: whoever has the object's record knows the right one when they see it.
+    /// A token, as it came. Code that has the object's record can compare it with the right one, unread.
     Text(&'a str),
     Read(Presented),
 }
 
 impl Target<'_> {
-    /// The object's id, to be kept.
+    /// The object's id, as an owned value.
     #[must_use]
     pub fn id(&self) -> ObjectId {
         ObjectId::new(&self.object).expect("a route names objects by valid ids only")
     }
 
-    /// The same, to be kept.
+    /// The target, as an owned value.
     #[must_use]
     pub fn into_owned(self) -> Target<'static> {
         let presented = self.presented();
         Target { object: Cow::Owned(self.object.into_owned()), brought: Brought::Read(presented) }
     }
 
-    /// What it presents for the object, read.
+    /// What the write presents for the object, parsed.
     #[must_use]
     pub fn presented(&self) -> Presented {
         match &self.brought {
@@ -99,13 +99,13 @@ impl Target<'_> {
     }
 }
 
-/// Why a request is not forwarded, before any token is looked at.
+/// Why a request is not forwarded, before any token is judged.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unfit {
     pub code: Code,
     pub detail: Cow<'static, str>,
     pub field: Option<&'static str>,
-    /// Where the next request begins is not certain, or what follows cannot be trusted: the connection is closed.
+    /// It is not certain where the next request begins, or what follows cannot be trusted, so the connection is closed.
     pub closes: bool,
 }
 
@@ -117,7 +117,7 @@ fn invalid(field: &'static str, detail: &'static str) -> Unfit {
     Unfit { code: Code::RequestInvalid, detail: detail.into(), field: Some(field), closes: false }
 }
 
-/// Two parsers could read this in two ways.
+/// A refusal because two parsers could read the request in two ways.
 fn doubtful(field: &'static str, detail: &'static str) -> Unfit {
     Unfit { closes: true, ..invalid(field, detail) }
 }
@@ -129,7 +129,7 @@ impl From<Doubt> for Unfit {
     }
 }
 
-/// A read with a body, which a store that does not read it would take for its next request.
+/// The refusal of a read with a body. A store that does not read the body would take it for its next request.
 #[must_use]
 pub fn body_on_read(field: &'static str) -> Unfit {
     doubtful(
@@ -141,7 +141,7 @@ pub fn body_on_read(field: &'static str) -> Unfit {
 /// Says what a request is.
 ///
 /// # Errors
-/// With why it is not forwarded.
+/// With the reason why it is not forwarded.
 pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) -> Result<Class<'a>, Unfit> {
     let marks = Marks::of(&head.headers);
     check_size(head, marks, limits)?;
@@ -201,8 +201,8 @@ pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) 
     }))
 }
 
-/// Which headers a request has, of those that are looked at here, and how long all of them are: one pass
-/// for everything that is always, or nearly never there.
+/// Which of the headers that are checked here a request has, and how long all headers are. One pass finds both the
+/// headers that are always there and those that nearly never are.
 #[derive(Clone, Copy, Default)]
 struct Marks<'a> {
     bits: u16,
@@ -250,7 +250,7 @@ impl<'a> Marks<'a> {
                 "connection" => Self::CONNECTION,
                 "trailer" => Self::TRAILER,
                 "authorization" => Self::AUTHORIZATION,
-                // Over HTTP/1.1 hyper makes one of two that are the same.
+                // Over HTTP/1.1, hyper merges two equal ones.
                 "content-length" if marks.bits & Self::LENGTH != 0 => Self::LENGTHS,
                 "content-length" => Self::LENGTH,
                 "expect" => Self::EXPECT,
@@ -269,12 +269,12 @@ impl<'a> Marks<'a> {
     }
 }
 
-/// These methods write one resource; what others do to a path they may do to all that lies below it.
+/// Whether a method may change everything below its path. PUT, POST and PATCH write one resource only.
 fn reaches_below(method: &Method) -> bool {
     !matches!(*method, Method::PUT | Method::POST | Method::PATCH)
 }
 
-/// A write must not reach objects that lie below its own.
+/// Refuses a write that could reach objects below its own.
 fn check_reach(method: &Method, path: &[Cow<'_, str>], route: &Route, routes: &Routes) -> Result<(), Unfit> {
     if reaches_below(method)
         && let Some(below) = routes.below(path, route)
@@ -285,7 +285,7 @@ fn check_reach(method: &Method, path: &[Cow<'_, str>], route: &Route, routes: &R
     Ok(())
 }
 
-/// Where a write names a second path (COPY, MOVE): the object that it belongs to, by the same route.
+/// The object of the second path that a write names (COPY, MOVE), by the same route.
 fn destination(head: &Parts, of: &Route, routes: &Routes) -> Result<Option<Cow<'static, str>>, Unfit> {
     let mut destinations = head.headers.get_all(DESTINATION).iter();
     let (Some(destination), second) = (destinations.next(), destinations.next()) else { return Ok(None) };
@@ -297,7 +297,7 @@ fn destination(head: &Parts, of: &Route, routes: &Routes) -> Result<Option<Cow<'
     let is_elsewhere = uri
         .authority()
         .is_some_and(|authority| host.is_none_or(|host| !host.eq_ignore_ascii_case(authority.as_str().as_bytes())));
-    // Not every store cuts a query or a fragment off.
+    // Some stores do not cut off a query or a fragment.
     if second.is_some() || is_elsewhere || text.contains(['?', '#', '@']) {
         return Err(ambiguous());
     }
@@ -339,7 +339,7 @@ fn check_size(head: &Parts, marks: Marks<'_>, limits: &GateSettings) -> Result<(
     }
 }
 
-/// Behind a tunnel nobody sees what is written. An offer of h2c is not refused: it is not passed on.
+/// The gate cannot see what is written through a tunnel. An offer of h2c is not refused, but it is not passed on.
 fn check_tunnel(head: &Parts, marks: Marks<'_>) -> Result<(), Unfit> {
     if failpoints::on(Fault::PassTunnels) {
         return Ok(());
@@ -358,7 +358,7 @@ fn check_tunnel(head: &Parts, marks: Marks<'_>) -> Result<(), Unfit> {
     if only_h2c { Ok(()) } else { Err(unfit(Code::TunnelRefused, "no upgraded connection leads through a gate")) }
 }
 
-/// One host, and the same in the request line if it is there.
+/// There must be one host, and the request line must name the same one if it names any.
 fn check_host(head: &Parts, marks: Marks<'_>, is_strict: bool) -> Result<(), Unfit> {
     if marks.have(Marks::HOSTS) {
         return Err(doubtful("Host", "there is more than one Host"));
@@ -389,7 +389,7 @@ const IN_NAME: [bool; 256] = {
     in_name
 };
 
-/// A name or an address, with a port or without.
+/// Whether this is a name or an address, with or without a port.
 fn is_host(host: &[u8]) -> bool {
     let end = match host {
         [b'[', ..] => {
@@ -409,7 +409,7 @@ fn is_host(host: &[u8]) -> bool {
     }
 }
 
-/// A field of HTTP/2 whose value begins or ends with a space is another field once it is sent over HTTP/1.1.
+/// An HTTP/2 field whose value begins or ends with a space would be another field over HTTP/1.1.
 fn check_edges(headers: &HeaderMap) -> Result<(), Unfit> {
     let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     let has_edge = |value: &HeaderValue| is_space(value.as_bytes().first()) || is_space(value.as_bytes().last());
@@ -419,7 +419,7 @@ fn check_edges(headers: &HeaderMap) -> Result<(), Unfit> {
     Ok(())
 }
 
-/// A read without a body.
+/// Refuses a read that has a body.
 fn check_no_body(headers: &HeaderMap, marks: Marks<'_>) -> Result<(), Unfit> {
     if marks.have(Marks::CODING) {
         return Err(body_on_read("Transfer-Encoding"));
@@ -464,9 +464,9 @@ fn check_rewrite(marks: Marks<'_>) -> Result<(), Unfit> {
     Ok(())
 }
 
-/// A body must come as it is to be stored: only the chunks are taken off on the way.
+/// A body must come in the form that is to be stored: the gate removes only the chunks.
 fn check_coding(headers: &HeaderMap, marks: Marks<'_>, is_strict: bool) -> Result<(), Unfit> {
-    // Nearly all have none of them.
+    // Nearly all requests have none of them.
     if !marks.have(Marks::CODING | Marks::UNDERSCORED | Marks::LENGTHS) {
         return Ok(());
     }
@@ -490,7 +490,7 @@ fn check_coding(headers: &HeaderMap, marks: Marks<'_>, is_strict: bool) -> Resul
     Err(doubtful("Transfer-Encoding", "only chunked is understood; what is coded otherwise would be stored as it is"))
 }
 
-/// The token that a write brings for its object. What stands in its way is a fault of the token.
+/// The token that a write brings for its object, or the fault that makes it unreadable.
 fn brought<'a>(headers: &HeaderMap, marks: Marks<'a>) -> Brought<'a> {
     match token_field(headers, marks) {
         Ok(None) => Brought::Read(Presented::Nothing),
@@ -514,7 +514,7 @@ fn key(headers: &HeaderMap) -> Result<IdempotencyKey, Unfit> {
     })
 }
 
-/// The number that a write brings from an outside lock service.
+/// The number of an outside lock service that a write brings.
 fn number(headers: &HeaderMap, External { header, terms }: &External, marks: Marks<'_>) -> Presented {
     let field = if *header == FENCE_TOKEN { token_field(headers, marks) } else { other_field(headers, header, marks) };
     match field.and_then(|text| text.map(|text| Number::parse(text, *terms)).transpose()) {
@@ -557,7 +557,7 @@ fn presented_for<'a, const N: usize>(
     });
     let tokens = tokens.and_then(|tokens| {
         let is_missing = |object: &Cow<'_, str>| tokens.iter().all(|token| token.object.as_str() != *object);
-        // A token that is missing is told before one that is too many.
+        // A missing token is reported before a superfluous one.
         let fits = tokens.len() <= N || objects.iter().any(is_missing);
         if fits { Ok(tokens) } else { Err(TokenFault::TooMany) }
     });
@@ -573,7 +573,7 @@ fn presented_for<'a, const N: usize>(
     })
 }
 
-/// The one field that tokens come in.
+/// The value of the only field that tokens may come in.
 fn token_field<'a>(headers: &HeaderMap, marks: Marks<'a>) -> Result<Option<&'a str>, TokenFault> {
     if marks.have(Marks::TOKENS) {
         return Err(TokenFault::Twice);
@@ -582,7 +582,7 @@ fn token_field<'a>(headers: &HeaderMap, marks: Marks<'a>) -> Result<Option<&'a s
     marks.token.map(|token| token.to_str().map_err(|_| TokenFault::Shape)).transpose()
 }
 
-/// The one field that a route says its tokens come in.
+/// The value of the only field that a route's tokens may come in.
 fn other_field<'a>(headers: &'a HeaderMap, name: &HeaderName, marks: Marks<'_>) -> Result<Option<&'a str>, TokenFault> {
     let mut fields = headers.get_all(name).iter();
     let (field, second) = (fields.next(), fields.next());
@@ -593,7 +593,7 @@ fn other_field<'a>(headers: &'a HeaderMap, name: &HeaderName, marks: Marks<'_>) 
     field.map(|token| token.to_str().map_err(|_| TokenFault::Number)).transpose()
 }
 
-/// What stands in the way of a token, whatever it says.
+/// Faults of a token's field that do not depend on its value.
 fn check_field(headers: &HeaderMap, name: &HeaderName, marks: Marks<'_>) -> Result<(), TokenFault> {
     if marks.have(Marks::CONNECTION) && names(headers, header::CONNECTION, name) {
         return Err(TokenFault::InConnection);
@@ -601,14 +601,14 @@ fn check_field(headers: &HeaderMap, name: &HeaderName, marks: Marks<'_>) -> Resu
     if marks.have(Marks::TRAILER) && names(headers, header::TRAILER, name) {
         return Err(TokenFault::InTrailer);
     }
-    // Whatever else a route takes for its token reaches the store.
+    // Any other header that a route uses for its tokens is passed on to the store.
     if *name == FENCE_TOKEN && marks.have(Marks::AUTHORIZATION) && is_signed(headers) {
         return Err(TokenFault::Signed);
     }
     Ok(())
 }
 
-/// Whether a list header names the token's.
+/// Whether a list header names the token's header.
 fn names(headers: &HeaderMap, list: HeaderName, token: &HeaderName) -> bool {
     headers
         .get_all(list)

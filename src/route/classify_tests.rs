@@ -1,4 +1,4 @@
-//! Requests, and what they are.
+//! Requests, and how they are classified.
 
 use http::Request;
 

@@ -7,7 +7,7 @@ pub enum Doubt {
     BareLineFeed,
     /// The target has a `#`.
     Fragment,
-    /// Content-Length is there more than once, or beside Transfer-Encoding, or Transfer-Encoding more than once.
+    /// Content-Length comes more than once, or with Transfer-Encoding; or Transfer-Encoding comes more than once.
     TwoLengths,
     /// Where the head begins or ends is not clear.
     Bounds,

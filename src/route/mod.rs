@@ -1,8 +1,8 @@
 //! Routes: which object a request is about, and what a request is.
 //!
-//! Pure. [`canonical`] reads a path in the one way that every parser would, or not at all;
-//! [`template`] fits it to a route, and [`object`] fills in the object's id. [`classify`] says what a request is: a read,
-//! a write to these objects, or a refusal; [`doubt`]: what two parsers could read in two ways. `terms`: what the table
+//! Pure. [`canonical`] reads a path if every parser would read it in the same way, and fails otherwise. [`template`]
+//! matches the path to a route, and [`object`] makes the object's id. [`classify`] says what a request is: a read, a
+//! write to these objects, or a refusal. [`doubt`]: what two parsers could read in two ways. `terms`: what the table
 //! keeps of the routes.
 
 pub mod canonical;
@@ -28,7 +28,7 @@ use crate::{
     fence::{ObjectId, Ttl, election::LeaseName, external},
 };
 
-/// Statuses that leave open whether the store has done it, or will.
+/// Statuses that do not say whether the store has done the write, or will.
 pub const UNSETTLING: [u16; 6] = [202, 408, 499, 502, 503, 504];
 
 /// One route.
@@ -39,11 +39,11 @@ pub struct Route {
     pub mode: Mode,
     /// Its place in [`Routes::all`].
     pub place: usize,
-    /// Which of [`Routes::stores`] is behind it.
+    /// The place of its store in [`Routes::stores`].
     pub store: usize,
-    /// How long a write may still land there once its connection is gone.
+    /// How long a write may still land at its store after its connection is closed.
     pub bound: Ttl,
-    /// The store throws away a body that broke off.
+    /// The store discards a body that broke off.
     pub discards: bool,
     /// Reads may have a body.
     pub bodies_on_reads: bool,
@@ -51,41 +51,41 @@ pub struct Route {
     pub drain_wait_ms: u64,
     pub source: LeaseSource,
     pub journal: bool,
-    /// Idempotency keys are the gate's affair.
+    /// Whether the gate handles idempotency keys.
     pub idempotency: bool,
-    /// Where its tokens come from an outside lock service.
+    /// Set where its tokens come from an outside lock service.
     pub external: Option<External>,
-    /// Where a Kubernetes Lease says who may write.
+    /// Set where a Kubernetes Lease says who may write.
     pub kubernetes: Option<Kubernetes>,
-    /// Its templates, as they are written in the configuration.
+    /// Its templates, as they are in the configuration.
     pub path_text: Arc<str>,
     pub object_text: Arc<str>,
     path: PathTemplate,
     object: ObjectTemplate,
 }
 
-/// What a route says of an outside lock service's tokens.
+/// A route's settings for an outside lock service's tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct External {
-    /// The header that they come in.
+    /// The header that has the token.
     pub header: HeaderName,
     pub terms: external::Terms,
 }
 
-/// What a route says of the Kubernetes Lease that governs its objects.
+/// A route's settings for the Kubernetes Lease that governs its objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kubernetes {
     namespace: ObjectTemplate,
     name: ObjectTemplate,
-    /// A write says who it comes from, and that must be whom the Lease names.
+    /// A write must name its holder, and that must be the Lease's holder.
     pub check_holder: bool,
     /// The only namespaces that its captures may name.
     namespaces: Arc<[String]>,
 }
 
 impl Kubernetes {
-    /// The Lease that these captures lead to; `None` where it could not be a Lease, or is in a namespace that is not
-    /// looked at.
+    /// The Lease that these captures name; `None` where no Lease can have that name, or its namespace is not in the
+    /// list.
     #[must_use]
     pub fn lease(&self, captures: &[&Cow<'_, str>]) -> Option<LeaseName> {
         let fill = |template: &ObjectTemplate| template.fill(captures).into_owned();
@@ -98,7 +98,7 @@ impl Kubernetes {
 const NAME_MAX: usize = 253;
 const NAMESPACE_MAX: usize = 63;
 
-/// Whether Kubernetes would take it for a name.
+/// Whether Kubernetes accepts this as a name.
 fn is_label(name: &str, max: usize, may_have_dots: bool) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let is_part =
@@ -110,9 +110,9 @@ fn is_label(name: &str, max: usize, may_have_dots: bool) -> bool {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routes {
     all: Vec<Route>,
-    /// The first is the one for requests that no route matches.
+    /// The first one is for requests that no route matches.
     pub stores: Vec<StoreSettings>,
-    /// What writes go by under these routes.
+    /// The hash and the longest bound of these routes, for the table.
     pub terms: Terms,
 }
 
@@ -120,7 +120,7 @@ impl Routes {
     /// Reads the routes of a configuration.
     ///
     /// # Errors
-    /// With everything that is wrong with them.
+    /// With all faults of the routes.
     pub fn new(settings: &Settings) -> Result<Self, Vec<Fault>> {
         let mut faults = vec![];
         let mut stores = vec![settings.store.clone()];
@@ -193,7 +193,7 @@ impl Routes {
             }
         }
         faults.extend(disagreements(&routes));
-        // The longest literal prefix wins, then the order in the file: this sort keeps it.
+        // The longest literal prefix comes first. This sort keeps the order in the file among equals.
         routes.sort_by_key(|route| std::cmp::Reverse(route.path.literal_prefix()));
         routes.iter_mut().enumerate().for_each(|(place, route)| route.place = place);
         if !faults.is_empty() {
@@ -205,33 +205,33 @@ impl Routes {
         Ok(Self { all: routes, stores, terms: Terms { routes: hashed, bound_ms } })
     }
 
-    /// The route of a path and what it captures; the path's segments are decoded.
+    /// The route of a path and its captures. The path's segments are decoded.
     #[must_use]
     pub fn find<'s, 'p>(&self, path: &'s [Cow<'p, str>]) -> Option<(&Route, Captures<'s, 'p>)> {
         self.all.iter().find_map(|route| Some((route, route.path.captures(path)?)))
     }
 
-    /// Another route whose objects lie below this path.
+    /// Another route whose objects are below this path.
     #[must_use]
     pub fn below(&self, path: &[Cow<'_, str>], of: &Route) -> Option<&Route> {
         self.all.iter().find(|route| route.place != of.place && route.path.lies_below(path))
     }
 
-    /// Whether leases of this object come from signed grants only: some route that could be its own says so.
+    /// Whether leases of this object come from signed grants only: true if a route that may make this id says so.
     #[must_use]
     pub fn needs_grant(&self, object: &ObjectId) -> bool {
         self.all.iter().any(|route| route.source == LeaseSource::Authority && route.may_make(object))
     }
 
-    /// What is said of the tokens of this object's lock, where that is kept elsewhere: some route that could be its
-    /// own says so.
+    /// The terms for outside tokens of this object; `None` where no route that may make this id uses an outside lock
+    /// service.
     #[must_use]
     pub fn follows(&self, object: &ObjectId) -> Option<external::Terms> {
         let external = self.all.iter().filter(|route| route.may_make(object)).find_map(|route| route.external.as_ref());
         external.map(|external| external.terms)
     }
 
-    /// The Kubernetes Lease that governs this object, where one does: some route that could be its own says so.
+    /// The Kubernetes Lease that governs this object. The outer `None`: no route that may make this id has one.
     #[must_use]
     pub fn lease_of(&self, object: &ObjectId) -> Option<Option<LeaseName>> {
         let mut governed = self.all.iter().filter(|route| route.may_make(object));
@@ -252,7 +252,7 @@ impl Routes {
         all
     }
 
-    /// Whether some path could be about this object: a route makes its id, of paths that no earlier route takes.
+    /// Whether some path could be about this object: a route makes its id, from paths that no earlier route takes.
     #[must_use]
     pub fn may_make(&self, object: &ObjectId) -> bool {
         let takes_all = |earlier: &[Route], route: &Route| {
@@ -264,7 +264,7 @@ impl Routes {
         makers.any(|(place, route)| !takes_all(&self.all[..place], route))
     }
 
-    /// Whether the settled writes of this object are journaled by some route.
+    /// Whether some route journals the settled writes of this object.
     #[must_use]
     pub fn keeps_journal(&self, object: &ObjectId) -> bool {
         self.all.iter().any(|route| route.journal && route.may_make(object))
@@ -278,7 +278,7 @@ impl Routes {
 }
 
 impl Route {
-    /// Whether it takes the same paths to the same objects in the same way. The store is looked at apart.
+    /// Whether it takes the same paths to the same objects in the same way. The store is compared separately.
     #[must_use]
     pub fn acts_like(&self, other: &Self) -> bool {
         (&self.path, &self.object, self.mode, self.source, &self.kubernetes)
@@ -291,20 +291,20 @@ impl Route {
         self.object.may_make(object.as_str())
     }
 
-    /// Whether there is a path that both could take.
+    /// Whether both could take the same path.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.path.overlaps(&other.path)
     }
 
-    /// The id of the object that these captures name; `None` where they make no object id.
+    /// The id of the object that these captures name; `None` where they make no valid id.
     #[must_use]
     pub fn object<'p>(&'p self, captures: &[&Cow<'p, str>]) -> Option<Cow<'p, str>> {
         Some(self.object.fill(captures)).filter(|object| ObjectId::is_valid(object))
     }
 }
 
-/// What only routes have whose tokens come from an outside lock service.
+/// Reads the settings of a route whose tokens come from an outside lock service.
 fn external(given: &RouteSettings) -> Result<Option<External>, (&'static str, String)> {
     let plain = RouteSettings::default();
     if given.lease_source != LeaseSource::External {
@@ -331,7 +331,7 @@ fn external(given: &RouteSettings) -> Result<Option<External>, (&'static str, St
     Ok(Some(External { header, terms: external::Terms { max_jump: given.max_jump, silence } }))
 }
 
-/// What only routes have that a Kubernetes Lease governs.
+/// Reads the settings of a route that a Kubernetes Lease governs.
 fn kubernetes(given: &RouteSettings, settings: &Settings) -> Result<Option<Kubernetes>, (&'static str, String)> {
     let RouteLease { namespace, name, check_holder } = &given.kubernetes;
     if given.lease_source != LeaseSource::Kubernetes {
@@ -339,7 +339,7 @@ fn kubernetes(given: &RouteSettings, settings: &Settings) -> Result<Option<Kuber
         let what = "is for lease_source = \"kubernetes\"";
         return if is_given { Err(("kubernetes", what.to_owned())) } else { Ok(None) };
     }
-    // Its own fault is found elsewhere.
+    // `Routes::new` reports this fault itself.
     let Ok((path, object)) = parse(given) else { return Ok(None) };
     let read = |key: &'static str, text: &str| {
         let template = ObjectTemplate::parse(text, &path).map_err(|fault| (key, fault.to_string()))?;
@@ -385,7 +385,7 @@ fn kubernetes(given: &RouteSettings, settings: &Settings) -> Result<Option<Kuber
     Ok(Some(Kubernetes { namespace, name, check_holder: *check_holder, namespaces }))
 }
 
-/// Headers that say how a request is to be read, or who sends it.
+/// Headers that say how a request is read, or who sends it.
 const RESERVED: [&str; 16] = [
     "authorization",
     "connection",
@@ -426,19 +426,20 @@ impl Route {
         }
     }
 
-    /// Whether none of these paths gets to a route, since all of them are this one's first.
+    /// Whether this route takes all of these paths first, so that none of them gets to `route`.
     fn takes_all_of(&self, path: &PathTemplate, route: &Self) -> bool {
         self.path.literal_prefix() > route.path.literal_prefix() && self.path.covers(path)
     }
 
-    /// Whether every object that both can make has one Lease, by either.
+    /// Whether both routes give every object that both can make the same Lease.
     fn has_lease_of(&self, own: &Kubernetes, other: &Self, others: &Kubernetes) -> bool {
         let is_one = |one: &ObjectTemplate, two: &ObjectTemplate| one.literal().is_some() && one == two;
         if is_one(&own.namespace, &others.namespace) && is_one(&own.name, &others.name) {
             return true;
         }
         if let Some(id) = self.object.literal().or_else(|| other.object.literal()) {
-            // Where there is no one way to make it, it is not made by both, or told as another fault.
+            // If there is not exactly one way to make the id, the routes do not both make it, or another fault is
+            // reported.
             let (Some(mine), Some(theirs)) = (self.object.captures_of(&id), other.object.captures_of(&id)) else {
                 return true;
             };
@@ -459,8 +460,8 @@ impl Route {
     }
 }
 
-/// Two routes that could take the same path, with nothing but their order to choose by, must not
-/// differ in what they would do with it.
+/// Reports routes that disagree: two that could take the same path, with only their order to choose by, must treat it
+/// alike.
 fn disagreements(routes: &[Route]) -> Vec<Fault> {
     let mut faults = vec![];
     for (place, route) in routes.iter().enumerate() {
@@ -532,7 +533,7 @@ mod tests {
         assert_eq!(object(&some, "/data/audit/x"), Some("audit audit".to_owned()));
         assert_eq!(object(&some, "/data/users/1"), Some("data /data/users/".to_owned()));
         assert_eq!(object(&some, "/data"), Some("any data".to_owned()));
-        // However it is spelled, it is the same path.
+        // Another spelling is the same path.
         assert_eq!(object(&some, "/%64ata/users/1"), Some("data /data/users/".to_owned()));
     }
 

@@ -1,5 +1,5 @@
 //! Templates of object ids, such as `/data/{domain}/`: filled in, read back, and compared where two routes could make
-//! one id.
+//! the same id.
 
 use std::{borrow::Cow, collections::HashSet};
 
@@ -11,12 +11,12 @@ pub enum Piece {
     Capture(usize),
 }
 
-/// What captures of a wide template are in a narrower one.
+/// What the captures of a wide template are in a narrower one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Narrowed(Vec<(usize, Piece)>);
 
 impl Narrowed {
-    /// `None`: it would be two things at once.
+    /// Notes what a capture is; `None` where it would be two different things.
     fn note(&mut self, place: usize, piece: &Piece) -> Option<()> {
         match self.of(place) {
             Some(known) if known != piece => None,
@@ -32,7 +32,7 @@ impl Narrowed {
         self.0.iter().find(|(each, _)| *each == place).map(|(_, piece)| piece)
     }
 
-    /// The captures that are one text, by their places; the others are empty.
+    /// The captures that are a fixed text, by their places; the others are empty.
     #[must_use]
     pub fn texts(&self) -> Vec<Cow<'_, str>> {
         let mut texts = vec![Cow::Borrowed(""); self.0.iter().map(|(place, _)| place + 1).max().unwrap_or(0)];
@@ -45,7 +45,7 @@ impl Narrowed {
     }
 }
 
-/// A letter of an id, or what stands for one or more that are no slash.
+/// A letter of an id, or one or more letters other than a slash.
 #[derive(Clone, Copy)]
 enum Letter {
     Fixed(char),
@@ -62,7 +62,7 @@ impl ObjectTemplate {
     /// Reads an object id's template against the path that its captures come from.
     ///
     /// # Errors
-    /// With what is wrong.
+    /// With what is wrong with the template.
     pub fn parse(text: &str, path: &PathTemplate) -> Result<Self, TemplateFault> {
         if text.is_empty() {
             return Err(TemplateFault::Empty);
@@ -95,7 +95,7 @@ impl ObjectTemplate {
         Ok(Self { pieces })
     }
 
-    /// Whether some captures would make this id. A capture holds no slash, and is not empty.
+    /// Whether some captures would make this id. A capture has no slash, and is not empty.
     #[must_use]
     pub fn may_make(&self, id: &str) -> bool {
         fn fits(pieces: &[Piece], left: &str) -> bool {
@@ -114,8 +114,8 @@ impl ObjectTemplate {
         fits(&self.pieces, id)
     }
 
-    /// What each of its captures is in `other`, by its place: where that makes only ids that this one makes, segment by
-    /// segment, so that it says so.
+    /// What each of its captures is in `other`, by its place. `Some` only where, segment by segment, all ids of `other`
+    /// are also ids of this template.
     #[must_use]
     pub fn narrowed_to(&self, other: &Self) -> Option<Narrowed> {
         let (wide, narrow) = (self.segments(), other.segments());
@@ -141,7 +141,7 @@ impl ObjectTemplate {
         Some(found)
     }
 
-    /// Its pieces between slashes. One that is empty is left out: no capture is.
+    /// Its pieces between slashes. Empty pieces are left out, since no capture is empty.
     fn segments(&self) -> Vec<Vec<Piece>> {
         let mut all = vec![vec![]];
         for piece in &self.pieces {
@@ -161,14 +161,14 @@ impl ObjectTemplate {
         all
     }
 
-    /// The same with what a narrower object has in place of its captures.
+    /// The same template, with the pieces of a narrower object in place of its captures.
     #[must_use]
     pub fn in_narrow(&self, narrowed: &Narrowed) -> Self {
         self.with(|place| narrowed.of(place).cloned())
     }
 
-    /// What it makes of those of `path`'s paths that fit `common`, too. Its captures are named by the segments that
-    /// they are, so that templates of two paths can be compared.
+    /// The template for those paths of `path` that also fit `common`. Captures are numbered by their segments, so that
+    /// templates of two paths can be compared.
     #[must_use]
     pub fn within(&self, path: &PathTemplate, common: &PathTemplate) -> Self {
         self.with(|place| {
@@ -177,7 +177,7 @@ impl ObjectTemplate {
         })
     }
 
-    /// The same with other pieces in place of its captures; those that have none stay.
+    /// The same template with other pieces in place of its captures; captures without one stay.
     fn with(&self, piece_of: impl Fn(usize) -> Option<Piece>) -> Self {
         let mut pieces: Vec<Piece> = vec![];
         for piece in &self.pieces {
@@ -193,14 +193,14 @@ impl ObjectTemplate {
         Self { pieces }
     }
 
-    /// The one id that it makes, if it has no captures.
+    /// The only id that it makes; `None` if it has captures.
     #[must_use]
     pub fn literal(&self) -> Option<Cow<'_, str>> {
         self.captures().next().is_none().then(|| self.fill(&[]))
     }
 
-    /// Whether some id can be made by both: none is missed, but where one uses a capture twice, some may be told that
-    /// cannot.
+    /// Whether both can make the same id. It finds every such id. Where a template uses a capture twice, it may also
+    /// return true when there is none.
     #[must_use]
     pub fn meets(&self, other: &Self) -> bool {
         let (one, two) = (self.letters(), other.letters());
@@ -213,7 +213,7 @@ impl ObjectTemplate {
                 }
                 continue;
             };
-            // What a capture takes may go on in it, or end there.
+            // A capture may take more letters, or end here.
             let steps: &[(usize, usize)] = match (here, there) {
                 (Letter::Fixed(one), Letter::Fixed(two)) if one == two => &[(1, 1)],
                 (Letter::Fixed(_), Letter::Fixed(_))
@@ -245,7 +245,7 @@ impl ObjectTemplate {
         })
     }
 
-    /// Whether an id says which captures have made it: a capture holds no slash, so one between them is enough.
+    /// Whether an id shows which captures made it. A capture has no slash, so a slash between captures is enough.
     #[must_use]
     pub fn is_unambiguous(&self) -> bool {
         let mut since_capture = true;
@@ -258,8 +258,8 @@ impl ObjectTemplate {
         })
     }
 
-    /// The captures that make this id, by their places in the path (those that it does not use are empty), if there
-    /// is one way to make it.
+    /// The captures that make this id, by their places in the path; unused ones are empty. `None` unless there is
+    /// exactly one way to make it.
     #[must_use]
     pub fn captures_of<'i>(&self, id: &'i str) -> Option<Vec<Cow<'i, str>>> {
         fn solve<'i>(pieces: &[Piece], left: &'i str, found: &mut Vec<&'i str>, all: &mut Vec<Vec<&'i str>>) {
@@ -274,7 +274,7 @@ impl ObjectTemplate {
                 [Piece::Capture(_), rest @ ..] => {
                     let most = left.find('/').unwrap_or(left.len());
                     for end in (1..=most).filter(|end| left.is_char_boundary(*end)) {
-                        // Two ways are as good as many.
+                        // Two ways are enough to know that there is not only one.
                         if all.len() > 1 {
                             return;
                         }
@@ -298,7 +298,7 @@ impl ObjectTemplate {
         Some(captures)
     }
 
-    /// The object id that these captures name.
+    /// The object id that these captures make.
     #[must_use]
     pub fn fill<'p>(&'p self, captures: &[&Cow<'p, str>]) -> Cow<'p, str> {
         let text = |piece: &'p Piece| match piece {

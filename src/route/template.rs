@@ -1,11 +1,11 @@
-//! Templates of paths, such as `/data/{domain}/{rest...}`. Those of object ids are in [`super::object`].
+//! Templates of paths, such as `/data/{domain}/{rest...}`. Templates of object ids are in [`super::object`].
 
 use std::borrow::Cow;
 
 use smallvec::SmallVec;
 use thiserror::Error;
 
-/// What a path's template captures: whole segments.
+/// The whole segments that a path's template captures.
 pub type Captures<'s, 'p> = SmallVec<[&'s Cow<'p, str>; 4]>;
 
 /// Why a text is not a template.
@@ -64,7 +64,7 @@ impl PathTemplate {
     /// Reads a path's template.
     ///
     /// # Errors
-    /// With what is wrong.
+    /// With what is wrong with the template.
     pub fn parse(text: &str) -> Result<Self, TemplateFault> {
         if text.chars().any(char::is_control) {
             return Err(TemplateFault::Control);
@@ -102,13 +102,13 @@ impl PathTemplate {
         Ok(())
     }
 
-    /// How much of it is literal before the first capture: the more, the more specific.
+    /// The length of the literal text before the first capture. A longer one is more specific.
     #[must_use]
     pub fn literal_prefix(&self) -> usize {
         self.literal_prefix
     }
 
-    /// The captured segments, if the path fits. Segments are decoded and none but the last is empty.
+    /// The captured segments; `None` if the path does not fit. Segments are decoded, and only the last may be empty.
     #[must_use]
     pub fn captures<'s, 'p>(&self, path: &'s [Cow<'p, str>]) -> Option<Captures<'s, 'p>> {
         let fits =
@@ -120,7 +120,7 @@ impl PathTemplate {
         for (segment, given) in self.segments.iter().zip(path) {
             match segment {
                 Segment::Literal(literal) if **given == **literal => {}
-                // Nothing is named by an empty segment: `/data/` is the parent of all, not an object.
+                // An empty segment names no object: `/data/` is the parent of all objects below it.
                 Segment::Capture if !given.is_empty() => captures.push(given),
                 Segment::Literal(_) | Segment::Capture => return None,
             }
@@ -128,7 +128,7 @@ impl PathTemplate {
         Some(captures)
     }
 
-    /// Whether what fits lies below this path: deeper, and the same as far as the path goes.
+    /// Whether the paths that fit are below this path: deeper, and the same as far as it goes.
     #[must_use]
     pub fn lies_below(&self, path: &[Cow<'_, str>]) -> bool {
         let path = if path.last().is_some_and(|last| last.is_empty()) { &path[..path.len() - 1] } else { path };
@@ -139,7 +139,7 @@ impl PathTemplate {
             })
     }
 
-    /// The same with these captures, by their places, in place of its own; those that are empty stay.
+    /// The same with these captures, by their places, in place of its own; for empty ones its own stay.
     #[must_use]
     pub fn filled(&self, captures: &[Cow<'_, str>]) -> Self {
         let mut given = captures.iter();
@@ -153,7 +153,7 @@ impl PathTemplate {
         Self { segments: self.segments.iter().map(fill).collect(), ..self.clone() }
     }
 
-    /// Whether every path that fits `other` fits this one, too.
+    /// Whether every path that fits `other` also fits this one.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         let lengths = match (&self.rest, &other.rest) {
@@ -194,7 +194,7 @@ impl PathTemplate {
         captures.map(|(at, _)| at).nth(capture)
     }
 
-    /// The text of a segment, where it is the same in every path.
+    /// The text of a segment; `None` where it is not the same in every path.
     pub(super) fn literal_at(&self, segment: usize) -> Option<&str> {
         match self.segments.get(segment)? {
             Segment::Literal(text) => Some(text),

@@ -1,15 +1,15 @@
-//! What the table keeps of the routes, so that the next run knows whether its own are others.
+//! What the table keeps of the routes, so that the next run knows whether its own routes differ.
 
-/// What the writes of a run go by, and how long they may still land once it is gone.
+/// The routes and bounds of a run's writes, and how long these writes may still land after the run has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// A hash of the routes; zeros where there were none, or several sets of them.
+    /// A hash of the routes. Zeros where there were none, or where several sets were in use.
     pub routes: [u8; 16],
     pub bound_ms: u64,
 }
 
 impl Terms {
-    /// Writes that go by either may land.
+    /// The terms where writes under either may still land.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let routes = if self.routes == other.routes { self.routes } else { Self::default().routes };

@@ -1,7 +1,7 @@
 //! The head of a store's answer, and how its body ends. Pure; the only file that knows httparse.
 //!
-//! Strict where two readers could see two bodies: lengths that differ, a length that is no number, and
-//! codings other than `chunked` make an answer unreadable. What is of one hop only is not passed on.
+//! Strict where two readers could see two bodies: lengths that differ, a length that is not a number, and codings other
+//! than `chunked` make an answer unreadable. Hop-by-hop headers are not passed on.
 
 use std::mem::MaybeUninit;
 
@@ -11,14 +11,14 @@ use httparse::{ParserConfig, Status};
 
 use super::{copies::Copies, hop::is_hop_by_hop, trailer::may_follow_an_answer};
 
-/// Most lines that a head may have, and most bytes.
+/// The most lines that a head may have, and the most bytes.
 pub const LINES_MAX: usize = 100;
 pub const HEAD_BYTES_MAX: usize = 256 << 10;
 
 /// How a body ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
-    /// There is none.
+    /// There is no body.
     AtOnce,
     After(u64),
     WithLastChunk,
@@ -29,21 +29,21 @@ pub enum Ends {
 #[derive(Debug)]
 pub struct Head {
     pub status: StatusCode,
-    /// What the store calls its status, where that is not what everybody does.
+    /// The store's own text for its status, where that is not the usual one.
     pub reason: Option<Bytes>,
     pub headers: HeaderMap,
     pub ends: Ends,
-    /// The connection may carry another request behind this answer.
+    /// Whether the connection may carry another request after this answer.
     pub keeps_alive: bool,
 }
 
 /// Why an answer cannot be read.
 pub type Unreadable = &'static str;
 
-/// Reads a head; `None` while it is not whole. Also says how long it is. `to_head`: it answers a HEAD.
+/// Reads a head, and returns it with its length; `None` while it is not complete. `to_head`: it answers a HEAD.
 ///
 /// # Errors
-/// With what is wrong with it.
+/// With what is wrong with the head.
 pub fn parse(bytes: &[u8], to_head: bool, copies: &mut Copies) -> Result<Option<(usize, Box<Head>)>, Unreadable> {
     let mut lines = [const { MaybeUninit::uninit() }; LINES_MAX];
     let mut parsed = httparse::Response::new(&mut []);
@@ -59,7 +59,7 @@ pub fn parse(bytes: &[u8], to_head: bool, copies: &mut Copies) -> Result<Option<
     let is_old = parsed.version != Some(1);
     let reason = parsed.reason.filter(|reason| status.canonical_reason() != Some(reason));
     let reason = reason.map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
-    // One copy for all values; the buffer is used again.
+    // One copy for all values, since the buffer is used again.
     let shared = copies.copy(&bytes[..length]);
     let mut headers = HeaderMap::with_capacity(parsed.headers.len() + 6);
     let mut hop = Hop::default();
@@ -76,7 +76,7 @@ pub fn parse(bytes: &[u8], to_head: bool, copies: &mut Copies) -> Result<Option<
         headers.remove(named);
     }
     if hop.is_chunked {
-        // The chunks say how long it is.
+        // The chunks say how long the body is.
         headers.remove(header::CONTENT_LENGTH);
     }
     if let Some(length) = hop.length.filter(|_| hop.is_odd && !hop.is_chunked) {
@@ -92,25 +92,25 @@ pub fn parse(bytes: &[u8], to_head: bool, copies: &mut Copies) -> Result<Option<
         (_, false, Some(length)) => Ends::After(length),
         (_, false, None) => Ends::WithConnection,
     };
-    // A length beside chunks is somebody's mistake: nothing more is read behind it.
+    // A length beside chunks is a mistake of the store, so nothing more is read after this answer.
     let is_sound = !(hop.is_chunked && hop.length.is_some());
     let keeps_alive = !is_old && !hop.closes && is_sound && ends != Ends::WithConnection;
     Ok(Some((length, Box::new(Head { status, reason, headers, ends, keeps_alive }))))
 }
 
-/// What is of one hop only.
+/// The headers of an answer that are for one hop only.
 #[derive(Default)]
 struct Hop {
     length: Option<u64>,
     is_odd: bool,
     is_chunked: bool,
     closes: bool,
-    /// Further headers that are of one hop only, by the word of `Connection`.
+    /// Further headers that `Connection` makes hop-by-hop.
     named: Vec<HeaderName>,
 }
 
 impl Hop {
-    /// Looks at a header; whether it stays here.
+    /// Notes a header. Returns whether it is not passed on.
     fn takes(&mut self, name: &[u8], value: &[u8]) -> Result<bool, Unreadable> {
         let is = |wanted: &str| name.eq_ignore_ascii_case(wanted.as_bytes());
         Ok(match name.len() {
@@ -121,7 +121,7 @@ impl Hop {
             14 if is("content-length") => {
                 let is_second = self.length.is_some();
                 self.length(value)?;
-                // What is said in an odd way is said anew.
+                // A length that is written in an odd way is written anew.
                 self.is_odd |= is_second || !value.iter().all(u8::is_ascii_digit) || value.starts_with(b"0");
                 false
             }
@@ -163,10 +163,10 @@ impl Hop {
     }
 }
 
-/// Reads the trailers behind the last chunk; `None` while they are not whole. Also says how long they are.
+/// Reads the trailers after the last chunk, and returns them with their length; `None` while they are not complete.
 ///
 /// # Errors
-/// With what is wrong with them.
+/// With what is wrong with the trailers.
 pub fn parse_trailers(bytes: &[u8]) -> Result<Option<(usize, HeaderMap)>, Unreadable> {
     let mut lines = [httparse::EMPTY_HEADER; LINES_MAX];
     match httparse::parse_headers(bytes, &mut lines) {

@@ -17,13 +17,13 @@ pub type Cut = Box<dyn Error + Send + Sync>;
 /// A body for the store.
 pub enum StoreBody {
     Empty,
-    /// One that was collected whole. Most come in one part.
+    /// A body that was collected whole. Most come in one part.
     Held {
         first: Bytes,
         parts: VecDeque<Bytes>,
         trailers: Option<Box<HeaderMap>>,
     },
-    /// One that is sent as it comes.
+    /// A body that is sent as it comes.
     Stream(Pin<Box<dyn Body<Data = Bytes, Error = Cut>>>),
 }
 
@@ -37,7 +37,7 @@ impl StoreBody {
         Self::Held { first, parts, trailers }
     }
 
-    /// The data of a body that is there, part by part.
+    /// The data of a collected body, part by part.
     pub fn held_parts(&self) -> impl Iterator<Item = &Bytes> {
         let (first, parts) = match self {
             Self::Held { first, parts, .. } => (Some(first), Some(parts)),

@@ -1,7 +1,6 @@
 //! A body in chunks, read piece by piece. Pure.
 //!
-//! Strict: lines end in CR LF, sizes are plain hexadecimal. What stands beside the data (extensions) is
-//! read over, and bounded.
+//! Strict: lines end in CR LF, sizes are plain hexadecimal. Extensions beside the data are skipped, and bounded.
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
@@ -11,7 +10,7 @@ use super::{
     copies::Copies,
 };
 
-/// How much may stand beside the data of one body.
+/// How many bytes of extensions one body may have.
 const EXTENSIONS_MAX: usize = 16 << 10;
 /// A piece up to this size is copied, so that the buffer can be used again.
 const COPY_MAX: usize = 4 << 10;
@@ -22,7 +21,7 @@ pub enum Piece {
     Data(Bytes),
     /// More has to be read first.
     None,
-    /// All of it is there.
+    /// The body is complete.
     End(Option<HeaderMap>),
 }
 
@@ -50,10 +49,10 @@ enum At {
 }
 
 impl Chunks {
-    /// The next piece of what is in the buffer.
+    /// The next piece of the body in the buffer.
     ///
     /// # Errors
-    /// With what is wrong with it.
+    /// With what is wrong with the body.
     pub fn next(&mut self, buffer: &mut BytesMut) -> Result<Piece, Unreadable> {
         loop {
             match self.at {
@@ -79,7 +78,7 @@ impl Chunks {
         Piece::Data(take(buffer, taken, None))
     }
 
-    /// Reads a byte beside the data.
+    /// Reads a byte that is not data.
     fn step(&mut self, byte: u8) -> Result<At, Unreadable> {
         const BAD: Unreadable = "the chunks of its answer cannot be read";
         let hex = char::from(byte).to_digit(16).map(u64::from);
@@ -114,7 +113,7 @@ fn trailers(buffer: &mut BytesMut) -> Result<Piece, Unreadable> {
     Ok(Piece::End(Some(trailers).filter(|trailers| !trailers.is_empty())))
 }
 
-/// Takes so many bytes out of a buffer. `copies`: where a short piece is copied.
+/// Takes a number of bytes out of a buffer.
 pub fn take(buffer: &mut BytesMut, bytes: usize, copies: Option<&mut Copies>) -> Bytes {
     if bytes > COPY_MAX {
         return buffer.split_to(bytes).freeze();
@@ -131,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// Everything, however it is cut: the data, the trailers, and what is left.
+    /// Reads a body that comes in these pieces: its data, its trailers, and how many bytes are left.
     fn read(pieces: &[&[u8]]) -> Result<(Vec<u8>, Option<HeaderMap>, usize), Unreadable> {
         let (mut chunks, mut buffer, mut data) = (Chunks::default(), BytesMut::new(), vec![]);
         for piece in pieces {
@@ -195,7 +194,7 @@ mod tests {
             let pieces: Vec<&[u8]> = cuts.windows(2).map(|cut| &text[cut[0]..cut[1]]).collect();
             let (data, trailers, left) = read(&pieces).unwrap();
             prop_assert_eq!((data, trailers, left), (parts.concat(), None, 0));
-            // And not a byte earlier.
+            // The body is not complete one byte earlier.
             let last = text.len() - 1;
             prop_assert!(read(&[&text[..last]]).is_err());
         }

@@ -4,12 +4,12 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-/// Whether a header is for one connection only. The case of its letters does not matter.
+/// Whether a header is for one connection only, in upper or lower case.
 #[inline]
 #[must_use]
 pub fn is_hop_by_hop(name: &[u8]) -> bool {
     let is = |wanted: &str| name.eq_ignore_ascii_case(wanted.as_bytes());
-    // By length: most headers differ in that already.
+    // By length, since most headers differ in that already.
     match name.len() {
         2 => is("te"),
         7 => is("upgrade"),
@@ -22,13 +22,13 @@ pub fn is_hop_by_hop(name: &[u8]) -> bool {
     }
 }
 
-/// The header names that a list header names.
+/// The header names in the value of a list header.
 pub fn names_in(headers: &HeaderMap, list: HeaderName) -> impl Iterator<Item = HeaderName> {
     let names = headers.get_all(list).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     names.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
 }
 
-/// Whether a value of `TE` says that its sender takes trailers.
+/// Whether a value of `TE` says that its sender accepts trailers.
 #[must_use]
 pub fn takes_trailers(value: &HeaderValue) -> bool {
     value.as_bytes().split(|byte| *byte == b',').any(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"trailers"))

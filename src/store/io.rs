@@ -1,4 +1,4 @@
-//! What a connection to the store runs over, and what is known of it.
+//! The streams that a connection to the store uses, and what is known of them.
 
 use std::{
     cell::Cell,
@@ -37,7 +37,8 @@ impl Io for UnixStream {
     }
 }
 
-/// What has come below TLS need not be an answer. It is read before anything is sent that would make it one.
+/// What has come below TLS need not be part of an answer. It is read before anything more is sent, so that it cannot
+/// seem to be the answer to that.
 impl<S: Io> Io for StoreStream<S> {
     fn has_come(&self) -> bool {
         self.get_ref().0.has_come()
@@ -46,21 +47,21 @@ impl<S: Io> Io for StoreStream<S> {
 
 impl Io for DuplexStream {}
 
-/// Bytes, or the end. The socket does not block.
+/// Whether the socket has bytes to read, or has ended. The socket does not block.
 fn is_readable(socket: &SockRef<'_>) -> bool {
     socket.peek(&mut [MaybeUninit::uninit()]).is_ok()
 }
 
-/// What goes on on a connection, for those who watch it.
+/// What was sent and received on a connection, for the tasks that watch it.
 #[derive(Debug, Default)]
 pub struct Wire {
-    /// Bytes that have left, ever. Counted below TLS.
+    /// How many bytes have ever left. Counted below TLS.
     pub sent: Cell<u64>,
-    /// Something has come from the store since the last request was begun.
+    /// Whether something has come from the store since the last request was begun.
     pub heard: Cell<bool>,
 }
 
-/// Counts what leaves.
+/// Counts the bytes that leave.
 impl<S> Observer<S> for Rc<Wire> {
     #[inline]
     fn written(&mut self, _context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {

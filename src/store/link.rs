@@ -1,8 +1,8 @@
 //! One connection to the store: sends a request, and reads its answer.
 //!
-//! What has left is known to the byte, since it is written here: a request is out when its last byte was
-//! handed to the kernel. Nothing goes on in the background: a link works while somebody waits for it, and
-//! whoever drops it has closed it by that.
+//! It is known to the byte what has left, since it is written here: a request is out when its last byte was handed to
+//! the kernel. There is no background work: a link works only while a task waits for it, and dropping it closes the
+//! connection.
 
 use std::{
     fmt,
@@ -27,23 +27,23 @@ use super::{
 };
 use crate::fence::write::{ReadOnly, Release};
 
-/// Pieces of a body up to this size are copied behind what goes before them.
+/// Pieces of a body up to this size are copied after the bytes that go before them.
 const COPY_MAX: usize = 4 << 10;
-/// How much is gathered before it is written.
+/// How many bytes are gathered before they are written.
 const GATHER: usize = 16 << 10;
 /// Room for what is read: of a head, and of a long body.
 const ROOM: usize = 4 << 10;
 const LONG_ROOM: usize = 64 << 10;
-/// How long the heads that come before the one that counts may be together.
+/// How long the interim heads before the final one may be together.
 const INTERIM_BYTES_MAX: usize = 256 << 10;
 
-/// What became of a request that has no answer.
+/// Why a request has no answer.
 #[derive(Debug)]
 pub enum Failed {
     /// Its body broke off.
     Body(Cut),
     Io(io::Error),
-    /// The store has hung up.
+    /// The store has closed the connection.
     Closed,
     Unreadable(Unreadable),
 }
@@ -59,32 +59,32 @@ impl fmt::Display for Failed {
     }
 }
 
-/// How the end of a request's body is told.
+/// How the end of a request's body is marked.
 #[derive(Clone, Debug)]
 pub enum Framing {
-    /// By its length, which its head says; or there is none.
+    /// By the length in its head; or there is no body.
     Length,
     /// By the last chunk. These trailers may follow.
     Chunks { trailers: Vec<HeaderName> },
 }
 
-/// What gives a request the right to be sent.
+/// The right to send a request.
 #[derive(Debug)]
 pub enum Pass {
-    /// It changes nothing.
+    /// The request changes nothing.
     Read(ReadOnly),
     /// The life of a write says that it may be sent now.
     Write(Release),
 }
 
-/// When a connection may be used again behind a request, as far as its body goes. What a store leaves unread of a body it
-/// takes for its next request, which was never judged.
+/// When a connection may be used again after a request, as far as its body matters. A store takes the unread rest of a
+/// body for its next request, which was never judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
     /// The request has no body, or the store is known to read every body to its end.
     Always,
-    /// The store has read it if it says that it did what was asked (2xx). It may have answered with an error or with
-    /// another place to go to without reading on.
+    /// A store that reports success (2xx) has read the body. One that answers with an error or a redirect may not have
+    /// read it to its end.
     AfterSuccess,
     Never,
 }
@@ -104,12 +104,12 @@ impl Reuse {
 pub struct Link {
     io: Box<dyn Io>,
     wire: Rc<Wire>,
-    /// What is to be written, and how much of it was.
+    /// The bytes to be written, and how many of them were.
     out: Vec<u8>,
     written: usize,
-    /// A long piece of a body, behind that.
+    /// A long piece of a body, to be written after `out`.
     piece: Bytes,
-    /// What was read and not used.
+    /// Bytes that were read and not used yet.
     read: BytesMut,
     /// Where heads and short pieces of bodies are copied.
     copies: Copies,
@@ -118,20 +118,20 @@ pub struct Link {
     to_head: bool,
     /// The whole body was taken.
     is_taken: bool,
-    /// The stream has taken something of the request; all of it.
+    /// The stream has taken part of the request (`has_begun`), or all of it (`is_out`).
     has_begun: bool,
     is_out: bool,
-    /// The end waits until it is known what has come.
+    /// The end is held back until it is known what has come.
     is_held: bool,
-    /// Nothing more can be written, but an answer may be there.
+    /// Nothing more can be written, but an answer may have come.
     broken: Option<io::Error>,
-    /// Bytes of the heads that came before the one that counts.
+    /// Bytes of the interim heads before the final one.
     interim: usize,
     answer: Answer,
     keeps_alive: bool,
 }
 
-/// How far an answer is.
+/// How much of an answer has come.
 #[derive(Debug)]
 enum Answer {
     Awaited,
@@ -166,8 +166,8 @@ impl Link {
         }
     }
 
-    /// Begins a request: its head is to be written into what this returns. `to_head`: it is a HEAD. Nothing is sent
-    /// without a pass.
+    /// Begins a request, and returns the buffer that its head is to be written into. `to_head`: it is a HEAD. Nothing
+    /// is sent without a pass.
     pub fn begin(&mut self, _: Pass, to_head: bool, framing: Framing, reuse: Reuse) -> &mut Vec<u8> {
         (self.to_head, self.framing, self.reuse) = (to_head, framing, reuse);
         (self.is_taken, self.has_begun, self.is_out, self.interim) = (false, false, false, 0);
@@ -178,7 +178,7 @@ impl Link {
         &mut self.out
     }
 
-    /// Takes the request back, if the stream has taken nothing of it.
+    /// Takes the request back; `None` if the stream has taken part of it.
     pub fn take_back(&mut self) -> Option<Unsent> {
         (!self.has_begun).then(|| Unsent {
             to_head: self.to_head,
@@ -190,7 +190,7 @@ impl Link {
         })
     }
 
-    /// Begins a request that another connection has taken nothing of.
+    /// Begins a request of which another connection has taken nothing.
     pub fn begin_again(&mut self, pass: Pass, unsent: Unsent) {
         let Unsent { to_head, framing, reuse, out, piece, is_taken } = unsent;
         self.begin(pass, to_head, framing, reuse);
@@ -214,13 +214,13 @@ impl Link {
         matches!(self.answer, Answer::Over)
     }
 
-    /// Whether another request may go this way.
+    /// Whether another request may use this connection.
     #[must_use]
     pub fn is_reusable(&self) -> bool {
         self.keeps_alive && self.is_out && self.is_over() && self.read.is_empty()
     }
 
-    /// Keeps no more room than an idle connection needs.
+    /// Keeps no more memory than an idle connection needs.
     pub fn rest(&mut self) {
         if self.read.capacity() > LONG_ROOM / 4 {
             self.read = BytesMut::new();
@@ -229,26 +229,26 @@ impl Link {
         self.out.shrink_to(GATHER);
     }
 
-    /// Whether this connection is of no more use, by what the runtime knows and by what lies in the kernel: the answer to a
-    /// body that the store has taken for a request must not be taken for the answer to the next one. Only behind a body that
-    /// the store may not have read is the kernel asked, since that is a call for each request.
+    /// Whether this connection cannot be used any more, by what the runtime and the kernel know. If the store has taken
+    /// a body for a request, the answer to that must not be taken for the answer to the next request. The kernel is
+    /// asked only after a body that the store may not have read, since that is a system call for each request.
     #[must_use]
     pub fn is_dead(&mut self) -> bool {
         self.has_ended() || (self.reuse == Reuse::AfterSuccess && self.io.has_come())
     }
 
-    /// Whether the store has hung up on this idle connection, or has said what nobody asked for, as far as the runtime has
-    /// noticed.
+    /// Whether the store has closed this idle connection, or has sent bytes without a request, as far as the runtime
+    /// has noticed.
     #[must_use]
     pub fn has_ended(&mut self) -> bool {
-        // Whoever uses it next waits for it with a waker of its own.
+        // The next user of the connection waits with another waker.
         let mut context = Context::from_waker(Waker::noop());
         self.make_room();
-        // Whatever else the task has done: this look costs nothing, and must see what is there.
+        // Unconstrained: this read must see what has come, however much of its budget the task has used.
         pin!(tokio::task::unconstrained(self.io.read_buf(&mut self.read))).poll(&mut context).is_ready()
     }
 
-    /// How much more of the answer is to come, where that is known.
+    /// How much more of the answer is to come, where known.
     #[must_use]
     pub fn to_come(&self) -> Option<u64> {
         match self.answer {
@@ -260,10 +260,10 @@ impl Link {
 
     /// Sends the request that was begun, and reads the head of its answer.
     ///
-    /// An answer may come before all of the request is out; nothing more of it is sent then.
+    /// An answer may come before all of the request is out. Then nothing more of the request is sent.
     pub fn poll_answer(&mut self, context: &mut Context<'_>, body: &mut StoreBody) -> Poll<Result<Box<Head>, Failed>> {
-        // What the store has said by now is no answer to what is sent from here on; and behind a store that has
-        // hung up there is nobody to send it to.
+        // What the store has sent by now cannot answer what is sent from here on. If the store has closed the
+        // connection, nothing more needs to be sent.
         if self.has_begun
             && !self.is_out
             && let answered @ Poll::Ready(_) = self.poll_head(context)
@@ -281,17 +281,18 @@ impl Link {
         let had_heard = self.wire.heard.get();
         let head = self.poll_head(context);
         if head.is_pending() && !self.is_out && !self.wire.heard.get() {
-            // What TLS has for itself has been read like this.
+            // This read took the bytes that TLS has for itself.
             let was_nothing = std::mem::take(&mut self.is_held) && !self.io.has_come();
             if had_heard || was_nothing {
-                // It was an interim answer, or none: a body that has waited for the rest of it may go on.
+                // An interim answer came, or none, so a body that waits for the end of that answer may go on.
                 context.waker().wake_by_ref();
             }
         }
         match (&head, self.broken.take()) {
-            // A store may refuse a long body, hang up, and have said why.
+            // A store may refuse a long body, close the connection, and have said why.
             (Poll::Ready(Ok(_)), _) | (_, None) => head,
-            // What it said may have come and not been noticed yet. If there is nothing, its end is.
+            // The store's answer may have come without being noticed yet. If none has, the end of the connection will
+            // be noticed.
             (Poll::Pending, Some(broken)) if is_hung_up(&broken) => {
                 self.broken = Some(broken);
                 Poll::Pending
@@ -304,7 +305,7 @@ impl Link {
         loop {
             let gathered = self.gather(context, body)?;
             if self.has_begun && matches!(gathered, Gathered::All) && self.io.has_come() {
-                // It may be an answer to a part of the request: it is read before the end is sent.
+                // What has come may be an answer to part of the request, so it is read before the end is sent.
                 self.is_held = true;
                 return Poll::Pending;
             }
@@ -329,7 +330,7 @@ impl Link {
                 Gathered::All => return Pin::new(&mut self.io).poll_flush(context).map_err(Failed::Io),
                 Gathered::More => {}
                 Gathered::Awaited => {
-                    // What TLS holds back must not wait for the rest of the body.
+                    // Bytes that TLS buffers must not wait for the rest of the body.
                     ready!(Pin::new(&mut self.io).poll_flush(context)).map_err(Failed::Io)?;
                     return Poll::Pending;
                 }
@@ -337,7 +338,7 @@ impl Link {
         }
     }
 
-    /// Takes of the body what is there, until there is enough to be written.
+    /// Takes the parts of the body that have come, until there is enough to be written.
     fn gather(&mut self, context: &mut Context<'_>, body: &mut StoreBody) -> Result<Gathered, Failed> {
         while !self.is_taken {
             if !self.piece.is_empty() || self.out.len() - self.written >= GATHER {
@@ -363,7 +364,7 @@ impl Link {
 
     fn data(&mut self, data: Bytes) {
         if data.is_empty() {
-            // In chunks, this would be the end.
+            // In chunks, an empty one would be the end.
             return;
         }
         let is_chunk = matches!(self.framing, Framing::Chunks { .. });
@@ -470,7 +471,7 @@ impl Link {
         }
     }
 
-    /// A piece of the body that has been read; `None` where more has to be read, or all of it was.
+    /// The next piece of the body in the buffer; `None` where more has to be read, or all of it was.
     fn next_frame(&mut self) -> Result<Option<Frame<Bytes>>, Unreadable> {
         Ok(match &mut self.answer {
             Answer::Awaited | Answer::Over => None,
@@ -499,7 +500,7 @@ impl Link {
     }
 }
 
-/// A request that was taken back, as far as it had been made ready.
+/// A request that was taken back, as far as it had been prepared.
 pub struct Unsent {
     to_head: bool,
     framing: Framing,
@@ -509,15 +510,15 @@ pub struct Unsent {
     is_taken: bool,
 }
 
-/// A write that failed because nobody reads any more: what the other side has said before that can be read.
+/// Whether a write failed because the other side reads no more. What the other side sent before that can be read.
 fn is_hung_up(broken: &io::Error) -> bool {
     matches!(broken.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
 enum Gathered {
-    /// The whole request is there to be written.
+    /// The whole request is ready to be written.
     All,
-    /// Enough for now.
+    /// Enough is gathered for now.
     More,
     /// The rest of the body has yet to come.
     Awaited,

@@ -1,4 +1,4 @@
-//! A connection over a stream that does what a script says.
+//! A connection over a stream that follows a script.
 
 use std::{
     cell::{Cell, RefCell},
@@ -24,11 +24,11 @@ fn pass() -> Pass {
 /// What a stream does next when it is written to, or read from.
 #[derive(Debug)]
 enum Does {
-    /// Takes so many bytes at most.
+    /// Takes at most this many bytes.
     Takes(usize),
     Says(&'static [u8]),
     Waits,
-    /// Takes what has come for itself, and has nothing to say.
+    /// Takes what has come for itself, and returns no bytes.
     Swallows,
     Ends,
     Breaks(io::ErrorKind),
@@ -210,7 +210,7 @@ fn a_request_is_out_when_its_last_byte_was_taken_and_flushed() {
     begin(&mut link);
     assert!(poll(&mut link, &mut body).is_pending() && !link.is_out());
     assert_eq!((script.taken().as_str(), link.wire().sent.get()), ("HEA", 3));
-    // All of it was taken, but something may be held back below.
+    // The stream took all of it, but may still hold some of it back.
     assert!(poll(&mut link, &mut body).is_pending() && !link.is_out());
     assert_eq!(script.taken(), "HEAD|body");
     assert!(poll(&mut link, &mut body).is_pending() && link.is_out());
@@ -241,7 +241,7 @@ fn only_what_was_not_begun_can_be_taken_back() {
     coming.send(b"one");
     assert!(matches!(poll(&mut link, &mut body), Poll::Ready(Err(Failed::Io(_)))));
     let unsent = link.take_back().expect("nothing of it was taken");
-    // What the first connection had gathered of the body goes by the second one.
+    // The body that was gathered for the first connection is sent on the second one.
     let script = Scripted::default().reads([Does::Waits, Does::Waits, OK]);
     let mut second = script.link();
     second.begin_again(pass(), unsent);
@@ -274,7 +274,7 @@ fn interim_answers_are_passed_over_and_do_not_count_as_heard() {
     coming.send(b"b");
     coming.end();
     assert_eq!(answered(&mut link, &mut body).status, 200);
-    // It came before the rest was sent, so the rest was not.
+    // The answer came before the rest was sent, so the rest was not sent.
     assert_eq!((script.taken().as_str(), link.is_out(), link.is_reusable()), ("HEAD|a", false, false));
 }
 
@@ -304,7 +304,8 @@ fn behind_a_store_that_hung_up_nothing_more_is_sent() {
     }
 }
 
-/// Nor behind one that has answered, though the runtime has not told so yet: a store may have answered without reading on.
+/// The end is not sent after an answer that the runtime has not noticed yet: the store may have answered without
+/// reading on.
 #[test]
 fn an_answer_that_comes_between_two_writes_is_early() {
     let script = Scripted::default().reads([Does::Waits, Does::Waits, Does::Waits]);
@@ -324,7 +325,7 @@ fn an_answer_that_comes_between_two_writes_is_early() {
     assert_eq!((script.taken().as_str(), link.is_reusable()), ("HEAD|first", false));
 }
 
-/// Over TLS what has come may be no answer at all: then the end is sent.
+/// Over TLS, what has come may not be part of an answer. Then the end is sent.
 #[test]
 fn behind_what_tls_has_for_itself_the_rest_is_sent() {
     let (script, coming) = (Scripted::default().reads([Does::Waits, Does::Waits, Does::Swallows]), Coming::default());
@@ -344,7 +345,7 @@ fn behind_what_tls_has_for_itself_the_rest_is_sent() {
     assert!(script.taken().ends_with("begun and over"));
 }
 
-/// What has come may be an interim answer: then the rest is sent.
+/// What has come may be an interim answer. Then the rest is sent.
 #[test]
 fn behind_an_interim_answer_the_rest_is_sent() {
     let script = Scripted::default().reads([Does::Waits, Does::Waits, Does::Waits]);
@@ -366,7 +367,7 @@ fn behind_an_interim_answer_the_rest_is_sent() {
 #[test]
 fn what_a_store_said_before_it_hung_up_is_read() {
     let refusal = Does::Says(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-    // The write fails before the runtime has told that there is something to be read.
+    // The write fails before the runtime has noticed that there is something to read.
     let script = Scripted::default().writes([Does::Takes(5), Does::Breaks(io::ErrorKind::BrokenPipe)]).reads([
         Does::Waits,
         Does::Waits,
@@ -377,7 +378,7 @@ fn what_a_store_said_before_it_hung_up_is_read() {
     assert!(poll(&mut link, &mut body).is_pending());
     let head = answered(&mut link, &mut body);
     assert_eq!((head.status.as_u16(), link.is_out(), link.is_reusable()), (413, false, false));
-    // Where nothing is there, the write's own fault is told.
+    // If nothing has come, the error of the write is returned.
     let script = Scripted::default().writes([Does::Breaks(io::ErrorKind::BrokenPipe)]).reads([Does::Waits, Does::Ends]);
     let (mut link, mut body) = (script.link(), held("body"));
     begin(&mut link);
@@ -423,7 +424,7 @@ fn an_idle_connection_that_says_anything_is_dead() {
     }
 }
 
-/// What lies in the kernel is an answer to what the store took for a request: the next one must not get it.
+/// Unread bytes in the kernel answer what the store took for a request. The next request must not get them.
 #[test]
 fn an_idle_connection_on_which_something_has_come_unnoticed_is_dead_behind_a_body() {
     for (reuse, is_dead) in [(Reuse::AfterSuccess, true), (Reuse::Always, false)] {
@@ -487,7 +488,7 @@ fn a_body_that_waits_for_the_rest_of_an_interim_answer_is_woken_by_it() {
     coming.send(b"a");
     assert!(link.poll_answer(&mut Context::from_waker(&waker), &mut body).is_pending());
     assert_eq!(woken.0.load(Ordering::Relaxed), 0);
-    // Both halves come in one poll, around the look at the body.
+    // Both halves come in one poll, before and after the body is polled.
     assert!(link.poll_answer(&mut Context::from_waker(&waker), &mut body).is_pending());
     assert_eq!((woken.0.load(Ordering::Relaxed), link.wire().heard.get()), (1, false));
 }

@@ -1,11 +1,10 @@
 //! The way to the store: its address, and connections that each carry one request at a time.
 //!
-//! - [`Address`]: where it is.
-//! - [`pool`]: a worker's own connections to it. [`shares`]: who may have how many of them.
-//! - [`link`]: one of them: sends a request, reads its answer. [`answer`], [`chunks`]: how answers are read; [`copies`]: where
-//!   what was read is kept. [`io`]: what it
-//!   runs over. [`observed`]: a stream, and what counts on it.
-//! - [`body`]: what is sent. [`trailer`]: what may come behind it. [`hop`]: headers that are for one connection only.
+//! - [`Address`]: where the store is.
+//! - [`pool`]: a worker's connections to it. [`shares`]: how many of them each asker may have.
+//! - [`link`]: one connection, which sends a request and reads its answer. [`answer`], [`chunks`]: how answers are
+//!   read. [`io`]: the stream below it. [`observed`]: a stream with an observer that counts.
+//! - [`body`]: what is sent. [`trailer`]: what may come after it. [`hop`]: headers that are for one connection only.
 //!
 //! A write is never sent twice: nothing here tries again once a byte of it may have left.
 
@@ -39,19 +38,19 @@ pub enum Address {
     Unix(PathBuf),
 }
 
-/// Where a store is, and what it takes to get there.
+/// Where a store is, and what is needed to reach it.
 #[derive(Clone)]
 pub struct Way {
     pub address: Address,
-    /// For `https`, and only for it.
+    /// For `https` only.
     pub tls: Option<Connector>,
 }
 
 impl StoreSettings {
-    /// Where the store is, and how to get there.
+    /// Where the store is, and how to reach it.
     ///
     /// # Errors
-    /// With the key that is wrong, and what is.
+    /// With the key that is wrong, and why.
     pub fn way(&self) -> Result<Way, (&'static str, String)> {
         let address = Address::parse(&self.url).map_err(|what| ("url", what))?;
         let Address::Tls { host, .. } = &address else { return Ok(Way { address, tls: None }) };
@@ -63,7 +62,7 @@ impl StoreSettings {
 }
 
 impl Address {
-    /// Whether it leads to whoever listens there, as far as the name says.
+    /// Whether this address is the one that the gate listens on, as far as its name shows.
     #[must_use]
     pub fn is_at(&self, listens: SocketAddr) -> bool {
         let (Self::Tcp { host, port } | Self::Tls { host, port }) = self else { return false };
@@ -81,7 +80,7 @@ impl Address {
     /// Reads a store's URL.
     ///
     /// # Errors
-    /// With what is wrong with it.
+    /// With what is wrong with the URL.
     pub fn parse(url: &str) -> Result<Self, String> {
         if let Some(path) = url.strip_prefix("unix:") {
             let path = PathBuf::from(path);

@@ -1,5 +1,5 @@
-//! A stream, and an observer of what goes through it. Each user of a connection counts in a way of its own; how a
-//! stream is read and written around that is here, once.
+//! A stream, and an observer of its reads and writes. Each user of a connection counts in a different way. The reading
+//! and writing around that is here, once.
 
 use std::{
     io,
@@ -11,24 +11,24 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::io::Io;
 
-/// What looks at the reads and writes of a stream `S`.
+/// Observes the reads and writes of a stream `S`.
 pub trait Observer<S> {
     /// Whether the parts of a small vectored write are copied together and written as one.
     const JOINS: bool = false;
 
-    /// A read has brought so many bytes: none where it waits, or where the stream has ended.
+    /// Called after a read with the number of bytes that came: zero where it waits, or where the stream has ended.
     fn read(&mut self, _read: &Poll<io::Result<()>>, _bytes: usize) {}
 
-    /// Looks at the result of a write. Returns what the writer gets.
+    /// Called with the result of a write. Returns what the writer gets.
     fn written(&mut self, _context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         written
     }
 
-    /// The stream is about to be closed.
+    /// Called before the stream is closed.
     fn closing(&mut self, _stream: &S) {}
 }
 
-/// The stream, and what looks at it.
+/// The stream, and its observer.
 pub struct Observed<S, O: Observer<S>> {
     inner: S,
     observer: O,
@@ -100,7 +100,7 @@ impl<S: AsyncWrite + Unpin, O: Observer<S> + Unpin> AsyncWrite for Observed<S, O
     }
 }
 
-/// Up to this size, copying the parts of a write together costs less than telling the kernel of each.
+/// Up to this size, it costs less to copy the parts of a write together than to pass each to the kernel.
 const JOIN_MAX: usize = 1_024;
 
 #[inline]
@@ -187,7 +187,7 @@ mod tests {
         assert!(seen.is_closed.get());
     }
 
-    /// Notes of how many parts each write was.
+    /// Notes how many parts each write had.
     #[derive(Default)]
     struct Parts(RefCell<Vec<usize>>);
 

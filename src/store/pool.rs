@@ -1,10 +1,10 @@
 //! A worker's connections to one store. Nothing here is shared between workers.
 //!
-//! A connection carries one request at a time and is used again once its answer has been read to the
-//! end. It is let go when it has been idle for `idle_timeout_ms`, which must be shorter than the
-//! store's own patience: a store that hangs up on an idle connection must not meet a write on it.
-//! At most `connections_max` are open; more requests wait in a bounded queue. Reads, writes that nobody judges, one client and
-//! one object have no more than their share of both (`shares.rs`), and writes that were judged are served first.
+//! A connection carries one request at a time, and is used again once its answer has been read to the end. It is closed
+//! when it has been idle for `idle_timeout_ms`. That must be shorter than the store's own timeout: a store that closes
+//! an idle connection must not do so while a write is sent on it. At most `connections_max` are open; more requests
+//! wait in a bounded queue. Reads, writes that are not judged, one client and one object have no more than their share
+//! of both (`shares.rs`), and judged writes are served first.
 
 use std::{
     cell::{Cell, RefCell},
@@ -32,9 +32,9 @@ use crate::{config::StoreSettings, fence::BootMs};
 /// Why there is no connection.
 #[derive(Debug)]
 pub enum NoLane {
-    /// The store does not answer there.
+    /// The store does not answer at its address.
     Unreachable(String),
-    /// Too many wait already.
+    /// Too many requests wait already.
     Overloaded,
 }
 
@@ -48,13 +48,13 @@ pub struct Pool {
     queue: RefCell<Queue>,
 }
 
-/// Those who wait for a connection.
+/// The requests that wait for a connection.
 #[derive(Default)]
 struct Queue {
     writes: VecDeque<Waiting>,
-    /// Reads, and writes that nobody judges.
+    /// Reads, and writes that are not judged.
     others: VecDeque<Waiting>,
-    /// Writes that were served in a row while others waited.
+    /// How many writes were served in a row while others waited.
     in_a_row: u32,
 }
 
@@ -63,7 +63,7 @@ struct Waiting {
     asker: Asker,
 }
 
-/// After so many writes another request has its turn, so that it waits long but not for ever.
+/// After this many writes another request is served, so that it does not wait for ever.
 const WRITES_IN_A_ROW: u32 = 3;
 
 impl Queue {
@@ -86,16 +86,16 @@ impl Queue {
         self.writes.iter().chain(&self.others).map(|waiting| waiting.asker)
     }
 
-    /// Forgets those that are gone.
+    /// Removes requests that no longer wait.
     fn tidy(&mut self) {
         self.writes.retain(|waiting| !waiting.tell.is_closed());
         self.others.retain(|waiting| !waiting.tell.is_closed());
     }
 
-    /// The next one that may have a connection.
+    /// The next request that may have a connection.
     fn next(&mut self, shares: &Shares) -> Option<Waiting> {
         let place = |queue: &VecDeque<Waiting>| {
-            // Few can have had their share, and many may wait behind them.
+            // Few askers can have used their share, and many requests may wait behind them.
             let mut had_theirs: Vec<Asker> = vec![];
             let reads_are_full = shares.reads_are_full();
             queue.iter().position(|Waiting { tell, asker }| {
@@ -131,14 +131,14 @@ struct Idle {
     place: usize,
 }
 
-/// One connection, in use by one request. Dropped, it is closed, whatever is going on on it, and nothing
-/// more leaves on it.
+/// One connection, in use by one request. Dropping it closes the connection in any state, and nothing more leaves on
+/// it.
 pub struct Lane {
     link: Option<Box<Link>>,
     /// Since when it was idle, if it has carried another request before.
     idle_since: Option<BootMs>,
     pool: Rc<Pool>,
-    /// Its place among all.
+    /// Its place among the shares.
     place: usize,
     /// It has not been given back.
     is_open: bool,
@@ -153,16 +153,16 @@ impl Pool {
         Rc::new(Self { way, settings, idle, open: Cell::new(0), shares, queue })
     }
 
-    /// What this store is given.
+    /// The settings of this store.
     #[must_use]
     pub fn settings(&self) -> &StoreSettings {
         &self.settings
     }
 
-    /// A connection: an idle one, a new one, or the next that becomes free.
+    /// A connection: an idle one, a new one, or the next one that becomes free.
     ///
     /// # Errors
-    /// Where the store cannot be reached, or too many wait for it.
+    /// Where the store cannot be reached, or too many requests wait for it.
     pub async fn lane(self: &Rc<Self>, asker: Asker) -> Result<Lane, NoLane> {
         let patience = Duration::from_millis(self.settings.response_timeout_ms);
         match self.lane_at_once(asker).await {
@@ -171,7 +171,7 @@ impl Pool {
         }
     }
 
-    /// An idle connection or a new one; `None` where there are as many as may be.
+    /// An idle connection or a new one; `None` where the asker may have none now.
     async fn lane_at_once(self: &Rc<Self>, asker: Asker) -> Option<Result<Lane, NoLane>> {
         if let Some(lane) = self.idle_lane(asker) {
             return Some(Ok(lane));
@@ -182,7 +182,7 @@ impl Pool {
         None
     }
 
-    /// An idle connection, if there is one that has not died, and the asker has not had its share.
+    /// An idle connection that has not died; `None` where there is none, or the asker has used its share.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "most askers are the same one, which is known beforehand")]
     #[must_use]
@@ -203,13 +203,13 @@ impl Pool {
         }
     }
 
-    /// An idle connection for a write whose object is not known yet, while no object can have had its share.
+    /// An idle connection for a write whose object is not known yet, while no object can have used its share.
     #[must_use]
     pub fn idle_lane_at_ease(self: &Rc<Self>) -> Option<Lane> {
         self.idle_lane(UNKNOWN)
     }
 
-    /// Waits for a connection to become free. Whoever is overtaken keeps its place in the queue.
+    /// Waits for a connection to become free. A request that is overtaken keeps its place in the queue.
     async fn lane_in_turn(self: &Rc<Self>, asker: Asker) -> Result<Lane, NoLane> {
         let mut turn = self.queue_up(asker, false)?;
         loop {
@@ -223,8 +223,8 @@ impl Pool {
         }
     }
 
-    /// Takes over a connection that was made elsewhere. For `bench/counted.rs`, which counts a write's instructions
-    /// without a socket.
+    /// Adds a connection that was made elsewhere. For `bench/counted.rs`, which counts a write's instructions without a
+    /// socket.
     pub fn adopt(self: &Rc<Self>, io: impl Io + 'static) {
         self.open.set(self.open.get() + 1);
         let link = Box::new(observed(io));
@@ -271,7 +271,7 @@ impl Pool {
         self.open.set(self.open.get() + 1);
         let place = self.shares.borrow_mut().open();
         self.shares.borrow_mut().take(place, asker);
-        // From here on the lane's drop counts the connection out, also if connecting fails.
+        // From here on, dropping the lane counts the connection out, also if connecting fails.
         let mut lane = Lane { link: None, idle_since: None, pool: Rc::clone(self), place, is_open: true };
         let patience = Duration::from_millis(self.settings.connect_timeout_ms);
         let connected = tokio::time::timeout(patience, Box::pin(dial(&self.way, &self.settings))).await;
@@ -285,14 +285,14 @@ impl Pool {
         }
     }
 
-    /// Connections that are idle, those in use, and how many wait for one.
+    /// How many connections are idle, how many are in use, and how many requests wait for one.
     #[must_use]
     pub fn standing(&self) -> (usize, usize, usize) {
         let idle = self.idle.borrow().len();
         (idle, self.open.get() - idle, self.queue.borrow().len())
     }
 
-    /// Lets go of connections that have been idle for too long.
+    /// Closes connections that have been idle for too long.
     pub fn tidy(&self, now: BootMs) {
         let patience = self.settings.idle_timeout_ms;
         let mut gone = vec![];
@@ -310,8 +310,7 @@ impl Pool {
     }
 }
 
-/// A place in the queue. Whoever is told that a connection is free, and then does not take it, tells the
-/// next one.
+/// A place in the queue. A turn that is woken for a free connection, and is dropped without taking it, wakes the next.
 struct Turn {
     told: oneshot::Receiver<()>,
     pool: Option<Rc<Pool>>,
@@ -319,11 +318,11 @@ struct Turn {
 
 impl Turn {
     async fn wait(&mut self) {
-        // Told or forgotten: look again.
+        // Woken or forgotten: the caller checks again in both cases.
         let _ = (&mut self.told).await;
     }
 
-    /// What it was told of has been looked at.
+    /// Notes that the free connection was used or found taken.
     fn taken(&mut self) {
         self.pool = None;
     }
@@ -333,7 +332,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let Some(pool) = self.pool.take() else { return };
         self.told.close();
-        // After `wait` has returned there is nothing left in the channel, but the turn is still ours.
+        // After `wait` has returned, the channel is empty, but the free connection is still this turn's.
         if self.told.is_terminated() || self.told.try_recv().is_ok() {
             pool.tell_next();
         }
@@ -354,15 +353,15 @@ async fn dial(way: &Way, settings: &StoreSettings) -> io::Result<Box<Link>> {
     }))
 }
 
-/// A connection on which what leaves is counted.
+/// A connection whose sent bytes are counted.
 fn observed(io: impl Io + 'static) -> Link {
     let wire = Rc::<Wire>::default();
     Link::new(Observed::with(io, Rc::clone(&wire)), wire)
 }
 
-/// A connection on which nothing is delivered long after it is closed: what the kernel still holds then
-/// is thrown away, and what it cannot get through in time ends the connection. (Without that, a killed
-/// gate's kernel was seen delivering 2 MB, 13 s later.)
+/// A TCP connection that delivers nothing long after it is closed. On close, the kernel discards what it still holds.
+/// If it cannot deliver data in time, the connection ends. (Without these settings, the kernel of a killed gate
+/// delivered 2 MB 13 s later.)
 async fn connect(host: &str, port: u16, settings: &StoreSettings) -> io::Result<TcpStream> {
     let stream = TcpStream::connect((host, port)).await?;
     stream.set_nodelay(true)?;
@@ -380,7 +379,7 @@ impl Lane {
         self.link.as_mut().expect("a lane is only handed out with a connection in it")
     }
 
-    /// It is used for a write to this object, by this client.
+    /// Counts the connection as used for a write to this object by this client.
     pub fn belongs_to(&self, object: u64, client: u64) {
         self.pool.shares.borrow_mut().belongs_to(self.place, object, client);
     }
@@ -391,13 +390,13 @@ impl Lane {
         self.idle_since.is_some()
     }
 
-    /// It was not used after all.
+    /// Returns the connection to the pool unused.
     pub fn put_back(self, now: BootMs) {
         let since = self.idle_since.unwrap_or(now);
         self.give_back(since);
     }
 
-    /// The answer has been read to its end: others may use the connection, if it can be used again.
+    /// Lets others use the connection, if it can be used again. To be called when the answer has been read to its end.
     pub fn give_back(mut self, now: BootMs) {
         if let Some(mut link) = self.link.take().filter(|link| link.is_reusable()) {
             link.rest();

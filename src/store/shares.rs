@@ -1,29 +1,30 @@
-//! Who may have how many of a worker's connections to a store, and of the places in the queue for one. Pure.
+//! How many of a worker's connections to a store, and of the places in the queue for one, each asker may have. Pure.
 //!
-//! A client without a token, or one holder alone, must not be able to stop the writes of all others. So:
+//! A client without a token, or a single holder, must not be able to stop the writes of all others. So:
 //!
-//! - reads get half of the connections at most, and one client's connection three quarters of that;
-//! - one object gets three quarters of what reads leave; so do writes that nobody judges, all together;
+//! - reads get at most half of the connections, and one client's connection gets three quarters of that;
+//! - one object gets three quarters of what reads leave; so do all writes together that are not judged;
 //! - none of these takes the last quarter: an object that has an eighth or more leaves it to other objects;
 //! - a client that has an eighth or more leaves the last eighth to other clients' writes;
 //! - writes leave a sixteenth to reads.
 //!
-//! A client is an address here, and not a holder or a connection: an address is known without any work per write, a client
-//! cannot have as many as it likes, and tokens of an outside lock service do not say whose they are. Clients behind one proxy
-//! are one client, and share what it gets by object only.
+//! A client here is an address, and not a holder or a connection. An address is known without any work per write. A
+//! client cannot have as many addresses as it likes. Tokens of an outside lock service do not name their holder.
+//! Clients behind one proxy are one client, and share what it gets by object only.
 //!
-//! Fewer than 16 connections cannot be shared quite like that, and one cannot be shared at all.
+//! Fewer than 16 connections can be shared only roughly, and a single one cannot be shared.
 
 use crate::failpoints::{self, Fault};
 
-/// Who asks for a connection.
+/// The kinds of request that ask for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asker {
     /// A read, by the number of its client's connection.
     Read(u64),
-    /// A write that nobody judges, or not in earnest: names of objects can be invented, so they all count as one.
+    /// A write without a permit: its mode is `off`, or `audit` and the judge refused it. Names of objects can be
+    /// invented, so all of these count as one asker.
     Unjudged,
-    /// A write, by a number of its object's and one of its client's.
+    /// A write, by a number of its object and a number of its client.
     Write { object: u64, client: u64 },
 }
 
@@ -51,7 +52,7 @@ impl Taken {
         }
     }
 
-    /// Counts those of so many.
+    /// Counts the askers by kind.
     pub fn count(askers: impl Iterator<Item = Asker>) -> Self {
         let mut taken = Self::default();
         askers.for_each(|asker| *taken.of(asker) += 1);
@@ -64,19 +65,19 @@ impl Taken {
 pub struct Limits {
     all: usize,
     reads: usize,
-    /// One client's connection, of those for reads.
+    /// Of the connections for reads: how many one client's connection may have.
     one_client: usize,
     one_object: usize,
-    /// What a client that has as much leaves to others; and, of as much again, what an object does.
+    /// What a client that has as much leaves to others. An object that has as much leaves twice that.
     kept: usize,
     /// What writes leave to reads.
     for_reads: usize,
-    /// Where fewer are taken, and no object can have had its share, every write may have another.
+    /// While fewer are taken, and no object can have used its share, every write may have another.
     at_ease: usize,
 }
 
 impl Limits {
-    /// Of so many connections.
+    /// The limits for this many connections.
     #[must_use]
     pub fn of_connections(all: usize) -> Self {
         let reads = (all / 2).max(1);
@@ -84,14 +85,14 @@ impl Limits {
         Self::new(all, reads, (reads * 3 / 4).max(1), one_object)
     }
 
-    /// Of so many places in the queue. Waiting costs little, so one object may have more of them.
+    /// The limits for this many places in the queue. Waiting costs little, so one object may have more of them.
     #[must_use]
     pub fn of_places(all: usize) -> Self {
         let at_least = |share: usize| share.max(1).min(all);
         Self::new(all, at_least(all / 4), at_least(all * 3 / 16), at_least(all * 5 / 8))
     }
 
-    /// Of so many places where only writes wait, before they are judged.
+    /// The limits for this many places where only writes wait, before they are judged.
     #[must_use]
     pub fn of_waits(all: usize) -> Self {
         let limits = Self::of_places(all);
@@ -103,13 +104,14 @@ impl Limits {
         Self { all, reads, one_client, one_object, kept, for_reads, at_ease: all - 2 * kept - for_reads }
     }
 
-    /// So few are taken that every write whose object is known could have another one, whoever has the others.
+    /// Whether so few are taken that every write whose object is known could have another, however the taken ones are
+    /// shared.
     #[inline]
     fn is_at_ease(&self, taken: Taken) -> bool {
         taken.writes < self.one_object && taken.total() < self.at_ease
     }
 
-    /// Whether there may be one more. `own`: how many there are of those of whom this says true.
+    /// Whether this asker may have one more. `own`: how many taken ones match a condition.
     #[must_use]
     pub fn allow(self, asker: Asker, taken: Taken, own: impl Fn(&dyn Fn(Asker) -> bool) -> usize) -> bool {
         if failpoints::on(Fault::NoShares) {
@@ -134,11 +136,11 @@ impl Limits {
     }
 }
 
-/// Who has connections now.
+/// The askers that have connections now.
 #[derive(Debug)]
 pub struct Shares {
     limits: Limits,
-    /// By the connections' places: who uses it, if it is not idle.
+    /// Who uses each connection, by its place; `None` for an idle one.
     busy: Vec<Option<Asker>>,
     /// Places of connections that were closed.
     free: Vec<usize>,
@@ -151,7 +153,7 @@ impl Shares {
         Self::within(Limits::of_connections(connections))
     }
 
-    /// Of so many places where writes wait before they are judged.
+    /// The shares of this many places where writes wait before they are judged.
     #[must_use]
     pub fn of_waits(places: usize) -> Self {
         Self::within(Limits::of_waits(places))
@@ -161,33 +163,33 @@ impl Shares {
         Self { limits, busy: vec![], free: vec![], taken: Taken::default() }
     }
 
-    /// So few have a connection that a write may have another, whatever its object and its client are.
+    /// Whether so few connections are taken that a write may have another, for any object and client.
     #[inline]
     #[must_use]
     pub fn is_at_ease(&self) -> bool {
         self.limits.is_at_ease(self.taken)
     }
 
-    /// Reads have all that they may have.
+    /// Whether reads have all that they may have.
     #[must_use]
     pub fn reads_are_full(&self) -> bool {
         self.taken.reads >= self.limits.reads
     }
 
-    /// Whether this one may have another.
+    /// Whether this asker may have another.
     #[inline]
     #[must_use]
     pub fn may_take(&self, asker: Asker) -> bool {
         matches!(asker, Asker::Write { .. }) && self.is_at_ease() || self.may_take_by_share(asker)
     }
 
-    /// The same, by who has what.
+    /// The same, by what each asker has.
     fn may_take_by_share(&self, asker: Asker) -> bool {
         let own = |is_own: &dyn Fn(Asker) -> bool| self.busy.iter().flatten().filter(|busy| is_own(**busy)).count();
         asker != UNKNOWN && self.limits.allow(asker, self.taken, own)
     }
 
-    /// A connection is made: its place.
+    /// Returns a place for a new connection.
     pub fn open(&mut self) -> usize {
         self.free.pop().unwrap_or_else(|| {
             self.busy.push(None);
@@ -195,24 +197,24 @@ impl Shares {
         })
     }
 
-    /// The connection at this place is closed.
+    /// Frees the place of a connection that is closed.
     pub fn close(&mut self, place: usize) {
         self.rest(place);
         self.free.push(place);
     }
 
-    /// The connection at this place is used.
+    /// Counts the connection at this place as used by `asker`.
     pub fn take(&mut self, place: usize, asker: Asker) {
         *self.taken.of(asker) += 1;
         self.busy[place] = Some(asker);
     }
 
-    /// The one at this place turned out to be for a write to this object, by this client.
+    /// Counts the connection at this place as used for a write to this object by this client, once these are known.
     pub fn belongs_to(&mut self, place: usize, object: u64, client: u64) {
         self.busy[place] = Some(Asker::Write { object, client });
     }
 
-    /// The one at this place is used no more.
+    /// Counts the connection at this place as idle.
     pub fn rest(&mut self, place: usize) {
         if let Some(asker) = self.busy[place].take() {
             *self.taken.of(asker) -= 1;
@@ -228,7 +230,7 @@ mod tests {
         Asker::Write { object, client }
     }
 
-    /// Takes as much as this one may have: how much that is.
+    /// Takes as much as this asker may have, and returns how much that is.
     fn fill(shares: &mut Shares, asker: Asker) -> usize {
         let mut count = 0;
         // The pool has no more than these.
@@ -270,12 +272,13 @@ mod tests {
         assert_eq!(shares.free.len(), shares.busy.len());
     }
 
-    /// One client that writes to as many objects as it likes.
+    /// Takes as much as one client may have that writes to any number of objects.
     fn fill_objects(shares: &mut Shares, client: u64) -> usize {
         (0..1_000).map(|object| fill(shares, write(object, client))).sum()
     }
 
-    /// Whatever those without a token and one client do, in whatever order, others can write, and read.
+    /// In whatever order clients without a token and one other client take their shares, others can still write, and
+    /// read.
     #[test]
     fn one_client_and_all_without_a_token_leave_an_eighth_to_others() {
         for all in [16, 17, 31, 64, 100, 256] {
@@ -314,7 +317,7 @@ mod tests {
         assert_eq!(fill_objects(&mut shares, 2), 32);
     }
 
-    /// Where no look is taken at who has what, all could have had another.
+    /// Where the shares are not counted one by one, each asker could have had another.
     #[test]
     fn at_ease_every_write_may_go_on() {
         for all in 1..300 {
@@ -323,7 +326,7 @@ mod tests {
             {
                 let taken = Taken { reads, unjudged, writes };
                 if limits.is_at_ease(taken) {
-                    // All that are taken may be this one's.
+                    // All that are taken may belong to this one.
                     assert!(limits.allow(write(1, 1), taken, |_| writes), "{all}: {taken:?}");
                 }
             }

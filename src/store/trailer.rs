@@ -1,8 +1,8 @@
-//! Trailers: fields that come behind a body.
+//! Trailers: fields that come after a body.
 //!
-//! What the gate judges a request by comes before its body. So a field behind it may not frame, route, rename or
-//! authorise the request. Towards the store only those pass that the configuration lists (`gate.trailers`); of an answer
-//! all pass but those that HTTP itself forbids.
+//! Everything that the gate judges a request by comes before its body. So a trailer must not frame, route, rename or
+//! authorise the request. Only the trailers that the configuration lists (`gate.trailers`) are passed on to the store.
+//! Of an answer, all trailers are passed on except those that HTTP itself forbids.
 
 use http::{HeaderMap, HeaderName, header};
 
@@ -12,7 +12,7 @@ impl GateSettings {
     /// The names of the trailers that are passed on.
     ///
     /// # Errors
-    /// With the first that is no name of a header, or has a meaning that the gate judges by.
+    /// With the first name that is not a header's name, or that has a meaning that the gate judges by.
     pub fn trailer_names(&self) -> Result<Vec<HeaderName>, String> {
         let name = |text: &String| {
             let name =
@@ -27,7 +27,7 @@ impl GateSettings {
     }
 }
 
-/// Whether a configuration may list it.
+/// Whether a configuration may list this trailer.
 #[must_use]
 pub fn may_be_allowed(name: &HeaderName) -> bool {
     const JUDGED: [&str; 16] = [
@@ -60,7 +60,7 @@ pub fn may_be_allowed(name: &HeaderName) -> bool {
         && !text.contains('_')
 }
 
-/// Whether an answer's trailer is passed on to the client: HTTP itself forbids the others (RFC 9110, 6.5.1).
+/// Whether an answer's trailer is passed on to the client. HTTP itself forbids the others (RFC 9110, 6.5.1).
 #[must_use]
 pub fn may_follow_an_answer(name: &HeaderName) -> bool {
     const NEVER: [HeaderName; 14] = [
@@ -82,7 +82,7 @@ pub fn may_follow_an_answer(name: &HeaderName) -> bool {
     !NEVER.contains(name)
 }
 
-/// The trailers of a request that are passed on: `None` where none is left.
+/// The trailers of a request that are passed on; `None` where none is left.
 #[must_use]
 pub fn pass_on(trailers: &HeaderMap, allowed: &[HeaderName]) -> Option<HeaderMap> {
     let mut kept = HeaderMap::new();

@@ -1,7 +1,6 @@
 //! The gate's port: a worker per core, each with its own runtime, listener, connections and pool.
 //!
-//! Nothing is shared between workers on the path of a write but the records' stripes. One tick per
-//! worker looks after all timeouts.
+//! Workers share nothing on the path of a write but the records' stripes. One tick per worker checks all timeouts.
 
 use std::{
     io,
@@ -33,20 +32,21 @@ use crate::{
 };
 
 const BACKLOG: i32 = 4_096;
-/// How often a worker looks at its connections.
+/// How often a worker checks its connections.
 pub const TICK: Duration = Duration::from_millis(100);
-/// After a failed accept, since file descriptors may have run out; and while there is no room.
+/// The pause after a failed accept, since file descriptors may have run out; and while there is no room.
 const PAUSE: Duration = Duration::from_millis(50);
-/// In so many pauses every worker has ticked.
+/// After so many pauses every worker has ticked.
 const PAUSES_OF_OTHERS: u32 = 3;
-/// A connection that has lain idle for less is new: one that has done so for longer is closed first, whichever worker has it.
+/// A connection that has been idle for less counts as new. One that has been idle for longer is closed first, whichever
+/// worker has it.
 const NEW_MS: u64 = 1_000;
 
 /// Takes the gate's port, once per worker.
 ///
 /// # Errors
-/// Where another process has it: also one that would share it. The first worker takes the port for
-/// itself alone, and shares it with the others of this process only then.
+/// Where another process has the port, even if that process would share it. The first worker takes the port
+/// exclusively, and only then shares it with the other workers of this process.
 pub fn bind(settings: &GateSettings) -> io::Result<Vec<StdListener>> {
     let first = listen(settings.listen, false)?;
     first.set_reuse_port(true)?;
@@ -78,7 +78,7 @@ fn listen(address: SocketAddr, share: bool) -> io::Result<Socket> {
 /// Starts a worker on each listener.
 ///
 /// # Errors
-/// Where the system has no thread or runtime to give.
+/// Where the system cannot start a thread.
 pub fn start(
     plane: &Arc<Plane>,
     listeners: Vec<StdListener>,
@@ -111,7 +111,7 @@ fn work(plane: Arc<Plane>, listener: StdListener, stopping: watch::Receiver<bool
 }
 
 async fn stopped(mut stopping: watch::Receiver<bool>) {
-    // A sender that is gone means the same.
+    // A sender that is gone also means stop.
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
@@ -126,7 +126,7 @@ async fn accept(worker: &Rc<Worker>, connections: &Rc<Connections>, listener: St
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                // A socket that cannot be set up is closed by the first use.
+                // Ignored: if a socket cannot be set up, its first use closes it.
                 let _ = stream.set_nodelay(true);
                 let client = Peer::of(peer.ip());
                 if !worker.plane.has_room_for(client, &worker.outfit().plan) {
@@ -135,7 +135,8 @@ async fn accept(worker: &Rc<Worker>, connections: &Rc<Connections>, listener: St
                         serve_in_turn(worker, connections, stream, peer);
                         continue;
                     }
-                    // It ends when its task is polled next: else the new ones would take the room of other clients.
+                    // The closed connection ends when its task is polled next. Without that, new connections would take
+                    // the room of other clients.
                     tokio::task::yield_now().await;
                 }
                 make_room(worker, connections).await;
@@ -149,8 +150,8 @@ async fn accept(worker: &Rc<Worker>, connections: &Rc<Connections>, listener: St
     }
 }
 
-/// Waits until there is room for another connection: one is closed for it (`evict.rs`), of this worker or, where it has
-/// none, or only new ones and another has an older one, of another.
+/// Waits until there is room for another connection. One is closed for it (`evict.rs`): of this worker, or of another
+/// worker where this one has none to close, or where it has only new ones and the other has an older one.
 async fn make_room(worker: &Worker, connections: &Connections) {
     let (plane, mut extent, mut may_spare) = (&worker.plane, Extent::Waiting, true);
     let has_room = || plane.has_room(&worker.outfit().plan);
@@ -160,11 +161,11 @@ async fn make_room(worker: &Worker, connections: &Connections) {
         let spares = (may_spare && plane.crowd.is_idle_elsewhere(old)).then_some(old);
         if connections.close_one(None, extent, spares) {
             plane.metrics().crowded_out(false);
-            // It ends when its task is polled next.
+            // The closed connection ends when its task is polled next.
             tokio::task::yield_now().await;
         } else {
             others_make_room(plane, None, (extent, spares), has_room).await;
-            // The others have nothing more to give.
+            // The other workers have no more connections to close.
             if spares.is_none() {
                 extent = Extent::Reading;
             }
@@ -173,7 +174,8 @@ async fn make_room(worker: &Worker, connections: &Connections) {
     }
 }
 
-/// Waits until another worker has closed a connection, of this client or of any, or until all of them have looked for one.
+/// Waits until another worker has closed a connection, of this client or of any, or until all workers have searched for
+/// one.
 async fn others_make_room(
     plane: &Plane,
     whose: Option<Peer>,
@@ -189,8 +191,9 @@ async fn others_make_room(
     }
 }
 
-/// A client that has had its share makes another connection, and this worker has none of it that may be closed. It is served
-/// when another worker has closed one; where none has, it is closed. The listener does not wait for that.
+/// Called for another connection of a client that has used its share, where this worker has none of that client's to
+/// close. The connection is served when another worker has closed one, and is closed if none has. The listener does not
+/// wait for that.
 fn serve_in_turn(worker: &Rc<Worker>, connections: &Rc<Connections>, stream: TcpStream, from: SocketAddr) {
     let Some(turn) = connections.wait_in_turn() else { return };
     let (worker, connections) = (Rc::clone(worker), Rc::clone(connections));
@@ -239,7 +242,7 @@ fn make_room_for_others(worker: &Worker, connections: &Connections) {
 fn tick(worker: &Worker, connections: &Connections) {
     let (outfit, stopwatch) = (worker.outfit(), worker.watch());
     let now = worker.now();
-    // Behind a reload, everyone looks whether their route is still the one they go by.
+    // After a reload, every waiting task checks whether its route is still current.
     let is_new = worker.told.replace(outfit.plan.generation) != outfit.plan.generation;
     worker.alarms.tick(stopwatch.begun(), is_new);
     outfit.pools.iter().for_each(|pool| pool.tidy(now));
@@ -256,7 +259,7 @@ fn tick(worker: &Worker, connections: &Connections) {
     worker.plane.metrics().held(worker.plane.held_bytes.load(Ordering::Relaxed));
 }
 
-/// Lets every connection, and every write that goes on without one, finish what it is at.
+/// Lets every connection, and every write that goes on without one, finish its current work.
 async fn drain(worker: &Rc<Worker>, connections: &Connections) {
     worker.closing.set(true);
     connections.end_all();
@@ -266,7 +269,7 @@ async fn drain(worker: &Rc<Worker>, connections: &Connections) {
             return;
         }
         tokio::time::sleep(TICK).await;
-        // Those that have been told to end and are at nothing have had time to say goodbye.
+        // Connections that were asked to end and have no request have had time for an orderly close.
         connections.close_idle();
     }
 }

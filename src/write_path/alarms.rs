@@ -1,5 +1,5 @@
-//! Timeouts without timers: a worker's tick wakes whoever has waited for too long, by the boot clock. Setting
-//! an alarm, and taking it back, costs a few instructions; it rings with the first tick behind its time.
+//! Timeouts without timers: a worker's tick wakes each task that has waited for too long, by the boot clock. Setting an
+//! alarm, and taking it back, costs a few instructions. An alarm rings with the first tick after its time.
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,7 +13,7 @@ use crate::fence::BootMs;
 /// A worker's alarms.
 pub struct Alarms {
     waiting: RefCell<Waiting>,
-    /// The boot clock, as it was last read by this worker: a tick ago at most, unless the worker stood still.
+    /// The boot clock, as this worker last read it: at most one tick old, unless the worker was stopped.
     now: Cell<BootMs>,
 }
 
@@ -36,7 +36,7 @@ impl Alarms {
         Rc::new(Self { waiting: RefCell::default(), now: Cell::new(now) })
     }
 
-    /// The boot clock has just been read.
+    /// Sets the boot clock that was just read.
     pub fn now_is(&self, now: BootMs) {
         self.now.set(now);
     }
@@ -59,10 +59,10 @@ impl Alarms {
         Alarm { alarms: Rc::clone(self), due: self.due(patience), place: None }
     }
 
-    /// A tick has passed. `all`: everyone shall look at what they wait for.
+    /// Wakes the tasks whose alarms are due, or every waiting task if `all`.
     pub fn tick(&self, now: BootMs, all: bool) {
         self.now.set(now);
-        // Waking may run anything, so it is done behind the look.
+        // Waking may run any code, so it happens after the borrow has ended.
         let mut late: Vec<Waker> = vec![];
         for (due, waker) in self.waiting.borrow().places.iter().flatten() {
             if all || *due <= now {
@@ -83,7 +83,7 @@ impl Alarm {
         }
     }
 
-    /// Whether it rings.
+    /// Ready when the alarm rings; otherwise stores the task's waker.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if self.due <= self.alarms.now.get() {
             return Poll::Ready(());
@@ -145,7 +145,7 @@ mod tests {
         let mut other = alarms.set(Duration::from_secs(1));
         assert!(alarm.poll(&mut context).is_pending() && other.poll(&mut context).is_pending());
         alarms.tick(BootMs(7_100), false);
-        // 150 ms of which the first and the last were not whole.
+        // The first and the last of the 150 ms were not whole.
         alarms.tick(BootMs(7_150), false);
         assert!(alarm.poll(&mut context).is_pending() && count() == 0);
         alarms.tick(BootMs(7_200), false);
@@ -162,10 +162,10 @@ mod tests {
         let mut third = alarms.set(Duration::from_millis(100));
         assert!(third.poll(&mut context).is_pending());
         assert_eq!(alarms.waiting.borrow().places.len(), 2);
-        // A worker that stood still for long makes up for it at once.
+        // After a long pause of the worker, one tick rings all alarms that are due.
         alarms.tick(BootMs(67_000), false);
         assert!(other.poll(&mut context).is_ready() && third.poll(&mut context).is_ready());
-        // What begins behind that has its own time, though no tick has passed.
+        // An alarm that is set after the pause has its full time, though no tick has passed.
         alarms.now_is(BootMs(127_000));
         let mut fourth = alarms.set(Duration::from_millis(100));
         alarms.tick(BootMs(127_050), false);

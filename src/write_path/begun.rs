@@ -1,4 +1,4 @@
-//! Which protocol a connection speaks: known by its first bytes, which are then read again by whoever speaks it.
+//! Which protocol a connection speaks. Its first bytes show that, and the code for that protocol then reads them again.
 
 use std::{
     cell::RefCell,
@@ -16,7 +16,7 @@ use super::raw_head::RawHeads;
 /// What every HTTP/2 connection begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Reads as much of a connection as it takes to know its protocol; `None` where it ends before that.
+/// Reads as much of a connection as is needed to know its protocol; `None` where the connection ends before that.
 pub(super) async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> Option<Begun<S>> {
     let mut begun = BytesMut::with_capacity(PREFACE.len());
     while PREFACE.starts_with(&begun) && begun.len() < PREFACE.len() {
@@ -27,21 +27,21 @@ pub(super) async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> Option<Begun<S
     Some(Begun { first: begun.freeze(), stream, heads: None })
 }
 
-/// A stream of which the beginning has been read.
+/// A stream whose first bytes have been read.
 pub(super) struct Begun<S> {
     first: Bytes,
     stream: S,
-    /// Where a copy of what is read goes, for a look at the heads in it.
+    /// Where a copy of what is read goes, so that the heads in it can be checked.
     heads: Option<Rc<RefCell<RawHeads>>>,
 }
 
 impl<S> Begun<S> {
-    /// Copies what is read.
+    /// From here on, copies what is read.
     pub(super) fn copied_to(self, heads: Option<Rc<RefCell<RawHeads>>>) -> Self {
         Self { heads, ..self }
     }
 
-    /// Whether it is HTTP/2. Asked before anything is read of it.
+    /// Whether the protocol is HTTP/2. To be asked before anything is read from this stream.
     pub(super) fn is_h2(&self) -> bool {
         self.first == PREFACE
     }
@@ -65,7 +65,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
 }
 
 impl<S: AsyncRead + Unpin> Begun<S> {
-    /// Reads what was read before, and then what is there.
+    /// Reads the bytes that were read before, and then more from the stream.
     fn poll_both(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.first.is_empty() {
             return Pin::new(&mut self.stream).poll_read(context, buffer);
@@ -75,7 +75,7 @@ impl<S: AsyncRead + Unpin> Begun<S> {
         if buffer.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
-        // And whatever is there behind it: hyper would make more room for that than it takes.
+        // Also reads what the stream has ready: hyper would make more room for that than it takes.
         match Pin::new(&mut self.stream).poll_read(context, buffer) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(())),
@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// What a stream says, one read after the other; behind it, that there is nothing yet.
+    /// What a stream gives, one read after the other; then nothing yet.
     struct Scripted(Vec<io::Result<&'static [u8]>>);
 
     impl AsyncRead for Scripted {

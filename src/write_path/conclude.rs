@@ -1,7 +1,7 @@
-//! The store's answer: what it means for the write, and what the client gets of it.
+//! The store's answer: what it means for the write, and what of it the client gets.
 //!
-//! A write is settled by its complete answer. The gate reads the answer ahead of the client, up to a bound; a longer
-//! one is passed on as it comes, and the write stays in flight until its end (`response_body.rs`).
+//! A complete answer settles the write. The gate reads the answer before the client takes it, up to a bound. A longer
+//! answer is passed on as it comes, and the write stays in flight until its end (`response_body.rs`).
 
 use std::{rc::Rc, time::Duration};
 
@@ -35,12 +35,12 @@ struct Reading {
     settles: bool,
     /// The answer came before all of the request had left.
     is_early: bool,
-    /// The digest of the body, where it is asked for.
+    /// The digest of the body, where one is needed.
     digest: Option<[u8; 32]>,
 }
 
 impl Job {
-    /// Passes the store's answer on, and ends the write by it.
+    /// Passes the store's answer on, and ends the write with it.
     pub(super) async fn conclude(
         self: Box<Self>,
         answer: Answer,
@@ -57,7 +57,7 @@ impl Job {
         let is_partial = upload.is_some_and(|upload| !upload.is_released());
         let is_early = is_partial || !is_out;
         if let Some(upload) = upload.filter(|_| is_early) {
-            // The end that is held back stays back, and the connection is of no further use.
+            // The end of the body that is held back is never sent, and the connection is not used again.
             upload.park();
         }
         let Head { status, reason, mut headers, .. } = *head;
@@ -65,7 +65,7 @@ impl Job {
             return self.pass_on(lane, (status, reason), headers, is_early);
         };
         let route = self.route(write);
-        // What is left of a whole write may still leave before its connection is closed.
+        // The rest of a whole write may still leave before its connection is closed.
         let settles = if is_early { is_partial && route.discards } else { is_settled_by(route, status) };
         failpoints::reach(Point::Sent);
         if failpoints::on(Fault::HeadSettles) {
@@ -79,7 +79,7 @@ impl Job {
             Ahead::Broken(why) => {
                 drop(lane);
                 return Err(match Box::pin(self.close(write)).await {
-                    // The store throws away what it has of it.
+                    // The store discards the part that it has of the write.
                     Outcome::Cancelled => no_answer(&why),
                     _ => unknown(format!("the write was sent, and the store's answer broke off ({why})")),
                 }
@@ -103,7 +103,7 @@ impl Job {
         Ok(respond((status, reason), headers, body))
     }
 
-    /// The complete answer is here: ends the write. Returns whether the answer is to be kept under its key.
+    /// Ends the write: its complete answer is here. Returns whether the answer is to be kept under its key.
     async fn end(&self, write: &Admitted, lane: Lane, reading: Reading) -> Result<bool, Box<Refused>> {
         let Reading { status, settles, is_early, digest } = reading;
         let mut effect = write.guard.on(Event::Answered { settles: settles && !is_early });
@@ -129,12 +129,13 @@ impl Job {
         if is_recorded { Err(unknown(UNWRITTEN.to_owned()).into()) } else { Ok(false) }
     }
 
-    /// Keeps the answer under the write's idempotency key. Durable when this returns, or nobody knows.
+    /// Keeps the answer under the write's idempotency key. When this returns, the answer is durable, or its outcome
+    /// under the key stays unknown.
     async fn keep(&self, write: &Admitted, reading: Reading, headers: &HeaderMap, body: Option<Bytes>) {
         let Some(answer) = write.guard.with_key(|claim| claim.keep(reading.status, headers, body)) else { return };
         let payload = reading.digest.map(|digest| keyed::payload(&self.head, digest));
         if let Some(kept) = keyed::keep_answer(&self.worker, &write.guard, payload, answer) {
-            // It ends where the worker does.
+            // The error only says that the worker ended.
             let _ = kept.await;
         }
     }
@@ -190,13 +191,13 @@ impl Job {
 }
 
 impl Reading {
-    /// What the client sees of a write whose answer has not come to its end.
+    /// What the client learns of a write whose answer is not complete yet.
     fn pending(self) -> Shown {
         if self.settles { Shown::Pending } else { Shown::Unknown }
     }
 }
 
-/// Adds what the write would have been refused with if its route enforced.
+/// Adds the code that the write would have been refused with if its route enforced.
 fn add_would(headers: &mut HeaderMap, write: &Admitted) {
     if let Some(code) = write.would {
         headers.insert("fence-would", HeaderValue::from_static(code.as_str()));

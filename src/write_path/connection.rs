@@ -1,9 +1,9 @@
-//! One client's connection: HTTP/1.1 or HTTP/2, with TLS or without, and how long it may take.
+//! One client's connection: HTTP/1.1 or HTTP/2, with TLS or without, and its timeouts.
 //!
-//! Timeouts are kept by the worker's tick, which looks at all its connections, so that a request costs
-//! no timer. A connection is closed when it has not sent a whole request head in time, from its first
-//! byte on and also before the protocol is known; when it has been idle for too long; and when it takes
-//! nothing of an answer for too long. `evict.rs` says which one is closed where there is no room for another.
+//! The worker's tick checks the timeouts of all its connections, so a request costs no timer. A connection is closed
+//! when it has not sent a whole request head in time, counted from its first byte and also before the protocol is
+//! known; when it has been idle for too long; and when it takes nothing of an answer for too long. `evict.rs` says
+//! which connection is closed to make room for another.
 
 use std::{
     cell::{Cell, OnceCell, RefCell},
@@ -52,16 +52,16 @@ use crate::{
 #[derive(Default)]
 pub struct Connections {
     all: RefCell<Vec<Weak<Connection>>>,
-    /// How many there have been.
+    /// How many connections there have been.
     count: Cell<u64>,
-    /// How many wait for one of their own client's to be closed.
+    /// How many new connections wait for another one of the same client to be closed.
     in_turn: Rc<Cell<usize>>,
 }
 
-/// How many may wait for that at once: each takes a file that is not counted.
+/// How many may wait for that at once. Each uses a file that is not counted.
 const IN_TURN_MAX: usize = 32;
 
-/// A connection that waits for another one of its client's to be closed.
+/// A connection that waits for another one of the same client to be closed.
 pub struct InTurn(Rc<Cell<usize>>);
 
 impl Drop for InTurn {
@@ -74,48 +74,49 @@ impl Drop for InTurn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     No,
-    /// With what it is at.
+    /// After the requests in progress.
     Soon,
     Now,
 }
 
-/// What is known of one connection.
+/// The state of one connection.
 pub struct Connection {
     /// Requests that are being answered.
     active: Cell<u32>,
-    /// Something was read since the last one ended.
+    /// Something was read since the last request ended.
     head_begun: Cell<bool>,
     had_request: Cell<bool>,
     is_h2: Cell<bool>,
-    /// Since when it has been as it is.
+    /// When the state last changed.
     since: Cell<BootMs>,
-    /// Since when the client has taken nothing of what is there for it.
+    /// Since when the client has taken nothing of the bytes that are ready for it.
     blocked: Cell<Option<BootMs>>,
-    /// What it has taken of the answers since the connection was last idle, and how long it let them wait.
+    /// How many bytes of answers the client has taken since the connection was last idle, and how long it let them
+    /// wait.
     taken: Cell<u64>,
     waited_ms: Cell<u64>,
-    /// HTTP/2 answers that are being taken.
+    /// HTTP/2 answers that the client is taking.
     replies: RefCell<Vec<Weak<Reply>>>,
-    /// The answer to the HTTP/2 request that was begun last, until its task is there.
+    /// The answer to the HTTP/2 request that was begun last, until its task has started.
     begun: RefCell<Option<Rc<Reply>>>,
     ending: Cell<Ending>,
     client: Rc<Client>,
-    /// Its worker's clock.
+    /// The clock of its worker.
     clock: Rc<Cell<BootMs>>,
 }
 
-/// What requests have to know of their connection. They may outlive it.
+/// What requests have to know of their connection. It may outlive the connection.
 pub struct Client {
-    /// Its own among the worker's.
+    /// The connection's number within its worker.
     pub number: u64,
     pub peer: Peer,
     pub requests: Requests,
     pub origin: Origin,
     /// Where the record of the last write was.
     pub last_place: Cell<Option<Place>>,
-    /// Whoever serves the connection.
+    /// Wakes the task that serves the connection.
     ear: RefCell<Option<Arc<Ear>>>,
-    /// What was read of an HTTP/1.1 connection, where its heads are looked at strictly.
+    /// What was read of an HTTP/1.1 connection, where its heads are checked strictly.
     heads: OnceCell<Rc<RefCell<RawHeads>>>,
 }
 
@@ -146,7 +147,7 @@ impl Connection {
         })
     }
 
-    /// The client has taken so many bytes.
+    /// Counts `bytes` that the client has taken.
     fn took(&self, bytes: usize) {
         if let Some(since) = self.blocked.take() {
             self.waited_ms.set(self.waited_ms.get() + self.clock.get().since(since));
@@ -154,12 +155,12 @@ impl Connection {
         self.taken.set(self.taken.get() + bytes as u64);
     }
 
-    /// Nothing goes on on it, and nothing waits to be taken.
+    /// No request is being answered, and no answer waits to be taken.
     fn is_idle(&self) -> bool {
         self.active.get() == 0 && !self.is_blocked()
     }
 
-    /// How it stands where there is no room for another one.
+    /// The connection's state, for choosing which connection is closed to make room.
     fn standing(&self) -> Standing {
         match (self.client.requests.standing(self.active.get(), self.since.get()), self.blocked.get()) {
             (Some(standing), _) => standing,
@@ -168,7 +169,7 @@ impl Connection {
         }
     }
 
-    /// What it was answered has not all been taken.
+    /// The client has not yet taken all that was sent to it.
     fn is_blocked(&self) -> bool {
         self.blocked.get().is_some()
     }
@@ -178,7 +179,7 @@ impl Connection {
         self.client.ear.borrow().as_ref().inspect(|ear| ear.task.wake_by_ref());
     }
 
-    /// Whoever serves it wants to be told. Whether that is news.
+    /// Stores the serving task's waker; returns whether it changed.
     fn watch(&self, context: &Context<'_>) -> bool {
         let mut ear = self.client.ear.borrow_mut();
         let is_known = ear.as_ref().is_some_and(|ear| ear.task.will_wake(context.waker()));
@@ -188,7 +189,7 @@ impl Connection {
         !is_known
     }
 
-    /// Does something on it, unless it has to end before that.
+    /// Runs `work` to its end; `None` if the connection has to end before that.
     async fn unless_ended<T>(&self, work: impl Future<Output = Option<T>>) -> Option<T> {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -198,7 +199,7 @@ impl Connection {
         .await
     }
 
-    /// Serves it until it ends, or has to.
+    /// Serves the connection until it ends, or has to end.
     async fn serve<C: Future>(&self, mut serving: Pin<&mut C>, finish: impl Fn(Pin<&mut C>)) {
         let (mut is_told, mut heard) = (false, None::<Waker>);
         poll_fn(|context| {
@@ -214,7 +215,7 @@ impl Connection {
                 }
                 Ending::Now => return Poll::Ready(()),
             }
-            // A connection that broke is the peer's affair.
+            // A connection that broke is the client's concern, so the error is dropped.
             let waker = heard.as_ref().unwrap_or(context.waker());
             serving.as_mut().poll(&mut Context::from_waker(waker)).map(drop)
         })
@@ -233,7 +234,7 @@ impl Connection {
         }
         let patience = match (self.active.get(), self.had_request.get()) {
             (1.., _) => return false,
-            // It has not said a whole request yet, or has begun another.
+            // It has not sent a whole request head yet, or has begun another one.
             (0, false) => settings.head_timeout_ms,
             (0, true) if self.head_begun.get() && !self.is_h2.get() => settings.head_timeout_ms,
             (0, true) => settings.idle_timeout_ms,
@@ -241,8 +242,8 @@ impl Connection {
         now.since(self.since.get()) >= patience
     }
 
-    /// Breaks off the HTTP/2 answers that their client takes too slowly. What else goes on on the connection is another
-    /// client's, if a proxy stands before the gate, so it goes on. Returns whether there is nothing else.
+    /// Breaks off the HTTP/2 answers that their client takes too slowly. The other streams go on: behind a proxy they
+    /// may be another client's. Returns true, and cuts none, if all streams are slow.
     fn cut_slow_replies(&self, settings: &GateSettings, now: BootMs) -> bool {
         let mut replies = self.replies.borrow_mut();
         replies.retain(|reply| reply.strong_count() > 0);
@@ -259,22 +260,23 @@ impl Connection {
 }
 
 impl Client {
-    /// Looks at a head as it came, where that is asked for.
+    /// Checks a head as it came, where strict checks are on.
     ///
     /// # Errors
-    /// With why it could be read in two ways.
+    /// With the reason why the head could be read in two ways.
     pub fn check_head(&self, head: &Parts, body: &Incoming) -> Result<(), Doubt> {
         let Some(heads) = self.heads.get() else { return Ok(()) };
         let length = body.size_hint().exact().map_or(BodyLength::Chunks, BodyLength::Known);
         heads.borrow_mut().check(head, length)
     }
 
-    /// Whether a body in chunks has ended where hyper says it has, as far as that is looked at.
+    /// Whether a body in chunks has ended where hyper says it has, as far as that is checked.
     pub fn body_is_over(&self) -> bool {
         self.heads.get().is_none_or(|heads| heads.borrow().body_is_over())
     }
 
-    /// Does something that wakes this very task. `needless`: whether that was without need.
+    /// Runs `work` and suppresses the wakes that it gives this task. Wakes the task afterwards, unless there was none
+    /// or `needless` says that the only one was not needed.
     pub fn quietly<T>(&self, work: impl FnOnce() -> T, needless: impl FnOnce(&T) -> bool) -> T {
         let ear = self.ear.borrow();
         let Some(ear) = &*ear else { return work() };
@@ -286,14 +288,14 @@ impl Client {
     }
 }
 
-/// What a connection's task is woken by. It can be deafened for a moment, on its own thread: taking the last
-/// part of a body wakes the task that takes it, which would be polled once more for nothing.
+/// The waker of a connection's task. It can be suppressed for a moment, on its own thread: taking the last part of a
+/// body wakes the task that takes it, which would then be polled once more without need.
 struct Ear {
     task: Waker,
 }
 
 thread_local! {
-    /// Which ear is deaf on this thread, by its address, and how often it has not been heard.
+    /// Which `Ear` is suppressed on this thread, by its address, and how many wakes it has missed.
     static DEAF: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
 }
 
@@ -302,7 +304,7 @@ impl Ear {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Does something while it hears nothing of this thread. Also says how often it was called.
+    /// Runs `work` while wakes from this thread are suppressed. Also returns how many there were.
     fn deafened<T>(&self, work: impl FnOnce() -> T) -> (T, u32) {
         let _listens_again = Deafened(DEAF.replace((self.address(), 0)));
         let done = work();
@@ -310,7 +312,7 @@ impl Ear {
     }
 }
 
-/// What is to be deaf again when this is dropped, also by a panic.
+/// Restores the earlier suppression when dropped, also after a panic.
 struct Deafened((usize, u32));
 
 impl Drop for Deafened {
@@ -333,7 +335,7 @@ impl Wake for Ear {
 }
 
 impl Connections {
-    /// Closes those that have taken too long, and forgets those that are gone.
+    /// Closes the connections that have taken too long, and forgets those that are gone.
     pub fn close_stale(&self, settings: &GateSettings, now: BootMs) {
         self.all.borrow_mut().retain(|connection| {
             let Some(connection) = connection.upgrade() else { return false };
@@ -344,7 +346,7 @@ impl Connections {
         });
     }
 
-    /// A place among those that wait; `None` where too many do.
+    /// A place among the connections that wait; `None` where too many wait.
     pub fn wait_in_turn(&self) -> Option<InTurn> {
         let waiting = self.in_turn.get();
         (waiting < IN_TURN_MAX).then(|| {
@@ -358,17 +360,17 @@ impl Connections {
         self.count.get()
     }
 
-    /// Lets every connection finish what it is at, and take nothing more up.
+    /// Lets every connection finish its current requests, and accept no new ones.
     pub fn end_all(&self) {
         self.open().iter().for_each(|connection| connection.end(Ending::Soon));
     }
 
-    /// Closes every connection that is at nothing.
+    /// Closes every idle connection.
     pub fn close_idle(&self) {
         self.open().iter().filter(|each| each.is_idle()).for_each(|idle| idle.end(Ending::Now));
     }
 
-    /// Since when the one lies idle that does so for longest.
+    /// Since when the longest idle connection has been idle.
     pub fn longest_idle(&self) -> Option<BootMs> {
         let idle = |each: Rc<Connection>| match each.standing() {
             Standing::Idle(since) if each.ending.get() == Ending::No => Some(since),
@@ -377,8 +379,8 @@ impl Connections {
         self.open().into_iter().filter_map(idle).min()
     }
 
-    /// Closes one to make room for another: see `evict.rs`. Only one of `peer`, if that is given; only one that has lain idle
-    /// since `idle_since`, if that is. Returns false where there is none that may be closed.
+    /// Closes a connection to make room for another: see `evict.rs`. With `peer`, only one of that client; with
+    /// `idle_since`, only one that has been idle since then. Returns false where none may be closed.
     pub fn close_one(&self, peer: Option<Peer>, extent: Extent, idle_since: Option<BootMs>) -> bool {
         let mut open = self.open();
         open.retain(|each| each.ending.get() == Ending::No && peer.is_none_or(|peer| each.client.peer == peer));
@@ -408,7 +410,7 @@ struct Streams(Rc<Connection>);
 impl<F: Future<Output: 'static> + 'static> hyper::rt::Executor<F> for Streams {
     fn execute(&self, future: F) {
         let task = tokio::task::spawn_local(future);
-        // hyper has asked for the answer just before.
+        // hyper called the service for this answer just before.
         if let Some(reply) = self.0.begun.take() {
             reply.runs_in(task.abort_handle());
         }
@@ -442,7 +444,7 @@ pub fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     peer: SocketAddr,
 ) {
     let plan = Arc::clone(&worker.outfit().plan);
-    // So that its time begins now, and not with the last tick.
+    // Reads the clock, so that the connection's time begins now and not with the last tick.
     let _ = worker.watch();
     let client = Peer::of(peer.ip());
     let origin = Origin::new(peer.ip(), plan.tls.is_some(), plan.settings.forwarded);
@@ -460,7 +462,7 @@ pub fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(
                     let accepted = tls.accept(stream).await;
                     accepted.inspect_err(|error| tracing::debug!(%peer, %error, "no TLS connection came about")).ok()
                 };
-                // Apart, like all that is large and not there in every connection.
+                // Boxed, because it is large and most connections do not need it.
                 if let Some(stream) = Box::pin(connection.unless_ended(accepting)).await {
                     Box::pin(talk(&worker, &connection, stream, &plan)).await;
                 }
@@ -488,12 +490,12 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
         builder
             .max_concurrent_streams(plan.settings.streams_max)
             .max_header_list_size(u32::try_from(4 * plan.settings.header_bytes_max).unwrap_or(u32::MAX));
-        // Apart, since it is large, and most connections are of the other kind.
+        // Boxed, because it is large and most connections are HTTP/1.1.
         let mut serving = Box::pin(builder.serve_connection(stream, service));
         connection.serve(serving.as_mut(), http2::Connection::graceful_shutdown).await;
     } else {
         let mut builder = http1::Builder::new();
-        // The gate's own limit answers in its own words; hyper's is the wall behind it.
+        // The gate's own, smaller limit answers with a problem; hyper's limit is the safety behind it.
         let wall = 2 * (plan.settings.header_bytes_max + plan.settings.uri_bytes_max).max(16_384);
         builder.max_header_size(wall).max_buf_size(wall.max(STREAM_ROOM)).header_read_timeout(None);
         let serving = pin!(builder.serve_connection(stream, service));
@@ -501,7 +503,7 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     }
 }
 
-/// How much is read at once of a body that streams.
+/// How much of a streaming body is read at once.
 const STREAM_ROOM: usize = 256 << 10;
 
 /// Answers a connection's requests.
@@ -525,7 +527,7 @@ impl Service<Request<Incoming>> for Answers {
 pub struct Busy {
     connection: Rc<Connection>,
     at: At,
-    /// The request is a HEAD.
+    /// How the client takes this HTTP/2 answer. On HTTP/1.1 the socket shows that.
     pub to_head: bool,
     /// How its client takes its HTTP/2 answer. On HTTP/1.1 the socket tells.
     reply: Option<Rc<Reply>>,
@@ -549,7 +551,7 @@ impl Busy {
         Self { connection: Rc::clone(connection), at, to_head: request.method() == Method::HEAD, reply }
     }
 
-    /// Nothing more is waited for than that the client takes its answer.
+    /// Notes that from now on only the client's taking of its answer is waited for.
     pub fn waits(&mut self) {
         if self.at != At::Client {
             self.connection.client.requests.turn(self.at, At::Client, self.connection.clock.get());
@@ -557,8 +559,8 @@ impl Busy {
         }
     }
 
-    /// An answer is there to be taken. `is_whole` says whether all of it is. An HTTP/1.1 client has no way to let it lie but
-    /// the socket, which tells.
+    /// The answer is ready to be taken. `is_whole` says whether all of it is. Only HTTP/2 needs this: an HTTP/1.1
+    /// client can delay an answer only through the socket, which shows it.
     pub fn answered(&mut self, is_whole: impl FnOnce() -> bool) {
         if self.reply.is_some() && is_whole() {
             self.waits();
@@ -569,7 +571,7 @@ impl Busy {
         }
     }
 
-    /// How its client takes an HTTP/2 answer, and what the time is.
+    /// How the client takes an HTTP/2 answer, and the present time.
     pub fn taking(&self) -> Option<(&Reply, BootMs)> {
         self.reply.as_deref().map(|reply| (reply, self.connection.clock.get()))
     }
@@ -589,7 +591,7 @@ impl Drop for Busy {
     }
 }
 
-/// Notes what comes and goes on a client's connection.
+/// Notes what is read from and written to a client's connection.
 struct Traffic {
     connection: Rc<Connection>,
     worker: Rc<Worker>,
@@ -630,7 +632,7 @@ mod tests {
     use super::*;
     use crate::config::Forwarded;
 
-    /// After how long a client is too slow that takes `bytes` every `every_ms` of an answer that is all there.
+    /// After how long a client is cut off that takes `bytes` every `every_ms`, where the whole answer is ready.
     fn cut_after(bytes: usize, every_ms: u64) -> Option<u64> {
         let (settings, peer) = (GateSettings::default(), IpAddr::from([127, 0, 0, 1]));
         let clock = Rc::<Cell<BootMs>>::default();

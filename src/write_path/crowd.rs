@@ -1,5 +1,5 @@
-//! How many connections each client has, where a client is an address; and who waits for a connection to be closed, of this
-//! worker or of another.
+//! How many connections each client has, where a client is an address; and which new connections wait for another one
+//! to be closed, by this worker or by another.
 
 use std::{
     collections::HashMap,
@@ -16,8 +16,8 @@ use tokio::sync::Notify;
 use super::evict::Extent;
 use crate::fence::BootMs;
 
-/// An address, as far as clients are told apart by it. An IPv6 client has a network of 64 bits to choose its addresses from,
-/// so the network counts; an IPv4 address in IPv6 form is the IPv4 address.
+/// An address, as far as it tells clients apart. An IPv6 client has a network of 64 bits to choose its addresses from,
+/// so only the network counts. An IPv4 address in IPv6 form is the IPv4 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer(u64);
 
@@ -25,30 +25,32 @@ impl Peer {
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
-            // No IPv6 network begins with 32 zero bits, but for the loopback address and those that are IPv4 in fact.
+            // No IPv6 network begins with 32 zero bits, except for the loopback address and for IPv4 addresses in IPv6
+            // form.
             IpAddr::V4(address) => Self(u32::from(address).into()),
             #[allow(clippy::cast_possible_truncation, reason = "64 bits are left")]
             IpAddr::V6(address) => Self((u128::from(address) >> 64) as u64),
         }
     }
 
-    /// A number that no other client has.
+    /// A number that only this client has.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
     }
 }
 
-/// All clients' connections. The workers share it.
+/// All clients' connections, shared by the workers.
 #[derive(Debug, Default)]
 pub struct Crowd {
     peers: Mutex<HashMap<Peer, usize>>,
     wanted: Mutex<HashMap<Option<Peer>, Wanted>>,
-    /// How many wait, in all; tells every worker of the next; tells those that wait that a connection is gone.
+    /// How many new connections wait, in all. `asks` wakes every worker when one begins to wait; `gone` wakes the
+    /// waiting ones when a connection was closed.
     waiting: AtomicUsize,
     asks: Notify,
     gone: Notify,
-    /// Since when each worker's longest idle connection has been so, as of its last tick.
+    /// Since when each worker's longest idle connection has been idle, as of its last tick.
     idle: Mutex<HashMap<ThreadId, BootMs>>,
 }
 
@@ -56,14 +58,14 @@ pub struct Crowd {
 #[derive(Debug)]
 struct Wanted {
     waiting: usize,
-    /// How many of those were closed.
+    /// How many of these were closed.
     closed: usize,
     extent: Extent,
-    /// Only those that have lain idle since then or before.
+    /// Only connections that have been idle since then or before.
     idle_since: Option<BootMs>,
 }
 
-/// Somebody waits for a connection to be closed, until this is dropped.
+/// A new connection that waits for another one to be closed, until this is dropped.
 #[derive(Debug)]
 pub struct Waiting<'a> {
     crowd: &'a Crowd,
@@ -84,8 +86,8 @@ impl Drop for Waiting<'_> {
 }
 
 impl Crowd {
-    /// Asks every worker to close a connection: of this client, or of any; only one that has lain idle since `idle_since` or
-    /// before, if that is given.
+    /// Asks every worker to close a connection, of this client or of any. With `idle_since`, only one that has been
+    /// idle since then or before.
     pub fn wait(&self, whose: Option<Peer>, extent: Extent, idle_since: Option<BootMs>) -> Waiting<'_> {
         let mut all = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = all.entry(whose).or_insert(Wanted { waiting: 0, closed: 0, extent, idle_since });
@@ -98,7 +100,7 @@ impl Crowd {
         Waiting { crowd: self, whose }
     }
 
-    /// Waits until somebody waits for a connection to be closed. Of one that came before this the next tick tells.
+    /// Returns when a new connection begins to wait. One that began before this call is seen by the next tick.
     pub async fn wanted(&self) {
         self.asks.notified().await;
     }
@@ -108,7 +110,7 @@ impl Crowd {
         self.gone.notified().await;
     }
 
-    /// Since when this worker's longest idle connection has been so.
+    /// Sets since when this worker's longest idle connection has been idle.
     pub fn lies_idle(&self, since: Option<BootMs>) {
         let (mut idle, own) = (self.idle.lock().unwrap_or_else(PoisonError::into_inner), thread::current().id());
         match since {
@@ -117,14 +119,14 @@ impl Crowd {
         };
     }
 
-    /// Whether another worker has a connection that has lain idle since then or before.
+    /// Whether another worker has a connection that has been idle since then or before.
     #[must_use]
     pub fn is_idle_elsewhere(&self, since: BootMs) -> bool {
         let (idle, own) = (self.idle.lock().unwrap_or_else(PoisonError::into_inner), thread::current().id());
         idle.iter().any(|(worker, longest)| *worker != own && *longest <= since)
     }
 
-    /// A worker closes what others wait for, as far as it can: `close` says whether it did.
+    /// Closes the connections that others wait for, as far as this worker can. `close` returns whether it closed one.
     pub fn make_room(&self, close: impl Fn(Option<Peer>, Extent, Option<BootMs>) -> bool) {
         for (whose, wanted) in &mut *self.wanted.lock().unwrap_or_else(PoisonError::into_inner) {
             while wanted.closed < wanted.waiting && close(*whose, wanted.extent, wanted.idle_since) {
@@ -139,12 +141,12 @@ impl Crowd {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner).get(&peer).copied().unwrap_or(0)
     }
 
-    /// A client has made a connection.
+    /// Counts a new connection of this client.
     pub fn came(&self, peer: Peer) {
         *self.peers.lock().unwrap_or_else(PoisonError::into_inner).entry(peer).or_default() += 1;
     }
 
-    /// A connection of this client is gone.
+    /// Counts a connection of this client out.
     pub fn went(&self, peer: Peer) {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = peers.get_mut(&peer) {

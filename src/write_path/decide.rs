@@ -1,5 +1,5 @@
-//! May this write go on? `fence::judge`, under the object's lock; the write counts as in flight from
-//! the same moment on. No rules of its own: the life of a write (`fence::write`) says what comes next.
+//! May this write go on? `fence::judge` decides, under the object's lock; the write counts as in flight from the same
+//! moment on. No rules are here: the life of a write (`fence::write`) says what comes next.
 
 use std::{rc::Rc, time::Duration};
 
@@ -27,12 +27,12 @@ use crate::{
 /// A write that may not go on, for now or for ever.
 #[derive(Debug)]
 pub struct Refused {
-    /// Which of its objects says so.
+    /// The object that the refusal is about.
     pub object: ObjectId,
     pub why: Refusal,
 }
 
-/// What can be said of a write at once.
+/// What can be decided about a write at once.
 #[allow(clippy::large_enum_variant, reason = "it does not live long")]
 pub enum Decided {
     Yes(Rc<WriteGuard>),
@@ -47,14 +47,14 @@ pub struct AdmitOptions {
     pub terms: Terms,
     /// How long it may wait while its lease is changing hands.
     pub patience_ms: u64,
-    /// All of it is here, and a connection to send it on, so that it is judged once only: it may land from
-    /// that moment on. For writes to one object.
+    /// The whole write is here, with a connection to send it on. So it is judged only once, and may land from that
+    /// moment on. For writes to one object.
     pub commits: bool,
-    /// It is forwarded whatever the judge says.
+    /// The write is forwarded whatever the judge says.
     pub is_audit: bool,
     /// Where the record is likely to be: that of the client's last write.
     pub near: Option<Place>,
-    /// The generation of the plan that it goes by.
+    /// The generation of the plan that the write uses.
     pub plan: u64,
 }
 
@@ -97,9 +97,9 @@ fn admit(worker: &Worker, mut life: Write, permitted: Permitted, stage: Stage, r
     Rc::new(InFlight::new(Rc::clone(&worker.gate), life, Admission::Permitted(permitted), route))
 }
 
-/// Judges a write. Reads records that are not in memory, ends a lease that has run out before anyone hears of that,
-/// follows an outside number and asks the source of a lease: each as the life of a write says. Takes the place in
-/// `route` if it is admitted.
+/// Judges a write. As the life of a write says, it reads records that are not in memory, ends a lease that has run out
+/// before any answer says so, follows an outside number and asks the source of a lease. Takes the place in `route` if
+/// the write is admitted.
 ///
 /// # Errors
 /// With the refusal that the write gets.
@@ -143,8 +143,8 @@ async fn decide(
     }
 }
 
-/// Takes away what keeps a write of this client from being judged. `denied`: what the judge said; nothing where the record is not in
-/// memory.
+/// Removes the obstacle that keeps a client's write from being judged. `denied`: what the judge said; `None` where the
+/// record is not in memory.
 async fn clear(
     (worker, client): (&Worker, Peer),
     denied: Option<Denied>,
@@ -177,8 +177,8 @@ async fn clear(
     }
 }
 
-/// Moves the fence to an outside lock service's number, and waits a while for the last writes below it. The write
-/// is judged again then, whatever has become of it.
+/// Moves the fence to an outside lock service's number, and waits a while for the last writes below it. The write is
+/// judged again afterwards, whatever became of these.
 async fn follow((worker, client): (&Worker, Peer), object: ObjectId, number: Number) -> Result<(), Refused> {
     let seq = number.seq;
     let moved = match worker.plane.waits.follow.take(&object, client) {
@@ -195,8 +195,8 @@ async fn follow((worker, client): (&Worker, Peer), object: ObjectId, number: Num
     moved.map(drop).map_err(|refused| Refused { object, why: not_moved(refused, of_number) })
 }
 
-/// What is told to a write for which the ledger has not moved the fence. `of_source`: what its own source of leases
-/// makes of it.
+/// The refusal of a write for which the ledger has not moved the fence. `of_source`: the refusal by the rules of its
+/// lease source, if there is one.
 pub(super) fn not_moved(refused: ledger::Refused, of_source: impl FnOnce(LeaseRefusal) -> Option<Refusal>) -> Refusal {
     match refused {
         ledger::Refused::Lease { why: LeaseRefusal::Locked { fence }, .. } => Refusal::Locked { fence },
@@ -212,14 +212,14 @@ fn unusable(object: ObjectId) -> Refused {
     Refused { object, why: Refusal::Unusable(Unusable::Table) }
 }
 
-/// How often a write that waits for its lease to open is judged anew.
+/// How often a write that waits for its lease to open is judged again.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Judges a client's write that waits up to `patience_ms` while its lease is changing hands. It holds no permit
-/// meanwhile, its body is not asked for, and it is judged from the start each time.
+/// Judges a client's write that waits up to `patience_ms` while its lease is changing hands. Meanwhile it holds no
+/// permit, its body is not asked for, and it is judged from the start each time.
 ///
 /// # Errors
-/// With the refusal that the write gets, and its place in the version of its route.
+/// With the refusal that the write gets, and its place in the generation of its route.
 pub async fn decide_in_time(
     by: (&Worker, Peer),
     route: RouteGuard,
@@ -244,7 +244,7 @@ pub async fn decide_in_time(
     decided.map_err(|refused| (refused, route.expect("only an admission takes it")))
 }
 
-/// Judges a write until its lease is not changing hands any more.
+/// Judges a write again until its lease is no longer changing hands.
 async fn decide_when_open(
     by: (&Worker, Peer),
     route: &mut Option<RouteGuard>,
@@ -262,14 +262,14 @@ async fn decide_when_open(
 }
 
 enum Judged {
-    /// Counted at this stage.
+    /// The write is counted at this stage.
     Permitted(Permitted, Stage),
     Denied(Denied),
-    /// A record that this needs has to be read first.
+    /// A record that the judgement needs has to be read first.
     NotInMemory,
 }
 
-/// One look, under the locks of all objects of the write.
+/// One judgement, under the locks of all objects of the write.
 fn judge(gate: &Gate, target: &Target<'_>, others: &[Target<'_>], now: Now) -> Judged {
     if !others.is_empty() {
         return judge_all(gate, target, others, now);
@@ -284,7 +284,7 @@ fn judge(gate: &Gate, target: &Target<'_>, others: &[Target<'_>], now: Now) -> J
     }
 }
 
-/// The same for a write that may land from that moment on.
+/// The same for a write that may land from this moment on.
 #[inline]
 fn judge_and_commit(gate: &Gate, target: &Target<'_>, near: Option<Place>, now: Now) -> Judged {
     if let Some(why) = without_record(gate, target, now) {
@@ -323,14 +323,14 @@ fn look(target: &Target<'_>, record: &Record, sealed: bool, now: Now) -> Result<
     }
 }
 
-/// What needs no record: a table that is shut, and what is wrong with the token itself.
+/// The denial that needs no record: the table is shut, or the token itself has a fault.
 fn without_record(gate: &Gate, target: &Target<'_>, now: Now) -> Option<Denial> {
     if let Brought::Read(Presented::Number(_)) = &target.brought {
-        // Its holder is heard of now.
+        // By this clock the record notes when its holder was last heard.
         gate.records.stripes.tick(now.boot);
     }
     let is_linked = match &target.brought {
-        // Not known before the record is; without one, it is read.
+        // Only the record shows whether these fit the object. It is read if it is not in memory.
         Brought::Text(_) | Brought::Read(Presented::Number(_) | Presented::Claimant(_)) => true,
         Brought::Read(Presented::Token(token)) => token.other.is_none(),
         Brought::Read(Presented::Nothing | Presented::Unreadable(_)) => false,

@@ -1,4 +1,4 @@
-//! A write that has begun goes on when its client is gone: the rest of its work is handed to a task of its own.
+//! A write that has begun goes on when its client is gone: a separate task takes over the rest of its work.
 
 use std::{
     future::Future,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::fence::Permit;
 
-/// Work that goes on without a client. A worker does not stop before it is done.
+/// Counts work that goes on without a client. A worker does not stop before this work is done.
 pub struct Detached(Rc<Worker>);
 
 impl Detached {
@@ -35,7 +35,7 @@ impl Drop for Detached {
     }
 }
 
-/// Forwards a write. Dropped while something of the write may be on its way, it hands the work to a task of its own.
+/// Forwards a write. If dropped while part of the write may be on its way, it hands the work to a separate task.
 pub struct Detachable {
     work: Option<Pin<Box<dyn Future<Output = Answered>>>>,
     worker: Rc<Worker>,
@@ -52,7 +52,7 @@ impl Detachable {
     }
 }
 
-/// A refusal of an admitted write, with the object, the route and the lease that it is about.
+/// Adds to the refusal of an admitted write the object, the route and the lease that it is about.
 pub fn about(refused: Refused, guard: &WriteGuard, route: &Arc<str>) -> Refused {
     let permit = guard.permit();
     let refused = refused.about(guard.object(), route);
@@ -79,7 +79,7 @@ impl Drop for Detachable {
         if let Some(work) = self.work.take().filter(|_| may_have_left) {
             let detached = Detached::new(&self.worker);
             tokio::task::spawn_local(async move {
-                // No client gets the answer, but the write is settled by it.
+                // No client gets the answer, but it settles the write.
                 drop(work.await);
                 drop(detached);
             });

@@ -1,5 +1,5 @@
-//! A write whose token is ahead of what is known of its Kubernetes Lease, or whose Lease has not been seen renewed:
-//! the API server is asked, the ledger told, and the write judged again.
+//! A write whose token is ahead of what is known of its Kubernetes Lease, or whose Lease has not been seen renewed. The
+//! API server is asked, the ledger gets the result, and the write is judged again.
 
 use std::time::Duration;
 
@@ -22,11 +22,11 @@ use crate::{
     table::ledger::Moved,
 };
 
-/// Asks, and notes on the write what is known of its term now. `patient`: it is not forwarded without an answer. `plan`:
-/// the generation of the plan that it goes by.
+/// Asks the API server, and notes on the write what is now known of its term. `patient`: the write is not forwarded
+/// without an answer. `plan`: the generation of the plan that the write uses.
 ///
 /// # Errors
-/// With the refusal that the write gets, where that can be said.
+/// With the refusal that the write gets, where one is known.
 pub(super) async fn ask(
     worker: &Worker,
     object: &ObjectId,
@@ -46,14 +46,14 @@ pub(super) async fn ask(
         .map(drop)
 }
 
-/// How long a write that is forwarded anyway waits for what it would have been told.
+/// How long a write that is forwarded anyway waits for the API server's answer.
 const IMPATIENCE: Duration = Duration::from_millis(250);
 
 fn late() -> Unknown {
     Unknown::Away(Away::late(IMPATIENCE))
 }
 
-/// Notes on the write that it is of the present term, if it is: the object as that has left it.
+/// If the write is of the present term, notes on it the object as that term has left it.
 fn take_in(gate: &Gate, object: &ObjectId, claimant: &mut Claimant, told: Told) -> Result<Moved, Refusal> {
     let Told { election, term, moved } = told;
     let own = claimant.election;
@@ -75,10 +75,10 @@ fn take_in(gate: &Gate, object: &ObjectId, claimant: &mut Claimant, told: Told) 
     }
 }
 
-/// What is told to a write of which nothing can be said.
+/// The refusal of a write whose term could not be learned.
 fn refusal(gate: &Gate, object: &ObjectId, election: Election, unknown: Unknown) -> Refusal {
     let of_term = |why| match why {
-        // The API server itself has gone back to a term that is over.
+        // The API server has gone back to a term that is over.
         LeaseRefusal::Fenced { fence } => Some(Refusal::Deposed { election, fence, successor: None }),
         LeaseRefusal::SeqExhausted => Some(Refusal::Exhausted { fence: fence(gate, object) }),
         _ => None,
@@ -89,17 +89,17 @@ fn refusal(gate: &Gate, object: &ObjectId, election: Election, unknown: Unknown)
     }
 }
 
-/// The API server was asked, and the write is no further for it.
+/// The denial of a write after the API server was asked and the answer did not decide it.
 pub(super) fn still_unknown(gate: &Gate, object: &ObjectId, why: &Denial) -> Refusal {
     let fence = fence(gate, object);
     match (why, LeaseSeq::new(fence.get())) {
-        // It is in this term, and nobody holds it.
+        // The write is of the present term, and the Lease has no holder.
         (Denial::Unseen(_), Some(seq)) => {
             let ended = Ended { how: How::Released, at: gate.now().wall, stamp: Hlc::default() };
             Refusal::Ended { seq, holder: HolderId::new(NOBODY).expect("a valid id"), ended }
         }
-        // It is held by what the API server says, but has not been seen renewed in time, nor long enough to say that
-        // it is over.
+        // The Lease has a holder by the API server's answer. But no renewal was seen in time, nor was it watched for
+        // long enough to say that the term is over.
         _ => Refusal::Unheard { fence },
     }
 }
@@ -110,11 +110,11 @@ fn fence(gate: &Gate, object: &ObjectId) -> Fence {
     gate.records.stripes.view(object, |found| found.map(|(record, _)| record.fence)).unwrap_or_default()
 }
 
-/// Brings an object up to a term of leadership that somebody has come to, and waits a while for older writes.
-/// `generation`: of the routes by which its Lease governs the object.
+/// Moves an object to a term of leadership that a candidate has won, and waits a while for older writes. `generation`:
+/// of the routes by which the Lease governs the object.
 ///
 /// # Errors
-/// With why a write by it would be refused.
+/// With the reason why a write of this term would be refused.
 pub async fn advance(
     gate: &Gate,
     object: &ObjectId,

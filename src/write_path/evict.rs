@@ -1,8 +1,8 @@
 //! Which connection is closed when there is no room for another one.
 //!
-//! First those that lie idle; then those whose requests only wait for their client, with nothing at the store; then, where
-//! they take more than half of the room, those that only read. Of each kind the one goes first that has been so for longest.
-//! A connection with a write that may be on its way stays: so no write becomes unknown for the sake of room.
+//! First idle connections; then those whose requests only wait for their client, with nothing at the store; then, where
+//! they are more than half of all, those that only read. Of each kind, the connection goes first that has been in that
+//! state for longest. A connection with a write that may be on its way stays, so no write becomes unknown to make room.
 
 use std::{cell::Cell, rc::Rc};
 
@@ -15,31 +15,31 @@ use crate::{
     route::classify::is_read,
 };
 
-/// What a request is at, as far as closing its connection matters.
+/// The state of a request, as far as closing its connection matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
-    /// Its client is waited for: to send its body, or to take its answer. It has no connection to the store.
+    /// The gate waits for its client to send its body, or to take its answer. It has no connection to the store.
     Client,
-    /// It can be broken off: it is a read, or a write of which nothing was sent and that nobody has let go on.
+    /// It can be broken off: it is a read, or a write without a permit, of which nothing was sent.
     Loose,
     /// It is a write that may be on its way to the store.
     Write,
 }
 
 impl At {
-    /// Where a request begins.
+    /// The state that a request begins in.
     #[must_use]
     pub fn of(method: &Method) -> Self {
         if is_read(method) { Self::Loose } else { Self::Write }
     }
 }
 
-/// Those requests of a connection that do not hold it: the others are writes, and cost nothing here.
+/// The requests of a connection that do not keep it from being closed. The others are writes, and are not counted here.
 #[derive(Debug, Default)]
 pub struct Requests {
     waiting: Cell<u32>,
     loose: Cell<u32>,
-    /// Since when one of them or another has waited for the client.
+    /// Since when at least one request has waited for the client.
     waits_since: Cell<BootMs>,
 }
 
@@ -60,7 +60,7 @@ impl Requests {
         self.count(at).inspect(|count| count.set(count.get() - 1));
     }
 
-    /// One of them is at something else from here on.
+    /// Moves a request from one state to another.
     pub fn turn(&self, from: At, to: At, now: BootMs) {
         if to == At::Client && self.waiting.get() == 0 {
             self.waits_since.set(now);
@@ -69,7 +69,7 @@ impl Requests {
         self.begin(to);
     }
 
-    /// How a connection stands that has so many requests, these among them; `None` where it has none.
+    /// The state of a connection with `total` requests, these among them; `None` where it has none.
     #[must_use]
     pub fn standing(&self, total: u32, began: BootMs) -> Option<Standing> {
         let (waiting, loose) = (self.waiting.get(), self.loose.get());
@@ -82,7 +82,7 @@ impl Requests {
     }
 }
 
-/// A request that is at something else than at first, until this is dropped.
+/// A request in another state than its first, until this is dropped.
 pub struct Turned {
     client: Rc<Client>,
     from: At,
@@ -99,12 +99,12 @@ impl Turned {
 
 impl Drop for Turned {
     fn drop(&mut self) {
-        // It does not wait for its client behind this.
+        // Back in its first state it does not wait for its client, so the time does not matter.
         self.client.requests.turn(self.to, self.from, BootMs::PAST);
     }
 }
 
-/// How a connection stands, and since when. The first are closed first.
+/// The state of a connection, and since when. The earlier variants are closed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
     Idle(BootMs),
@@ -116,14 +116,14 @@ pub enum Standing {
 /// Which connections may be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extent {
-    /// Those that lie idle, or wait for their client.
+    /// Connections that are idle, or wait for their client.
     Waiting,
-    /// Those that only read as well, where they are more than half.
+    /// Also those that only read, where they are more than half.
     Reading,
 }
 
-/// The place of the one that is closed first, among so many. `idle_since`: only one that has lain idle since then or before,
-/// as another worker has one.
+/// The place of the connection to close first; `None` where none may be closed. `idle_since`: only one that has been
+/// idle since then or before, as another worker has one.
 pub fn first(all: impl Iterator<Item = Standing> + Clone, extent: Extent, idle_since: Option<BootMs>) -> Option<usize> {
     if failpoints::on(Fault::NoEviction) {
         return None;
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(requests.standing(1, NOW), Some(Standing::Waits(BootMs(5))));
         requests.begin(At::of(&Method::PUT));
         assert_eq!(requests.standing(2, NOW), Some(Standing::Writes));
-        // The first has waited for longer.
+        // The first request has waited for longer.
         requests.turn(At::Write, At::Client, BootMs(9));
         assert_eq!(requests.standing(2, NOW), Some(Standing::Waits(BootMs(5))));
         requests.end(At::Client);

@@ -1,7 +1,7 @@
 //! To the store and back, once: prepare the body, exchange it for an answer, conclude.
 //!
-//! A write is judged again at the last moment before it is sent, and is sent at most once. What that means for the
-//! write is in `fence::write`; here are the connection, the bytes and the clock. `conclude.rs` has the answer.
+//! A write is judged again at the last moment before it is sent, and is sent at most once. `fence::write` says what
+//! that means for the write. Here are the connection, the bytes and the clock. `conclude.rs` has the answer.
 
 use std::{future::poll_fn, rc::Rc, task::Poll, time::Duration};
 
@@ -49,14 +49,14 @@ use crate::{
 pub struct Job {
     pub worker: Rc<Worker>,
     pub outfit: Rc<Outfit>,
-    /// Which of the plan's stores it goes to.
+    /// The place of its store in the plan.
     pub store: usize,
     pub client: Rc<Client>,
     pub head: Parts,
     /// What is forwarded: a read, or an admitted write.
     pub read: Option<ReadOnly>,
     pub write: Option<Admitted>,
-    /// It is a write, or a read whose route lets it have a body.
+    /// The request is a write, or a read whose route allows a body.
     pub may_have_body: bool,
 }
 
@@ -65,15 +65,15 @@ pub struct Admitted {
     /// The place of its route.
     pub route: usize,
     pub guard: Rc<WriteGuard>,
-    /// What it would have been refused with if its route enforced.
+    /// The code it would have been refused with if its route enforced.
     pub would: Option<Code>,
-    /// It counts as on its way.
+    /// Counts it as on its way.
     pub active: Active,
-    /// It is committed, and is to be sent on this connection.
+    /// The connection it is to be sent on, if it is committed already.
     pub lane: Option<Lane>,
     /// When it was judged first.
     pub since: Option<Stopwatch>,
-    /// The client's own name for it.
+    /// The client's own name for the write.
     pub key: Option<IdempotencyKey>,
 }
 
@@ -98,7 +98,7 @@ impl Drop for Active {
 pub(super) struct Answer {
     pub(super) lane: Lane,
     pub(super) head: Box<Head>,
-    /// Since when the answer is waited for.
+    /// Since when the gate waits for the answer.
     pub(super) since: Stopwatch,
 }
 
@@ -113,7 +113,7 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
             Ready::Answered(response) => return Ok(response),
         },
         Source::Here { body, share } => Outgoing::whole(body, share),
-        // Apart, since it is large, and most writes have no use for it.
+        // Boxed, since it is large and most writes do not need it.
         Source::Coming { hold, share } => Box::pin(job.body(hold, share)).await?,
     };
     let Outgoing { mut body, mut share, upload, length } = outgoing;
@@ -128,7 +128,7 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
 /// Why a request has no answer.
 struct Unanswered {
     why: String,
-    /// The connection broke; the gate has not given up.
+    /// True where the connection broke, false where the gate has given up.
     is_of_connection: bool,
 }
 
@@ -147,12 +147,12 @@ impl From<Failed> for Unanswered {
 /// How an attempt on one connection went.
 enum Attempt {
     Answered(Answer),
-    /// Nothing of the request has left: it may be tried on another connection.
+    /// No byte of the request has left, so it may be tried on another connection.
     Again(Option<Unsent>),
 }
 
 impl Job {
-    /// Sends the request, on the first connection that takes something of it, and returns the head of the answer.
+    /// Sends the request, on the first connection that takes a byte of it, and returns the head of the answer.
     async fn exchange(
         &mut self,
         body: &mut StoreBody,
@@ -163,12 +163,12 @@ impl Job {
         let mut unsent: Option<Unsent> = None;
         loop {
             let is_committed = self.guard().is_some_and(|guard| guard.stage() == Stage::Committed);
-            // An idle connection has just been looked at.
+            // An idle connection has just been checked.
             let (mut lane, is_checked) = match self.idle_connection() {
                 Some(lane) => (lane, true),
                 None => (Box::pin(self.connect(share)).await?, false),
             };
-            // A body whose end was released once, on a connection that took nothing, is sent as a complete one.
+            // If the last frame was released but no byte was accepted, the body is sent as a complete one.
             let streams = upload.is_some_and(|upload| !upload.is_released());
             let (pass, waited) = match self.release(streams) {
                 Ok(pass) => (pass, false),
@@ -182,7 +182,7 @@ impl Job {
             };
             failpoints::reach(Point::Committed);
             if (waited || !is_checked) && lane.link().is_dead() {
-                // What the store has said before it was asked is no answer.
+                // Bytes that the store sent before the request are no answer to it.
                 let is_another_there = lane.was_idle();
                 drop(lane);
                 self.back_out();
@@ -207,7 +207,7 @@ impl Job {
         committed.or_else(|| self.pool().idle_lane(self.asker()))
     }
 
-    /// A new connection, or the next one that becomes free. `share`: the room that the body takes meanwhile, which counts
+    /// A new connection, or the next one that becomes free. `share`: the room that the body uses meanwhile. It counts
     /// as its asker's from here on.
     async fn connect(&self, share: &mut Option<Share>) -> Result<Lane, Box<Refused>> {
         let nothing = |why| Box::new(self.came_to_nothing(no_connection(why)));
@@ -215,17 +215,17 @@ impl Job {
         if let Some(uncounted) = share.take_if(|share| !share.is_counted()) {
             *share = Some(uncounted.of(asker, total).ok_or(NoLane::Overloaded).map_err(nothing)?);
         }
-        // Nothing was sent, and no lease says that it may go on.
+        // Nothing was sent, and no lease permits it.
         let is_loose = asker == Asker::Unjudged;
         let at = At::of(&self.head.method);
         let _loose = is_loose.then(|| Turned::new(&self.client, at, At::Loose, self.worker.now()));
         self.pool().lane(asker).await.map_err(nothing)
     }
 
-    /// The last moment before something is sent. A write is judged again: what is sent whole is committed by that.
+    /// The last moment before something is sent. A write is judged again; if it is sent whole, this commits it.
     ///
     /// # Errors
-    /// With what has to be done first.
+    /// With the effect that has to be carried out first.
     #[inline]
     fn release(&self, streams: bool) -> Result<Pass, Effect> {
         let Some(guard) = self.guard() else { return self.read.map(Pass::Read).ok_or(Effect::Nothing) };
@@ -235,7 +235,7 @@ impl Job {
         }
     }
 
-    /// Does what has to be done first, and has the write judged again.
+    /// Carries out what has to be done first, and has the write judged again.
     async fn release_after(&self, mut effect: Effect) -> Result<Release, Refused> {
         let Some(guard) = self.guard() else { return Err(rerouted()) };
         loop {
@@ -254,7 +254,7 @@ impl Job {
         }
     }
 
-    /// Takes away what keeps the write from being permitted.
+    /// Removes the obstacle that keeps the write from being permitted.
     async fn clear(&self, denied: Option<Denied>) -> Result<(), Refused> {
         let gate = &self.worker.plane.gate;
         match denied {
@@ -262,7 +262,7 @@ impl Job {
                 let ended = gate.ledger.end(vec![(object, lease)]).await;
                 ended.map_err(|_| Refused::new(Code::TableUnavailable, "the fence table cannot be used now"))
             }
-            // Its term was known when it was admitted; whether its Lease is still held is asked once.
+            // Its term was known when it was admitted. The API server is asked once whether its Lease is still held.
             Some(denied @ Denied { why: Denial::Unseen(_) | Denial::Lapsed(_), .. }) => {
                 gate.elections.ask_again(&denied.object).await.map_err(|_| self.refusal(denied))
             }
@@ -271,11 +271,11 @@ impl Job {
         }
     }
 
-    /// What the client gets for what the judge has said.
+    /// The refusal that the client gets for a denial.
     fn refusal(&self, Denied { object, why }: Denied) -> Refused {
         let refusal = match why {
             Denial::Refused(refusal) => refusal,
-            // Only a first look finds a fence below an outside number.
+            // Only the first judgement of a write finds a fence below an outside number.
             Denial::Behind(number) => verdict::Refusal::Draining { fence: number.seq.into() },
             why @ (Denial::Unseen(_) | Denial::Lapsed(_) | Denial::Overdue(_)) => {
                 elect::still_unknown(&self.worker.plane.gate, &object, &why)
@@ -284,7 +284,7 @@ impl Job {
         Refused::from(refusal).of(&object)
     }
 
-    /// Why a write of which nothing was sent may not go on. It ends here.
+    /// Ends a write of which nothing was sent, and returns why it may not go on.
     pub(super) async fn why_denied(&self) -> Refused {
         let changing = || Refused::new(Code::FenceDraining, "the lease was changing hands; nothing was sent");
         let Some(guard) = self.guard() else { return changing() };
@@ -341,7 +341,7 @@ impl Job {
             Ok(head) => {
                 let since = match upload {
                     None => stopwatch,
-                    // An early answer to a long upload has its own time.
+                    // An early answer to a long upload is timed separately.
                     Some(upload) => upload.released().unwrap_or_else(Stopwatch::start),
                 };
                 return Ok(Attempt::Answered(Answer { lane, head, since }));
@@ -349,10 +349,10 @@ impl Job {
             Err(failed) => failed,
         };
         let something_left = lane.link().wire().sent.get() > before;
-        // The connection died while it was idle, and took nothing of this request up.
+        // The connection died while it was idle, and took no byte of this request.
         let may_try_again = failed.is_of_connection && lane.was_idle() && !something_left;
         let unsent = if may_try_again { lane.link().take_back() } else { None };
-        // Nothing more leaves from here on; the bound of an unknown outcome counts from here on.
+        // Nothing more leaves from here on, so the bound of an unknown outcome is counted from here.
         drop(lane);
         if unsent.is_none() {
             return Err(Box::pin(self.failed(something_left, &failed.why, upload)).await.into());
@@ -361,7 +361,7 @@ impl Job {
         Ok(Attempt::Again(unsent))
     }
 
-    /// Sends a request whose body is here.
+    /// Sends a request whose whole body is here.
     async fn send_whole(&self, lane: &mut Lane, body: &mut StoreBody) -> Result<Box<Head>, Unanswered> {
         let (link, mut alarm) = (lane.link(), self.worker.alarms.set(self.patience()));
         poll_fn(|context| match link.poll_answer(context, body) {
@@ -371,7 +371,7 @@ impl Job {
         .await
     }
 
-    /// Sends a request whose body comes as it is sent.
+    /// Sends a request whose body is still coming.
     async fn send_stream(
         &self,
         lane: &mut Lane,
@@ -395,7 +395,7 @@ impl Job {
         Unanswered::given_up(format!("nothing was heard of it for {} ms", self.patience().as_millis()))
     }
 
-    /// Returns when a reload has changed the route of this write, whose end was not released by then.
+    /// Returns when a reload has changed the route of this write before its end was released.
     async fn rerouted_before_its_end(&self, upload: &UploadState) {
         match self.guard() {
             Some(guard) => guard.route().retired().await,
@@ -406,7 +406,7 @@ impl Job {
         }
     }
 
-    /// What the client gets for a request whose connection is closed and that was not answered.
+    /// The refusal for a request that was not answered and whose connection is closed.
     pub(super) async fn failed(&self, something_left: bool, why: &str, upload: Option<&UploadState>) -> Refused {
         let broken = upload.and_then(UploadState::broken);
         let is_partial = upload.is_some_and(|upload| !upload.is_released());
@@ -421,7 +421,7 @@ impl Job {
             return refused;
         }
         let Some(write) = &self.write else {
-            // A client that breaks its own request off says nothing of the store.
+            // A client that breaks off its own request shows nothing about the store.
             return broken.map_or_else(|| no_answer(why), |broken| refusals::cut_off(&broken));
         };
         if self.close(write).await == Outcome::Cancelled {
@@ -434,12 +434,12 @@ impl Job {
         })
     }
 
-    /// The connection of a write is closed, and something of it may have left: ends the write.
+    /// Ends a write whose connection is closed and of which something may have left.
     pub(super) async fn close(&self, write: &Admitted) -> Outcome {
         outcome::close(&self.worker, &write.guard, self.line(write)).await
     }
 
-    /// Nothing of it has left: it may be tried on another connection.
+    /// Notes that nothing of the write has left: it may be tried on another connection.
     fn back_out(&self) {
         self.guard().inspect(|guard| drop(guard.on(Event::Closed { left: false })));
     }
@@ -454,7 +454,7 @@ impl Job {
         &self.outfit.pools[self.store]
     }
 
-    /// Who a connection, or room for a body, is for.
+    /// The asker that a connection, or room for a body, is counted for.
     pub(super) fn asker(&self) -> Asker {
         match &self.write {
             // The object of a write that was not judged may be invented.
@@ -470,7 +470,7 @@ impl Job {
         self.write.as_ref().map(|write| &write.guard)
     }
 
-    /// A newer version of its route has taken over.
+    /// Whether a newer generation of its route is in use.
     pub(super) fn is_retired(&self) -> bool {
         self.guard().is_some_and(|guard| guard.route().is_retired())
     }
@@ -488,7 +488,7 @@ impl Job {
         self.write.as_ref().is_some_and(|write| self.route(write).journal)
     }
 
-    /// The journal's line about it, where its route keeps a journal.
+    /// The journal's line about the write, where its route keeps a journal.
     pub(super) fn line(&self, write: &Admitted) -> Option<Line> {
         self.route(write).journal.then(|| Line::new(&self.head, &write.guard))
     }
@@ -497,14 +497,14 @@ impl Job {
         self.head.version == Version::HTTP_2
     }
 
-    /// When its connection may be used again behind it. A store is asked to close one that may not be: it must not take
-    /// what it left unread for its next request.
+    /// When the connection may be used again after this request. If it may not, the store is asked to close it, so that
+    /// the store does not take the unread rest of this request for the next one.
     fn reuse(&self, length: &Length) -> Reuse {
         if !length.is_some() {
             return Reuse::Always;
         }
         match self.pool().settings().reads_bodies {
-            // Whatever the store is said to do: hardly any server reads these.
+            // For any setting: hardly any server reads the bodies of reads.
             _ if self.write.is_none() => Reuse::Never,
             ReadsBodies::All => Reuse::Always,
             ReadsBodies::Accepted if matches!(self.head.method, Method::PUT | Method::POST | Method::PATCH) => {
@@ -519,7 +519,7 @@ impl Job {
     }
 }
 
-/// Returns when an advance cancels this write. Behind its commit point it is too late for that.
+/// Returns when an advance cancels this write. After the commit point it is too late for that.
 async fn cancelled(cancel: Option<Cancel>, upload: &UploadState) {
     match cancel {
         Some(cancel) => cancel.notified().await,

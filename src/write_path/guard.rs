@@ -12,7 +12,7 @@ use crate::{
     gate::Gate,
 };
 
-/// A worker's own handle on what all share: cloning it touches nothing that other workers count in.
+/// A worker's handle on a value that all workers share. Cloning it changes no counter of other workers.
 #[allow(clippy::redundant_allocation, reason = "the outer count is one worker's own")]
 pub type Own<T> = Rc<Arc<T>>;
 

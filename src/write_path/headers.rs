@@ -1,4 +1,4 @@
-//! What is taken from and added to a request, and to an answer, on its way through the gate.
+//! What is removed from and added to a request, and an answer, on its way through the gate.
 //!
 //! A request's head is written for the store in one pass over its headers; nothing is built in between.
 
@@ -24,7 +24,7 @@ use crate::{
 const FENCE_SEQ: HeaderName = HeaderName::from_static("fence-seq");
 const FENCE_EXPIRES_IN: HeaderName = HeaderName::from_static("fence-expires-in");
 const FENCE_OUTCOME: HeaderName = HeaderName::from_static("fence-outcome");
-// Checked when this is compiled, and not with every answer.
+// Checked at compile time, and not with every answer.
 const SETTLED: HeaderValue = HeaderValue::from_static("settled");
 const UNKNOWN: HeaderValue = HeaderValue::from_static("unknown");
 const PENDING: HeaderValue = HeaderValue::from_static("pending");
@@ -34,8 +34,8 @@ fn is_fence(name: &str) -> bool {
     matches!(name.as_bytes(), [b'f', b'e', b'n', b'c', b'e', b'-' | b'_', ..])
 }
 
-/// Takes every `Fence-*` header out: they are between client and gate, or gate and store. Some stores read
-/// `Fence_Seq` as the same.
+/// Removes every `Fence-*` header: these are between client and gate, or gate and store. Some stores read `Fence_Seq`
+/// as the same header.
 pub fn strip_fence(headers: &mut HeaderMap) {
     let ours: Vec<HeaderName> = headers.keys().filter(|name| is_fence(name.as_str())).cloned().collect();
     for name in ours {
@@ -62,7 +62,7 @@ impl Origin {
         Self { peer: peer.to_string(), is_v6: peer.is_ipv6(), scheme, forwarded, first_hop }
     }
 
-    /// Whether the store is told by X-Forwarded-*, and by Forwarded.
+    /// Whether the store gets X-Forwarded-*, and whether it gets Forwarded.
     fn adds(&self) -> (bool, bool) {
         match self.forwarded {
             Forwarded::Off => (false, false),
@@ -73,8 +73,8 @@ impl Origin {
     }
 }
 
-/// Ids for requests that bring none: a worker's own beginning, and a number. No two are the same, and none
-/// costs a call of the system.
+/// Ids for requests that bring none: a prefix of the worker, and a number. No two are the same, and none costs a system
+/// call.
 #[derive(Debug)]
 pub struct RequestIds {
     beginning: String,
@@ -102,21 +102,21 @@ impl Default for RequestIds {
     }
 }
 
-/// How the store is told where a body ends.
+/// How the store learns where a body ends.
 #[derive(Clone, Debug)]
 pub enum Length {
-    /// There is none, and nobody expects one.
+    /// There is no body, and none is expected.
     Unsaid,
     Known(u64),
-    /// In chunks, with these trailers behind the last one.
+    /// In chunks, with these trailers after the last one.
     Chunks {
         trailers: Vec<HeaderName>,
     },
 }
 
 impl Length {
-    /// Of a body that is there the length is known, however it came. One that streams keeps the length that its decoder
-    /// has, unless trailers are announced, which need chunks; without a length it goes in chunks.
+    /// The length of a collected body is known, however it came. A streaming body keeps the length that its decoder
+    /// has, unless trailers are announced, since these need chunks. Without a length it is sent in chunks.
     #[must_use]
     pub fn of(head: &Parts, body: &StoreBody, streams: Option<u64>, allowed: &[HeaderName]) -> Self {
         let is_expected = || matches!(head.method, Method::PUT | Method::POST | Method::PATCH);
@@ -142,7 +142,7 @@ impl Length {
         !matches!(self, Self::Unsaid | Self::Known(0))
     }
 
-    /// The same, for the connection that it is sent on.
+    /// The framing of this length on the connection to the store.
     #[must_use]
     pub fn framing(&self) -> Framing {
         match self {
@@ -158,8 +158,8 @@ pub fn announced(head: &Parts, allowed: &[HeaderName]) -> Vec<HeaderName> {
     names_in(&head.headers, header::TRAILER).filter(|name| allowed.contains(name)).collect()
 }
 
-/// Writes a request's head for the store: the path and query byte for byte, and its headers but for those
-/// that are of one hop only. `closes`: the store is to read nothing more behind this request.
+/// Writes a request's head for the store: the path and query byte for byte, and its headers without those that are for
+/// one hop only. `closes`: the store is to read nothing more after this request.
 pub fn to_store(
     out: &mut Vec<u8>,
     head: &Parts,
@@ -172,7 +172,7 @@ pub fn to_store(
     out.push(b' ');
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
     if !path.starts_with(['/', '*']) {
-        // `http://store?query` has no path, which is the same as `/`.
+        // `http://store?query` has no path, which means `/`.
         out.push(b'/');
     }
     out.extend_from_slice(path.as_bytes());
@@ -231,24 +231,25 @@ struct Seen<'a> {
     forwarded: bool,
 }
 
-/// What Connection names. Looked for one by one: most requests have few headers, and not this one.
+/// The headers that Connection names. The headers are searched one by one, because most requests have few of them and
+/// no Connection.
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     let has_it = headers.keys().any(|name| *name == header::CONNECTION);
     if has_it { names_in(headers, header::CONNECTION).collect() } else { vec![] }
 }
 
-/// Writes a request's own headers, but for those that are of one hop only or between client and gate.
+/// Writes a request's own headers, without those that are for one hop only or between client and gate.
 fn pass_on<'a>(out: &mut Vec<u8>, head: &'a Parts, origin: &Origin) -> Seen<'a> {
     let (x_forwarded, rfc7239) = origin.adds();
     let (mut seen, mut has_cookie, mut says_trailers) = (Seen::default(), false, false);
     let named = named_by_connection(&head.headers);
     for (name, value) in &head.headers {
         match name.as_str() {
-            // Written already; it is the same.
+            // The authority was written already, and has the same value.
             "host" if head.uri.authority().is_some() => continue,
-            // Never the sender's to remove.
+            // The sender cannot have this removed by naming it in Connection.
             "host" => seen.host = Some(value.as_bytes()),
-            // Said anew: what frames a message is never the sender's to remove. `100 Continue` is between neighbours.
+            // Written anew: the sender cannot remove what frames a message. `100 Continue` is between neighbours.
             "content-length" | "trailer" | "expect" => continue,
             "te" => {
                 says_trailers |= takes_trailers(value);
@@ -261,7 +262,7 @@ fn pass_on<'a>(out: &mut Vec<u8>, head: &'a Parts, origin: &Origin) -> Seen<'a> 
                 has_cookie = true;
                 continue;
             }
-            // Written behind, with an element more.
+            // Written later, with one element more.
             "x-forwarded-for" if x_forwarded => {
                 seen.forwarded_for = true;
                 continue;
@@ -283,7 +284,7 @@ fn pass_on<'a>(out: &mut Vec<u8>, head: &'a Parts, origin: &Origin) -> Seen<'a> 
         out.extend_from_slice(b"\r\n");
     }
     if says_trailers {
-        // Then the gate does, too.
+        // The client accepts trailers, so the gate does, too.
         write_line(out, "te", b"trailers");
     }
     seen
@@ -298,7 +299,7 @@ fn join<'a>(out: &mut Vec<u8>, values: impl Iterator<Item = &'a HeaderValue>, be
     }
 }
 
-/// Says where a request came from, behind what is known of that already.
+/// Writes where a request came from, after the values that it already has.
 fn forwarded(out: &mut Vec<u8>, head: &Parts, origin: &Origin, host: Option<&[u8]>, seen: Seen<'_>) {
     let (x_forwarded, rfc7239) = origin.adds();
     let (peer, scheme) = (origin.peer.as_bytes(), origin.scheme.as_bytes());
@@ -334,10 +335,10 @@ fn forwarded(out: &mut Vec<u8>, head: &Parts, origin: &Origin, host: Option<&[u8
     }
 }
 
-/// Numbers as a worker writes them into answers.
+/// Numbers as header values in a worker's answers.
 #[derive(Debug, Default)]
 pub struct Numbers {
-    /// The lease_seq that was written last: most writes have the same as the one before.
+    /// The last written lease_seq: most writes have the same number as the write before.
     last_seq: RefCell<Option<(u64, HeaderValue)>>,
     copies: RefCell<Copies>,
 }
@@ -363,11 +364,11 @@ impl Numbers {
 pub enum Outcome {
     Settled,
     Unknown,
-    /// Its answer is longer than what is read ahead: settled once it has come whole.
+    /// The answer is longer than what is read ahead. The write is settled once the answer is complete.
     Pending,
 }
 
-/// An answer's headers, made ready for the client. What is of one hop only is not among them.
+/// Makes an answer's headers ready for the client. They have no hop-by-hop headers.
 pub fn to_client(headers: &mut HeaderMap, write: Option<(&WriteGuard, Outcome)>, numbers: &Numbers) {
     strip_fence(headers);
     headers.append(header::VIA, VIA);
@@ -380,7 +381,7 @@ pub fn to_client(headers: &mut HeaderMap, write: Option<(&WriteGuard, Outcome)>,
         if soonest < Ttl::FOR_EVER.0 / 2 {
             headers.append(FENCE_EXPIRES_IN, numbers.value(soonest));
         }
-        // What the store sent by these names is gone, so nothing has to be replaced.
+        // The store's headers of these names are removed already, so nothing has to be replaced.
         headers.append(
             FENCE_OUTCOME,
             match outcome {

@@ -1,4 +1,4 @@
-//! What is written for the store, and told to the client.
+//! Which headers are written for the store, and which are sent to the client.
 
 use bytes::Bytes;
 use http::Request;
@@ -22,11 +22,12 @@ fn parts(version: Version, headers: &[(&str, &str)]) -> Parts {
     request.body(()).unwrap().into_parts().0
 }
 
-/// The request line, and the header lines in their order.
+/// The framing of a body, where only the trailer `x-sum` is allowed.
 fn length_of(head: &Parts, body: &StoreBody, streams: Option<u64>) -> Length {
     Length::of(head, body, streams, &[HeaderName::from_static("x-sum")])
 }
 
+/// The request line, and the header lines in their order.
 fn written(head: &Parts, forwarded: Forwarded, body: &StoreBody, length: Option<u64>) -> (String, Vec<String>) {
     let mut out = vec![];
     to_store(&mut out, head, &origin(forwarded), None, (&length_of(head, body, length), false), &RequestIds::new());
@@ -96,7 +97,7 @@ fn where_a_request_came_from_is_added_to_what_is_known() {
     }
     let named = |of: &str| both.iter().filter(|each| each.starts_with(of)).count();
     assert_eq!((named("x-forwarded-"), named("forwarded"), named("x-request-id")), (3, 1, 1), "{both:?}");
-    // What it does not add to, it leaves as it is.
+    // Headers that the gate does not add to are passed on unchanged.
     let off = lines(Version::HTTP_11, &known, Forwarded::Off);
     assert!(off.contains(&"x-forwarded-for: 2.2.2.2".to_owned()) && off.contains(&"forwarded: for=1.1.1.1".to_owned()));
 }
@@ -154,7 +155,7 @@ fn a_body_is_framed_in_one_way() {
     let stream = || StoreBody::Stream(Box::pin(http_body_util::Empty::new().map_err(|never| match never {})));
     assert_eq!(framed(&head(&[]), &stream(), Some(7)), ["content-length: 7"]);
     assert_eq!(framed(&head(&[]), &stream(), None), ["transfer-encoding: chunked"]);
-    // Whatever the head says of its length.
+    // The length in the head does not matter.
     assert_eq!(framed(&head(&[("content-length", "9")]), &stream(), Some(7)), ["content-length: 7"]);
     assert_eq!(framed(&head(&[("content-length", "9")]), &stream(), None), ["transfer-encoding: chunked"]);
     assert_eq!(
@@ -167,7 +168,7 @@ fn a_body_is_framed_in_one_way() {
     assert!(framed(&get, &StoreBody::Empty, None).is_empty());
 }
 
-/// A request as hyper reads it, of whose body nothing has come.
+/// A request as hyper reads it, when no byte of its body has come.
 async fn received(head: &str) -> (Parts, Incoming) {
     let (mut client, served) = tokio::io::duplex(4 << 10);
     client.write_all(format!("PUT /a HTTP/1.1\r\nhost: h\r\n{head}\r\n\r\n").as_bytes()).await.unwrap();
@@ -184,7 +185,7 @@ async fn received(head: &str) -> (Parts, Incoming) {
     }
 }
 
-/// Hyper lets no such request through. Should it do so one day, a write must not be cut short where its head says so.
+/// Hyper lets no such request through today. If it ever does, a write must not be cut short where its head says so.
 #[tokio::test]
 async fn the_length_of_a_body_that_streams_is_its_decoders_and_not_its_heads() {
     let long = 2 * crate::config::GateSettings::default().hold_bytes as u64;

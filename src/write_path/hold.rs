@@ -1,7 +1,7 @@
-//! Holding a body back until it is whole, so that a write that is refused in the end was never sent.
+//! Holding a body back until it is whole, so that nothing was sent of a write that is refused in the end.
 //!
-//! A body of up to `hold_bytes` is collected; a longer one streams. What all workers hold together is
-//! bounded by `hold_total_bytes`, and whoever would exceed it is turned away before a byte is read.
+//! A body of up to `hold_bytes` is collected; a longer one streams. `hold_total_bytes` bounds what all workers hold
+//! together. A request that would exceed it is refused before a byte of its body is read.
 
 use std::{
     cell::RefCell,
@@ -31,34 +31,34 @@ pub enum Held {
     Whole {
         trailers: Option<Box<HeaderMap>>,
     },
-    /// Longer than may be held.
+    /// Longer than what may be held.
     Long,
 }
 
-/// Why a body is not there.
+/// Why a body is missing.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NoBody {
-    /// The client broke off, or sent what is no body.
+    /// The client broke off, or sent an invalid body.
     Cut,
     Slow,
-    /// Larger than bodies may be at all.
+    /// Larger than any body may be.
     TooLong,
 }
 
-/// A share of what may be held.
+/// A share of the bytes that may be held.
 pub struct Share {
     plane: Arc<Plane>,
     bytes: usize,
     room: Room,
 }
 
-/// What is held.
+/// What a share is for.
 enum Room {
     /// A body.
     Body,
-    /// A body of this request. Apart, since few are looked at so closely, and shares are moved about.
+    /// A body of this request. Boxed, since few requests need it and shares are moved about.
     BodyOf(Box<Asker>),
-    /// The answer to a read, ahead of its client.
+    /// The answer to a read, taken before its client takes it.
     Answer,
 }
 
@@ -67,7 +67,7 @@ enum Room {
 pub enum Owner {
     Object(u64),
     Client(u64),
-    /// Writes that nobody judges.
+    /// Writes that are not judged.
     Unjudged,
     Reads,
 }
@@ -86,9 +86,10 @@ impl HeldBy {
         [Some(first), second].into_iter().flatten()
     }
 
-    /// Counts a body, unless its owner has had its share of `total`: an object three quarters, reads a quarter, writes that
-    /// nobody judges half, and neither of these two any of the last quarter; a client that has an eighth none of the last
-    /// eighth. `held`: what all hold, with this one. The first of an owner's bodies is let in.
+    /// Counts a body, unless its owner has used its share of `total`. An object may have three quarters. Reads may have
+    /// a quarter and writes that are not judged half, and neither may use the last quarter. A client that has an eighth
+    /// may not use the last eighth. `held`: what all owners hold, with this body. The first of an owner's bodies is
+    /// always admitted.
     fn add(&mut self, asker: Asker, bytes: usize, held: usize, total: usize) -> bool {
         let may_have = |owner: Owner| {
             let own = self.0.get(&owner).map_or(0, |own| own + bytes);
@@ -121,7 +122,7 @@ impl HeldBy {
 }
 
 impl Share {
-    /// Takes a share of `total`, if there is one left.
+    /// Takes a share of `total`; `None` if too little is left.
     #[must_use]
     pub fn take(plane: &Arc<Plane>, bytes: usize, total: usize) -> Option<Self> {
         let before = plane.held_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -129,7 +130,8 @@ impl Share {
         (before + bytes <= total).then_some(share)
     }
 
-    /// The body is of this request: one holder, or those without a token, must leave room for others.
+    /// Counts the share as this request's. `None` where its owner must leave room for others: an object, a client,
+    /// reads, or writes that are not judged.
     #[must_use]
     pub fn of(mut self, asker: Asker, total: usize) -> Option<Self> {
         let held = self.plane.held_bytes.load(Ordering::Relaxed);
@@ -142,13 +144,13 @@ impl Share {
         })
     }
 
-    /// Whether it is known whose it is.
+    /// Whether the share is counted for a request.
     #[must_use]
     pub fn is_counted(&self) -> bool {
         !matches!(self.room, Room::Body)
     }
 
-    /// Takes a share for the answer to a read: all of them together may take a quarter of `total`.
+    /// Takes a share for the answer to a read. All of these together may have a quarter of `total`.
     #[must_use]
     pub fn for_answer(plane: &Arc<Plane>, bytes: usize, total: usize) -> Option<Self> {
         let before = plane.answer_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -175,23 +177,23 @@ impl Drop for Share {
 pub struct Hold {
     /// Where the rest comes from.
     pub body: Incoming,
-    /// What has come: most bodies come in one part.
+    /// The part that has come: most bodies come in one part.
     pub first: Bytes,
     pub parts: VecDeque<Bytes>,
     size: usize,
     is_h2: bool,
-    /// How long it is by its decoder, where that is known before it has come.
+    /// The length by the decoder, where it is known before the body has come.
     pub length: Option<u64>,
-    /// How it has ended, if that is known and was not told yet.
+    /// How the body ended, if that is known and not yet returned.
     outcome: Option<Result<Held, NoBody>>,
 }
 
 /// How much is collected of a body, and how slow its client may be.
 #[derive(Clone, Copy)]
 pub struct Limits {
-    /// What may be held.
+    /// How many bytes may be held.
     pub hold: usize,
-    /// What may come at all.
+    /// How many bytes may come at all.
     pub most: u64,
     pub slowest: Slowest,
 }
@@ -212,10 +214,10 @@ impl Hold {
         Self { body, first: Bytes::new(), parts: VecDeque::new(), size: 0, is_h2, length, outcome: None }
     }
 
-    /// Collects on, unless the client is too slow.
+    /// Collects more of the body, unless the client is too slow.
     ///
     /// # Errors
-    /// Where the body does not come, or not whole, or is too large.
+    /// Where the body does not come, is not whole, or is too large.
     pub fn poll(
         &mut self,
         limits: Limits,
@@ -237,17 +239,17 @@ impl Hold {
         collected
     }
 
-    /// Nothing has been taken of it.
+    /// Nothing of the body has been taken.
     #[must_use]
     pub fn is_untouched(&self) -> bool {
         self.size == 0 && self.outcome.is_none()
     }
 
-    /// Takes what is there.
+    /// Takes the parts that have come.
     fn collect(&mut self, limits: Limits, client: &Client, context: &mut Context<'_>) -> Poll<Result<Held, NoBody>> {
         loop {
             let body = RefCell::new(&mut self.body);
-            // Behind the last part, hyper has nothing left to do; on HTTP/2 the connection has others.
+            // After the last part, hyper's task has no work left; on HTTP/2 the connection has other streams.
             let is_last = |frame: &Poll<_>| frame.is_ready() && body.borrow().is_end_stream();
             let mut next = || Pin::new(&mut **body.borrow_mut()).poll_frame(context);
             let next = if self.is_h2 { next() } else { client.quietly(next, is_last) };
@@ -255,9 +257,10 @@ impl Hold {
             let frame = match frame {
                 Some(Ok(frame)) => frame,
                 Some(Err(_)) => return Poll::Ready(Err(NoBody::Cut)),
-                // An HTTP/2 stream that was reset without an error ends like any other, but not whole.
+                // An HTTP/2 stream that was reset without an error ends like any other, but its body is not whole.
                 None if self.is_h2 && !self.body.is_end_stream() => return Poll::Ready(Err(NoBody::Cut)),
-                // hyper says so itself; but what is short would be committed as a shorter write.
+                // hyper reports this too. It is checked again because a short body would be committed as a shorter
+                // write.
                 None if self.body.size_hint().exact().is_some_and(|left| left > 0) => {
                     return Poll::Ready(Err(NoBody::Cut));
                 }
@@ -286,7 +289,7 @@ impl Hold {
         }
     }
 
-    /// A body in chunks whose end two parsers could find in two places.
+    /// Whether two parsers could find the end of this body in chunks in two places.
     fn ends_elsewhere(&self, client: &Client) -> bool {
         self.length.is_none() && !client.body_is_over()
     }
@@ -301,24 +304,24 @@ impl Hold {
     }
 }
 
-/// A request's body, as far as it is there before the request is judged.
+/// A request's body, as far as it has come before the request is judged.
 #[allow(clippy::large_enum_variant, reason = "it does not live long")]
 pub enum Source {
-    /// All of it, and the room that it takes.
+    /// The whole body, and the room that it uses.
     Here { body: StoreBody, share: Option<Share> },
-    /// Not all of it, or it was not looked at.
+    /// Part of the body, or a body that was not read yet.
     Coming { hold: Hold, share: Option<Share> },
 }
 
 impl Source {
-    /// A body that nobody has looked at.
+    /// A body of which nothing was read.
     #[must_use]
     pub fn coming(head: &Parts, body: Incoming) -> Self {
         Self::Coming { hold: Hold::new(body, head.version == Version::HTTP_2), share: None }
     }
 
-    /// Takes what has come of a write's body with its head, if it is short. The client is asked for nothing:
-    /// so it must not wait for that.
+    /// Takes the part of a write's body that came with its head, if the body is short. The client is not asked to send
+    /// it, so this must not wait for more.
     #[must_use]
     pub fn look(
         head: &Parts,
@@ -355,8 +358,8 @@ impl Source {
         matches!(self, Self::Here { .. })
     }
 
-    /// Gives its room back while it is not known whether the write may go on: what has come with a head is there in any case,
-    /// and nothing more is read.
+    /// Gives the body's room back while it is not known whether the write may go on. What came with the head is in
+    /// memory in any case, and nothing more is read.
     #[must_use]
     pub fn without_room(mut self) -> Self {
         match &mut self {
@@ -365,8 +368,8 @@ impl Source {
         self
     }
 
-    /// Takes room of `total` for a body that is here; `None` where there is none. One that is to come gets it when it is
-    /// collected.
+    /// Takes room of `total` for a body that is here; `None` where there is no room. A body that is still to come gets
+    /// its room when it is collected.
     #[must_use]
     pub fn with_room(mut self, plane: &Arc<Plane>, total: usize) -> Option<Self> {
         if let Self::Here { body, share: share @ None } = &mut self
@@ -377,7 +380,7 @@ impl Source {
         Some(self)
     }
 
-    /// What is still to come, for whoever throws it away.
+    /// The rest of the body, for a caller that throws it away.
     #[must_use]
     pub fn into_rest(self) -> Option<Incoming> {
         match self {
@@ -387,13 +390,12 @@ impl Source {
     }
 }
 
-/// How much of a refused request's body is read on, and for how long.
+/// How much more of a refused request's body is read, and for how long.
 const DISCARD_BYTES: usize = 16 << 20;
 const DISCARD_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Reads a refused request's body on, within bounds, and throws it away: while it is still coming, some
-/// clients cannot read their answer (HTTP/1.1: the connection would be reset under it; HTTP/2: so would
-/// the stream).
+/// Reads the rest of a refused request's body, within bounds, and throws it away. While the body is still coming, some
+/// clients cannot read their answer: on HTTP/1.1 the connection would be reset, on HTTP/2 the stream.
 pub fn discard(worker: &Worker, mut body: Incoming) {
     if body.is_end_stream() || worker.stopping.get() {
         return;
@@ -421,7 +423,7 @@ mod tests {
 
     const TOTAL: usize = 800;
 
-    /// How many bodies of 10 bytes get in, where others hold so much already.
+    /// How many bodies of 10 bytes are admitted, where others hold `held` already.
     fn let_in(by: &mut HeldBy, held: &mut usize, asker: impl Fn(u64) -> Asker) -> usize {
         let mut count = 0;
         for number in 0..1_000 {

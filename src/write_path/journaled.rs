@@ -1,8 +1,8 @@
-//! Writes on routes that keep a journal: what is written down of each, and when.
+//! Writes on routes that keep a journal: what is written to it, and when.
 //!
-//! A settled write is written down before its client is told: durable with its outcome. One whose outcome is
-//! unknown is queued to be written down before its object may be handed on. Of a body there is a digest of
-//! its data; trailers are no part of it.
+//! A settled write is written to the journal before its client gets the answer, and is durable with its outcome. A
+//! write with an unknown outcome is queued for the journal before its object may be handed on. The journal has a digest
+//! of a body's data, without its trailers.
 
 use http::request::Parts;
 use sha2::{Digest, Sha256};
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// A body's digest, as it is made.
+/// The digest of a body, updated part by part.
 #[derive(Clone, Debug, Default)]
 pub struct BodyDigest(Sha256);
 
@@ -31,7 +31,7 @@ impl BodyDigest {
     }
 }
 
-/// A write to be written down: where it goes, and with which leases.
+/// A write for the journal: its method and target, and its leases.
 #[derive(Clone, Debug)]
 pub struct Line {
     method: String,
@@ -54,15 +54,17 @@ impl Line {
         leases.into_iter().map(line).collect()
     }
 
-    /// The store has answered for it. Durable when this returns; a ledger that has no room is waited for.
+    /// Writes the line of a settled write to the journal. The line is durable when this returns. Waits where the ledger
+    /// has no room.
     ///
     /// # Errors
-    /// Where it could not be written down.
+    /// Where the line could not be written.
     pub async fn settled(self, ledger: &Ledger, digest: [u8; 32], status: u16) -> Result<(), Refused> {
         ledger.journal(self.lines(|method, target| Wrote::Settled { method, target, digest, status })).await
     }
 
-    /// Nobody knows what became of it. Queued when this returns, so it comes before whatever its end allows.
+    /// Queues the line of a write whose outcome is unknown. It is queued when this returns, so it comes before any
+    /// change that the end of this write allows.
     pub async fn unknown(self, ledger: &Ledger) {
         if let Ok(room) = ledger.capacity().await {
             room.journal(self.lines(|method, target| Wrote::Unknown { method, target }));
@@ -70,11 +72,11 @@ impl Line {
     }
 }
 
-/// Whether a line that is not known to be durable may be so later: the ledger has it. Its write gets no second one.
+/// Whether a line that is not known to be durable may become so: the ledger has it. Its write gets no second line.
 #[must_use]
 pub fn may_be_written_yet(why: &Refused) -> bool {
     matches!(why, Refused::Stalled | Refused::Unsure)
 }
 
-/// What is said of a write that could not be written down.
+/// The detail for a write that could not be written to its journal.
 pub const UNWRITTEN: &str = "the store has answered, but the write could not be written down in its journal";

@@ -1,8 +1,8 @@
-//! Writes with an `Idempotency-Key`: each runs once, and whoever brings its key again gets its answer.
+//! Writes with an `Idempotency-Key`: each runs once, and a repeated request with its key gets its answer.
 //!
-//! A key is claimed before anything of its write is sent: here in memory, so that twins share the one request, and
-//! in the table, durably, so that a crash leaves "unknown" and never a second run. A write that turns out not to be
-//! sent gives its key back. What is told of a key that is known is in `fence::idempotency`.
+//! A key is claimed before any part of its write is sent: in memory, so that twins share one request, and in the table,
+//! durably, so that a crash leaves "unknown" and never a second run. A write that is not sent in the end gives its key
+//! back. `fence::idempotency` says how a known key is answered.
 
 use std::{
     borrow::Cow,
@@ -58,7 +58,7 @@ use crate::{
 /// The keyed writes that are on their way.
 pub struct Keys {
     flights: Mutex<HashMap<Scope, Arc<Flight>>>,
-    /// Names attempts: from a beginning of this run's own.
+    /// Numbers attempts, from a random start in each run.
     attempts: AtomicU64,
     settings: IdempotencySettings,
 }
@@ -74,7 +74,7 @@ impl Keys {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whoever is first with a key has it.
+    /// Claims a key. Fails with the flight of the first request that has it.
     fn enter(&self, scope: &Scope, payload: Option<Payload>, seq: LeaseSeq) -> Result<Arc<Flight>, Arc<Flight>> {
         match self.lock().entry(scope.clone()) {
             Slot::Occupied(first) => Err(Arc::clone(first.get())),
@@ -101,16 +101,16 @@ struct Flight {
     seq: LeaseSeq,
     /// `None` where its body streams.
     payload: Option<Payload>,
-    /// Its key was new, so it is the one that counts.
+    /// The key was new, so this write is the first.
     is_fresh: AtomicBool,
     end: watch::Sender<Option<End>>,
 }
 
-/// What became of it, for its twins.
+/// What became of a keyed write, for its twins.
 #[derive(Clone)]
 enum End {
     Known(Arc<Entry>),
-    /// Nothing was sent; why, where that is so for its twins too.
+    /// Nothing was sent; with the reason, where twins would fail in the same way.
     Void(Option<(Code, Cow<'static, str>)>),
     Unknown,
 }
@@ -125,7 +125,7 @@ impl Flight {
     }
 }
 
-/// A key that is this write's, or that the table is being asked for. It ends with its write.
+/// A claim on a key that is this write's, or that the table is being asked for. It ends with its write.
 pub struct Claim {
     keys: Arc<Keys>,
     ledger: Ledger,
@@ -133,16 +133,16 @@ pub struct Claim {
     scope: Scope,
     flight: Arc<Flight>,
     attempt: u64,
-    /// As it was remembered.
+    /// The entry as the table has it.
     entry: Option<Entry>,
-    /// Says to the ledger that it may still be answered.
+    /// While this exists, the ledger may still answer the claim.
     alive: Arc<()>,
     /// Why nothing was sent, where requests with the same key would fail in the same way.
     why: Option<(Code, Cow<'static, str>)>,
 }
 
 impl KeyReservation for Box<Claim> {
-    /// Nothing was sent: the key is given back. Otherwise the outcome under it stays unknown.
+    /// If nothing was sent, gives the key back. Otherwise the outcome under the key stays unknown.
     fn end(mut self, outcome: Outcome) {
         if outcome != Outcome::Cancelled {
             return self.leave(End::Unknown);
@@ -152,7 +152,7 @@ impl KeyReservation for Box<Claim> {
         if freed != Err(ledger::Refused::Overloaded) || self.worker.stopping.get() {
             return self.leave(end);
         }
-        // Its twins must not come before the word that it is free.
+        // Its twins must not come before the ledger has the message that the key is free.
         tokio::task::spawn_local(async move {
             if let Ok(room) = self.ledger.capacity().await {
                 room.void_keyed(self.scope.clone(), self.attempt);
@@ -163,7 +163,8 @@ impl KeyReservation for Box<Claim> {
 }
 
 impl Claim {
-    /// The store cannot be had: its twins need not try one after the other.
+    /// Notes why nothing was sent. If the store is unreachable or the gate overloaded, twins need not try one after the
+    /// other.
     pub fn came_to_nothing(&mut self, why: &Refused) {
         let code = why.problem.code();
         if matches!(code, Code::StoreUnreachable | Code::GateOverloaded) {
@@ -175,7 +176,7 @@ impl Claim {
         self.keys.leave(&self.scope, &self.flight, end);
     }
 
-    /// An answer as it is kept.
+    /// The answer in the form that is kept.
     #[must_use]
     pub fn keep(&self, status: StatusCode, headers: &HeaderMap, body: Option<Bytes>) -> Answer {
         let status = status.as_u16();
@@ -190,7 +191,7 @@ impl Claim {
         Answer::Whole(idempotency::Response { status, headers, body: body.to_vec() })
     }
 
-    /// What is to be remembered of a write that has settled.
+    /// The entry to be stored for a write that has settled.
     fn answered(&mut self, digest: Option<Payload>, answer: Answer) -> Option<(Ledger, Scope, u64, Entry)> {
         let entry = self.entry.take()?;
         let entry = Entry { payload: entry.payload.or(digest), answer, ..entry };
@@ -198,8 +199,8 @@ impl Claim {
     }
 }
 
-/// Keeps the answer to a settled write under its key, in a task of its own: it goes on where the client is gone. The
-/// task ends when the answer is durable, or cannot be made so.
+/// Keeps the answer to a settled write under its key, in a separate task that goes on when the client is gone. The task
+/// ends when the answer is durable, or cannot be made durable.
 pub fn keep_answer(
     worker: &Rc<Worker>,
     guard: &Rc<WriteGuard>,
@@ -220,22 +221,22 @@ async fn write_down(guard: &WriteGuard, digest: Option<Payload>, answer: Answer)
     let answered = guard.with_key(|claim| claim.answered(digest, answer)).flatten();
     let Some((ledger, scope, attempt, entry)) = answered else { return };
     let kept = ledger.end_keyed(scope, attempt, entry.clone()).await;
-    // Its own client has its answer, whatever can be kept of it.
+    // Its own client has its answer, whether or not it can be kept.
     let end = if kept.is_ok() { End::Known(Arc::new(entry)) } else { End::Unknown };
     if let Some(claim) = guard.take_key() {
         claim.leave(end);
     }
 }
 
-/// What a write's key turns out to be.
+/// The state of a write's key.
 pub enum Claimed {
-    /// This write's.
+    /// The key is this write's.
     Mine,
-    /// Known, and not on its way.
+    /// The key is known, and its write is not on its way.
     Known(Arc<Entry>),
     /// Another write with the same key is on its way.
     Twin(Twin),
-    /// Its lease does not stand open any more.
+    /// The lease of this write is no longer open.
     Fenced,
 }
 
@@ -243,10 +244,11 @@ pub enum Claimed {
 pub struct Twin(Arc<Flight>);
 
 impl Twin {
-    /// Whether this write may wait for its answer. One that is not known to be the first cannot say no.
+    /// Whether this write may wait for the other one's answer. If the other is not known to be the first, this is
+    /// always allowed.
     ///
     /// # Errors
-    /// With what this write is told at once.
+    /// With the refusal that this write gets at once.
     pub fn agrees(&self, payload: &Payload, seq: LeaseSeq) -> Result<(), Refusal> {
         if !self.0.is_fresh.load(Ordering::Acquire) {
             return Ok(());
@@ -257,7 +259,8 @@ impl Twin {
         if self.0.seq == seq { Ok(()) } else { Err(Refusal::InProgress) }
     }
 
-    /// Waits for its answer, as long as the ledger gets on. `None`: it was not sent, so the key is free again.
+    /// Waits for the other write's answer, as long as the ledger makes progress. `None`: it was not sent, so the key is
+    /// free again.
     pub async fn answer(&self, worker: &Worker, payload: &Payload) -> Option<Result<Response<ReplyBody>, Refused>> {
         let waiting = worker.plane.metrics().waits_for_twin();
         let ended = worker.gate.ledger.while_it_gets_on(pin!(self.0.ended())).await;
@@ -271,12 +274,12 @@ impl Twin {
         }
     }
 
-    /// What a twin is told while the table stands still: the other write cannot end before that goes on.
+    /// The refusal of a twin while the table does not answer: the other write cannot end before it does.
     fn stalled(&self) -> Refused {
         let what = "a write with this Idempotency-Key waits for the disk of the fence table, which does not answer; ask again, with the same key";
         let mut refused = Refused::new(Code::TableUnavailable, what);
         if self.0.is_fresh.load(Ordering::Acquire) {
-            // The other one may have been sent.
+            // The other write may have been sent.
             refused.problem.tell_unsure();
         }
         refused
@@ -315,7 +318,7 @@ pub async fn claim(
         why: None,
     };
     let alive = Arc::downgrade(&claim.alive);
-    // From here on the end of the write gives the key back.
+    // From here on, the end of the write gives the key back.
     guard.attach_key(Box::new(claim));
     match ledger.begin_keyed(Attempt { scope, payload, seq, attempt, alive }).await {
         Ok(Begun::Fresh(entry)) => {
@@ -339,7 +342,7 @@ pub async fn claim(
         Err(why) => {
             let refused = unusable(&why);
             if matches!(why, ledger::Refused::Unavailable | ledger::Refused::Overloaded) {
-                // Nothing was begun: the ledger has nothing to forget, and may have no room to be asked.
+                // Nothing was begun: the ledger has nothing to forget, and may have no room for a message.
                 let end = End::Void(Some((refused.problem.code(), refused.problem.detail().to_owned().into())));
                 guard.take_key().inspect(|claim| claim.leave(end));
             }
@@ -358,10 +361,10 @@ fn unusable(why: &ledger::Refused) -> Refused {
     }
 }
 
-/// What a write is told whose key is known.
+/// The answer to a write whose key is known.
 ///
 /// # Errors
-/// With why it gets no answer.
+/// With the reason why there is no answer.
 pub fn known(worker: &Worker, entry: &Entry, payload: &Payload) -> Result<Response<ReplyBody>, Refused> {
     again(worker, entry, payload, KeyedResult::Replayed)
 }
@@ -389,7 +392,7 @@ fn replay(kept: &idempotency::Response) -> Response<ReplyBody> {
     response
 }
 
-/// A keyed write that gets neither a run nor an answer.
+/// The refusal of a keyed write that gets neither a run nor an answer.
 pub fn refused(worker: &Worker, why: Refusal) -> Refused {
     let (result, what): (_, Cow<'static, str>) = match why {
         Refusal::OtherPayload => (
@@ -417,12 +420,12 @@ pub fn refused(worker: &Worker, why: Refusal) -> Refused {
     Refused::new(why.code(), what)
 }
 
-/// Headers by which a write may become another one.
+/// Headers that can turn a write into another one.
 const COUNTED: [HeaderName; 4] =
     [header::CONTENT_ENCODING, header::CONTENT_RANGE, header::CONTENT_TYPE, HeaderName::from_static("destination")];
 
-/// The digest of a write: its method, its target, what says how its body is to be read and where it goes, and its
-/// body's own digest.
+/// The digest of a write: its method, its target, the headers that say how its body is read and where it goes, and the
+/// digest of its body.
 #[must_use]
 pub fn payload(head: &Parts, body: [u8; 32]) -> Payload {
     let mut hash = Sha256::new();
@@ -442,7 +445,7 @@ pub fn payload(head: &Parts, body: [u8; 32]) -> Payload {
     hash.finalize().into()
 }
 
-/// The digest of a body that is there.
+/// The digest of a collected body.
 #[must_use]
 pub fn digest_of(body: &StoreBody) -> [u8; 32] {
     let mut digest = BodyDigest::default();
@@ -450,10 +453,10 @@ pub fn digest_of(body: &StoreBody) -> [u8; 32] {
     digest.finish()
 }
 
-/// Reads a body on to its end, for its digest only.
+/// Reads a body to its end, for its digest only.
 ///
 /// # Errors
-/// Where it does not come, or not whole.
+/// Where the body does not come, is not whole, or is too long.
 pub async fn digest_on(
     worker: &Worker,
     first: VecDeque<Bytes>,
@@ -490,7 +493,7 @@ pub async fn digest_on(
     }
 }
 
-/// A keyed write, for the case that it is refused: a repeat of one that was applied gets its answer all the same.
+/// What is needed to look up a keyed write that is refused: a repeat of an applied write still gets its answer.
 pub struct Lookup {
     object: ObjectId,
     route: Arc<str>,
@@ -501,16 +504,16 @@ pub struct Lookup {
 impl Lookup {
     #[must_use]
     pub fn of(wanted: &Write<'_>) -> Option<Self> {
-        // A write to two objects has two leases; only the one that is admitted counts there.
+        // A write to two objects has two leases. Under which of them its key is kept is known only once it is admitted.
         let key = wanted.key.clone().filter(|_| wanted.others.is_empty())?;
         let (object, route) = (wanted.target.id(), Arc::clone(&wanted.route.name));
         Some(Self { object, route, presented: wanted.target.presented(), key })
     }
 
-    /// What the write is told that was refused for its lease: the answer that was kept, or that refusal.
+    /// The answer to a write that was refused for its lease: the answer that was kept, or that refusal.
     ///
     /// # Errors
-    /// With why it is refused.
+    /// With the reason why the write is refused.
     pub async fn answer(
         self,
         worker: &Rc<Worker>,
@@ -536,7 +539,7 @@ impl Lookup {
         if !matches!(code, Code::WriteStaleFence | Code::LeaseExpired | Code::FenceDraining) {
             return Err((why, Some(body)));
         }
-        // One that was judged, and not turned away by a reload.
+        // True where the write was judged, and not refused because of a reload.
         let is_current = code == Code::FenceDraining && why.fence.is_some();
         let now = worker.gate.clock.now();
         let keep_ms = worker.plane.keys.settings.keep_ms;
@@ -569,7 +572,7 @@ impl Lookup {
                 None => Err((why, None)),
             };
         }
-        // It may have been answered since it was read, or given back.
+        // Since the entry was read, the other write may have been answered, or the key given back.
         let newest = worker.gate.read(move |records| read(&*records.table, &scope)).await;
         match newest.ok().flatten().filter(|newest| newest.attempt == entry.attempt) {
             Some(entry) => known(worker, &entry, &payload).map_err(|why| (why, None)),
@@ -578,7 +581,7 @@ impl Lookup {
     }
 }
 
-/// Whose write a token's is that may be over, by the lease that made it, and what is remembered under the key.
+/// The holder of a token that may be over, by the lease that made it, and what is stored under the key.
 fn find(
     records: &Records,
     object: ObjectId,
@@ -588,7 +591,7 @@ fn find(
     let (holder, seq): (HolderId, LeaseSeq) = match presented {
         Presented::Nothing | Presented::Unreadable(_) => return Ok(None),
         Presented::Number(number) => (external::holder(), number.seq),
-        // Whose an earlier term was is not known any more.
+        // The holder of an earlier term is not stored any more.
         Presented::Claimant(claimant) => {
             let record = records.read(&object)?;
             let is_own = |holder: &HolderId| claimant.holder.as_ref().is_none_or(|own| own == holder);

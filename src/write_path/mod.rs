@@ -1,18 +1,21 @@
 //! The path of a write. [`pipeline`] shows the way from top to bottom; begin there.
 //!
-//! - [`accept`]: the port; a worker per core. [`crowd`]: how many connections each client has, and who waits for room. [`connection`]: one client's
-//!   connection, its timeouts; [`evict`]: which one is closed for another; `begun`: which protocol it speaks. [`raw_head`]: heads that two parsers could read in two ways.
-//! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
-//!   [`elect`]: the same for terms of leadership. [`waits`]: places for those that wait for this. [`guard`]: an admitted write, until its end.
+//! - [`accept`]: the port, with a worker per core. [`crowd`]: how many connections each client has, and which workers
+//!   wait for room. [`connection`]: one client's connection and its timeouts. [`evict`]: which connection is closed to
+//!   make room. `begun`: which protocol a connection speaks. [`raw_head`]: heads that two parsers could read in two
+//!   ways.
+//! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules here. [`elect`]: the same for
+//!   terms of leadership. [`waits`]: places for the writes that wait for this. [`guard`]: an admitted write, until its
+//!   end.
 //! - [`outgoing`]: bodies, made ready to be sent. [`hold`]: bodies that are collected first. [`upload`]: longer ones,
 //!   whose end is held back until the write has been judged again. [`pace`]: how slow a client may be.
 //! - [`forward`]: to the store and back, once. [`conclude`]: the store's answer. `outcome`: the end of a write.
-//!   [`response_body`]: the answer on its way to the client. [`detach`]: what goes on when the client is gone.
-//!   [`taking`]: how slow a client may be that takes an HTTP/2 answer.
+//!   [`response_body`]: the answer on its way to the client. [`detach`]: the work that goes on when the client is gone.
+//!   [`taking`]: how slowly a client may take an HTTP/2 answer.
 //! - [`reply`]: the store's answer or a refusal, as a response. `refusals`: what refusals say. `declined`: requests
 //!   that are refused before their body is read.
-//! - [`keyed`]: writes with an idempotency key: each runs once. [`journaled`]: the journal's lines.
-//! - [`headers`]: what is taken from and added to a request on its way. [`alarms`]: timeouts without timers.
+//! - [`keyed`]: writes with an idempotency key; each runs once. [`journaled`]: the journal's lines.
+//! - [`headers`]: what is removed from and added to a request on its way. [`alarms`]: timeouts without timers.
 //! - [`plan`]: the settings of all stages.
 
 pub mod accept;
@@ -80,30 +83,31 @@ use crate::{
 pub struct Plane {
     pub gate: Shared,
     plan: ArcSwap<Plan>,
-    /// The plan's, where a worker can look without taking the plan up.
+    /// The generation of `plan`. A worker reads it without loading the plan.
     generation: AtomicU64,
-    /// Bytes of bodies that are being held; and of those that come slowly, by whose they are.
+    /// Bytes of all bodies that are held. `held_by` has the bytes per owner, of bodies that have yet to come or that
+    /// wait for a connection.
     pub held_bytes: AtomicUsize,
     pub held_by: Mutex<HeldBy>,
-    /// Bytes of answers to reads that were taken ahead of their clients.
+    /// Bytes of answers to reads that were taken from the store before their clients took them.
     pub answer_bytes: AtomicUsize,
     /// Writes that wait before they can be judged.
     pub waits: Waits,
     pub connections: AtomicUsize,
-    /// Whose connections they are.
+    /// The connections of each client.
     pub crowd: Crowd,
     pub keys: Arc<Keys>,
-    /// How many files clients and stores may take together.
+    /// How many files the connections of clients and stores may use together.
     files: usize,
     workers: usize,
 }
 
 impl Plane {
-    /// A data plane for these settings, with at most `files` connections on both sides. `earlier`: what went
-    /// by other routes before this run, if that can still land.
+    /// A data plane for these settings, with at most `files` connections on both sides. `earlier`: the routes of an
+    /// earlier run, if writes under them can still land.
     ///
     /// # Errors
-    /// With what is wrong with them, or with the files that they name.
+    /// With what is wrong with the settings, or with the files that they name.
     pub fn new(
         gate: Shared,
         settings: &Settings,
@@ -128,31 +132,32 @@ impl Plane {
         }))
     }
 
-    /// Goes by other settings from the next request on: the generation of their plan.
+    /// Uses other settings from the next request on. Returns the generation of their plan.
     ///
     /// # Errors
-    /// With what is wrong with them; the old ones stay.
+    /// With what is wrong with the settings; the old ones stay in use.
     pub async fn reload(&self, settings: &Settings) -> Result<u64, Faults> {
         let before = self.plan.load_full();
         let plan = Arc::new(Plan::new(settings, Before::Plan(&before), self.gate.now().boot, &self.gate.metrics)?);
         let terms = plan.routes.terms;
-        // Should this run end badly, the next one must know that writes went by other routes than its own.
+        // Should this run end badly, the next one must know that writes used other routes than its own.
         self.gate.ledger.announce(terms).await.map_err(|_| {
             Faults(vec![Fault::new("table.path", "the fence table cannot be written now, so the old settings stay")])
         })?;
-        // First nothing is granted over what goes by the old routes; then nothing more goes by them.
+        // First nothing more is granted over writes of the old routes; then no new write uses these routes.
         let generations = &self.gate.records.stripes.generations;
         generations.retire(plan.retired_from(&before));
         generations.adopt(plan.generations());
         let generation = plan.generation;
         self.plan.store(plan);
         self.generation.store(generation, Ordering::Release);
-        // If nobody hears of it, the table goes on saying that both may be in use.
+        // If this fails, the table goes on saying that both sets of routes may be in use.
         let _ = self.gate.ledger.adopt(terms).await;
         Ok(generation)
     }
 
-    /// How many connections there may be: what the settings say, or what the limit on open files leaves, if that is less.
+    /// How many connections there may be: what the settings say, or what the limit on open files allows, if that is
+    /// less.
     fn room(&self, plan: &Plan) -> usize {
         let clients = clients_max(self.files, self.workers.saturating_mul(plan.store_connections()));
         plan.settings.connections_max.min(clients)
@@ -170,7 +175,7 @@ impl Plane {
         self.crowd.of(peer) < plan.settings.connections_of_peer(self.room(plan))
     }
 
-    /// Until when the certificate of the gate's port holds, where it has one.
+    /// Until when the certificate of the gate's port is valid; `None` without TLS.
     #[must_use]
     pub fn certificate_not_after(&self) -> Option<i64> {
         self.plan.load().tls.as_ref().map(Acceptor::not_after)
@@ -181,15 +186,15 @@ impl Plane {
     }
 }
 
-/// How many of so many files are for clients, if so many may be for stores: what these leave, or half.
+/// How many of `files` are for clients, where stores may use `stores`: the rest, or at least half.
 fn clients_max(files: usize, stores: usize) -> usize {
     files.saturating_sub(stores).max(files / 2)
 }
 
-/// What belongs to one worker alone.
+/// What one worker has for itself.
 pub struct Worker {
     pub plane: Arc<Plane>,
-    /// The gate, behind a count of this worker's own.
+    /// The gate, behind a reference count that only this worker uses.
     pub gate: Own<Gate>,
     outfit: RefCell<Rc<Outfit>>,
     pub tally: Tally,
@@ -197,13 +202,13 @@ pub struct Worker {
     now: Rc<Cell<BootMs>>,
     pub ids: RequestIds,
     pub numbers: Numbers,
-    /// The plan whose coming everyone was told of.
+    /// The generation of the plan that this worker's tasks were last woken for.
     pub told: Cell<u64>,
     /// No more writes are begun: the gate is about to stop.
     pub closing: Cell<bool>,
-    /// Exchanges with the store that go on without a client.
+    /// How many exchanges with the store go on without a client.
     pub carried: Cell<usize>,
-    /// The worker's runtime is going away: nothing can be carried on.
+    /// The worker's runtime is about to end: nothing can be carried on.
     pub stopping: Cell<bool>,
 }
 
@@ -229,13 +234,13 @@ impl Worker {
         })
     }
 
-    /// The boot clock, as it was last read: good enough for what lies idle.
+    /// The boot clock, as last read. Exact enough for idle connections.
     #[must_use]
     pub fn now(&self) -> BootMs {
         self.now.get()
     }
 
-    /// The same, for those who look at it often.
+    /// The same clock, for callers that read it often.
     #[must_use]
     pub fn clock(&self) -> &Rc<Cell<BootMs>> {
         &self.now

@@ -1,4 +1,4 @@
-//! The end of a write: what the journal and the metrics hear of it, in the order that the life of a write gives.
+//! The end of a write: what the journal and the metrics record of it, in the order that the life of a write gives.
 
 use std::rc::Rc;
 
@@ -8,7 +8,7 @@ use crate::{
     store::body::StoreBody,
 };
 
-/// The digest of a body that is here. That of one that streams is asked for, and made as it comes.
+/// The digest of a body that is here. For a streaming body returns `None`, and has its digest made as it comes.
 pub(super) fn digest_of(body: &StoreBody, upload: Option<&UploadState>) -> Option<[u8; 32]> {
     if let Some(upload) = upload {
         upload.make_digest();
@@ -17,7 +17,7 @@ pub(super) fn digest_of(body: &StoreBody, upload: Option<&UploadState>) -> Optio
     Some(keyed::digest_of(body))
 }
 
-/// The connection of a write is closed, and something of the write may have left: ends the write. Returns how.
+/// Ends a write whose connection is closed and of which something may have left. Returns its outcome.
 pub(super) async fn close(worker: &Rc<Worker>, guard: &WriteGuard, line: Option<Line>) -> Outcome {
     if let Effect::Record(_) = guard.on(Event::Closed { left: true }) {
         if let Some(line) = line {
@@ -28,7 +28,7 @@ pub(super) async fn close(worker: &Rc<Worker>, guard: &WriteGuard, line: Option<
     ended(worker, guard)
 }
 
-/// Returns how a write has ended, and counts it if its outcome is unknown.
+/// Returns the outcome of a write, and counts it if it is unknown.
 pub(super) fn ended(worker: &Worker, guard: &WriteGuard) -> Outcome {
     match guard.stage() {
         Stage::Over(outcome @ (Outcome::Settled | Outcome::Cancelled)) => outcome,

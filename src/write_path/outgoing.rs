@@ -1,5 +1,5 @@
-//! Makes a body ready to be sent: a short one is collected, a long one streams. A keyed write's key is claimed here,
-//! once it is known what it would send.
+//! Makes a body ready to be sent: a short one is collected, a long one streams. The key of a keyed write is claimed
+//! here, once its payload is known.
 
 use std::{collections::VecDeque, future::poll_fn, pin::Pin, rc::Rc, task::Poll};
 
@@ -30,31 +30,31 @@ use crate::{
 /// A body, ready to be sent.
 pub struct Outgoing {
     pub body: StoreBody,
-    /// The room that a collected body takes until it is sent.
+    /// The room that a collected body uses until it is sent.
     pub share: Option<Share>,
-    /// How far a body is that streams.
+    /// The progress of a body that streams.
     pub upload: Option<Rc<UploadState>>,
-    /// How long a body is that streams, where its decoder knows.
+    /// The length of a body that streams, where its decoder knows it.
     pub length: Option<u64>,
 }
 
 impl Outgoing {
-    /// A body that is there.
+    /// A body that is here as a whole.
     #[must_use]
     pub fn whole(body: StoreBody, share: Option<Share>) -> Self {
         Self { body, share, upload: None, length: None }
     }
 }
 
-/// A body, as far as it is collected.
+/// A body that was collected, or is too long for that.
 #[allow(clippy::large_enum_variant, reason = "it does not live long")]
 enum Collected {
     Whole(Outgoing),
-    /// Too long for that.
+    /// Too long to be collected.
     Long(Stream),
 }
 
-/// A keyed write that may be sent, or has its answer.
+/// A keyed write that may be sent, or that has its answer.
 #[allow(clippy::large_enum_variant, reason = "it does not live long")]
 pub enum Ready {
     Go(Outgoing),
@@ -62,8 +62,8 @@ pub enum Ready {
 }
 
 impl Job {
-    /// Claims the key of a keyed write, and makes its body ready to be sent. Where the key is not its own, the write
-    /// is answered as the one was that had it first.
+    /// Claims the key of a keyed write, and makes its body ready to be sent. If an earlier write has the key, returns
+    /// that write's answer.
     pub(super) async fn claim_key(&self, source: Source) -> Result<Ready, Refused> {
         let mut collected = match source {
             Source::Here { body, share } => Collected::Whole(Outgoing::whole(body, share)),
@@ -109,7 +109,7 @@ impl Job {
             };
             collected = match (answered, left) {
                 (Some(answered), _) => return answered.map(Ready::Answered),
-                // The first was not sent: this one may be the next.
+                // The first was not sent, so this one may try to be next.
                 (None, Some(left)) => left,
                 (None, None) => return Err(keyed::refused(&worker, Refusal::InProgress)),
             };
@@ -119,7 +119,7 @@ impl Job {
         Ok(Ready::Go(outgoing))
     }
 
-    /// The payload of a keyed write whose key is not its own; and its body, where that is still there.
+    /// The payload of a write whose key is another's, and its body, where that was not read for it.
     async fn payload(
         &self,
         payload: Option<Payload>,
@@ -135,7 +135,7 @@ impl Job {
                 let (limits, _waits) = (Limits::of(&self.outfit.plan), self.waits_for_client());
                 let digest = keyed::digest_on(&self.worker, first, rest, is_h2, limits);
                 let Some(guard) = self.guard() else { return Err(rerouted()) };
-                // A client may take its time with its body; a reload does not wait for it.
+                // A client may be slow with its body; a reload does not wait for it.
                 let digest = tokio::select! {
                     biased;
                     digest = digest => digest?,
@@ -158,7 +158,7 @@ impl Job {
         Ok(self.outgoing(self.collect(hold, share).await?))
     }
 
-    /// Collects a body that is short.
+    /// Collects a body, if it is short.
     async fn collect(&self, mut hold: Hold, share: Option<Share>) -> Result<Collected, Refused> {
         if hold.is_untouched() && hold.body.is_end_stream() {
             return Ok(Collected::Whole(Outgoing::whole(StoreBody::Empty, None)));
@@ -179,13 +179,13 @@ impl Job {
         };
         let limits = Limits::of(&self.outfit.plan);
         if !self.guard().is_some_and(|guard| guard.is_judged()) {
-            // A judge has read the clock, and nobody else has.
+            // Judging a write reads the clock. This request was not judged.
             let _ = self.worker.watch();
         }
         let (mut pace, waits) = (Pace::new(&self.worker.alarms, limits.slowest), self.waits_for_client());
         let collected = poll_fn(|context| match hold.poll(limits, &self.client, &mut pace, context) {
             Poll::Ready(collected) => Poll::Ready(collected.map_err(|why| unsent(&why.into()))),
-            // A client may take its time with its body; a reload does not wait for it.
+            // A client may be slow with its body; a reload does not wait for it.
             Poll::Pending if self.is_retired() => Poll::Ready(Err(rerouted())),
             Poll::Pending => Poll::Pending,
         });
@@ -208,14 +208,14 @@ impl Job {
         }
     }
 
-    /// Nothing was sent, and its client is waited for, until this is dropped.
+    /// Counts the request as waiting for its client, with nothing sent, until this is dropped.
     fn waits_for_client(&self) -> Turned {
         Turned::new(&self.client, At::of(&self.head.method), At::Client, self.worker.now())
     }
 
-    /// Waits for the end of a read's body, of which there is nothing: an HTTP/2 head need not say so.
+    /// Waits for the end of a read's body, which must be empty. An HTTP/2 head need not say that it is.
     async fn has_no_body(&self, mut hold: Hold) -> Result<Collected, Refused> {
-        // Nobody has read the clock for it.
+        // The clock was not read for this request.
         let _ = self.worker.watch();
         let mut pace = Pace::new(&self.worker.alarms, Limits::of(&self.outfit.plan).slowest);
         let _waits = self.waits_for_client();
@@ -244,7 +244,7 @@ impl Job {
             is_h2: self.is_h2(),
             length,
             client: Rc::clone(&self.client),
-            // Before trailers it is not the last byte that completes the request: see `Length`.
+            // If trailers follow, the last byte does not complete the request: see `Length`.
             has_trailers: !headers::announced(&self.head, &self.outfit.plan.trailers).is_empty(),
             asks_first: !self.is_h2() && headers.contains_key(header::EXPECT),
             limit: limits.most,
@@ -253,7 +253,7 @@ impl Job {
     }
 
     fn stream_on(&self, stream: Stream) -> Outgoing {
-        // What has begun to come was asked for.
+        // A body that has begun to come needs no 100 Continue.
         let asks_first = stream.asks_first && stream.first.is_empty();
         let stream = Stream { asks_first, ..stream };
         let length = stream.length;

@@ -1,5 +1,5 @@
-//! How fast a client sends a body: not a byte for `body_timeout_ms`, or less than `pace_bytes_min` a second on average, is
-//! too slow. Only time that is spent waiting for the client counts.
+//! How fast a client sends a body. It is too slow if it sends no byte for `body_timeout_ms`, or less than
+//! `pace_bytes_min` a second on average. Only time that is spent waiting for the client counts.
 
 use std::{
     rc::Rc,
@@ -13,9 +13,9 @@ use crate::{config::GateSettings, fence::BootMs};
 /// How slow a client may be.
 #[derive(Clone, Copy, Debug)]
 pub struct Slowest {
-    /// The longest pause; and the time that an empty body may take.
+    /// The longest pause, and the time that an empty body may take.
     pause_ms: u64,
-    /// Bytes per second behind that; 0: any pace will do.
+    /// Bytes per second after that; 0: any pace is fast enough.
     pace: u64,
 }
 
@@ -25,7 +25,7 @@ impl Slowest {
         Self { pause_ms: settings.body_timeout_ms, pace: settings.pace_bytes_min }
     }
 
-    /// How long a client may take for so many bytes.
+    /// How many milliseconds a client may take for so many bytes.
     #[must_use]
     pub fn time_for(self, bytes: u64) -> u64 {
         match self.pace {
@@ -35,13 +35,13 @@ impl Slowest {
     }
 }
 
-/// How one client does.
+/// The pace of one client.
 pub struct Pace {
     slowest: Slowest,
     alarms: Rc<Alarms>,
     came: u64,
     waited_ms: u64,
-    /// Since when the client is waited for, and until when it may be.
+    /// Since when the gate waits for the client, and the alarm that ends the wait.
     waiting: Option<(BootMs, Alarm)>,
 }
 
@@ -51,7 +51,7 @@ impl Pace {
         Self { slowest, alarms: Rc::clone(alarms), came: 0, waited_ms: 0, waiting: None }
     }
 
-    /// So many bytes have come.
+    /// Counts bytes that have come.
     pub fn came(&mut self, bytes: usize) {
         self.came += bytes as u64;
         if let Some((since, _)) = self.waiting.take() {
@@ -59,7 +59,7 @@ impl Pace {
         }
     }
 
-    /// Nothing is there. Ready when that has lasted too long.
+    /// To be called while no byte is ready. Ready when that has lasted too long.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let (slowest, came, waited_ms) = (self.slowest, self.came, self.waited_ms);
         let (_, alarm) = self.waiting.get_or_insert_with(|| {
@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// A client that sends `bytes` every `every_ms`: after how long it is too slow.
+    /// After how long a client is too slow that sends `bytes` every `every_ms`.
     fn cut_after(pace: u64, bytes: usize, every_ms: u64) -> Option<u64> {
         let alarms = Alarms::new(BootMs(0));
         let mut client = Pace::new(&alarms, Slowest { pause_ms: 30_000, pace });

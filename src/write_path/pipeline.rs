@@ -71,7 +71,7 @@ pub struct Answering {
 
 #[allow(clippy::large_enum_variant, reason = "each request begins with the largest")]
 enum Stage {
-    /// Not looked at yet. By the time of the first poll, hyper has handed on what came with the head.
+    /// Not checked yet. By the first poll, hyper has handed on the part of the body that came with the head.
     New(Option<(Parts, Incoming)>),
     Refused(Declined),
     Work(Pin<Box<dyn Future<Output = Answered>>>),
@@ -85,7 +85,7 @@ pub fn answer(worker: &Rc<Worker>, request: Request<Incoming>, busy: Busy) -> An
     Answering { stage, worker: Rc::clone(worker), busy: Some(busy) }
 }
 
-/// The first poll: classify, enter, decide. What needs no waiting goes on to `forward` from here.
+/// The first poll: classify, enter, decide. A request that needs no waiting goes on to `forward` from here.
 fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, context: &mut Context<'_>) -> Stage {
     let outfit = worker.outfit();
     let mut lookup = None;
@@ -125,7 +125,7 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
         }
         FirstLook::Admitted(write) => Stage::Write(forward_write(worker, outfit, client, head, body, write)),
         FirstLook::Undecided(undecided) => Stage::Work(Box::pin(async move {
-            // It may not go on yet, and no judge has looked at its token.
+            // The write may not go on yet, and its token has not been judged.
             let body = body.without_room();
             let loose = Turned::new(&client, At::of(&head.method), At::Loose, worker.now());
             let decided = undecided.decide((&worker, client.peer), &outfit, &head.method).await;
@@ -144,7 +144,7 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
     }
 }
 
-/// A keyed write that is refused for its lease gets the answer that is kept of it, if there is one.
+/// Declines a keyed write that was refused for its lease: returns the answer that is kept for its key, or the refusal.
 async fn decline_keyed(
     lookup: Lookup,
     worker: &Rc<Worker>,
@@ -154,7 +154,7 @@ async fn decline_keyed(
     body: Source,
     why: Refused,
 ) -> Answered {
-    // It will not be sent, and its client may take its time with its body.
+    // The write will not be sent, and its client may be slow with its body.
     let _waits = Turned::new(client, At::of(&head.method), At::Client, worker.now());
     match lookup.answer(worker, head, body, Limits::of(&outfit.plan), why).await {
         Ok(response) => Ok(response),
@@ -177,7 +177,7 @@ fn forward_write(
     Detachable::new(job, guard, route, body)
 }
 
-/// What the first look at a request says.
+/// The result of the first check of a request.
 #[allow(clippy::large_enum_variant, reason = "it does not live long")]
 enum FirstLook {
     Refused(Refused),
@@ -186,12 +186,12 @@ enum FirstLook {
     Undecided(Undecided),
 }
 
-/// What a route says about its writes.
+/// What a route and a key say about the life of a write.
 fn terms_of(route: &Route, key: Option<&IdempotencyKey>) -> Terms {
     Terms { unfenced: false, discards: route.discards, journaled: route.journal, keyed: key.is_some() }
 }
 
-/// Admits a write if that can be decided at once. `is_here`: all of its body is.
+/// Admits a write if that can be decided at once. `is_here`: all of its body is here.
 fn try_admit(
     worker: &Worker,
     outfit: &Outfit,
@@ -214,7 +214,7 @@ fn try_admit(
         return admitted.map_or_else(FirstLook::Refused, FirstLook::Admitted);
     }
     let pool = &outfit.pools[route.store];
-    // A keyed write is remembered first.
+    // A keyed write cannot commit here: its key is stored first.
     let may_commit =
         is_here && route.mode == Mode::Enforce && others.is_empty() && key.is_none() && !worker.closing.get();
     let conn = if may_commit { pool.idle_lane_at_ease() } else { None };
@@ -286,7 +286,7 @@ impl Undecided {
     }
 }
 
-/// The last step of an admission: what was decided is counted, and the write is let go on or refused.
+/// The last step of an admission: counts the decision, and lets the write go on or refuses it.
 struct Admitting<'a> {
     worker: &'a Worker,
     outfit: &'a Outfit,
@@ -311,7 +311,7 @@ impl Admitting<'_> {
         self.go_on(guard, Some(since), None)
     }
 
-    /// The judge refuses the write: a route that only looks forwards it all the same.
+    /// The judge refuses the write. A route in mode `audit` forwards it all the same.
     fn refused(self, entered: RouteGuard, stopwatch: Stopwatch, refused: decide::Refused) -> Result<Admitted, Refused> {
         let tally = self.outfit.tallies[self.route].operation(self.method);
         tally.judged(stopwatch.seconds(), Some(&refused.why));
@@ -322,7 +322,7 @@ impl Admitting<'_> {
         Err(Refused::from(refused.why).about(&refused.object, &self.route().name))
     }
 
-    /// The write is forwarded whatever a judge says. `would`: what a judge would have refused it with.
+    /// Forwards the write without a permit. `would`: the code that an enforcing route would have refused it with.
     fn unfenced(self, entered: RouteGuard, object: ObjectId, would: Option<Code>) -> Result<Admitted, Refused> {
         let terms = Terms { unfenced: true, ..terms_of(self.route(), None) };
         let mut life = Life::new(terms);
@@ -335,7 +335,7 @@ impl Admitting<'_> {
     #[allow(clippy::inline_always, reason = "what it takes is large, and would be copied")]
     fn go_on(self, guard: Rc<WriteGuard>, since: Option<Stopwatch>, would: Option<Code>) -> Result<Admitted, Refused> {
         let Self { worker, outfit, method, route } = self;
-        // A drain sets its flag before it looks whether a write is in flight, and this one is.
+        // A drain sets its flag before it checks whether a write is in flight, and this one is.
         if worker.closing.get() || worker.gate.draining.load(Ordering::Acquire) {
             let _ = guard.on(Event::Interrupted);
             let why = "this gate is stopping; nothing was sent. Try again once it is back";

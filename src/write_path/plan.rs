@@ -1,5 +1,5 @@
-//! What the data plane goes by: routes, stores, limits. A reload exchanges it as a whole; a request
-//! goes by one plan from its first stage to its last.
+//! The settings that the data plane uses: routes, stores, limits. A reload exchanges them as a whole. A request uses
+//! one plan from its first stage to its last.
 
 use std::{rc::Rc, sync::Arc};
 
@@ -41,7 +41,7 @@ impl Plan {
     /// Makes settings ready for use.
     ///
     /// # Errors
-    /// With what is wrong with them, or with the files that they name.
+    /// With what is wrong with the settings, or with the files that they name.
     pub fn new(settings: &Settings, before: Before<'_>, now: BootMs, metrics: &Metrics) -> Result<Self, Faults> {
         let routes = Routes::new(settings).map_err(Faults)?;
         let one = |key: String, what: String| Faults(vec![Fault::new(key, what)]);
@@ -65,7 +65,8 @@ impl Plan {
         self.routes.stores.iter().fold(0, |all: usize, store| all.saturating_add(store.connections_max))
     }
 
-    /// A write goes by a route; `None` while writes that went by an older version of it may still land.
+    /// Counts a write in under its route's generation. `None` while writes of older generations that it waits for may
+    /// still land.
     #[must_use]
     pub fn enter(&self, route: &Route, clock: &Clock) -> Option<RouteGuard> {
         let Version { generation, waits_for } = &self.versions[route.place];
@@ -76,23 +77,23 @@ impl Plan {
         may_enter.then(|| generation.enter(clock, route.bound))
     }
 
-    /// What writes go by under this plan.
+    /// The generations that writes use under this plan.
     #[must_use]
     pub fn generations(&self) -> Vec<Arc<Generation>> {
         self.versions.iter().map(|version| Arc::clone(&version.generation)).collect()
     }
 
-    /// The versions of routes that are not this plan's any more.
+    /// The generations of `before` that this plan no longer uses.
     pub fn retired_from<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = Arc<Generation>> + 'a {
         let stays = |old: &Arc<Generation>| self.versions.iter().any(|new| Arc::ptr_eq(&new.generation, old));
         before.versions.iter().map(|old| &old.generation).filter(move |old| !stays(old)).map(Arc::clone)
     }
 }
 
-/// What was before a plan.
+/// What came before a plan.
 #[derive(Clone, Copy)]
 pub enum Before<'a> {
-    /// Nothing, but what went by the routes of an earlier run, if that can still land.
+    /// No plan. The generation of an earlier run's writes, if they can still land.
     Start(Option<&'a Arc<Generation>>),
     Plan(&'a Plan),
 }
@@ -106,9 +107,9 @@ impl Before<'_> {
     }
 }
 
-/// A route that is as it was keeps its generation, unless one that is new, has changed or is gone could
-/// take the same paths: then it takes others than before. One that does not keep it waits for all that are
-/// gone: what they wrote to may be its object's.
+/// An unchanged route keeps its generation, unless a route that is new, has changed or is gone could take the same
+/// paths: then it takes other paths than before. A route with a new generation waits for all generations that are gone,
+/// since their writes may have gone to its object.
 fn versions(routes: &Routes, before: Before<'_>, now: BootMs) -> Vec<Version> {
     let same = |route: &Route| -> Option<&Version> {
         let before = before.plan()?;
@@ -135,7 +136,7 @@ fn versions(routes: &Routes, before: Before<'_>, now: BootMs) -> Vec<Version> {
                 old.waits_for.iter().chain(own).map(Arc::clone).collect::<Vec<_>>()
             };
             let mut gone: Vec<_> = before.versions.iter().flat_map(with_own).collect();
-            // Each once, and none that nothing can come of any more.
+            // Each once, and only those with writes that may still land.
             gone.sort_by_key(Arc::as_ptr);
             gone.dedup_by(|one, two| Arc::ptr_eq(one, two));
             gone.retain(|generation| !generation.is_spent(now));
@@ -146,7 +147,7 @@ fn versions(routes: &Routes, before: Before<'_>, now: BootMs) -> Vec<Version> {
     kept.into_iter().map(|kept| kept.cloned().unwrap_or_else(new)).collect()
 }
 
-/// A plan, and one worker's own connections to its stores and counts for its routes.
+/// A plan, and one worker's connections to its stores and counts for its routes.
 pub struct Outfit {
     pub plan: Arc<Plan>,
     pub pools: Vec<Rc<Pool>>,
@@ -155,8 +156,8 @@ pub struct Outfit {
 }
 
 impl Outfit {
-    /// Takes a plan up. Connections to stores that are as they were are kept; those over TLS are made
-    /// anew, since the certificates to trust may have changed.
+    /// Takes over a plan. Keeps the connections to unchanged stores. Connections over TLS are made anew, since the
+    /// certificates to trust may have changed.
     #[must_use]
     pub fn new(plan: Arc<Plan>, before: Option<&Self>) -> Rc<Self> {
         let pools = plan.routes.stores.iter().zip(&plan.ways).map(|(store, way)| {
@@ -195,7 +196,7 @@ mod tests {
             let next = plan(&["/{any...}", other, "/b"], Before::Plan(&now));
             generations.retire(next.retired_from(&now));
             let waits_for: Vec<usize> = next.versions.iter().map(|version| version.waits_for.len()).collect();
-            // The catch-all and the one that changed; `/b` has nothing to do with it.
+            // The catch-all and the changed route wait; `/b` overlaps with neither change.
             assert_eq!((waits_for.iter().sum::<usize>(), waits_for.len()), (4, 3), "{waits_for:?}");
             now = next;
         }

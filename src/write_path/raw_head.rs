@@ -1,8 +1,9 @@
 //! What hyper does not show of an HTTP/1.1 head: lines that end in LF alone, a fragment in the target, a length beside
 //! another length. Two parsers could read such a request in two ways, so it is refused (`gate.strict`).
 //!
-//! A connection keeps a copy of what was read until a head is looked at. Hyper has parsed that head by then, so most are
-//! compared with what hyper made of them, by where their lines must end; only those that differ are read line by line.
+//! A connection keeps a copy of what was read until its head is checked. Hyper has parsed that head by then. So most
+//! heads are compared with what hyper made of them, by where their lines must end. Only heads that differ are read line
+//! by line.
 
 use http::{header, request::Parts};
 
@@ -15,14 +16,14 @@ pub enum BodyLength {
     Chunks,
 }
 
-/// What was read of a connection, as far as it is not known to be a body.
+/// What was read of a connection, as far as it may be a head.
 #[derive(Debug, Default)]
 pub struct RawHeads {
     raw: Vec<u8>,
     body: Body,
 }
 
-/// What is still to come of the body behind the last head.
+/// What is still to come of the body after the last head.
 #[derive(Debug, Default)]
 enum Body {
     #[default]
@@ -42,7 +43,7 @@ impl RawHeads {
         }
     }
 
-    /// Takes in what was read.
+    /// Takes the bytes that were read.
     #[inline]
     pub fn has_read(&mut self, bytes: &[u8]) {
         let skipped = match &mut self.body {
@@ -66,16 +67,16 @@ impl RawHeads {
         self.raw.extend_from_slice(&bytes[skipped..]);
     }
 
-    /// Whether the body behind the last head has come to its end, as hyper says it has.
+    /// Whether the body after the last head is complete. Asked when hyper says that it is.
     #[must_use]
     pub fn body_is_over(&self) -> bool {
         matches!(self.body, Body::Over)
     }
 
-    /// Looks at the head that hyper has just parsed.
+    /// Checks the head that hyper has just parsed.
     ///
     /// # Errors
-    /// With why it could be read in two ways. The connection must be closed then.
+    /// With the reason why it could be read in two ways. The connection must then be closed.
     pub fn check(&mut self, head: &Parts, body: BodyLength) -> Result<(), Doubt> {
         let length = match plain_length(&self.raw, head) {
             Some(length) => length,
@@ -83,7 +84,7 @@ impl RawHeads {
         };
         let behind = self.raw.len() - length;
         match body {
-            // Nothing of the next request is here.
+            // Nothing of the next request has come.
             BodyLength::Known(known) if behind as u64 <= known => {
                 self.clear();
                 let left = known - behind as u64;
@@ -104,17 +105,17 @@ impl RawHeads {
     }
 }
 
-/// What stands around the method and the target of a request line.
+/// What is around the method and the target in a request line.
 const REQUEST_LINE: usize = "  HTTP/1.1\r\n".len();
 
-/// How long a head is whose lines are written as nearly everyone writes them; `None` where one is not.
+/// How long a head is whose lines all have the usual form; `None` where one has another form.
 ///
-/// Hyper has read a method, a target and fields from these bytes, so each must stand where the ones before it end. A line
-/// that ends in LF alone, more or less than one space, or a fragment moves what follows, and the space, the colon or the
-/// CRLF is not where it is expected. This holds as long as the fields come in the order of their lines:
-/// - Values of one name stand together, wherever their lines were. So a head with a name twice is no plain one.
-/// - Hyper leaves out a Content-Length beside another length, and may change the order of the fields behind it. So none may
-///   stand where another field is expected.
+/// Hyper has read a method, a target and fields from these bytes, so each must be where the ones before it end. A line
+/// that ends in LF alone, more or less than one space, or a fragment moves what follows, and the space, the colon or
+/// the CRLF is not where it is expected. This holds as long as the fields come in the order of their lines:
+/// - Hyper keeps values of one name together, wherever their lines were. So a head with a name twice is not plain.
+/// - Hyper drops a Content-Length beside another length, and may change the order of the fields after it. So a plain
+///   head has none where another field is expected.
 fn plain_length(raw: &[u8], head: &Parts) -> Option<usize> {
     let is = |at: usize, wanted: &[u8; 2]| raw.get(at..).and_then(<[u8]>::first_chunk) == Some(wanted);
     let target = head.method.as_str().len() + 1;
@@ -130,7 +131,7 @@ fn plain_length(raw: &[u8], head: &Parts) -> Option<usize> {
         if line.first_chunk() != Some(b"\r\n") || line.last_chunk() != Some(b": ") {
             return None;
         }
-        // A shorter name has its colon where Content-Length has none.
+        // A shorter name has its colon where `Content-Length` has a letter.
         if length >= LENGTH.len() && *name != header::CONTENT_LENGTH && is_length(&line[2..]) {
             return None;
         }
@@ -145,7 +146,7 @@ fn is_length(line: &[u8]) -> bool {
     line.get(..LENGTH.len()).is_some_and(|name| name.eq_ignore_ascii_case(LENGTH))
 }
 
-/// Reads a head line by line: how long it is.
+/// Reads a head line by line, and returns its length.
 fn read_lines(raw: &[u8]) -> Result<usize, Doubt> {
     let (mut at, mut is_first, mut lengths) = (0, true, 0);
     loop {
@@ -154,7 +155,7 @@ fn read_lines(raw: &[u8]) -> Result<usize, Doubt> {
         let line = rest[..end].strip_suffix(b"\r").ok_or(Doubt::BareLineFeed)?;
         at += end + 1;
         match line {
-            // Some clients send an empty line behind the body before.
+            // Some clients send an empty line after the body before.
             [] if is_first => {}
             [] if lengths > 1 => return Err(Doubt::TwoLengths),
             [] => return Ok(at),
@@ -174,15 +175,15 @@ fn says_length(line: &[u8]) -> bool {
     name.eq_ignore_ascii_case(LENGTH) || name.eq_ignore_ascii_case(b"transfer-encoding")
 }
 
-/// Finds the end of a body in chunks. What is no chunk has no end: hyper closes the connection behind it.
+/// Finds the end of a body in chunks. An invalid body has no end: hyper closes the connection after it.
 #[derive(Debug, Default)]
 struct ChunkEnd {
     at: At,
-    /// What is left of a chunk's data.
+    /// How much of a chunk's data is left.
     left: u64,
-    /// Of a line of trailers: something stands in it.
+    /// Whether the present line of trailers has text.
     has_text: bool,
-    /// The byte before was a CR.
+    /// Whether the byte before was a CR.
     behind_cr: bool,
 }
 
@@ -191,17 +192,17 @@ enum At {
     /// The digits of a size.
     #[default]
     Size,
-    /// What stands behind them, up to the end of the line.
+    /// The rest of the line after the digits.
     Extension,
     Data,
-    /// The line end behind a chunk's data.
+    /// The line end after a chunk's data.
     Behind,
     Trailers,
     Lost,
 }
 
 impl ChunkEnd {
-    /// How many of these bytes are the body's, where its end is among them.
+    /// How many of these bytes belong to the body; `None` where its end is not among them.
     fn find(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut at = 0;
         while let Some(byte) = bytes.get(at) {
@@ -221,7 +222,7 @@ impl ChunkEnd {
         None
     }
 
-    /// Takes a byte that is not data. Whether it is the last of the body.
+    /// Takes a byte that is not data. Returns whether it is the last one of the body.
     fn step(&mut self, byte: u8) -> bool {
         match (self.at, byte) {
             (At::Size, b'\r') => self.at = At::Extension,
@@ -233,7 +234,7 @@ impl ChunkEnd {
             (At::Extension, b'\n') if self.left == 0 => (self.at, self.has_text) = (At::Trailers, false),
             (At::Extension, b'\n') => self.at = At::Data,
             (At::Behind, b'\n') => self.at = At::Size,
-            // Some parsers end the body there, and hyper does not.
+            // Some parsers end the body at this byte, and hyper does not.
             (At::Trailers, b'\n') if !self.behind_cr => self.at = At::Lost,
             (At::Trailers, b'\n') if !self.has_text => return true,
             (At::Trailers, b'\n') => self.has_text = false,

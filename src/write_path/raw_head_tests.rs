@@ -1,4 +1,4 @@
-//! Heads as they come, beside what a parser makes of them.
+//! Raw heads, compared with what a parser makes of them.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use super::*;
 
-/// What hyper makes of a head: it leaves out a length beside another one, and the fragment.
+/// What hyper makes of a head: it drops a length beside another length, and the fragment.
 fn parsed(raw: &str) -> Parts {
     let head = raw.split("\n\r\n").next().unwrap().split("\n\n").next().unwrap();
     let mut lines = head.trim_start().lines();
@@ -36,7 +36,7 @@ fn check(heads: &mut RawHeads, raw: &str, body: BodyLength) -> Result<(), Doubt>
     heads.check(&parsed(raw), body)
 }
 
-/// A head that comes alone.
+/// Checks a head that comes alone.
 fn alone(raw: &str) -> Result<(), Doubt> {
     let mut heads = RawHeads::default();
     heads.has_read(raw.as_bytes());
@@ -93,9 +93,9 @@ fn what_could_be_read_in_two_ways_is_refused() {
     }
 }
 
-/// A head with two lengths whose lines all end where one without the second length would have them: what hyper leaves out
-/// is made up for by fields without a space behind their colon, which are a byte shorter than expected. `x` is there
-/// twice, so a map of the fields has all of them in other places than the head.
+/// A head with two lengths. All its lines end where they would end without the second length. Hyper drops the second
+/// length; the fields without a space after their colon are a byte shorter than expected, and make up the difference.
+/// `x` is there twice, so a map of the fields has all of them in other places than the head.
 fn hidden_length() -> String {
     let (hidden, twice) = ("Content-Length: 5", "x".repeat(14));
     let steps = hidden.len() + 1;
@@ -109,7 +109,7 @@ fn hidden_length() -> String {
     head + &format!("{:v<1$}\r\n\r\n", twice + ":: ", 35 + steps)
 }
 
-/// The same for a line that ends in LF alone. The body ends what a map of the fields takes for the head.
+/// The same for a line that ends in LF alone. The body completes what a map of the fields takes for the head.
 fn hidden_line_feed() -> (String, &'static str) {
     let mut head = "PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 7\r\nxx: 1\r\nyy: 1\n".to_owned();
     for (step, (long, short)) in [('a', 'b'), ('c', 'd'), ('e', 'f'), ('g', 'h'), ('i', 'j')].into_iter().enumerate() {
@@ -129,7 +129,7 @@ fn a_line_that_hides_in_the_place_of_another_is_found() {
     assert_eq!(check(&mut heads, &head, BodyLength::Known(7)), Err(Doubt::BareLineFeed));
 }
 
-/// What a field looks like: its name, what stands behind the colon, its value, what stands behind it.
+/// A field: its name, the space after the colon, its value, and the line end.
 fn field() -> impl Strategy<Value = String> {
     let name = prop_oneof![
         4 => "[a-c]{1,3}",
@@ -151,7 +151,7 @@ fn field() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Where a quick look at a head finds its length, a look at each line finds the same.
+    /// Where the quick check of a head finds its length, the check line by line finds the same.
     #[test]
     fn a_quick_look_says_nothing_that_a_long_one_does_not(
         lines in prop::collection::vec(field(), 0..12),
@@ -176,7 +176,7 @@ fn a_second_length_in_the_place_of_a_field_of_its_size_is_found() {
     }
 }
 
-/// A line without its CR is not made up for by anything that stands behind the head.
+/// Bytes after the head do not make up for a line without its CR.
 #[test]
 fn a_body_does_not_make_up_for_what_a_head_lacks() {
     for body in ["\r\n\r\n", "x\r\n\r\n", "\r\n\r\n\r\n\r\n", "\r\r\r\r", "\n\n\r\n\r\n"] {
@@ -207,7 +207,7 @@ fn the_next_head_is_found_behind_the_body_however_the_bytes_are_cut() {
     for step in 1..=all.len() {
         let (mut heads, mut read, mut end) = (RawHeads::default(), 0, 0);
         for (head, body, length) in &requests {
-            // As hyper does, it is looked at once all of the head is there.
+            // Like hyper, checks the head once all of it has come.
             end += head.len();
             while read < end {
                 let next = (read + step).min(all.len());

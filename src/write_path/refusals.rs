@@ -1,4 +1,4 @@
-//! What a client gets whose request was not, or not certainly, done: texts and codes of the way to the store.
+//! The refusals of requests that were not, or not certainly, done: texts and codes for the way to the store.
 
 use super::{hold::NoBody, reply::Refused, upload::Broken};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     store::pool::NoLane,
 };
 
-/// Why a connection that was just made or woken is of no use.
+/// Why a connection that was just made or found cannot be used.
 pub(super) const UNASKED: &str = "it hung up, or spoke before it was asked";
 
 /// A reload has changed the route of a write of which nothing was sent.
@@ -14,12 +14,12 @@ pub(super) fn rerouted() -> Refused {
     Refused::new(Code::FenceDraining, "this route has just changed; nothing was sent")
 }
 
-/// A write whose outcome is unknown. `what`: what is known of it.
+/// A write whose outcome is unknown. `what`: what is known about it.
 pub(super) fn unknown(what: String) -> Refused {
     Refused::new(Code::OutcomeUnknown, what + "; look before you write again")
 }
 
-/// A body is not read, since too many are held.
+/// A body is not read, since too many bodies are held.
 pub(super) fn no_room() -> Refused {
     Refused::new(Code::GateOverloaded, "too many bodies are being held; try again in a moment")
 }
@@ -64,7 +64,7 @@ fn code_of(broken: &Broken) -> Code {
         Broken::Client | Broken::Slow => Code::BodyUnreadable,
         Broken::TooLong => Code::RequestLimit(Limit::Body),
         Broken::TokenInTrailer => Code::FenceTokenMalformed,
-        // Behind the first piece. Before it, the write is judged once more, to say why.
+        // After the first piece was sent. Before it, the write is judged once more, to learn why.
         Broken::Denied => Code::FenceDraining,
     }
 }

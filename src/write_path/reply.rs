@@ -28,13 +28,13 @@ use crate::{
 const FENCE_ERROR: HeaderName = HeaderName::from_static("fence-error");
 const FENCE_OUTCOME: HeaderName = HeaderName::from_static("fence-outcome");
 
-/// What becomes of a request.
+/// The response to a request, or its refusal.
 pub type Answered = Result<Response<ReplyBody>, Box<Refused>>;
 
 /// A response's body.
 pub struct ReplyBody {
     content: Content,
-    /// Its connection is busy until this body is gone.
+    /// Its connection is busy until this body is dropped.
     busy: Option<Busy>,
 }
 
@@ -44,7 +44,7 @@ enum Content {
 }
 
 impl Content {
-    /// Whether nothing of it is still at the store.
+    /// Whether no part of the content is still at the store.
     fn is_whole(&self) -> bool {
         match self {
             Self::Own(_) => true,
@@ -60,7 +60,7 @@ impl ReplyBody {
         Self { content: Content::Own(bytes), busy: None }
     }
 
-    /// An answer of the store that is here already. Most have one part at most.
+    /// An answer of the store that is here as a whole. Most have at most one part.
     #[must_use]
     pub fn whole(frames: Frames) -> Self {
         match frames.into_only() {
@@ -74,7 +74,7 @@ impl ReplyBody {
         Self { content: Content::Store(Box::new(reply)), busy: None }
     }
 
-    /// Keeps a connection busy while this body is there.
+    /// Keeps a connection busy while this body exists.
     #[must_use]
     pub fn during(self, mut busy: Busy) -> Self {
         if !self.is_end_stream() {
@@ -84,7 +84,8 @@ impl ReplyBody {
     }
 }
 
-/// The next of an answer that is passed on. Once nothing of it is at the store any more, only its client is waited for.
+/// The next frame of an answer that is passed on. Once no part of the answer is at the store, only its client is waited
+/// for.
 #[inline(never)]
 fn poll_store(
     reply: &mut ResponseBody,
@@ -149,14 +150,14 @@ impl Body for ReplyBody {
 /// A request that is not forwarded: why, and what it was about.
 #[derive(Debug)]
 pub struct Refused {
-    /// Apart, since it is large and moved about.
+    /// Boxed, since it is large and refusals are moved about.
     pub problem: Box<Problem>,
     pub object: Option<ObjectId>,
     pub route: Option<Arc<str>>,
     pub seq: Option<LeaseSeq>,
     pub fence: Option<Fence>,
     pub holder: Option<HolderId>,
-    /// The connection is closed behind the answer.
+    /// The connection is closed after the answer.
     pub closes: bool,
 }
 
@@ -167,7 +168,7 @@ impl Refused {
         Self { problem, object: None, route: None, seq: None, fence: None, holder: None, closes: false }
     }
 
-    /// About this object.
+    /// Names the object that the refusal is about.
     #[must_use]
     pub fn of(mut self, object: &ObjectId) -> Self {
         self.problem.tell_object(object);
@@ -175,7 +176,7 @@ impl Refused {
         self
     }
 
-    /// About this object, unless it is known to be about another; by this route.
+    /// Names the route, and the object unless the refusal has one already.
     #[must_use]
     pub fn about(mut self, object: &ObjectId, route: &Arc<str>) -> Self {
         if self.object.is_none() {
@@ -185,7 +186,7 @@ impl Refused {
         self
     }
 
-    /// Of a write that was admitted: whose it was. What its refusal says itself stands.
+    /// Names the lease of an admitted write. What the refusal has already is kept.
     #[must_use]
     pub fn by(mut self, holder: Option<HolderId>, seq: Option<LeaseSeq>) -> Self {
         self.holder = self.holder.or(holder);
@@ -210,7 +211,7 @@ impl From<Unfit> for Refused {
     }
 }
 
-/// What a refused write is told: one line per way to be refused.
+/// The answer to a refused write: one line per kind of refusal.
 impl From<Refusal> for Refused {
     fn from(refusal: Refusal) -> Self {
         let code = refusal.code();
@@ -303,10 +304,10 @@ impl From<Refusal> for Refused {
     }
 }
 
-/// Refuses, and leaves a receipt. To a HEAD the headers say it all.
+/// Makes the refusal's response, and keeps a receipt. The response to a HEAD has only headers.
 pub fn refuse(plane: &Plane, refused: Refused, is_head: bool) -> Response<ReplyBody> {
     let Refused { mut problem, object, route, seq, fence, holder, closes } = refused;
-    // Where the refusal itself needed no fence, what is in memory is good enough to tell.
+    // If the refusal itself needed no fence, the one in memory is exact enough to show.
     let known =
         |object: &ObjectId| plane.gate.records.stripes.view(object, |found| found.map(|(record, _)| record.fence));
     let fence = fence.or_else(|| object.as_ref().and_then(known));

@@ -1,8 +1,8 @@
 //! The store's answer on its way to the client.
 //!
-//! A write is settled by its complete answer. The gate reads a write's answer ahead of its client, so that a slow
-//! client does not keep the object from being handed over; beyond [`AHEAD_BYTES`] the answer is passed on as it
-//! comes, and the write stays in flight until its end. If the client goes away, the answer is read on without it.
+//! A complete answer settles its write. The gate reads a write's answer before its client takes it, so that a slow
+//! client does not keep the object from being handed over. Beyond [`AHEAD_BYTES`] the answer is passed on as it comes,
+//! and the write stays in flight until its end. If the client goes away, the rest is read without it.
 
 use std::{
     cell::RefCell,
@@ -35,18 +35,18 @@ use crate::{
     store::{body::Cut, pool::Lane},
 };
 
-/// How much of a write's answer is read ahead of its client.
+/// How much of a write's answer is read before its client takes it.
 pub const AHEAD_BYTES: usize = 65_536;
 
 /// An answer that was read ahead.
 pub enum Ahead {
     Whole(Frames),
-    /// There is more of it.
+    /// Part of the answer; more is to come.
     Part(Frames),
     Broken(String),
 }
 
-/// What has been read of an answer: most have one part.
+/// What has been read of an answer: most answers have one part.
 #[derive(Default)]
 pub struct Frames {
     first: Option<Bytes>,
@@ -63,10 +63,10 @@ impl Frames {
         }
     }
 
-    /// The only part, if there is one at most and it is data.
+    /// The only part, if there is at most one and it is data.
     ///
     /// # Errors
-    /// With all of it, where there is more to it.
+    /// With all frames, where there are more.
     pub fn into_only(self) -> Result<Option<Bytes>, Self> {
         if self.more.is_empty() { Ok(self.first.filter(|data| !data.is_empty())) } else { Err(self) }
     }
@@ -75,7 +75,7 @@ impl Frames {
         self.first.take().map(Frame::data).or_else(|| self.more.pop_front())
     }
 
-    /// Puts data back that was popped last.
+    /// Puts back the data that was popped last.
     fn put_back(&mut self, data: Bytes) {
         if let Some(first) = self.first.replace(data) {
             self.more.push_front(Frame::data(first));
@@ -90,7 +90,7 @@ impl Frames {
         self.more.iter().any(Frame::is_trailers)
     }
 
-    /// All of its data, if there is nothing else.
+    /// All of its data; `None` if it has trailers.
     #[must_use]
     pub fn data(&self) -> Option<Bytes> {
         match (&self.first, self.more.len()) {
@@ -104,21 +104,21 @@ impl Frames {
         }
     }
 
-    /// Its data, part by part.
+    /// The data, part by part.
     fn parts(&self) -> impl Iterator<Item = &Bytes> {
         self.first.iter().chain(self.more.iter().filter_map(Frame::data_ref))
     }
 
-    /// How many bytes of data it has.
+    /// How many bytes of data there are.
     fn size(&self) -> u64 {
         self.parts().map(|data| data.len() as u64).sum()
     }
 }
 
-/// Reads an answer ahead of its client.
+/// Reads an answer before its client takes it, up to a bound.
 pub async fn read_ahead(lane: &mut Lane, worker: &Worker, patience: impl Fn() -> Duration) -> Ahead {
     let (mut frames, mut size) = (Frames::default(), 0);
-    // Most answers are here, so most need no alarm.
+    // Most answers are here already, so most need no alarm.
     let mut alarm: Option<Alarm> = None;
     let read = poll_fn(|context| {
         while !lane.link().is_over() {
@@ -148,14 +148,14 @@ pub async fn read_ahead(lane: &mut Lane, worker: &Worker, patience: impl Fn() ->
     }
 }
 
-/// Takes what has come of a read's answer, within the same bound, without waiting for more: a client that is slow to take a
-/// short answer does not hold a connection to the store.
+/// Takes what has come of a read's answer, within the same bound, without waiting for more. So a client that is slow to
+/// take a short answer does not hold a connection to the store.
 ///
 /// # Errors
-/// With why the answer broke off.
+/// With the reason why the answer broke off.
 pub fn take_ready(lane: &mut Lane) -> Result<Frames, String> {
     let (mut frames, mut size) = (Frames::default(), 0);
-    // The rest is waited for with another waker.
+    // The task waits for the rest with another waker.
     let mut context = Context::from_waker(Waker::noop());
     while size <= AHEAD_BYTES && !lane.link().is_over() {
         match lane.link().poll_frame(&mut context) {
@@ -171,25 +171,24 @@ pub fn take_ready(lane: &mut Lane) -> Result<Frames, String> {
     Ok(frames)
 }
 
-/// What is kept while an answer is being passed on.
+/// The state while an answer is being passed on.
 pub struct Streaming {
     pub worker: Rc<Worker>,
     pub lane: Lane,
-    /// The connection can carry another request behind this one, and the complete answer says what became of the
-    /// write.
+    /// The complete answer settles the write, and its connection can carry another request.
     pub settles: bool,
     /// `None` for reads.
     pub guard: Option<Rc<WriteGuard>>,
     /// The journal's line about a write, its body's digest and its answer's status, where its route keeps a journal.
     pub line: Option<(Line, [u8; 32], u16)>,
-    /// What the write's idempotency key stands for.
+    /// The payload digest of the write's idempotency key.
     pub payload: Option<Payload>,
     pub status: u16,
 }
 
 impl Streaming {
-    /// The answer has come to its end. Returns what has to be done before the client gets that end: a journaled write
-    /// is written down first.
+    /// Ends the write: the answer is complete. Returns the work that must be done before the client gets the end of the
+    /// answer: a journaled write goes to the journal first.
     fn finish(self) -> Option<Recording> {
         let Some(guard) = &self.guard else {
             self.give_back();
@@ -215,7 +214,7 @@ impl Streaming {
         }
     }
 
-    /// Writes a settled write down. Its connection carries other requests meanwhile.
+    /// Writes a settled write to the journal. Its connection carries other requests meanwhile.
     fn record(self) -> Recording {
         let detached = Detached::new(&self.worker);
         let Self { worker, lane, guard, line, payload, status, .. } = self;
@@ -235,7 +234,7 @@ impl Streaming {
         })
     }
 
-    /// The answer will not come to its end: the outcome of a write is unknown from the close of its connection on.
+    /// Ends a write whose answer will not be complete: its outcome is unknown from the close of its connection on.
     fn lose(self) {
         let Self { worker, lane, guard, line, .. } = self;
         drop(lane);
@@ -247,7 +246,7 @@ impl Streaming {
             return;
         }
         if worker.stopping.get() {
-            // Its line cannot be written any more, so this run does not end in good order: the guard's drop says so.
+            // Its line cannot be written any more, so this run does not end cleanly: the guard's drop records that.
             worker.plane.metrics().unknown();
             return;
         }
@@ -260,49 +259,49 @@ impl Streaming {
     }
 }
 
-/// An answer that is too long to be kept leaves its status under the write's key.
+/// Keeps only the status under the write's key: the answer is too long to be kept.
 fn keep(worker: &Rc<Worker>, guard: &Rc<WriteGuard>, effect: &Effect, payload: Option<Payload>, status: u16) {
     if *effect == Effect::KeepAnswer {
         drop(keyed::keep_answer(worker, guard, payload, Answer::Dropped { status }));
     }
 }
 
-/// The next of an answer's body.
+/// The next frame of an answer's body.
 type Next = Option<Result<Frame<Bytes>, Cut>>;
 
-/// A write that is being written down, behind its complete answer.
+/// A settled write that is being written to the journal.
 type Recording = Pin<Box<dyn Future<Output = Result<(), Cut>>>>;
 
-/// A store's answer, on its way to the client: what was read ahead, then the rest as it comes. If the
-/// client goes away first, a write's answer is read on without it.
+/// A store's answer, on its way to the client: what was read ahead, then the rest as it comes. If the client goes away
+/// first, the rest of a write's answer is read without it.
 pub struct ResponseBody {
     ahead: Frames,
     /// Shared with the deadline of a write's answer, which runs whether or not the client reads.
     rest: Rc<RefCell<Rest>>,
     patience: Duration,
-    /// A write's answer must be over by then; a read's must have gone on, and its alarm is set when it is
-    /// waited for.
+    /// The answer to a write must be complete before this rings. For a read it is set when more is waited for, and
+    /// rings if nothing comes.
     alarm: Option<Alarm>,
-    /// The store has not said how long it is, so the client gets no length either, though it may be known by now.
+    /// The store has not sent a length, so the client gets none either, though it may be known by now.
     is_unsized: bool,
-    /// The room that what was taken ahead of a read's client has.
+    /// The room of the part that was taken before a read's client took it.
     #[allow(dead_code, reason = "it is given back when this is dropped")]
     share: Option<Share>,
-    /// The end of a journaled write's answer, held back until the write is written down.
+    /// The journaling of a write, and the end of its answer, which is held back until then.
     recording: Option<(Recording, Option<Frame<Bytes>>)>,
 }
 
-/// What is not here yet.
+/// The part of an answer that has not come yet.
 #[allow(clippy::large_enum_variant, reason = "there is one per answer, and it is shared")]
 enum Rest {
     Coming(Streaming),
     Nothing,
-    /// It did not come, or not in time.
+    /// The rest did not come, or not in time.
     Lost,
 }
 
 impl Rest {
-    /// Takes it up, to be finished or lost.
+    /// Takes the streaming state and leaves `to`; `None`, and no change, where nothing is to come.
     fn take(&mut self, to: Self) -> Option<Streaming> {
         match std::mem::replace(self, to) {
             Self::Coming(streaming) => Some(streaming),
@@ -317,14 +316,14 @@ impl Rest {
 const LATE: &str = "the store's answer did not come to its end in time";
 
 impl ResponseBody {
-    /// An answer that is here already.
+    /// An answer that is here as a whole.
     #[must_use]
     pub fn whole(ahead: Frames) -> Self {
         let rest = Rc::new(RefCell::new(Rest::Nothing));
         Self { ahead, rest, patience: Duration::ZERO, alarm: None, is_unsized: false, share: None, recording: None }
     }
 
-    /// An answer of which the rest, or all, is still to come.
+    /// An answer of which part, or all, is still to come.
     #[must_use]
     pub fn coming(ahead: Frames, streaming: Streaming, patience: Duration) -> Self {
         let deadline = || streaming.guard.is_some().then(|| streaming.worker.alarms.set(patience));
@@ -346,21 +345,21 @@ impl ResponseBody {
         reply
     }
 
-    /// The answer to a read, part of which was taken ahead of its client. `is_unsized`: the client gets no length.
+    /// The answer to a read, with the room of the part that was taken ahead. `is_unsized`: the client gets no length.
     #[must_use]
     pub fn ahead_of_client(mut self, is_unsized: bool, share: Option<Share>) -> Self {
         (self.is_unsized, self.share) = (is_unsized, share);
         self
     }
 
-    /// Keeps what is longer of a frame of this body, to be handed on next.
+    /// Cuts a frame of this body to `length`, and keeps the rest to be handed on next.
     pub fn put_back_behind(&mut self, frame: &mut Frame<Bytes>, length: usize) {
         if let Some(data) = frame.data_mut().filter(|data| data.len() > length) {
             self.ahead.put_back(data.split_off(length));
         }
     }
 
-    /// Whether all of it is here.
+    /// Whether all of the answer is here.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         matches!(*self.rest.borrow(), Rest::Nothing) && self.recording.is_none()
@@ -373,8 +372,8 @@ impl ResponseBody {
         }
     }
 
-    /// The answer has come to its end with this frame, or behind the last: a journaled write is written down
-    /// before the client gets that. Returns the frame where there is nothing to write down.
+    /// The answer is complete with `last`, or was with the frame before. A journaled write goes to the journal before
+    /// the client gets `last`. Gives `last` back as the error where nothing has to be written.
     fn finish(&mut self, last: Option<Frame<Bytes>>) -> Result<(), Option<Frame<Bytes>>> {
         let streaming = self.rest.borrow_mut().take(Rest::Nothing);
         match streaming.and_then(Streaming::finish) {
@@ -416,7 +415,7 @@ impl ResponseBody {
         match streaming.lane.link().poll_frame(context) {
             Poll::Ready(frame) => {
                 if streaming.guard.is_none() {
-                    // A read may take as long as it likes, as long as something comes.
+                    // A read may take any time, as long as something comes.
                     self.alarm = None;
                 }
                 Poll::Ready(frame.map(|frame| match frame {
@@ -451,7 +450,7 @@ impl Body for ResponseBody {
             Poll::Ready(None) => self.finish(None),
             Poll::Ready(Some(Ok(frame))) if self.is_over() => self.finish(Some(frame)),
             Poll::Ready(Some(Ok(frame))) => Err(Some(frame)),
-            // The connection is of no more use.
+            // The connection cannot be used again.
             Poll::Ready(Some(Err(cut))) => {
                 self.lose();
                 return Poll::Ready(Some(Err(cut)));
@@ -491,7 +490,7 @@ impl Body for ResponseBody {
 impl Drop for ResponseBody {
     fn drop(&mut self) {
         if let Some((recording, _)) = self.recording.take() {
-            // The write is settled by it, also where the client is gone.
+            // This settles the write, also where the client is gone.
             tokio::task::spawn_local(recording);
             return;
         }

@@ -1,7 +1,8 @@
-//! How a client takes an HTTP/2 answer. On HTTP/1.1 the socket tells; here a client lets one stream lie and takes others.
+//! How a client takes an HTTP/2 answer. On HTTP/1.1 the socket shows this. On HTTP/2 a client can leave one stream and
+//! take others.
 //!
-//! An answer that lies for `body_timeout_ms`, or is taken at less than `pace_bytes_min` a second on average, is broken off:
-//! its stream is reset. Only time that is spent waiting for the client counts.
+//! An answer of which nothing is taken for `body_timeout_ms`, or that is taken at less than `pace_bytes_min` a second
+//! on average, is broken off: its stream is reset. Only time that is spent waiting for the client counts.
 
 use std::cell::{Cell, OnceCell};
 
@@ -10,11 +11,11 @@ use tokio::task::AbortHandle;
 use super::pace::Slowest;
 use crate::{config::GateSettings, fence::BootMs};
 
-/// How much of an answer is handed on at once: the next piece is asked for when the client has begun to take this one. Small
-/// enough that a client at the least pace asks in time.
+/// How much of an answer is handed on at once. The next piece is asked for when the client has begun to take this one.
+/// It is so small that a client at the least pace asks in time.
 pub const PIECE: usize = 16 << 10;
 
-/// The store, and not the client, is waited for.
+/// The gate waits for the store, and not for the client.
 const NOT_THE_CLIENT: BootMs = BootMs(u64::MAX);
 
 /// One answer.
@@ -22,12 +23,12 @@ const NOT_THE_CLIENT: BootMs = BootMs(u64::MAX);
 pub struct Reply {
     /// Since when the client has asked for no more.
     since: Cell<BootMs>,
-    /// The size of the piece that it has got last.
+    /// The size of the last piece that the client got.
     piece: Cell<usize>,
-    /// What it has taken, and how long it let that wait.
+    /// How many bytes the client has taken, and how long it let them wait.
     taken: Cell<u64>,
     waited_ms: Cell<u64>,
-    /// What hands it on.
+    /// The task that hands the answer on.
     task: OnceCell<AbortHandle>,
 }
 
@@ -39,24 +40,24 @@ impl Default for Reply {
 }
 
 impl Reply {
-    /// This task hands it on.
+    /// Sets the task that hands the answer on.
     pub fn runs_in(&self, task: AbortHandle) {
         let _ = self.task.set(task);
     }
 
-    /// It is there to be taken.
+    /// Notes that the answer is ready to be taken.
     pub fn is_there(&self, now: BootMs) {
         self.since.set(now);
     }
 
-    /// The client has asked for more, and gets a piece of so many bytes, or nothing yet.
+    /// Notes that the client has asked for more, and gets a piece of this size, or nothing yet.
     pub fn asked(&self, piece: Option<usize>, now: BootMs) {
         self.waited_ms.set(self.waited_ms.get() + now.since(self.since.get()));
         self.taken.set(self.taken.get() + self.piece.replace(piece.unwrap_or(0)) as u64);
         self.since.set(if piece.is_some() { now } else { NOT_THE_CLIENT });
     }
 
-    /// Its client takes it too slowly.
+    /// Whether the client takes the answer too slowly.
     #[must_use]
     pub fn is_slow(&self, settings: &GateSettings, now: BootMs) -> bool {
         let since = self.since.get();
@@ -65,7 +66,7 @@ impl Reply {
         since != NOT_THE_CLIENT && (waits >= settings.body_timeout_ms || is_behind)
     }
 
-    /// Breaks it off: its stream is reset.
+    /// Breaks the answer off: its stream is reset.
     pub fn cut(&self) {
         self.task.get().inspect(|task| task.abort());
     }
@@ -75,7 +76,7 @@ impl Reply {
 mod tests {
     use super::*;
 
-    /// After how long a client is too slow that asks for a piece of `bytes` every `every_ms`.
+    /// After how long a client is cut off that asks for a piece of `bytes` every `every_ms`.
     fn cut_after(bytes: usize, every_ms: u64) -> Option<u64> {
         let (settings, reply) = (GateSettings::default(), Reply::default());
         reply.is_there(BootMs(0));

@@ -1,10 +1,10 @@
-//! A body that is too long to be held: it streams, but not its end. The frame that completes the
-//! request is held back until the write has been judged again, under its object's lock: the commit
-//! point. A write that does not get past it was never sent whole.
+//! A body that is too long to be held: it streams, but not its end. The frame that completes the request is held back
+//! until the write has been judged again, under its object's lock: the commit point. A write that does not pass this
+//! point was never sent whole.
 //!
-//! With a Content-Length the completing frame is the one with the last byte; without one it is the last
-//! frame with data in it, together with the end marker. Empty frames do not count. An HTTP/2 stream that
-//! was reset without an error looks like an end, and is none.
+//! With a Content-Length, the completing frame is the one with the last byte. Without one, it is the last frame with
+//! data, together with the end marker. Empty frames do not count. An HTTP/2 stream that was reset without an error
+//! looks like an end, but is none.
 
 use std::{
     cell::{Cell, RefCell},
@@ -39,7 +39,7 @@ use crate::{
 /// Why a body was broken off.
 #[derive(Clone, Debug)]
 pub enum Broken {
-    /// The client broke off, or sent what is no body.
+    /// The client broke off, or sent an invalid body.
     Client,
     Slow,
     TooLong,
@@ -61,47 +61,47 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// How far a streamed body is. Shared by the body and by what waits for the answer.
+/// How far a streamed body is. Shared by the body and by the task that waits for the answer.
 #[derive(Debug, Default)]
 pub struct UploadState {
-    /// Since when the whole body may go.
+    /// Since when the whole body may be sent.
     released: Cell<Option<Stopwatch>>,
     /// An answer has come before the end of the body: nothing more is sent.
     parked: Cell<bool>,
     broken: RefCell<Option<Broken>>,
-    /// Whether the store has said something since this body began to be sent.
+    /// The connection's wire, which shows whether the store has sent something since this body began.
     wire: RefCell<Option<Rc<Wire>>>,
     waits_for_client: Cell<bool>,
     change: Notify,
-    /// Of what has come, where that is asked for.
+    /// The digest of what has come, where one is needed.
     digest: RefCell<Option<BodyDigest>>,
 }
 
 impl UploadState {
-    /// From here on a digest is made of what comes.
+    /// From here on, makes a digest of what comes.
     pub fn make_digest(&self) {
         *self.digest.borrow_mut() = Some(BodyDigest::default());
     }
 
-    /// The digest of all that came, if it was asked for.
+    /// The digest of the whole body, if one was made.
     #[must_use]
     pub fn digest(&self) -> Option<[u8; 32]> {
         self.digest.borrow().clone().map(BodyDigest::finish)
     }
 
-    /// The whole body may go, or has gone.
+    /// Whether the whole body may be sent, or has been.
     #[must_use]
     pub fn is_released(&self) -> bool {
         self.released.get().is_some()
     }
 
-    /// Since when it may.
+    /// Since when the whole body may be sent.
     #[must_use]
     pub fn released(&self) -> Option<Stopwatch> {
         self.released.get()
     }
 
-    /// Nothing more is sent: the end that is held back stays back.
+    /// Sends nothing more: the end that is held back is never sent.
     pub fn park(&self) {
         self.parked.set(true);
     }
@@ -115,7 +115,7 @@ impl UploadState {
         self.wire.borrow().as_ref().is_some_and(|wire| wire.heard.get())
     }
 
-    /// Notes why a body is broken off.
+    /// Notes why a body is broken off, and returns that as an error.
     fn breaks(&self, why: Broken) -> Cut {
         *self.broken.borrow_mut() = Some(why.clone());
         Box::new(why)
@@ -126,8 +126,8 @@ impl UploadState {
         self.broken.borrow().clone()
     }
 
-    /// Nothing was heard of the store for `patience`: behind the commit point, or before it while the
-    /// store takes nothing more. A client that takes its time has its own timeout.
+    /// Returns when nothing was heard from the store for `patience`: after the commit point, or before it while the
+    /// store takes nothing more. A slow client has a separate timeout.
     pub async fn stalled(&self, patience: Duration, sent: impl Fn() -> u64) {
         while !self.is_released() {
             let before = sent();
@@ -147,13 +147,13 @@ impl UploadState {
 /// A body on its way to the store.
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Upload {
-    /// What was read before it turned out to be too long to be held, and the room it takes.
+    /// The parts that were read before the body was found too long to be held, and the room that they use.
     first: VecDeque<Bytes>,
     share: Option<Share>,
-    /// `None` once it is over.
+    /// `None` once the body is over.
     rest: Option<Incoming>,
     is_h2: bool,
-    /// The client waits for a 100 Continue, which it has not been sent.
+    /// The client waits for a 100 Continue, which was not sent to it.
     asks_first: bool,
     worker: Rc<Worker>,
     /// What is left of the Content-Length, where there is one.
@@ -161,11 +161,11 @@ pub struct Upload {
     has_trailers: bool,
     is_chunked: bool,
     client: Rc<Client>,
-    /// What may still come.
+    /// How many bytes may still come.
     room: u64,
     /// The last frame with data, while it is not known whether another follows.
     held_back: Option<Bytes>,
-    /// What may go.
+    /// The frames that may be sent.
     ready: VecDeque<Frame<Bytes>>,
     is_over: bool,
     /// `None` for reads.
@@ -180,15 +180,15 @@ pub struct Stream {
     pub share: Option<Share>,
     pub rest: Incoming,
     pub is_h2: bool,
-    /// How long all of it is by its decoder, where that is known.
+    /// The whole length by the decoder, where known.
     pub length: Option<u64>,
-    /// Trailers come behind it, so its last byte does not complete the request.
+    /// Trailers follow the body, so its last byte does not complete the request.
     pub has_trailers: bool,
-    /// Whose it is.
+    /// The client that sends it.
     pub client: Rc<Client>,
-    /// It comes only when it is asked for.
+    /// The client sends the body only when it is asked to.
     pub asks_first: bool,
-    /// The largest body that is let through.
+    /// The largest body that is accepted.
     pub limit: u64,
     pub slowest: Slowest,
 }
@@ -252,13 +252,13 @@ impl Upload {
                 Err(frame) if frame.trailers_ref().is_some_and(|fields| fields.contains_key(FENCE_TOKEN)) => {
                     Err(Broken::TokenInTrailer)
                 }
-                // The connection passes on those that were announced.
+                // The connection passes on the trailers that were announced.
                 Err(frame) => Ok(Piece::Last(frame.into_trailers().ok().map(Frame::trailers))),
             },
         })
     }
 
-    /// Takes a piece in, and makes ready what may go.
+    /// Takes a piece, and moves what may be sent to `ready`.
     fn take(&mut self, piece: Piece) -> Result<(), Broken> {
         match piece {
             Piece::Data(bytes) if bytes.is_empty() => {}
@@ -282,7 +282,7 @@ impl Upload {
                 }
             }
             Piece::Last(_) if self.to_come.is_some_and(|to_come| to_come > 0) => return Err(Broken::Client),
-            // Two parsers could find its end in two places.
+            // Two parsers could find the body's end in two places.
             Piece::Last(_) if self.is_chunked && !self.client.body_is_over() => return Err(Broken::Client),
             Piece::Last(trailers) => {
                 self.commit()?;
@@ -294,14 +294,14 @@ impl Upload {
         Ok(())
     }
 
-    /// The end of the body is here. The write is judged again: the commit point. From here on it may land.
+    /// The end of the body is here: judges the write again. This is the commit point; from here on the write may land.
     fn commit(&mut self) -> Result<(), Broken> {
         if self.state.is_released() {
             return Ok(());
         }
         if let Some(guard) = &self.guard {
             if guard.is_judged() && self.state.has_been_answered() {
-                // Its end is never released: an answer that came first is no answer to it.
+                // The end is never released: an answer that came before it cannot be the answer to it.
                 self.state.park();
                 return Ok(());
             }
@@ -330,10 +330,10 @@ impl Body for Upload {
         loop {
             if upload.state.parked.get() {
                 if upload.state.has_been_answered() {
-                    // Its connection will be closed once the early answer has been read.
+                    // The connection will be closed once the early answer has been read.
                     return Poll::Pending;
                 }
-                // It was an interim answer, of which only a part was there.
+                // It was an interim answer that had come only in part.
                 upload.state.parked.set(false);
                 if let Err(broken) = upload.commit() {
                     return Poll::Ready(Some(Err(upload.state.breaks(broken))));
@@ -354,7 +354,7 @@ impl Body for Upload {
     }
 
     fn is_end_stream(&self) -> bool {
-        // Behind the last byte of a Content-Length there is nothing to be asked for.
+        // After the last byte of a Content-Length nothing more is read.
         let is_complete = self.to_come == Some(0) && !self.has_trailers && self.state.is_released();
         (self.is_over || is_complete) && self.ready.is_empty()
     }

@@ -1,5 +1,6 @@
-//! Writes that wait before they can be judged. Each of them may be garbage: no token that is still to be judged says whose it
-//! is. So what they wait for has a line of its own, and in each line one client and one object leave places to others.
+//! Writes that wait before they can be judged. Each may be garbage: their tokens are not judged yet, so the holder is
+//! not known. Each cause of waiting has a separate line, and in each line one client and one object leave places to
+//! others.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -15,21 +16,21 @@ use crate::{
 /// How many may wait in one line.
 const PLACES: usize = 1_024;
 
-/// What is waited for.
+/// The causes of waiting.
 #[derive(Default)]
 pub struct Waits {
-    /// That an outside number moves a fence.
+    /// An outside number has to move a fence.
     pub follow: Line,
-    /// What the API server says of a Lease.
+    /// The API server is asked about a Lease.
     pub ask: Line,
-    /// That an object opens which is draining.
+    /// A draining object has to open.
     pub open: Line,
 }
 
-/// Those that wait for one thing.
+/// The writes that wait for one cause.
 pub struct Line {
     taken: Mutex<Shares>,
-    /// Tells objects apart.
+    /// Hashes objects to numbers that tell them apart.
     hasher: RandomState,
 }
 
@@ -46,7 +47,7 @@ pub struct Place<'a> {
 }
 
 impl Line {
-    /// A place for a write of this object by this client; `None` where they have had their share.
+    /// A place for a write of this object by this client; `None` where they have used their share.
     #[must_use]
     pub fn take(&self, object: &ObjectId, client: Peer) -> Option<Place<'_>> {
         let asker = Asker::Write { object: self.hasher.hash_one(object.as_str()), client: client.number() };

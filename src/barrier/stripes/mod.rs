@@ -1,12 +1,11 @@
 //! The records in memory, under a fixed array of locks.
 //!
-//! An object belongs to one stripe for ever, so its lock can never be dropped and made anew. Only
-//! the ledger publishes. A reader that misses loads the row from the table and offers it: the offer
-//! is taken only if nothing was published in that stripe since before the row was read, so a slow
-//! load can never put an old fence back.
+//! An object belongs to one stripe for ever, so its lock can never be dropped and made anew. Only the ledger publishes.
+//! A reader that finds no record loads the row from the table and offers it. The offer is taken only if nothing was
+//! published in that stripe since before the row was read. So a slow load can never put an old fence back.
 //!
-//! Memory is bounded by objects in use: each stripe keeps a share of the capacity and replaces what
-//! was not looked at lately; records that are sealed or have writes in flight are pinned.
+//! Memory is bounded by the objects in use. Each stripe keeps a share of the capacity and replaces records that were
+//! not used lately. Records that are sealed or have writes in flight are pinned.
 
 mod several;
 mod shown;
@@ -34,13 +33,13 @@ use crate::{
     },
 };
 
-/// Room for two in each stripe, which a write to two objects may need at once.
+/// Room for two records in each stripe, which a write to two objects may need at once.
 pub const LEAST: usize = 2 * STRIPES;
 
 /// How old the stripes' own clock may be.
 const TICK: Ttl = Ttl(1_000);
 
-// Few where shuttle draws the order: there objects shall meet.
+// Few under shuttle, so that objects share stripes there.
 const STRIPES: usize = if cfg!(feature = "shuttle") { 2 } else { 1024 };
 
 /// All stripes.
@@ -48,26 +47,26 @@ pub struct Stripes {
     all: Box<[Mutex<Stripe>]>,
     hasher: Hasher,
     capacity_each: usize,
-    /// The boot clock, a second old at most: good enough to know what is pinned.
+    /// The boot clock, at most a second old. Exact enough to know which records are pinned.
     now: AtomicU64,
-    /// Until then nothing is known of any object: the last run did not end in good order.
+    /// Until then the outcome of any object's writes may be unknown: the last run did not end cleanly.
     unknown_until: AtomicU64,
-    /// Objects that the ledger shall look at: the last write in flight has ended while an advance waited
-    /// for it, or an earlier run has left it draining.
+    /// Objects that the ledger has to check: the last write in flight has ended while an advance waited for it, or an
+    /// earlier run has left the object draining.
     drained: Mutex<Vec<ObjectId>>,
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// What writes go by.
+    /// The generations of routes that writes use.
     pub generations: Generations,
 }
 
 #[derive(Debug, Default)]
 struct Stripe {
-    /// Where in `slots` an object is, by its tag.
+    /// The place of each object in `slots`, by its tag.
     places: HashTable<u32>,
     slots: Vec<Slot>,
-    /// Where the search for a slot to replace goes on.
+    /// Where the search for a slot to replace continues.
     hand: usize,
-    /// How often something was published here.
+    /// How often a record was published in this stripe.
     published: u64,
 }
 
@@ -80,14 +79,14 @@ struct Slot {
     flight: Flight,
 }
 
-/// An object's hash, made once: one half says its stripe, the other where it is in there.
+/// An object's hash, made once: one half gives its stripe, the other is its tag in there.
 #[derive(Clone, Copy, Debug)]
 struct Hashed {
     stripe: usize,
     tag: u32,
 }
 
-/// Where a record is. It stays there while it has a write in flight.
+/// The place of a record. It does not change while the record has a write in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     stripe: u32,
@@ -100,7 +99,7 @@ impl Place {
         Self { stripe: narrow(stripe), slot: narrow(slot) }
     }
 
-    /// A number that no other record has while this one is in flight.
+    /// A number that no other record has while this one has a write in flight.
     #[must_use]
     pub fn number(self) -> u64 {
         u64::from(self.stripe) << 32 | u64::from(self.slot)
@@ -148,12 +147,12 @@ impl Stripes {
         std::mem::take(&mut self.drained.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Nothing is known of any object until then.
+    /// Makes the outcome of all objects' writes unknown until then.
     pub fn set_all_unknown(&self, until: BootMs) {
         self.unknown_until.store(until.0, Ordering::Relaxed);
     }
 
-    /// Time has passed.
+    /// Moves the stripes' own clock forward.
     pub fn tick(&self, now: BootMs) {
         self.now.fetch_max(now.0, Ordering::Relaxed);
     }
@@ -166,8 +165,8 @@ impl Stripes {
         Hashed { stripe: hash as u32 as usize % STRIPES, tag: (hash >> 32) as u32 }
     }
 
-    /// Whether two objects share a stripe: what is published of one then sends a load of the other back. For tests that
-    /// have to know which objects meet.
+    /// Whether two objects share a stripe: publishing one then makes a load of the other invalid. For tests that have
+    /// to know which objects share one.
     #[must_use]
     pub fn are_together(&self, one: &ObjectId, other: &ObjectId) -> bool {
         self.hash(one.as_str()).stripe == self.hash(other.as_str()).stripe
@@ -177,7 +176,7 @@ impl Stripes {
         self.all[stripe].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An object's stripe, locked, and where the object is in there.
+    /// An object's stripe, locked, and the object's place in it.
     fn find(&self, object: &ObjectId) -> (MutexGuard<'_, Stripe>, Option<usize>) {
         let hashed = self.hash(object.as_str());
         let stripe = self.lock(hashed.stripe);
@@ -185,8 +184,8 @@ impl Stripes {
         (stripe, place)
     }
 
-    /// Judges a write under its object's lock, and counts it in flight if it may go on. `None`: the
-    /// record is not in memory.
+    /// Judges a write under its object's lock, and counts it in flight if it is permitted. `None`: the record is not in
+    /// memory.
     pub fn admit<P, E>(
         &self,
         object: &str,
@@ -196,8 +195,8 @@ impl Stripes {
         Some(admitted.map(|(permit, place, ())| (permit, place)))
     }
 
-    /// The same for a write of which all is there: it may land from this moment on. `near`: where an object
-    /// was that is likely to be the same.
+    /// The same for a write that is complete: it may land from this moment on. `near`: the place of an object that is
+    /// likely to be the same.
     pub fn admit_committed<P, E>(
         &self,
         object: &str,
@@ -227,10 +226,10 @@ impl Stripes {
         }))
     }
 
-    /// An object's stripe, locked, if the object is still where it was.
+    /// An object's stripe, locked; `None` if the object is not at this place.
     fn find_at(&self, place: Place, object: &str) -> Option<(MutexGuard<'_, Stripe>, Place)> {
         let held = self.lock(place.stripe());
-        // An object is in one stripe only, so whoever is found by its name is it.
+        // An object is in one stripe only, so a slot with its name is the right one.
         let is_there = held.slots.get(place.slot()).is_some_and(|slot| slot.record.object.as_str() == object);
         is_there.then_some((held, place))
     }
@@ -242,10 +241,10 @@ impl Stripes {
         Some((held, Place::new(stripe, slot)))
     }
 
-    /// Judges a write once more, and lets it go on to another stage if it may.
+    /// Judges a write again, and moves it to another stage if it is permitted.
     ///
     /// # Errors
-    /// With what the judge says; the write stays where it is.
+    /// With the denial. The write stays at its stage.
     pub fn go_on<P, E>(
         &self,
         place: Place,
@@ -265,7 +264,7 @@ impl Stripes {
         judged
     }
 
-    /// A write goes back to where nothing of it was sent.
+    /// Moves a write back to the stage where nothing of it was sent.
     pub fn back_out(&self, place: Place, from: &Counted) {
         let mut held = self.lock(place.stripe());
         let found = &mut held.slots[place.slot()];
@@ -277,13 +276,13 @@ impl Stripes {
         }
     }
 
-    /// The ledger shall look at what this object waits for.
+    /// Has the ledger check an object that an advance may be waiting for.
     pub fn look_at(&self, object: ObjectId) {
         self.drained.lock().unwrap_or_else(PoisonError::into_inner).push(object);
         self.wake.get().inspect(|wake| wake());
     }
 
-    /// A write has come to its end.
+    /// Counts a write out that has ended.
     pub fn end(&self, place: Place, from: &Counted, how: End) {
         let mut held = self.lock(place.stripe());
         let found = &mut held.slots[place.slot()];
@@ -294,7 +293,7 @@ impl Stripes {
         }
     }
 
-    /// Looks at an object's record under its stripe's lock: the record, and whether it is sealed.
+    /// Calls `look` with an object's record and whether it is sealed, under its stripe's lock.
     pub fn view<R>(&self, object: &ObjectId, look: impl FnOnce(Option<(&Record, bool)>) -> R) -> R {
         let (mut stripe, place) = self.find(object);
         look(place.map(|place| {
@@ -310,7 +309,7 @@ impl Stripes {
         Ticket { published: self.lock(self.hash(object.as_str()).stripe).published }
     }
 
-    /// Offers a loaded record. `false`: something was published meanwhile, read again.
+    /// Offers a loaded record. `false`: a record was published meanwhile, so the caller must read again.
     pub fn offer(&self, record: Record, ticket: &Ticket) -> bool {
         let hashed = self.hash(record.object.as_str());
         let mut stripe = self.lock(hashed.stripe);
@@ -327,9 +326,9 @@ impl Stripes {
         true
     }
 
-    /// Closes an object to new writes while its fence moves, and stops those that can be stopped. What
-    /// is on its way is read under the same lock. `newest` is what the ledger decided against, in case
-    /// the record is not in memory.
+    /// Closes an object to new writes while its fence moves, and stops the writes that can be stopped. Returns what is
+    /// on its way, read under the same lock. `newest` is the record that the ledger decided on, in case the object is
+    /// not in memory.
     pub fn seal(&self, newest: &Record) -> Flying {
         let hashed = self.hash(newest.object.as_str());
         let mut stripe = self.lock(hashed.stripe);
@@ -344,7 +343,7 @@ impl Stripes {
         self.flying_of(&slot.flight)
     }
 
-    /// What is on its way of an object.
+    /// The writes of an object that are on their way or may still land.
     #[must_use]
     pub fn flying(&self, object: &ObjectId) -> Flying {
         self.with_flight(object, |flight| self.flying_of(flight)).unwrap_or_else(|| self.flying_of(&Flight::default()))
@@ -361,7 +360,7 @@ impl Stripes {
         self.with_flight(object, |flight| flight.drained_so_far()).unwrap_or_default()
     }
 
-    /// An object's advance is over: what became of the writes that it found, and what is on its way.
+    /// Ends an object's advance. Returns what became of the writes that it found, and what is still on its way.
     #[must_use]
     pub fn end_drain(&self, object: &ObjectId) -> (Tally, Flying) {
         let end = |flight: &mut Flight| {
@@ -372,13 +371,13 @@ impl Stripes {
         self.with_flight(object, end).unwrap_or_else(|| (Tally::default(), self.flying_of(&Flight::default())))
     }
 
-    /// Nobody shall wait for what is on its way of this object now.
+    /// Stops advances from waiting for what is now on its way of this object.
     pub fn force(&self, object: &ObjectId) {
         let routes = self.generations.last();
         self.with_flight(object, |flight| flight.force(self.all_unknown_until(), routes));
     }
 
-    /// Nothing is known of this object until then. It must be in memory.
+    /// Makes the outcome of this object's writes unknown until then. The object must be in memory.
     pub fn set_unknown(&self, object: &ObjectId, until: BootMs) {
         self.with_flight(object, |flight| flight.set_unknown(until));
     }
@@ -388,7 +387,7 @@ impl Stripes {
         Some(look(&mut stripe.slots[place?].flight))
     }
 
-    /// Whether nothing at all is on its way, nor may still land.
+    /// Whether nothing is on its way or may still land.
     #[must_use]
     pub fn is_all_settled(&self, now: BootMs) -> bool {
         let is_settled = |slot: &Slot| !slot.flight.pins(now);
@@ -400,7 +399,7 @@ impl Stripes {
                 .all(|stripe| stripe.lock().unwrap_or_else(PoisonError::into_inner).slots.iter().all(is_settled))
     }
 
-    /// Whether nothing of an earlier run can land, nor anything that goes by routes that have changed.
+    /// Whether nothing of an earlier run, or under routes that have changed since, can still land.
     #[must_use]
     pub fn is_past_older_routes(&self, now: BootMs) -> bool {
         self.all_unknown_until() <= now && self.generations.add(Flying::default(), 0, now).is_drained(now)
@@ -425,7 +424,7 @@ impl Stripes {
         BootMs(self.unknown_until.load(Ordering::Relaxed))
     }
 
-    /// Puts a durable record before everyone's eyes. Opens the seal, always inserts.
+    /// Puts a durable record into memory, where writes are judged by it. Removes the seal. Always inserts.
     pub fn publish(&self, record: Record) {
         let hashed = self.hash(record.object.as_str());
         let mut stripe = self.lock(hashed.stripe);
@@ -453,7 +452,7 @@ impl Stripes {
     }
 }
 
-/// A tag as a hash: the table takes its bits from both ends.
+/// A tag as a hash. The table uses bits from both ends.
 fn spread(tag: u32) -> u64 {
     u64::from(tag) << 32 | u64::from(tag)
 }
@@ -468,7 +467,7 @@ impl Stripe {
     }
 
     fn insert(&mut self, record: Record, tag: u32, sealed: bool, (capacity, now): (usize, BootMs)) -> usize {
-        // Untouched: what is looked at outlives what merely came by.
+        // Untouched, so that records in use outlive records that were only loaded.
         let slot = Slot { record, tag, sealed, touched: false, flight: Flight::default() };
         let place = match self.victim(capacity, now) {
             Some(place) => {
@@ -487,8 +486,8 @@ impl Stripe {
         place
     }
 
-    /// A slot to replace: not pinned, and not touched since the hand last passed. `None` while
-    /// there is room, or where everything is pinned.
+    /// A slot to replace: not pinned, and not touched since the hand last passed. `None` while there is room, or where
+    /// all slots are pinned.
     fn victim(&mut self, capacity: usize, now: BootMs) -> Option<usize> {
         if self.slots.len() < capacity {
             return None;

@@ -1,4 +1,4 @@
-//! Writes to several objects: admitted, and let go on, for all of them or for none, under the locks of all.
+//! Writes to several objects: admitted and moved on for all objects or for none, under the locks of all.
 
 use super::{Hashed, Place, Slot, Stripe, Stripes, TICK, shown::show};
 use crate::{
@@ -8,12 +8,12 @@ use crate::{
     sync::MutexGuard,
 };
 
-/// What a judge says of several objects: all are admitted, or why some are not, by their place.
+/// A judgement of several objects: all are admitted, or the denials, with the objects' places.
 pub type Together<P, E> = Result<Vec<(P, Place)>, Vec<(usize, E)>>;
 
 impl Stripes {
-    /// [`Self::admit`] for a write to several objects: all, or none of them. `Err`: what the judge says of
-    /// each that it denies, with its place among the objects.
+    /// [`Self::admit`] for a write to several objects: all, or none of them. `Err`: each denial, with its object's
+    /// place among the objects.
     pub fn admit_all<P, E>(
         &self,
         objects: &[&str],
@@ -48,10 +48,10 @@ impl Stripes {
         Some(Ok(admitted))
     }
 
-    /// [`Self::go_on`] for a write to several objects: all of it, or nothing.
+    /// [`Self::go_on`] for a write to several objects: all of it, or none of it.
     ///
     /// # Errors
-    /// With what the judge says of each that it denies; the write stays where it is.
+    /// With each denial and its object's place. The write stays at its stage.
     pub fn go_on_all<P, E>(
         &self,
         legs: &mut [(Place, &Counted, Counted)],
@@ -78,7 +78,7 @@ impl Stripes {
         if denied.is_empty() { Ok(()) } else { Err(denied) }
     }
 
-    /// Locks several stripes, always in the order of their numbers: nobody waits for anyone in a circle.
+    /// Locks several stripes, always in the order of their numbers, so that no deadlock can happen.
     fn lock_all(&self, stripes: &[usize]) -> Locked<'_> {
         let mut sorted = stripes.to_vec();
         sorted.sort_unstable();

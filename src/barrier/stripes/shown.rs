@@ -1,12 +1,13 @@
-//! What the judge is shown of a record. The judge is pure and knows no test faults, so the fault `revive` changes the
-//! record that the judge gets.
+//! The record that the judge gets. The judge is pure and knows no test faults, so the fault `revive` changes the record
+//! before the judge gets it.
 
 use crate::{
     failpoints::{self, Fault},
     fence::{BootMs, Lease, Record, State},
 };
 
-/// Shows the judge the record. With [`Fault::Revive`]: as if its last lease had neither end nor deadline.
+/// Calls the judge with the record. With [`Fault::Revive`], the record's last lease seems to have neither end nor
+/// deadline.
 #[inline]
 pub(super) fn show<T>(record: &Record, judge: impl FnOnce(&Record) -> T) -> T {
     if failpoints::on(Fault::Revive)

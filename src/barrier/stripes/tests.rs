@@ -56,7 +56,7 @@ fn objects_of_one_hash_are_told_apart() {
         assert_eq!(stripe.slots[place].record.fence.get(), n);
         assert_eq!(stripe.find(8, &format!("o{n}")), None);
     }
-    // The one that is replaced goes, and no other.
+    // Only the replaced record is removed.
     let place = stripe.insert(record("new", 1), 7, false, room(100));
     let found = (0..100).filter(|n| stripe.find(7, &format!("o{n}")).is_some());
     assert_eq!((found.count(), stripe.places.len()), (99, 100));
@@ -117,7 +117,7 @@ fn a_place_where_another_record_is_by_now_is_not_taken_for_the_one_that_was_ther
     assert!(!stripes.is_all_settled(BootMs(0)));
     stripes.end(place, &stage, End::Settled);
     assert!(stripes.is_all_settled(BootMs(0)));
-    // Where it was before, and with a hint that is somebody else's.
+    // Once with the right hint, and once with the hint of another object.
     let Some(Ok((1, again, stage))) = admit("first", Some(place)) else { panic!("not admitted") };
     assert_eq!((again.stripe, again.slot), (place.stripe, place.slot));
     stripes.end(again, &stage, End::Settled);
