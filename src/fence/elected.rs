@@ -24,8 +24,8 @@ use super::{
     verdict::{Denial, Refusal, Successor},
 };
 
-/// How many Leases that led an object before a record remembers. Older ones need not be kept: the API server is
-/// asked about them, and its answers about one Lease are read in order.
+/// How many Leases that led an object before a record remembers. Older ones need not be kept: the API server's
+/// answers about one Lease are read in order.
 const FLOORS_MAX: usize = 256;
 
 /// The term of leadership at a record's fence.
