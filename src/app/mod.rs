@@ -136,7 +136,7 @@ pub async fn start(settings: &Settings, clock: Clock, ports: Ports) -> Result<Ru
 /// Starts a gate on a table whose run has begun.
 ///
 /// # Errors
-/// Where a port that was bound does not listen.
+/// When a port that was bound does not listen.
 pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -> Result<Running, Faults> {
     let mut begun = begun;
     let lock = begun.lock.take();

@@ -139,7 +139,7 @@ impl Record {
     /// An operator moves the fence past the holder of the lock.
     pub(super) fn revoke_external(&self, reason: String, at: &At<'_>) -> Step {
         if self.is_locked() && !self.is_known() {
-            // The floor is the table's own, which is above every outside number.
+            // The floor is the table's own. Outside numbers may never reach it.
             return refused(LeaseRefusal::Locked { fence: self.fence });
         }
         let record = Self { numbers: Numbers::External, ..self.clone() };

@@ -242,7 +242,7 @@ fn a_revocation_before_the_first_number_does_not_lock_it_out_when_a_past_is_lost
     let (_, effects) = record.step(Event::Confirm { lowest: seq(57) }, &at(1));
     take(&mut record, effects, 1);
     assert_eq!(verdict(&record, 57, 1), "behind");
-    // Without a row, there is nothing to move: the fence would be above every outside number.
+    // Without a row, there is nothing to move: outside numbers might never reach the new fence.
     let unknown = Record::unknown(ObjectId::new("users").unwrap(), Incarnation::new(1));
     assert!(matches!(unknown.step(revoke(), &at(0)).0, Outcome::Refused(LeaseRefusal::Locked { .. })));
 }

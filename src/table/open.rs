@@ -284,8 +284,8 @@ fn epoch_of(table: &Meta, epoch: Option<Epoch>) -> Epoch {
 
 /// The table's row about itself.
 ///
+/// # Errors
 /// When it cannot be read.
-/// Where it cannot be read.
 pub fn read_meta(table: &dyn Table) -> Result<Option<Meta>, TableFault> {
     Ok(table.get(&Key::Meta.encode())?.map(|value| Meta::decode(&value)).transpose()?)
 }

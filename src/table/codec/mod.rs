@@ -358,8 +358,8 @@ pub fn encode_lease(row: &LeaseRow) -> Vec<u8> {
 
 /// Reads a lease's row.
 ///
+/// # Errors
 /// When the bytes are not a lease row.
-/// Where the bytes are no lease row.
 pub fn decode_lease(object: ObjectId, seq: LeaseSeq, value: &[u8]) -> Result<LeaseRow, CodecFault> {
     rows::read_lease_row(object, seq, value)
 }

@@ -8,8 +8,8 @@
 //! - `command`: the ledger's calls and their answers. `handle`: sends the calls, from other threads. `pending`:
 //!   calls for leases that a caller waits for, and giving back leases that are not taken. `queue`: where calls
 //!   wait, and how callers wait for room there.
-//! - `core`: what a round decides. `closing`: how it is persisted, published and answered. Neither has threads or waits,
-//!   and the simulation drives both.
+//! - `core`: the decisions of a round. `closing`: how they are persisted, published and answered. Neither has threads or
+//!   waits, and the simulation drives both.
 //! - `acquire`: acquiring, waiting for a turn, repeated requests.
 //! - `advance`: fences that have moved while older writes are on their way: seal, drain, open.
 //! - `calls`: renewing, releasing, revoking.
