@@ -117,7 +117,7 @@ fn each_term_gets_the_next_number_and_older_ones_are_stale() {
     for old in 0..4 {
         assert_eq!(verdict(&record, term(1, old), 4), refused(Code::WriteStaleFence), "{old}");
     }
-    // What is seen late changes nothing.
+    // A sighting of an earlier term, or of the present one, changes nothing.
     assert!(matches!(see(&mut record, held(term(1, 3), "x"), 5), Outcome::Refused(LeaseRefusal::Fenced { .. })));
     assert_eq!(see(&mut record, held(term(1, 4), "b"), 5), Outcome::Unchanged);
     assert_eq!(verdict(&record, term(1, 4), 6), Ok(2));

@@ -16,7 +16,7 @@ pub type Which = (Holder, usize);
 /// One step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    // A call reaches the ledger, and is decided in the round that there is.
+    // A call reaches the ledger, and is decided in the present round.
     Acquire(Holder),
     AskAgain,
     Renew,

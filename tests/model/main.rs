@@ -5,7 +5,7 @@
 //! - `state`: the states. `actions`: which steps are possible. `model`, `ledger`, `writes`: what the steps do.
 //! - `product`: calls the product's rules.
 //! - `promises`: what must always hold, and what must be reached.
-//! - `mutants`: gates with one thing wrong, each of which must be caught by a promise's name.
+//! - `mutants`: gates with one thing wrong. The promise that each one breaks must catch it by name.
 //!
 //! Time is abstract. A lost write may land until `BoundPasses`, which the gate waits for; leases expire by ticks
 //! that may come at any time. There is one object, always in memory. The simulation covers loads, `force`, reloads

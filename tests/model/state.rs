@@ -118,9 +118,9 @@ pub enum Phase {
     Idle,
     /// Admitted: the product's own state machine, and what the store has.
     Live(Life, InStore),
-    /// Its connection is gone; the store may still apply it.
+    /// The write's connection is gone; the store may still apply it.
     Lost,
-    /// Applied, when its connection was gone already.
+    /// Applied after the write's connection was gone.
     Landed,
     Over,
 }

@@ -7,7 +7,7 @@ use shuttle::thread::JoinHandle;
 
 use crate::world::{Held, World, join, neighbour, object};
 
-/// The object is in the table, and another one's record is in memory.
+/// The object is in the table, and another object's record is in memory.
 fn begin() -> (Arc<World>, ObjectId, ObjectId, Held) {
     let (world, users) = (World::new(1), object("users"));
     let other = neighbour(&users);

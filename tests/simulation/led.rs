@@ -210,7 +210,7 @@ impl World {
         }
     }
 
-    /// The candidates' clock, in microseconds: it is right.
+    /// The candidates' clock, in microseconds. It is always right.
     fn renewed_us(&self) -> i64 {
         let since = self.now().boot.since(START.boot);
         i64::try_from((START.wall.0 + since) * 1_000).unwrap_or(i64::MAX)

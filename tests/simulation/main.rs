@@ -13,8 +13,8 @@
 //! - `gate`: rounds of the ledger, crashes, stops and starts. `crowd`: objects that evict records from memory.
 //! - `oracle`: what callers were answered and what has landed; the promises. `counts`: what was seen.
 //!
-//! It is an example target, so that `cargo test` runs its unit tests and the program takes arguments. Built with
-//! feature `failpoints`, it plays the gate with the fault that `FENCEGATE_TEST_FAULT` names.
+//! The program is an example target, so that `cargo test` runs its unit tests and the program takes arguments.
+//! Built with feature `failpoints`, it plays the gate with the fault that `FENCEGATE_TEST_FAULT` names.
 
 mod client;
 mod counts;
@@ -53,7 +53,7 @@ struct Args {
     /// The first of them.
     #[arg(long, default_value_t = 1)]
     first: u64,
-    /// Look at one promise only: DRAIN, STALE, UNIQUE, MONOTONIC, UNFENCED, EXPIRY, "NO REVIVAL" or "ONE ATTEMPT".
+    /// Check one promise only: DRAIN, STALE, UNIQUE, MONOTONIC, UNFENCED, EXPIRY, "NO REVIVAL" or "ONE ATTEMPT".
     #[arg(long, value_name = "NAME")]
     promise: Option<String>,
     /// Kubernetes Leases say who may write.

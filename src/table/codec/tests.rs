@@ -224,8 +224,8 @@ fn key() -> impl Strategy<Value = Key> {
     ]
 }
 
-/// Every shortened, lengthened or otherwise changed value either fails to decode, or decodes to
-/// something that encodes to these very bytes.
+/// Every shortened, lengthened or otherwise changed value either fails to decode, or decodes to something that
+/// encodes to the same bytes.
 fn assert_one_encoding(bytes: &[u8], flip: (usize, u8), recode: impl Fn(&[u8]) -> Option<Vec<u8>>) {
     for cut in 0..bytes.len() {
         assert_ne!(recode(&bytes[..cut]).as_deref(), Some(bytes), "{cut} bytes of {bytes:?}");
