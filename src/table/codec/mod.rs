@@ -9,12 +9,12 @@
 //! | `i` | lease_id | object_id and lease_seq of that lease | with its `l` row |
 //! | `q` | holder_id, 0, request_id | [`RequestRow`]: what that request was granted | ledger; deleted with its leases |
 //! | `c` | object_id, 0, lease_seq | a fence certificate for that lease, as it was signed. Never deleted | ledger |
-//! | `p` | object_id, 0, lease_seq | a certificate that moves the fence too far, until an operator confirms it | ledger |
+//! | `p` | object_id, 0, lease_seq | a certificate that moves the fence too far, until an operator confirms | ledger |
 //! | `g` | migration id | [`MigrationRow`]: how far it is | ledger; deleted a day after its end |
 //! | `j` | object_id | [`JournalHead`]: how many writes have settled, and the hash over them. Never deleted | ledger |
 //! | `e` | object_id, 0, number (8 bytes, big endian) | [`JournalEntry`]: one settled write | ledger; the oldest are deleted |
 //! | `k` | object_id, 0, holder_id, 0, idempotency key | [`Entry`](crate::fence::idempotency::Entry): a keyed write, and its answer | ledger; deleted after `idempotency.keep_ms` |
-//! | `t` | time (8 bytes, big endian), and the rest of a `k` key | nothing: the key was remembered then | with its `k` row |
+//! | `t` | time (8 bytes, big endian), and the rest of a `k` key | nothing: the key dates from then | with its `k` row |
 //!
 //! Ids hold no control characters, so byte 0 separates them. Numbers are big endian, so keys sort as numbers. Every
 //! value begins with [`FORMAT`]. A value has exactly one encoding, and all other bytes fail to decode. Secrets are
