@@ -1,8 +1,7 @@
 //! The only file that reads a clock.
 //!
-//! [`Clock::now`] reads the wall clock and CLOCK_BOOTTIME together; everything that decides takes
-//! the reading as an argument. Tests and the simulation drive a clock of their own. A lint bans
-//! `SystemTime` and `Instant` elsewhere.
+//! [`Clock::now`] reads the wall clock and CLOCK_BOOTTIME together; all code that decides takes the reading as an
+//! argument. Tests and the simulation drive their own clock. A lint bans `SystemTime` and `Instant` elsewhere.
 
 use std::{
     fmt,
@@ -49,7 +48,7 @@ impl Clock {
         Self(Source::Machine)
     }
 
-    /// A clock that stands still until its [`Driver`] moves it.
+    /// A clock that only its [`Driver`] moves.
     #[must_use]
     pub fn driven(start: Now) -> (Self, Driver) {
         let driven = Arc::new(Mutex::new(Driven { now: start, on_change: vec![] }));
@@ -98,7 +97,7 @@ impl Clock {
         }
     }
 
-    /// How long to sleep until `boot`; `None` where only a driver moves time.
+    /// How long to sleep until `boot`; `None` where only a driver moves the time.
     #[must_use]
     pub fn sleep_until(&self, boot: BootMs) -> Option<Duration> {
         match &self.0 {
@@ -107,7 +106,8 @@ impl Clock {
         }
     }
 
-    /// Calls `wake` whenever a driver has moved this clock. The machine's clock moves by itself.
+    /// Calls `wake` whenever a driver has moved this clock. Does nothing for the machine's clock, which moves by
+    /// itself.
     pub fn on_change(&self, wake: impl Fn() + Send + 'static) {
         match &self.0 {
             Source::Machine => {}
@@ -123,7 +123,7 @@ fn read(id: ClockId) -> u64 {
 fn nanos(id: ClockId) -> u64 {
     #[allow(clippy::disallowed_methods, reason = "this file is where clocks are read")]
     let time = rustix::time::clock_gettime(id);
-    // A wall clock before 1970 reads as 0, which no lease is granted by.
+    // A wall clock before 1970 reads as 0, and no lease is granted at that time.
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
@@ -134,7 +134,7 @@ fn nanos(id: ClockId) -> u64 {
 pub struct Driver(Arc<Mutex<Driven>>);
 
 impl Driver {
-    /// Time passes.
+    /// Moves both clocks forward.
     pub fn advance(&self, ms: u64) {
         self.change(|now| {
             now.wall.0 += ms;
@@ -142,7 +142,7 @@ impl Driver {
         });
     }
 
-    /// Somebody sets the wall clock.
+    /// Sets the wall clock forward or back.
     pub fn step_wall(&self, ms: i64) {
         self.change(|now| now.wall.0 = now.wall.0.saturating_add_signed(ms));
     }
@@ -156,7 +156,7 @@ impl Driver {
     }
 }
 
-/// How far the wall clock has been set since it was last looked at, measured against the boot clock.
+/// How far the wall clock was set since the last measurement, compared with the boot clock.
 #[derive(Debug)]
 pub struct StepMeter {
     last: Now,
@@ -178,8 +178,8 @@ impl StepMeter {
     }
 }
 
-/// Measures how long something took, for metrics and timeouts: no right is decided by it. It always goes by the
-/// machine's boot clock, also where a test drives the clock that leases go by.
+/// Measures how long something took, for metrics and timeouts: no right depends on it. It always uses the machine's
+/// boot clock, also where a test drives the clock of the leases.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(u64);
 
@@ -189,7 +189,7 @@ impl Stopwatch {
         Self(nanos(ClockId::Boottime))
     }
 
-    /// How long it has run, and another one that starts now.
+    /// The seconds since the start, and another stopwatch that starts now.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a measurement")]
     pub fn lap(&self) -> (f64, Self) {
@@ -197,7 +197,7 @@ impl Stopwatch {
         (next.0.saturating_sub(self.0) as f64 * 1e-9, next)
     }
 
-    /// When it was started.
+    /// When the stopwatch was started.
     #[must_use]
     pub fn begun(&self) -> BootMs {
         BootMs(self.0 / 1_000_000)

@@ -11,7 +11,7 @@ use std::{
 /// Makes a file's name durable, not just its bytes.
 ///
 /// # Errors
-/// Where the folder cannot be opened or synced.
+/// When the folder cannot be opened or synced.
 pub fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => File::open(folder)?.sync_all(),
@@ -19,11 +19,11 @@ pub fn sync_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes a file that is there whole or as it was before, durable when this returns: it is made aside, as `*.new`, and
-/// then given its name.
+/// Writes a file, durable when this returns. After a crash the file is complete, or as it was before: the bytes are
+/// written to `*.new`, which then gets the file's name.
 ///
 /// # Errors
-/// Where it cannot be written.
+/// When the file cannot be written.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut new = OsString::from(path);
     new.push(".new");
@@ -36,10 +36,10 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sync_parent(path)
 }
 
-/// Removes a file or folder, if it is there.
+/// Removes a file or folder, if it exists.
 ///
 /// # Errors
-/// Where it is there and cannot be removed.
+/// When it exists and cannot be removed.
 pub fn clear(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => fs::remove_dir_all(path),

@@ -1,17 +1,17 @@
 //! fencegate: a storage-side write gate. `ARCHITECTURE.md` has the long form.
 //!
 //! # Layout
-//! - [`fence`]: pure. Ids, numbers, leases, `judge` and `step`: every rule there is.
+//! - [`fence`]: pure. Ids, numbers, leases, `judge` and `step`: all rules.
 //! - [`barrier`]: records in memory and the writes in flight, counted under the same locks.
 //! - [`table`]: the fence table, durable: schema, RocksDB, the single-writer ledger.
 //! - [`write_path`]: the path of a write: accept, classify (by [`route`]), decide, forward, reply.
 //! - [`route`]: what a request is, and which object it is about. [`store`]: the way to the store. [`tls`].
-//! - [`api`]: the lease api and the ops port, over HTTP. [`wire`]: what goes over it, for the api and its clients.
+//! - [`api`]: the lease api and the ops port, over HTTP. [`wire`]: the types that the api and its clients exchange.
 //! - [`gate`]: what the parts of a running gate share.
 //! - [`migration`]: one gate's own migrations, step by step. [`authority`]: signed statements.
 //! - [`app`]: puts the parts together, starts and stops them.
 //! - [`demo`]: a gate before a store in memory, to try and to watch.
-//! - [`client`]: for writers: takes a lease and keeps it. [`agent`]: does so beside a writer that cannot.
+//! - [`client`]: for writers: takes a lease and keeps it. [`agent`]: does the same beside a writer that cannot.
 //! - [`kubernetes`]: leases that a Kubernetes API server keeps.
 //! - [`cli`]: one file per subcommand.
 //! - [`config`] reads the environment, [`clock`] reads clocks, [`metrics`] names every metric;

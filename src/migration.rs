@@ -1,9 +1,8 @@
 //! One gate's own migrations: request, fence, drain, acknowledge with the final state, grant, active.
 //!
-//! Each state is durable together with what it says: the certificate moves the fence in the very write that
-//! says `fencing`, and the lease is the next holder's in the one that says `granted`. A gate that is killed
-//! goes on from the last of them. Every step that does not come to its end leads to a state that has a name
-//! and a way on.
+//! Each state is durable together with its content: one write has the state `fencing` and the certificate that
+//! moves the fence; one write has the state `granted` and the next holder's lease. A gate that is killed goes on
+//! from the last state. Every step that fails leads to a state that has a name and says what comes next.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,14 +29,14 @@ use crate::{
     },
 };
 
-/// How often it is looked whether a migration was confirmed.
+/// How often the gate checks whether a migration was confirmed.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// How long to wait after something that passes: a table that cannot be read, a ledger without room.
+/// How long to wait after a fault that passes: a table that cannot be read, a ledger without room.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// How long an ended migration can be asked for.
 const REMEMBER_MS: u64 = 24 * 60 * 60 * 1_000;
 
-/// What is asked for.
+/// What a requester asks for.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub domain: ObjectId,
@@ -45,14 +44,14 @@ pub struct Wanted {
     pub requester: HolderId,
     pub reason: String,
     pub ttl: Ttl,
-    /// The lease that the requester believes to be there.
+    /// The lease that the requester believes to be the present one.
     pub current_lease_id: Option<LeaseId>,
-    /// When the requester says that it asks: the same request again is the same migration.
+    /// The requester's time of the request. The same request with the same time is the same migration.
     pub asked: Hlc,
 }
 
 impl MigrationState {
-    /// What comes next, and who has to do it.
+    /// What comes next, and which party has to do it.
     #[must_use]
     pub const fn way_on(self) -> &'static str {
         match self {
@@ -72,7 +71,7 @@ impl MigrationState {
     }
 }
 
-/// Takes up the migrations that an earlier run of the gate has left unfinished.
+/// Goes on with the migrations that an earlier run of the gate has left unfinished.
 pub fn resume(gate: &Shared) {
     let gate = Arc::clone(gate);
     tokio::spawn(async move {
@@ -106,20 +105,21 @@ fn load(records: &Records, id: &MigrationId) -> Result<Option<MigrationRow>, Tab
     Ok(row.map(|row| MigrationRow::decode(&row)).transpose()?)
 }
 
-/// Begins a migration: when this returns, the old holder is fenced, durably, and the rest follows by itself.
+/// Begins a migration. When this returns, the old holder is fenced, durably, and the next steps follow by
+/// themselves.
 ///
 /// # Errors
-/// With why not.
+/// With the reason why none begins.
 pub async fn begin(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, MigrationRow), Problem> {
     let gate = Arc::clone(gate);
-    // Whoever asked may hang up; what is begun goes on.
+    // The caller may hang up; a migration that was begun goes on.
     let begun = tokio::spawn(async move {
         let all = gate.read(|records| rows::migrations(&*records.table)).await?;
         let all = forget_old(&gate, all).await;
         let is_same = |row: &MigrationRow| {
             (&row.domain, &row.requester, row.asked) == (&wanted.domain, &wanted.requester, wanted.asked)
         };
-        // First of all: whoever asks again after a lost answer is told which one it is.
+        // This check comes first: a caller that asks again after a lost answer gets the same migration.
         if let Some(same) = all.iter().find(|(_, row)| is_same(row)) {
             return Ok(same.clone());
         }
@@ -150,7 +150,7 @@ async fn begin_now(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, Migrat
             let signed = sign_fence(&authority, own, &wanted.domain, lease, wanted.next_holder.clone(), now);
             Some(((lease_id, seq), signed.to_bytes()))
         }
-        // Fenced before, and nobody has had it since: the certificate that did it serves.
+        // The object was fenced before and has had no holder since: that certificate is used.
         Some(Last::Certified(by)) => {
             let signed = kept(gate, &wanted.domain, &by).await?.ok_or_else(Problem::table_unavailable)?;
             Some(((by.lease_id.clone(), by.seq), signed))
@@ -199,7 +199,7 @@ fn sign_fence(
         fenced_lease_id: lease_id,
         lease_seq,
         lease_start: start,
-        // A lease that began just now is fenced all the same.
+        // The certificate must not be dated before the start of a lease that began just now.
         fence_time: Hlc { ms: now.wall.0.max(start.0), logical: u32::from(now.wall <= start) },
         issuer: own.issuer.clone(),
         next_holder: Some(next),
@@ -207,7 +207,7 @@ fn sign_fence(
     authority.sign(own, certificate)
 }
 
-/// A certificate as it is kept, by what the record says of it.
+/// The stored certificate that the record names.
 async fn kept(gate: &Shared, domain: &ObjectId, by: &Certified) -> Result<Option<Vec<u8>>, Problem> {
     let (domain, seq, proof) = (domain.clone(), by.seq, by.proof);
     gate.read(move |records| {
@@ -228,7 +228,7 @@ pub fn issuer<'a>(authority: &'a Authority, domain: &ObjectId) -> Result<&'a Own
     })
 }
 
-/// Who had an object last.
+/// The last lease of an object, or the certificate that ended it.
 enum Last {
     Lease(LeaseId, LeaseSeq, WallMs),
     Certified(Arc<Certified>),
@@ -241,7 +241,7 @@ fn last_lease(record: &Record) -> Option<Last> {
     record.fenced_by().cloned().map(Last::Certified)
 }
 
-/// Refuses a request that is about a lease which was there before, if it names one.
+/// Refuses a request that names an earlier lease than the object's present one.
 ///
 /// # Errors
 /// `LEASE_FENCED`.
@@ -260,11 +260,11 @@ pub fn is_still_there(record: &Record, named: Option<&LeaseId>) -> Result<(), Pr
     Err(Problem::new(Code::LeaseFenced, what).with_object(&record.object))
 }
 
-/// Why a migration does not go on here and now.
+/// Why a migration does not go on now.
 enum Halt {
     /// This gate is about to stop: the next run goes on.
     Stopping,
-    /// It may go on in a moment.
+    /// The step can be tried again in a moment.
     Again,
     To(MigrationState),
 }
@@ -293,7 +293,7 @@ impl From<Problem> for Halt {
     }
 }
 
-/// Carries a migration on to its end, or to the end of this run.
+/// Drives a migration to its end, or to the end of this run.
 async fn drive(gate: Shared, id: MigrationId, mut row: MigrationRow) {
     let mut stopping = gate.stopping.subscribe();
     while !row.state.is_over() {
@@ -319,7 +319,7 @@ async fn drive(gate: Shared, id: MigrationId, mut row: MigrationRow) {
                 _ = stopping.wait_for(|stopping| *stopping) => return,
             },
         }
-        // Whoever has changed it meanwhile counts.
+        // A change of the row by another caller counts.
         let wanted = id.clone();
         match gate.read(move |records| load(records, &wanted)).await {
             Ok(Some(newest)) => row = newest,
@@ -329,7 +329,7 @@ async fn drive(gate: Shared, id: MigrationId, mut row: MigrationRow) {
     }
 }
 
-/// The row of a migration that has got on.
+/// The row of a migration that has reached a state.
 #[must_use]
 pub fn reached(row: &MigrationRow, state: MigrationState, now: Now) -> MigrationRow {
     let mut row = row.clone();
@@ -358,13 +358,13 @@ async fn fence_and_grant(gate: &Shared, id: &MigrationId, row: &MigrationRow) ->
     let signed = of_migration(&authority, id, &grant.statement);
     let progress = Progress { id: id.clone(), from: Some(row.state), row: next };
     match gate.ledger.grant(row.domain.clone(), signed, Some(progress)).await {
-        // It is written down, and waited for.
+        // The grant is written, and its drain is waited for.
         Ok(_) | Err(Refused::Draining { .. }) => Ok(()),
         Err(refused) => Err(refused.into()),
     }
 }
 
-/// Returns when nothing of the fenced lease can land any more, and nothing that an earlier run has sent.
+/// Returns when no write of the fenced lease can land any more, nor any write of an earlier run.
 async fn drained(gate: &Shared, row: &MigrationRow) -> Result<Record, Halt> {
     let waited = Stopwatch::start();
     #[allow(clippy::cast_precision_loss, reason = "a time-out")]
@@ -374,14 +374,14 @@ async fn drained(gate: &Shared, row: &MigrationRow) -> Result<Record, Halt> {
             gate.settled_record(&row.domain).await?
         } else {
             let certificate = rows::read(row.certificate.clone(), &row.domain).map_err(|_| Halt::Again)?;
-            // The same again: it waits for the drain.
+            // The same certificate again: the call waits for the drain.
             let moved = gate.ledger.certify(certificate, gate.authority.load().settings.max_jump, None).await?;
             if moved.is_superseded {
                 return Err(Halt::To(MigrationState::Overtaken));
             }
             moved.record
         };
-        // Whoever has moved the fence since means something else.
+        // Another advance has moved the fence since, so this migration is overtaken.
         let is_at_fence = |(_, seq): &(LeaseId, LeaseSeq)| record.fenced_by().is_some_and(|by| by.seq == *seq);
         let is_overtaken = row.fenced.as_ref().is_some_and(|fenced| !is_at_fence(fenced));
         match record.state {
@@ -396,15 +396,15 @@ async fn drained(gate: &Shared, row: &MigrationRow) -> Result<Record, Halt> {
     }
 }
 
-/// Whether nothing is on its way to an object that could still land, nor anything that an operator does not wait
-/// for.
+/// Whether no write on its way to an object can still land, including writes for which an operator's advance does
+/// not wait.
 #[must_use]
 pub fn is_drained(gate: &Gate, object: &ObjectId) -> bool {
     let (flying, now) = (gate.records.stripes.flying(object), gate.now().boot);
     flying.is_drained(now) && !flying.is_tainted(now)
 }
 
-/// An object's journal as it stands, with what ended badly before said in it.
+/// The head of an object's journal. A bad end of an earlier run is noted in the journal first.
 async fn final_head(gate: &Shared, domain: &ObjectId) -> Result<JournalHead, Problem> {
     if gate.routes.load().keeps_journal(domain) {
         let closed = gate.ledger.journal(vec![(domain.clone(), None, Wrote::Gap)]).await;
@@ -415,7 +415,7 @@ async fn final_head(gate: &Shared, domain: &ObjectId) -> Result<JournalHead, Pro
 }
 
 fn grant_for(authority: &Authority, own: &Own, row: &MigrationRow, record: &Record, now: Now) -> Option<LeaseGrant> {
-    // The number that the certificate has moved the fence to is nobody's yet.
+    // The number to which the certificate has moved the fence has no lease yet.
     let lease_seq = if record.fenced_by().is_some() { LeaseSeq::new(record.fence.get()) } else { record.fence.next() }?;
     let proof = rows::read(row.certificate.clone(), &row.domain).ok().map(|certificate| certificate.by.proof);
     let predecessor = row.fenced.as_ref().map(|(lease_id, _)| Predecessor { lease_id: lease_id.clone(), proof });
@@ -432,17 +432,17 @@ fn grant_for(authority: &Authority, own: &Own, row: &MigrationRow, record: &Reco
     })
 }
 
-/// A grant that is part of a migration: its token is handed out to whoever confirms the migration, and to
-/// nobody who shows the grant.
+/// A grant that is part of a migration: only the caller that confirms the migration gets its token, and a caller
+/// that shows the grant does not.
 fn of_migration(authority: &Authority, id: &MigrationId, given: &LeaseGrant) -> SignedGrant {
     let mut signed = authority.grant_of(given);
     signed.grant.request = RequestId::new(&format!("migration:{id}")).ok();
-    // It is this gate's own.
+    // The grant is this gate's own.
     signed.max_jump = u64::MAX;
     signed
 }
 
-/// Waits until the next holder has confirmed, or its lease is over.
+/// Waits until the next holder has confirmed, or the lease is over.
 async fn await_active(gate: &Shared, id: &MigrationId, row: &MigrationRow) -> Result<(), Halt> {
     let grant = stored::<LeaseGrant>(&row.grant).ok_or(Halt::To(MigrationState::Overtaken))?.statement;
     let mut stopping = gate.stopping.subscribe();
@@ -460,7 +460,7 @@ async fn await_active(gate: &Shared, id: &MigrationId, row: &MigrationRow) -> Re
             }
             _ if now.wall >= grant.expiry => return Err(Halt::To(MigrationState::ActivationTimedOut)),
             None if record.fence == Fence::from(grant.lease_seq) && record.lease().is_none() => {
-                // A run that was killed or stopped had not come to opening it.
+                // A run that was killed or stopped did not get as far as opening the lease.
                 let signed = of_migration(&gate.authority.load(), id, &grant);
                 match gate.ledger.grant(row.domain.clone(), signed, None).await {
                     Ok(_) | Err(Refused::Draining { .. }) => {}
@@ -485,7 +485,7 @@ async fn forget_old(gate: &Gate, all: Vec<(MigrationId, MigrationRow)>) -> Vec<(
     };
     let (old, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(is_old);
     if !old.is_empty() {
-        // They are found again next time.
+        // If this fails, they are found again next time.
         let _ = gate.ledger.forget_migrations(old.into_iter().map(|(id, _)| id).collect()).await;
     }
     rest
@@ -512,12 +512,12 @@ fn acknowledged(
     }
 }
 
-/// FENCE_ACKNOWLEDGED for a certificate that the fence stands at, once its lease can write nothing any more and
-/// while nobody has had the object since: later there would be another's writes in the hash. Signed, where this
-/// gate holds a key for the domain.
+/// FENCE_ACKNOWLEDGED for a certificate that has moved the fence to its present number. It is made once no write of
+/// the fenced lease can land any more, and only while the object has had no other holder: later the hash would
+/// include that holder's writes. Signed, where this gate holds a key for the domain.
 ///
 /// # Errors
-/// Where the table is not usable.
+/// When the table is not usable.
 pub async fn acknowledgement(
     gate: &Shared,
     signed: &Signed<FenceCertificate>,
@@ -532,7 +532,7 @@ pub async fn acknowledgement(
     let domain = given.domain.clone();
     let after = gate.read(move |records| records.read(&domain)).await?;
     if (after.fence, &after.state) != (record.fence, &record.state) {
-        // Somebody has been given it meanwhile: his writes may be in the hash.
+        // The object was granted meanwhile, so the new holder's writes may be in the hash.
         return Ok(None);
     }
     let authority = gate.authority.load_full();
@@ -544,11 +544,11 @@ pub async fn acknowledgement(
     }))
 }
 
-/// The certificate for a lease that is over, signed now where it was not fenced before: the answer to a request
+/// The certificate for a lease that is over, signed now where the lease was not fenced before. It answers a request
 /// that need not wait.
 ///
 /// # Errors
-/// With why not.
+/// With the reason why there is none.
 pub async fn fence_ended(
     gate: &Shared,
     record: &Record,
@@ -570,7 +570,7 @@ pub async fn fence_ended(
     Ok(Some(signed))
 }
 
-/// The statement that a stored one is.
+/// Reads a stored statement; `None` where there is none.
 pub(crate) fn stored<T: Statement>(bytes: &[u8]) -> Option<Signed<T>> {
     if bytes.is_empty() { None } else { Signed::from_bytes(bytes).ok() }
 }

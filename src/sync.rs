@@ -1,6 +1,6 @@
-//! The locks, atomics, channels and threads that the workers and the ledger meet at: the standard
-//! library's. In builds with feature `shuttle` they are shuttle's: there a test draws at each of them who
-//! goes on (`tests/shuttle`), and the same draw must always play the same way.
+//! The locks, atomics, channels and threads that the workers and the ledger share: the standard library's. In
+//! builds with feature `shuttle` they are shuttle's: at each of them a test draws which thread goes on
+//! (`tests/shuttle`), and the same draw must always give the same run.
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use std::{
@@ -19,7 +19,7 @@ pub(crate) use shuttle::{
 #[cfg(feature = "shuttle")]
 pub(crate) type Hasher = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
-/// Shuttle's channel, but for a wait that ends: shuttle's never does, since no time passes there.
+/// Shuttle's channel, except for a wait with a timeout: shuttle's never ends, since no time passes there.
 #[cfg(feature = "shuttle")]
 pub(crate) mod mpsc {
     use std::time::Duration;

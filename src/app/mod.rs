@@ -1,8 +1,8 @@
 //! Puts the parts together: starts them in order, and stops them in order.
 //!
-//! Ports are taken first, so that one that is not to be had is found before anything is changed; then
-//! the table's run begins (the clean flag is cleared and synced); only then is anyone answered. A
-//! stop goes the other way round: no new leases, listeners closed, ledger closed, clean flag last.
+//! A start takes the ports first, so that a port that is in use is found before anything is changed. Then the
+//! table's run begins (the clean flag is cleared and synced). Only then does the gate answer. A stop is in the
+//! reverse order: no new leases, listeners closed, ledger closed, clean flag last.
 
 mod settings;
 
@@ -50,7 +50,7 @@ const UPKEEP: Duration = Duration::from_secs(1);
 /// How long a stop waits for the last use of the table.
 const LAST_USE: Duration = Duration::from_secs(2);
 
-/// Ports that are ours; nobody is answered on them yet.
+/// Ports that this process has taken and does not answer on yet.
 pub struct Ports {
     gate: Vec<std::net::TcpListener>,
     api: TcpListener,
@@ -61,7 +61,7 @@ impl Ports {
     /// Takes every port.
     ///
     /// # Errors
-    /// With every one that cannot be had.
+    /// With every port that cannot be taken.
     pub fn bind(settings: &Settings) -> Result<Self, Faults> {
         let (api, ops) = (bind("api.listen", settings.api.listen), bind("ops.listen", settings.ops.listen));
         let gate = accept::bind(&settings.gate);
@@ -78,11 +78,11 @@ fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, Fault> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     socket
         .and_then(|socket| {
-            // A restart must not wait for connections of the last run to be forgotten. Another
-            // process that listens there is still an error.
+            // A restart must not wait until the kernel has forgotten the connections of the last run. Another
+            // process that listens on the port is still an error.
             socket.set_reuseaddr(true)?;
             socket.bind(address)?;
-            // Only a socket that listens keeps others off the port.
+            // Only a socket that listens keeps other processes off the port.
             socket.listen(BACKLOG)
         })
         .map_err(|error| Fault::new(key, format!("cannot listen on {address}: {error}")))
@@ -95,7 +95,7 @@ pub struct Running {
     pub ops: SocketAddr,
     pub gate: Shared,
     plane: Arc<Plane>,
-    /// As of the start: what a reload cannot change.
+    /// The settings of the start: some of them a reload cannot change.
     settings: Settings,
     servers: Vec<JoinHandle<()>>,
     workers: Vec<std::thread::JoinHandle<()>>,
@@ -103,11 +103,11 @@ pub struct Running {
     _lock: Option<DataLock>,
 }
 
-/// Everything around a gate that stands in its way, without changing anything: ports, table, key.
+/// Checks everything outside a gate that could prevent its start, without changing anything: ports, table, key.
 /// `faults` are those of the configuration itself.
 ///
 /// # Errors
-/// With all of them at once.
+/// With all faults at once.
 pub fn prepare(settings: &Settings, mut faults: Vec<Fault>) -> Result<Ports, Faults> {
     let ports = Ports::bind(settings).map_err(|found| faults.extend(found.0));
     let table = &settings.table;
@@ -121,7 +121,7 @@ pub fn prepare(settings: &Settings, mut faults: Vec<Fault>) -> Result<Ports, Fau
 /// Opens the table and starts a gate.
 ///
 /// # Errors
-/// With what stands in the way; nothing runs then.
+/// With the reason; nothing runs then.
 pub async fn start(settings: &Settings, clock: Clock, ports: Ports) -> Result<Running, Faults> {
     let terms = Routes::new(settings).map_err(Faults)?.terms;
     let (path, may_create, table_clock) = (settings.table.path.clone(), settings.table.create, clock.clone());
@@ -136,7 +136,7 @@ pub async fn start(settings: &Settings, clock: Clock, ports: Ports) -> Result<Ru
 /// Starts a gate on a table whose run has begun.
 ///
 /// # Errors
-/// Where a port that was bound does not listen.
+/// When a port that was bound does not listen.
 pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -> Result<Running, Faults> {
     let mut begun = begun;
     let lock = begun.lock.take();
@@ -178,7 +178,7 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -
     Ok(Running { listens, api, ops, gate, plane, servers, workers, settings: settings.clone(), _lock: lock })
 }
 
-/// Keeps what histograms have measured small, until the gate stops.
+/// Sorts the samples of histograms into buckets, so that they stay small, until the gate stops.
 async fn upkeep(metrics: Arc<Metrics>, mut stopping: watch::Receiver<bool>) {
     let mut turns = tokio::time::interval(UPKEEP);
     loop {
@@ -282,11 +282,11 @@ fn report(begun: &Begun, metrics: &Metrics) {
 }
 
 impl Running {
-    /// Goes by other settings, as far as that is possible without a restart: routes, stores, the limits
-    /// and certificates of the gate's port.
+    /// Takes other settings, as far as that is possible without a restart: routes, stores, the limits and
+    /// certificates of the gate's port.
     ///
     /// # Errors
-    /// With everything that is wrong; the old settings stay.
+    /// With every fault; the old settings stay.
     pub async fn reload(&self, settings: Result<Settings, Faults>) -> Result<(), Faults> {
         let reloaded = match settings {
             Ok(settings) => self.reload_all(&settings).await.map(|()| settings),
@@ -305,7 +305,7 @@ impl Running {
         let authority = Authority::new(settings).map_err(Faults)?;
         let routes = Routes::new(settings).map_err(Faults)?;
         let namespaces = routes.namespaces();
-        // What can go wrong goes first: a faulty file changes nothing.
+        // The calls that can fail come first: a faulty file changes nothing.
         let cluster = self.gate.elections.reach(&settings.kubernetes, &namespaces)?;
         let generation = self.plane.reload(settings).await?;
         self.gate.authority.store(Arc::new(authority));
@@ -317,17 +317,17 @@ impl Running {
     /// Stops in good order, within the deadline.
     ///
     /// # Errors
-    /// With what was not in good order: the next start counts as unclean.
+    /// With what failed: the next start counts as unclean.
     pub async fn stop(self, deadline: Duration) -> Result<(), &'static str> {
         let gate = Arc::clone(&self.gate);
         let is_silent = tokio::time::timeout(deadline, self.fall_silent()).await.is_ok();
         if !is_silent {
             tracing::warn!("the deadline has passed over requests that are still going on; they are cut off");
         }
-        // Reads that were cut off leave nothing behind; whether a write was, the ledger looks by itself.
+        // Reads that were cut off leave nothing behind. The ledger itself checks whether writes were cut off.
         let close = async {
             let closed = gate.ledger.stop().await;
-            // Whoever still waits for the table then has waited long enough.
+            // A call that still waits for the table then has waited long enough.
             let table = Arc::clone(&gate.records.table);
             let _ = tokio::task::spawn_blocking(move || table.close()).await;
             closed
@@ -339,7 +339,7 @@ impl Running {
         }
     }
 
-    /// Lets nobody in any more, and waits for those who are.
+    /// Lets no more callers in, and waits for the present ones.
     async fn fall_silent(self) {
         let _ = self.gate.drain().await;
         self.gate.elections.stop();

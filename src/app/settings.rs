@@ -1,5 +1,5 @@
-//! What is wrong with a gate's settings that no single value shows: bounds, values that contradict each other, and what
-//! each part says of its own.
+//! Faults in a gate's settings that no single value shows: bounds, values that contradict each other, and what each
+//! part finds in its own settings.
 
 use std::net::SocketAddr;
 
@@ -27,7 +27,7 @@ impl Loadable for Settings {
 }
 
 impl Settings {
-    /// What no single value shows: bounds, and values that contradict each other.
+    /// All faults that no single value shows: bounds, and values that contradict each other.
     #[must_use]
     pub fn all_faults(&self) -> Vec<Fault> {
         let mut faults = vec![];
@@ -83,7 +83,7 @@ impl Settings {
         faults
     }
 
-    /// What routes whose tokens have no secret need of the rest.
+    /// What routes whose tokens have no secret need in the other settings.
     fn outside_faults(&self) -> Vec<Fault> {
         let mut faults = vec![];
         for (place, route) in self.route.iter().enumerate() {
@@ -109,7 +109,7 @@ impl Settings {
         faults
     }
 
-    /// What is wrong with the way to a store.
+    /// The fault in the settings of the way to a store, if there is one.
     fn store_fault(&self, section: &str, store: &StoreSettings) -> Option<Fault> {
         let (key, what) = match store.way() {
             Err(wrong) => wrong,
@@ -121,7 +121,7 @@ impl Settings {
         Some(Fault::new(format!("{section}.{key}"), what))
     }
 
-    /// What is wrong with the data plane's settings.
+    /// The faults in the data plane's settings.
     fn plane_faults(&self) -> Vec<Fault> {
         let mut faults = vec![];
         let mut check = |ok: bool, key: &str, what: &str| {

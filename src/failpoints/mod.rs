@@ -1,19 +1,19 @@
-//! Faults that tests switch on to see the product caught. They exist only in a build with feature
-//! `failpoints`; a default build has no way to take them, and refuses to start when one of the variables
+//! Faults that tests switch on to show that a check catches them. They exist only in a build with feature
+//! `failpoints`. A default build cannot have them, and refuses to start when one of the variables
 //! `FENCEGATE_TEST_FAULT` and `FENCEGATE_TEST_POINT` is set.
 
 mod points;
 
 pub use points::{Point, reach};
 
-/// What can be made to go wrong.
+/// The faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Leave out the sync behind every commit.
     NoSync,
-    /// Forward writes whose lease is over, as a gate would that does not look.
+    /// Forward writes whose lease is over, like a gate that does not check.
     ForwardStale,
-    /// An advance waits for nothing.
+    /// An advance does not wait for older writes.
     NoDrain,
     /// An advance does not close its object to writes of the old lease.
     NoSeal,
@@ -21,22 +21,22 @@ pub enum Fault {
     NoCommitCheck,
     /// An advance opens its object at once, while older writes drain.
     NoDrainingState,
-    /// An advance opens its object whoever has overtaken it.
+    /// An advance opens its object even where another one has overtaken it.
     NoStep4Check,
     /// A slow load puts an old record back.
     StaleLoad,
-    /// The clean flag is set whatever may still land.
+    /// The clean flag is set even where writes may still land.
     EarlyCleanFlag,
     /// The head of an answer settles a write.
     HeadSettles,
-    /// A write of unknown outcome is taken for one that has settled.
+    /// A write of unknown outcome counts as settled.
     NoUnknownWait,
-    /// What a write of unknown outcome may still do is counted from its commit, not from the close of its
-    /// connection. In the simulation only.
+    /// The bound of a write of unknown outcome is counted from its commit, not from the close of its connection. In
+    /// the simulation only.
     BoundFromCommit,
-    /// A write of which part was sent is taken for one that was not begun.
+    /// A write of which part was sent counts as not begun.
     PartialIsNone,
-    /// A changed route does not wait for writes that went by the old one.
+    /// A changed route does not wait for writes that used the old one.
     ReloadNoWait,
     /// A lease that has ended goes on.
     Revive,
@@ -44,13 +44,13 @@ pub enum Fault {
     NoFloors,
     /// A term goes on, whether or not its Lease was seen renewed.
     DeadTerms,
-    /// An idempotency key that is known is taken for a new one.
+    /// A known idempotency key counts as a new one.
     ForgetKeys,
     /// Writes are judged once and not counted, to measure what the barrier costs.
     NoBarrier,
-    /// The first to ask has every connection to the store, and every place in the queue.
+    /// The first caller gets every connection to the store, and every place in the queue.
     NoShares,
-    /// No connection is closed for another one.
+    /// No connection is closed to make room for another one.
     NoEviction,
     /// CONNECT, TRACE and upgrades are not refused.
     PassTunnels,
@@ -82,7 +82,7 @@ impl Fault {
         Self::PassTunnels,
     ];
 
-    /// What `FENCEGATE_TEST_FAULT` calls it.
+    /// The fault's name in `FENCEGATE_TEST_FAULT`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -117,7 +117,7 @@ impl Fault {
     }
 }
 
-/// Whether a fault was asked for.
+/// Whether a fault is switched on.
 #[cfg(feature = "failpoints")]
 #[must_use]
 pub fn on(fault: Fault) -> bool {
@@ -126,17 +126,17 @@ pub fn on(fault: Fault) -> bool {
     *ASKED.get_or_init(|| crate::config::test_fault().as_deref().and_then(Fault::named)) == Some(fault)
 }
 
-/// Whether a fault was asked for: never, in this build.
+/// Whether a fault is switched on: never, in this build.
 #[cfg(not(feature = "failpoints"))]
 #[must_use]
 pub const fn on(_: Fault) -> bool {
     false
 }
 
-/// Whether what the environment asks for can be had in this build.
+/// Checks that this build has what the environment asks for.
 ///
 /// # Errors
-/// With what to say, where it cannot.
+/// With the message for the operator, where it has not.
 #[cfg(feature = "failpoints")]
 pub fn check(fault: Option<&str>, points: Option<&str>) -> Result<(), String> {
     points.map_or(Ok(()), points::check)?;
@@ -146,10 +146,10 @@ pub fn check(fault: Option<&str>, points: Option<&str>) -> Result<(), String> {
     }
 }
 
-/// Whether what the environment asks for can be had in this build.
+/// Checks that this build has what the environment asks for.
 ///
 /// # Errors
-/// With what to say, where it cannot.
+/// With the message for the operator, where it has not.
 #[cfg(not(feature = "failpoints"))]
 pub fn check(fault: Option<&str>, points: Option<&str>) -> Result<(), String> {
     match fault.map(|_| "FENCEGATE_TEST_FAULT").or(points.map(|_| "FENCEGATE_TEST_POINT")) {

@@ -1,30 +1,31 @@
-//! Places on the way of a write or of an advance where a test can kill the process or hold a thread, as
-//! `FENCEGATE_TEST_POINT` says: a list of `POINT=kill:N` (the process kills itself when it comes there
-//! for the N-th time) and `POINT=hold:FILE` (while FILE exists, whoever comes there makes `FILE.reached`
-//! and waits until FILE is gone), with commas between them.
+//! Places on the path of a write or of an advance where a test can kill the process or hold a thread.
+//! `FENCEGATE_TEST_POINT` is a list, separated by commas, of `POINT=kill:N` (the process kills itself when it
+//! reaches the point for the N-th time) and `POINT=hold:FILE` (while FILE exists, a thread that reaches the point
+//! makes `FILE.reached` and waits until FILE is gone).
 
-/// Where something can be made to happen.
+/// The places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
     /// A row was read from the table, and is not in memory yet.
     Loaded,
     /// Objects are sealed; nothing of their advance is durable.
     Sealed,
-    /// A round is durable, and not published.
+    /// A round is durable, and is not published.
     Persisted,
-    /// A round is published; nobody has been answered.
+    /// A round is published; no caller has been answered.
     Published,
-    /// A round that changes no record is durable, such as a journal's or a migration's; nobody has been answered.
+    /// A round that changes no record is durable, such as a journal's or a migration's; no caller has been
+    /// answered.
     Noted,
     /// The last older write has ended; the second step of the advance is not durable.
     Drained,
     /// A write was judged and counted.
     Admitted,
-    /// A write may go; nothing of it was sent.
+    /// A write may be sent; no part of it was.
     Committed,
-    /// A write was sent; the head of its answer is there.
+    /// A write was sent; the head of its answer has come.
     Sent,
-    /// The whole answer to a write is there; it is not settled.
+    /// The whole answer to a write has come; the write is not settled.
     Answered,
     /// The clean flag is about to be set.
     Stopping,
@@ -48,7 +49,7 @@ impl Point {
         Self::Stopped,
     ];
 
-    /// What `FENCEGATE_TEST_POINT` calls it.
+    /// The point's name in `FENCEGATE_TEST_POINT`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -68,7 +69,7 @@ impl Point {
     }
 }
 
-/// Somebody has come to a point.
+/// A thread has reached a point. Does nothing in this build.
 #[cfg(not(feature = "failpoints"))]
 #[inline]
 pub const fn reach(_: Point) {}
@@ -76,10 +77,10 @@ pub const fn reach(_: Point) {}
 #[cfg(feature = "failpoints")]
 pub use asked::reach;
 
-/// Whether a list of points can be understood.
+/// Checks that a list of points can be read.
 ///
 /// # Errors
-/// With what cannot.
+/// With the part that cannot be read.
 #[cfg(feature = "failpoints")]
 pub(super) fn check(list: &str) -> Result<(), String> {
     asked::read(list).map(drop)
@@ -98,14 +99,14 @@ mod asked {
 
     use super::Point;
 
-    /// What happens at a point.
+    /// What a test asked for at a point.
     pub(super) struct Asked {
         point: Point,
         what: What,
     }
 
     enum What {
-        /// After so many more arrivals.
+        /// Kill the process after this many more arrivals.
         Kill(AtomicU64),
         Hold(PathBuf),
     }
@@ -125,7 +126,7 @@ mod asked {
         list.split(',').map(|entry| one(entry).ok_or_else(|| unknown(entry))).collect()
     }
 
-    /// Somebody has come to a point: what was asked for happens.
+    /// A thread has reached a point: does what a test asked for.
     pub fn reach(point: Point) {
         static ASKED: OnceLock<Vec<Asked>> = OnceLock::new();
         let asked = ASKED

@@ -1,10 +1,9 @@
-//! What signed statements do to a record: certificates that move its fence past a lease, and grants that
-//! give it to someone under a number of the issuer's choice. Who signed what is settled before: see
-//! `crate::authority`.
+//! What signed statements do to a record: certificates that move its fence past a lease, and grants that give the
+//! object to a holder under a number of the issuer's choice. `crate::authority` checks the signatures before.
 //!
-//! Certificates may come from anyone, at any time, in any order and any number of times; the record that
-//! is left is the same. It keeps the newest of them: the one with the highest lease_seq, then the latest
-//! time, then the larger signature.
+//! Certificates may come from any sender, at any time, in any order and any number of times; the record is the same
+//! in the end. It keeps the newest certificate: the one with the highest lease_seq, then the latest time, then the
+//! larger signature.
 
 use std::{cmp::Ordering, fmt, sync::Arc};
 
@@ -14,10 +13,10 @@ use super::{
     step::{At, Effect, Grant, Kind, LeaseRefusal, Outcome, Step, announce, held, refused},
 };
 
-/// The longest text of a statement that is no id: a reason, a cluster's name.
+/// The longest text in a statement that is not an id: a reason, or a cluster's name.
 pub const TEXT_MAX: usize = 1_024;
 
-/// A certificate's signature: what a grant has to show of its predecessor's fence.
+/// A certificate's signature. A grant shows it to prove that its predecessor was fenced.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FenceProof(pub [u8; FenceProof::BYTES]);
 
@@ -63,15 +62,15 @@ pub struct Predecessor {
     pub proof: Option<FenceProof>,
 }
 
-/// An issuer's grant, whose signature holds.
+/// An issuer's grant, whose signature was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignedGrant {
     pub seq: LeaseSeq,
     pub grant: Grant,
     pub predecessor: Option<Predecessor>,
-    /// The signatures of all certificates that are known for the predecessor: each proves that it was fenced.
+    /// The signatures of all certificates known for the predecessor. Each proves that it was fenced.
     pub proofs: Vec<FenceProof>,
-    /// How far it may move the fence.
+    /// How far the grant may move the fence.
     pub max_jump: u64,
 }
 
@@ -86,7 +85,7 @@ impl Record {
             }
         }
         if Fence::from(by.seq) < self.fence {
-            // Its lease is stale already; now it is known by whose word.
+            // The lease is stale already. Now the record also says which certificate fenced it.
             let record = Self { certified: Some(by), changed: at.stamp, ..self.clone() };
             return (Outcome::Fenced, vec![Effect::Store(record)]);
         }
@@ -128,7 +127,7 @@ impl Record {
         self.advance_to(seq, How::Expired, Some(grant), at)
     }
 
-    /// The very lease that this record has: its grant came again, or with a later end.
+    /// The step for a grant of the lease that this record already has: the grant came again, or with a later end.
     fn grant_again(&self, seq: LeaseSeq, grant: &Grant, at: &At<'_>) -> Option<Step> {
         let (lease, ended) = self.lease().filter(|(lease, _)| lease.lease_id == grant.lease_id && lease.seq == seq)?;
         if lease.holder != grant.holder {
@@ -141,7 +140,7 @@ impl Record {
             return Some(self.expire(lease, at));
         }
         if lease.request != grant.request {
-            // Its token is handed out in another way.
+            // Another way of granting hands out this lease's token.
             return Some(refused(LeaseRefusal::GrantUsed));
         }
         let until = grant.window.map_or(WallMs(0), |window| window.until);
@@ -158,21 +157,21 @@ impl Record {
         Some((Outcome::Renewed(lease), effects))
     }
 
-    /// The certificate that has moved the fence to where it is, if one has.
+    /// The certificate that moved the fence to its present number, if there is one.
     #[must_use]
     pub fn fenced_by(&self) -> Option<&Arc<Certified>> {
         self.certified.as_ref().filter(|certified| certified.seq.get() + 1 == self.fence.get())
     }
 
-    /// Whether a grant names the lease that was here last, with a proof that it was fenced if a certificate did it.
+    /// Checks that a grant names the last lease here, with a proof that it was fenced if a certificate did that.
     fn follows(&self, predecessor: Option<&Predecessor>, proofs: &[FenceProof]) -> Result<(), LeaseRefusal> {
         let proof = predecessor.and_then(|named| named.proof);
         let is_proved = || proof.is_some_and(|proof| proofs.contains(&proof));
         let (expected, holds) = match (self.lease(), self.fenced_by()) {
-            // It ran out, or was released: there is nothing to prove.
+            // The last lease ran out or was released, so there is nothing to prove.
             (Some((last, _)), _) => (Some(&last.lease_id), proof.is_none()),
             (None, Some(by)) => (Some(&by.lease_id), is_proved()),
-            // Nobody is there, and nobody knows who was: whoever it was is stale.
+            // No lease is here, and the last one is not known. Every older lease is stale.
             (None, None) => (None, proof.is_none() || is_proved()),
         };
         if expected.is_some_and(|expected| predecessor.is_none_or(|named| named.lease_id != *expected)) {
@@ -181,8 +180,8 @@ impl Record {
         if holds { Ok(()) } else { Err(LeaseRefusal::FenceProof) }
     }
 
-    /// Whether nobody was ever granted this number: above the fence, or the one that a certificate has
-    /// moved the fence to, or that is draining.
+    /// Whether this number was never granted: it is above the fence, or at a fence that a certificate moved or that
+    /// drains.
     fn is_unused(&self, seq: LeaseSeq) -> bool {
         let fence = self.fence;
         match &self.state {
@@ -194,14 +193,14 @@ impl Record {
     }
 }
 
-/// How far a migration is. A state that nothing follows on says how it ended.
+/// How far a migration is. A final state says how the migration ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MigrationState {
     /// The certificate is signed; the fence has moved or is about to, and older writes drain.
     Fencing,
-    /// Nothing older is on its way: the final state is known.
+    /// Nothing older is on its way, so the final state of the data is known.
     Acknowledged,
-    /// The lease is the next holder's, who has yet to confirm the final state.
+    /// The lease is the next holder's, which has not confirmed the final state yet.
     Granted,
     /// The next holder has its token.
     Active,
@@ -209,7 +208,7 @@ pub enum MigrationState {
     DrainTimedOut,
     /// The next holder did not confirm in time.
     ActivationTimedOut,
-    /// The next holder confirmed another state than the one that was left behind.
+    /// The next holder confirmed another state than the old holder left.
     HashMismatch,
     /// Another certificate, grant or revocation came between.
     Overtaken,
@@ -227,7 +226,7 @@ impl MigrationState {
         Self::Overtaken,
     ];
 
-    /// As the api spells it.
+    /// The name that the api uses.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -242,7 +241,7 @@ impl MigrationState {
         }
     }
 
-    /// Whether nothing more happens to it by itself.
+    /// Whether the migration stays in this state.
     #[must_use]
     pub const fn is_over(self) -> bool {
         match self {

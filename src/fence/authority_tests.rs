@@ -1,4 +1,4 @@
-//! Certificates in any order and any number, and who may be granted what after them.
+//! Certificates in any order and number, and which grants are accepted after them.
 
 use std::sync::LazyLock;
 
@@ -48,7 +48,7 @@ fn signed(lease: &str, number: u64, holder: &str, window: (u64, u64), after: Opt
         window: Some(window),
         source: Source::Gate,
     };
-    // As the ledger has it: of a predecessor that shows a proof, the certificate is known.
+    // The ledger looks the certificate up for a predecessor that shows a proof.
     let proofs = after.iter().filter_map(|each| each.proof).filter(|proof| *proof != FORGED).collect();
     SignedGrant { seq: seq(number), grant, predecessor: after, proofs, max_jump: FAR }
 }
@@ -124,7 +124,7 @@ fn a_grant_needs_its_predecessor_fenced_or_over_and_says_which() {
     assert_eq!((lease.seq, lease.expires_at, lease.deadline), (seq(1), WallMs(T0 + 100), BootMs(1_100)));
     let next = |after| signed("perth", 2, "perth", (0, 200), after);
     let plain = Some(Predecessor { lease_id: LeaseId::new("london").unwrap(), proof: None });
-    // While it lives, nobody else gets it, whatever he shows.
+    // While the lease lives, no other holder gets it, whatever proof it shows.
     let told = run(&mut record, Event::Grant(next(plain.clone())), 10);
     assert!(matches!(told, Outcome::Refused(LeaseRefusal::Held { .. })), "{told:?}");
     let by = certified("london", 1, T0 + 20, "europe");
@@ -145,7 +145,7 @@ fn a_grant_needs_its_predecessor_fenced_or_over_and_says_which() {
     }
     let Outcome::Granted(lease) = run(&mut record, Event::Grant(next(after(&by))), 30) else { panic!("not granted") };
     assert_eq!((lease.seq, record.fence), (seq(2), Fence::new(2)), "the number that the certificate left");
-    // Of one that ran out there is no proof to show.
+    // A lease that ran out has no proof to show.
     let third =
         signed("rome", 3, "rome", (0, 400), Some(Predecessor { lease_id: lease.lease_id.clone(), proof: None }));
     assert!(matches!(run(&mut record, Event::Grant(third), 200), Outcome::Granted(_)));
@@ -175,7 +175,7 @@ fn a_number_is_granted_once() {
         run(&mut record, Event::Grant(again), 950),
         Outcome::Refused(LeaseRefusal::Fenced { fence: Fence::new(5) })
     );
-    // Nor is a number free that an operator has moved the fence to; who was there before is not known then.
+    // Nor is a number free to which an operator has moved the fence. The predecessor is not known then.
     run(&mut record, Event::Revoke { reason: "x".to_owned(), is_external: false }, 960);
     let revoked = signed("rome", 6, "rome", (0, 2_000), None);
     let told = run(&mut record, Event::Grant(revoked), 970);
@@ -214,7 +214,7 @@ proptest! {
             fence(&mut once, by);
         }
         let mut often = fresh();
-        // Some any number of times first, then each once, from the last to the first.
+        // First some of them any number of times, then each once, from the last to the first.
         for by in order.iter().map(|index| index.get(&all)).chain(all.iter().rev()) {
             fence(&mut often, by);
         }

@@ -1,12 +1,12 @@
-//! What a Kubernetes Lease does to a record. The gate keeps numbers of its own: each term of leadership that it sees
-//! is an advance to the next one, so that a Lease that was deleted and made anew, and counts from 0 again, still
-//! gets a higher number.
+//! What a Kubernetes Lease does to a record. The gate keeps its own numbers: each term of leadership that it sees
+//! is an advance to the next one. So a Lease that was deleted and made anew, and counts from 0 again, still gets a
+//! higher number.
 //!
-//! A record knows the term at its fence. A token of an earlier term is stale. A token of any other term is unheard
-//! of, and nothing is said of it before the API server has been asked: [`Denial::Unseen`]. What was read there comes
-//! as a [`Sighting`], each later than the one before it.
+//! A record knows the term at its fence. A token of an earlier term is stale. A token of any other term is not
+//! known, and is not answered before the API server has been asked: [`Denial::Unseen`]. The result of that read
+//! comes as a [`Sighting`], each later than the one before it.
 //!
-//! The order of the checks: an earlier term, or one whose Lease is gone; locked; unheard of; another holder's;
+//! The order of the checks: an earlier term, or one whose Lease is gone; locked; not known; another holder's;
 //! draining; ended; its Lease not seen renewed for as long as it lasts ([`Denial::Lapsed`]).
 
 use std::{
@@ -24,39 +24,39 @@ use super::{
     verdict::{Denial, Refusal, Successor},
 };
 
-/// How many Leases that led an object before a record remembers. More have never to be asked about: what the API server
-/// says of one Lease is read in order.
+/// How many Leases that led an object before a record remembers. Older ones need not be kept: the API server's
+/// answers about one Lease are read in order.
 const FLOORS_MAX: usize = 256;
 
 /// The term of leadership at a record's fence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elected {
-    /// The Lease that it is a term of.
+    /// The Lease that this is a term of.
     pub lease: Arc<LeaseName>,
     pub election: Election,
-    /// Its number. A fence above it means that the term is over, whatever the Lease says.
+    /// The term's number. A fence above it means that the term is over, whatever the Lease says.
     pub seq: LeaseSeq,
-    /// Who was elected; nobody where the Lease had been given back when it was seen.
+    /// The elected holder; `None` where the Lease had been given back when it was read.
     pub holder: Option<HolderId>,
-    /// The table's incarnation that it was noted in. In a later one, later terms may be missing.
+    /// The table's incarnation in which the term was noted. In a later one, later terms may be missing.
     pub incarnation: Incarnation,
-    /// Nobody has had it yet: an operator has said that it may write.
+    /// An operator has said that this term may write, and no write of it has come yet.
     pub confirmed: bool,
     /// Leases that led the object before, the newest last.
     pub floors: Vec<Floor>,
 }
 
-/// Up to where the terms of a Lease are over, whatever the API server says of it: it was there before the present one of
-/// its name, or another route has led to it.
+/// Up to which term a Lease is over, whatever the API server says of it: the present Lease has replaced it under
+/// the same name, or another route now leads to the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Floor {
     pub uid: Uid,
-    /// Its first term that may write again; or [`Floor::GONE`].
+    /// The first term of this Lease that may write again; or [`Floor::GONE`].
     pub first: u32,
 }
 
 impl Floor {
-    /// None of its terms may: leaseTransitions does not get this far.
+    /// No term of the Lease may write again: leaseTransitions never gets this high.
     pub const GONE: u32 = u32::MAX;
 }
 
@@ -68,15 +68,15 @@ pub enum Sighting {
     Held {
         lease: Arc<LeaseName>,
         election: Election,
-        /// Nobody: it was given back.
+        /// `None`: the Lease was given back.
         holder: Option<HolderId>,
-        /// It has not been seen renewed for as long as it lasts.
+        /// The Lease has not been seen renewed for as long as it lasts.
         lapsed: bool,
     },
 }
 
-/// Until when a Lease counts as held, by the renewals that were seen: shared by whoever watches it and every write
-/// that is judged by it.
+/// Until when a Lease counts as held, by the renewals that were seen. Shared by the watch of the Lease and every
+/// write that is judged by it.
 #[derive(Default)]
 pub struct Term(AtomicU64);
 
@@ -86,12 +86,12 @@ impl Term {
         Self(AtomicU64::new(deadline.0))
     }
 
-    /// A renewal was seen: it lasts as long as that says, which may be shorter than before.
+    /// Sets the deadline after a renewal was seen. It may be earlier than before.
     pub fn renew(&self, deadline: BootMs) {
         self.0.store(deadline.0, Ordering::Relaxed);
     }
 
-    /// It is over.
+    /// Ends the term.
     pub fn end(&self) {
         self.0.store(BootMs::PAST.0, Ordering::Relaxed);
     }
@@ -114,20 +114,20 @@ impl fmt::Debug for Term {
     }
 }
 
-/// A write by a term of leadership: its token, and what is known of it.
+/// A write by a term of leadership: its token, and what is known of the term.
 #[derive(Clone, Debug)]
 pub struct Claimant {
     pub election: Election,
     /// The Lease that governs the object.
     pub lease: Arc<LeaseName>,
-    /// Whether the Lease is in this term, as far as is known without asking.
+    /// The term as far as it is known without asking; `None` where it is not.
     pub term: Option<Arc<Term>>,
-    /// Who it says it is, where its route asks for that.
+    /// The holder that the write names, where its route asks for one.
     pub holder: Option<HolderId>,
 }
 
 impl Claimant {
-    /// Whether its Lease is known to be in its term, and held.
+    /// Whether the Lease is known to be in this term, and held.
     #[must_use]
     pub fn is_live(&self, now: Now) -> bool {
         self.term.as_ref().is_some_and(|term| term.is_live(now))
@@ -153,7 +153,7 @@ impl Record {
         if claimant.is_live(now) { Ok(lease) } else { Err(Denial::Lapsed(lease.lease_id.clone())) }
     }
 
-    /// The lease of a term, and its end if it has one; `None` where the API server has to be asked.
+    /// The lease of a term, and its end if it has ended; `None` where the API server has to be asked.
     fn place_of(
         &self,
         Claimant { election, holder, .. }: &Claimant,
@@ -183,7 +183,7 @@ impl Record {
                     Some(_) | None => Err(Refusal::Draining { fence: self.fence }),
                 }
             }
-            // An operator has confirmed it, or it had been given back when it was seen.
+            // An operator has confirmed the term, or its Lease had been given back when it was read.
             State::Free { last: None } => Ok(None),
             State::Free { last: Some((lease, ended)) } => Ok(Some((lease, Some(ended)))),
             State::Open { lease } => Ok(Some((lease, None))),
@@ -192,21 +192,22 @@ impl Record {
 
     /// Whether a term is known to be over.
     fn is_over(&self, elected: &Elected, election: Election) -> bool {
-        // Where part of the past is lost, the floor was raised for that.
+        // Where part of the past is lost, the floor was raised for that reason.
         let has_passed = self.fence > Fence::from(elected.seq) && !self.is_term_locked();
         (elected.election == election && has_passed)
             || election.is_before(elected.election)
             || elected.floors.iter().any(|floor| floor.uid == election.uid && election.transitions < floor.first)
     }
 
-    /// Whether nobody knows which terms are over: part of the table's past is lost.
+    /// Whether the terms that are over are not all known, because part of the table's past is lost.
     #[must_use]
     pub fn is_term_locked(&self) -> bool {
         let known = self.elected.as_ref().map(|elected| elected.incarnation);
         self.incarnation > known.unwrap_or_default()
     }
 
-    /// Takes in what the API server says of its Lease. `begins`: also where no term of that Lease is known.
+    /// Takes in what the API server says of the object's Lease. `begins`: also where no term of that Lease is
+    /// known.
     pub(super) fn sight(&self, sighting: Sighting, begins: bool, lease_id: LeaseId, at: &At<'_>) -> Step {
         if self.is_term_locked() {
             return refused(LeaseRefusal::Locked { fence: self.fence });
@@ -226,7 +227,7 @@ impl Record {
         }
     }
 
-    /// The Lease is in the term that is known.
+    /// The step where the Lease is in the term that is known.
     fn look_again(
         &self,
         known: &Elected,
@@ -236,14 +237,14 @@ impl Record {
         at: &At<'_>,
     ) -> Step {
         let unchanged = (Outcome::Unchanged, vec![]);
-        // Two holders with one token: nobody can tell their writes apart.
+        // Two holders would share one token, and their writes could not be told apart.
         let two_holders = |holder: &HolderId| {
             let reason = format!("its Lease went to {holder} without a transition");
             self.advance(How::Fenced { reason }, None, at)
         };
         match (&self.state, holder) {
-            // It was confirmed, or the drain that was to open it was cut short. One that was nobody's when it was seen
-            // stays so: whoever wrote with it was told that it is over.
+            // The term was confirmed, or the drain that was to open it was cut short. A term that had no holder
+            // when it was first read stays without one: its writers got the answer that it is over.
             (State::Free { last: None }, Some(holder)) if known.confirmed || known.holder.as_ref() == Some(&holder) => {
                 self.begin_term((Arc::clone(&known.lease), known.election), Some(&holder), lease_id, at)
             }
@@ -256,7 +257,7 @@ impl Record {
         }
     }
 
-    /// A term that is new to this record.
+    /// The step for a term that is new to this record.
     fn begin_term(
         &self,
         (lease, election): (Arc<LeaseName>, Election),
@@ -280,14 +281,14 @@ impl Record {
         (outcome, effects)
     }
 
-    /// What is remembered of the Leases before this term's.
+    /// The floors to remember of the Leases before this term's.
     fn floors_below(&self, lease: &LeaseName, election: Election) -> Vec<Floor> {
         let Some(before) = self.elected.as_deref() else { return vec![] };
         let mut floors = before.floors.clone();
         let Election { uid, transitions } = before.election;
         if uid != election.uid {
-            // Under another name it may be led to again, by a route that is changed back: then its term goes on, unless
-            // somebody was told that it is over.
+            // A Lease of another name can lead the object again when its route is changed back. Its term then goes
+            // on, unless an answer has said that the term is over.
             let is_gone = *before.lease == *lease;
             let first = if is_gone { Floor::GONE } else { transitions + u32::from(self.has_ended(before)) };
             raise(&mut floors, Floor { uid, first });
@@ -295,7 +296,7 @@ impl Record {
         floors
     }
 
-    /// Whether the term that is known is over, though its Lease may be in it.
+    /// Whether the known term is over, though its Lease may still be in it.
     fn has_ended(&self, known: &Elected) -> bool {
         self.fence > Fence::from(known.seq)
             || match &self.state {
@@ -305,10 +306,11 @@ impl Record {
             }
     }
 
-    /// There is no Lease any more: whoever held it may write no longer, and no term of it comes back.
+    /// Ends the known term where its Lease is deleted: its holder may write no longer, and no term of it comes
+    /// back.
     fn lose_its_lease(&self, lease: &LeaseName, at: &At<'_>) -> Step {
-        // Of another Lease than its term is of, this says nothing: its route has changed, and whoever holds this one
-        // will begin a term.
+        // A deleted Lease of another name says nothing about this term: its route has changed, and the holder of
+        // the new Lease will begin a term.
         let Some(elected) = self.elected.as_deref().filter(|elected| *elected.lease == *lease) else {
             return (Outcome::Unchanged, vec![]);
         };
@@ -327,7 +329,7 @@ impl Record {
         (outcome, effects)
     }
 
-    /// An operator says which term is the earliest that may still write.
+    /// An operator names the earliest term that may still write.
     pub(super) fn confirm_term(&self, lease: Arc<LeaseName>, election: Election, at: &At<'_>) -> Step {
         if !self.is_term_locked() {
             return (Outcome::Unchanged, vec![]);
@@ -344,14 +346,14 @@ impl Record {
         (Outcome::Freed, vec![Effect::Store(record)])
     }
 
-    /// What opens it once it has drained, where an earlier run has begun that.
+    /// The grant that opens the object once it has drained, where an earlier run has begun the drain.
     #[must_use]
     pub fn elected_grant(&self, lease_id: LeaseId) -> Option<Grant> {
         let elected = self.elected.as_deref().filter(|elected| self.fence == Fence::from(elected.seq))?;
         Some(grant(lease_id, elected.holder.clone()?))
     }
 
-    /// Whether the lease at its fence is a term of leadership, which no lease call ends.
+    /// Whether the lease at the fence is a term of leadership, which no lease call can end.
     pub(super) fn is_led(&self) -> bool {
         let is_at_fence = |elected: &Elected| self.fence == Fence::from(elected.seq);
         self.elected.as_deref().is_some_and(is_at_fence)

@@ -58,7 +58,7 @@ fn store(record: &mut Record, effects: Vec<Effect>) -> Vec<Effect> {
         .collect()
 }
 
-/// Both steps of a sighting by somebody who has come with the present term, as the ledger takes them where nothing is on
+/// Both steps of a sighting after a write of the present term, as the ledger takes them where no older write is on
 /// its way.
 fn see(record: &mut Record, sighting: Sighting, ms: u64) -> Outcome {
     see_if(record, sighting, true, ms)
@@ -80,7 +80,7 @@ fn claimant(election: Election, until: u64) -> Claimant {
     Claimant { election, lease: name(), term: Some(Arc::new(Term::until(now(until).boot))), holder: None }
 }
 
-/// What a write by this term is told; its Lease is known to be held until 10 s.
+/// The verdict on a write of this term, whose Lease is known to be held until 10 s.
 fn verdict(record: &Record, election: Election, ms: u64) -> Result<u64, String> {
     told(record, claimant(election, 10_000), ms)
 }
@@ -110,14 +110,14 @@ fn each_term_gets_the_next_number_and_older_ones_are_stale() {
     assert_eq!(verdict(&record, term(1, 0), 0), unseen());
     assert_eq!(see(&mut record, held(term(1, 0), "a"), 1), Outcome::Advancing);
     assert_eq!(verdict(&record, term(1, 0), 2), Ok(1));
-    // Nothing is said of a later one before the API server was asked.
+    // The API server has to be asked about a later one first.
     assert_eq!(verdict(&record, term(1, 1), 2), unseen());
     see(&mut record, held(term(1, 4), "b"), 3);
     assert_eq!(verdict(&record, term(1, 4), 4), Ok(2));
     for old in 0..4 {
         assert_eq!(verdict(&record, term(1, old), 4), refused(Code::WriteStaleFence), "{old}");
     }
-    // What is seen late changes nothing.
+    // A sighting of an earlier term, or of the present one, changes nothing.
     assert!(matches!(see(&mut record, held(term(1, 3), "x"), 5), Outcome::Refused(LeaseRefusal::Fenced { .. })));
     assert_eq!(see(&mut record, held(term(1, 4), "b"), 5), Outcome::Unchanged);
     assert_eq!(verdict(&record, term(1, 4), 6), Ok(2));
@@ -135,13 +135,13 @@ fn a_lease_that_was_made_anew_counts_from_0_and_the_old_one_is_stale_for_ever() 
     assert_eq!(verdict(&record, term(2, 0), 3), unseen());
     see(&mut record, held(term(2, 0), "b"), 4);
     assert_eq!(verdict(&record, term(2, 0), 5), Ok(3));
-    // However it comes to be seen again: an API server that was set back, or an answer that was late.
+    // Whatever the reason that it is seen again: an API server that was set back, or an answer that was late.
     for back in [7, 8] {
         let seen = see(&mut record, held(term(1, back), "a"), 6);
         assert!(matches!(seen, Outcome::Refused(LeaseRefusal::Fenced { .. })), "{back}");
         assert_eq!(verdict(&record, term(1, back), 6), refused(Code::WriteStaleFence));
     }
-    // Also where nobody saw that it was gone.
+    // Also where the gate never saw that it was gone.
     see(&mut record, held(term(3, 0), "c"), 7);
     assert_eq!(verdict(&record, term(2, 0), 8), refused(Code::WriteStaleFence));
     assert_eq!(verdict(&record, term(2, 9), 8), refused(Code::WriteStaleFence));
@@ -155,7 +155,7 @@ fn a_lease_counts_as_held_for_as_long_as_it_is_seen_renewed() {
     assert_eq!(told(&record, claimant(term(1, 0), 5_000), 4_999), Ok(1));
     assert_eq!(told(&record, claimant(term(1, 0), 5_000), 5_000), Err("lapsed".to_owned()));
     assert_eq!(told(&record, Claimant { term: None, ..claimant(term(1, 0), 0) }, 1), Err("lapsed".to_owned()));
-    // Said to be over, it stays so.
+    // Once an answer has said that it is over, it stays over.
     let lapsed = Sighting::Held { lease: name(), election: term(1, 0), holder: Some(id("a")), lapsed: true };
     assert_eq!(see(&mut record, lapsed, 5_000), Outcome::Ended);
     assert_eq!(verdict(&record, term(1, 0), 5_001), refused(Code::LeaseExpired));
@@ -171,12 +171,12 @@ fn a_lease_that_was_given_back_is_over() {
     see(&mut record, held(term(1, 0), "a"), 1);
     assert_eq!(see(&mut record, held(term(1, 0), ""), 2), Outcome::Ended);
     assert_eq!(verdict(&record, term(1, 0), 3), refused(Code::LeaseExpired));
-    // Given back before anyone looked: its term is known, and nobody's.
+    // Given back before the first read: its term is known, and has no holder.
     see(&mut record, held(term(1, 1), ""), 4);
     assert_eq!(verdict(&record, term(1, 0), 5), refused(Code::WriteStaleFence));
     assert_eq!(verdict(&record, term(1, 1), 5), unseen());
     assert_eq!(see(&mut record, held(term(1, 1), ""), 6), Outcome::Unchanged);
-    // Whoever wrote with it was told that it is over; somebody who takes it without a transition changes nothing.
+    // Writers got the answer that this term is over; a holder that takes it without a transition changes nothing.
     assert_eq!(see(&mut record, held(term(1, 1), "b"), 7), Outcome::Unchanged);
     assert_eq!(verdict(&record, term(1, 1), 8), unseen());
     see(&mut record, held(term(1, 2), "b"), 9);
@@ -193,7 +193,7 @@ fn whoever_comes_with_another_token_begins_nothing() {
     see(&mut record, held(term(1, 0), "a"), 2);
     assert_eq!(see_if(&mut record, elsewhere(), false, 3), Outcome::Unchanged, "its route has changed");
     assert_eq!(verdict(&record, term(1, 0), 4), Ok(1));
-    // Of the Lease that it knows it is told whatever there is.
+    // A sighting of the Lease that the record knows always counts.
     see_if(&mut record, held(term(1, 1), "b"), false, 5);
     assert_eq!(
         (verdict(&record, term(1, 0), 6), verdict(&record, term(1, 1), 6)),
@@ -242,7 +242,7 @@ fn a_term_that_was_over_stays_so_when_its_route_is_changed_and_changed_back() {
         see(&mut record, elsewhere(), 7);
         assert_eq!(verdict(&record, term(1, 3), 8), refused(Code::WriteStaleFence), "{how}");
     }
-    // Nobody's when it was first seen: that was told to whoever came with it.
+    // A Lease without a holder when it was first seen: its writers got the answer that the term is over.
     let mut record = fresh();
     see(&mut record, held(term(1, 3), ""), 1);
     see(&mut record, elsewhere(), 2);
@@ -253,13 +253,13 @@ fn a_term_that_was_over_stays_so_when_its_route_is_changed_and_changed_back() {
 fn another_lease_by_a_changed_route_begins_a_term_and_retires_nobody() {
     let mut record = fresh();
     see(&mut record, held(term(1, 3), "a"), 1);
-    // That there is none of that name says nothing of the one that was seen.
+    // A deleted Lease of that name says nothing about the Lease that was seen.
     assert_eq!(see(&mut record, Sighting::Gone { lease: other() }, 2), Outcome::Unchanged);
     assert_eq!(verdict(&record, term(1, 3), 3), Ok(1));
     see(&mut record, elsewhere(), 4);
     assert_eq!((verdict(&record, term(2, 0), 5), verdict(&record, term(1, 3), 5)), (Ok(2), unseen()));
     assert_eq!(verdict(&record, term(1, 2), 5), refused(Code::WriteStaleFence));
-    // Back again, whoever holds it goes on under a new number.
+    // When the route leads back, its holder goes on under a new number.
     see(&mut record, held(term(1, 3), "a"), 6);
     assert_eq!((verdict(&record, term(1, 3), 7), verdict(&record, term(2, 0), 7)), (Ok(3), unseen()));
 }
@@ -337,7 +337,7 @@ fn draining_comes_before_the_term_is_looked_at_and_a_crash_in_it_opens_for_the_s
     assert!(matches!(record.state, State::Draining { opens: Some(_), .. }));
     let grant = record.elected_grant(lease_id.clone()).expect("whoever was elected gets it");
     assert_eq!((grant.holder.as_str(), grant.source), ("a", Source::Kubernetes));
-    // Where the drain ended for nobody, the same term may open it.
+    // Where the drain ended without a holder, the same term may open the object.
     record.state = State::Free { last: None };
     assert_eq!(verdict(&record, term(1, 0), 3), unseen());
     see(&mut record, held(term(1, 0), "a"), 4);
@@ -369,7 +369,7 @@ fn where_part_of_the_past_is_lost_an_operator_must_say_which_term_may_write() {
     assert_eq!(verdict(&record, term(2, 2), 5), refused(Code::WriteStaleFence));
     assert_eq!(verdict(&record, term(2, 3), 5), unseen());
     assert_eq!(confirm(&mut record, term(2, 9)), Outcome::Unchanged);
-    // An object without a row is no better off.
+    // An object without a row is locked in the same way.
     let unknown = Record::unknown(ObjectId::new("x").unwrap(), Incarnation::new(1));
     assert_eq!(verdict(&unknown, term(1, 0), 5), refused(Code::ObjectLocked));
 }

@@ -1,7 +1,7 @@
-//! A term of leadership by a Kubernetes Lease: which Lease object it was (its uid), and how often that one had
+//! A term of leadership by a Kubernetes Lease: which Lease object it was (its uid), and how often that Lease had
 //! changed hands by then.
 //!
-//! Controllers that elect a leader by client-go know both from their own Lease, so that their token needs no lease
+//! Controllers that elect a leader with client-go read both from their own Lease, so their token needs no lease
 //! api: `k8s.<uid>.<leaseTransitions>`. Within one uid, more transitions are later. Two uids cannot be compared: a
 //! Lease that was deleted and made anew counts from 0 again.
 
@@ -9,7 +9,7 @@ use std::fmt;
 
 use super::token::TokenFault;
 
-/// Which Lease.
+/// The name of a Lease.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseName {
     pub namespace: String,
@@ -22,7 +22,7 @@ impl fmt::Display for LeaseName {
     }
 }
 
-/// A Lease object's uid. The API server never gives one twice.
+/// A Lease object's uid. The API server never uses one twice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uid(pub u128);
 
@@ -58,14 +58,14 @@ impl fmt::Debug for Uid {
     }
 }
 
-/// Where a term stands, by what the API server says of its Lease.
+/// The status of a term, by what the API server says of its Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TermStatus {
-    /// The Lease is in it.
+    /// The Lease is in this term.
     Present,
-    /// The Lease has not come to it yet.
+    /// The Lease has not come to this term yet.
     Ahead,
-    /// The Lease is past it, or is another one, or is gone.
+    /// The Lease is past this term, or is another Lease, or is gone.
     Over,
 }
 
@@ -73,12 +73,12 @@ impl Election {
     /// Reads a token `k8s.<uid>.<leaseTransitions>`, in its one spelling.
     ///
     /// # Errors
-    /// Where it is not one.
+    /// When the text is not such a token.
     pub fn parse(text: &str) -> Result<Self, TokenFault> {
         let (uid, transitions) =
             text.strip_prefix(PREFIX).and_then(|rest| rest.split_once('.')).ok_or(TokenFault::Election)?;
         let uid = Uid::parse(uid).ok_or(TokenFault::Election)?;
-        // leaseTransitions is an int32 that does not go below 0.
+        // leaseTransitions is an int32 that is never negative.
         let is_plain = transitions.bytes().all(|byte| byte.is_ascii_digit());
         let is_canonical = is_plain && (transitions == "0" || !transitions.starts_with('0'));
         let transitions = transitions.parse::<i32>().ok().filter(|_| is_canonical);
@@ -86,7 +86,7 @@ impl Election {
         Ok(Self { uid, transitions })
     }
 
-    /// Where this term stands. `present`: the term that its Lease is in; `None`: there is no such Lease.
+    /// The status of this term. `present`: the term that its Lease is in; `None`: there is no such Lease.
     #[must_use]
     pub fn status(self, present: Option<Self>) -> TermStatus {
         match present {
@@ -96,7 +96,7 @@ impl Election {
         }
     }
 
-    /// Whether this term is over, given that the other one has been.
+    /// Whether this term is over because the other one has begun.
     #[must_use]
     pub fn is_before(self, other: Self) -> bool {
         self.uid == other.uid && self.transitions < other.transitions

@@ -1,10 +1,10 @@
-//! Tokens of a lock service that people already run: an etcd revision, a ZooKeeper zxid, a Redis counter.
-//! Such a token is a number, and nothing else: it says nothing of its holder, and has no secret.
+//! Tokens of a lock service that people already run: an etcd revision, a ZooKeeper zxid, a Redis counter. Such a
+//! token is only a number: it does not name its holder, and has no secret.
 //!
-//! The order of the checks: below the fence; locked; further above it than `max_jump`; above it (the fence
-//! has to advance first, and the write is judged from the start); at it: draining, then silence. An object
-//! whose numbers come from outside cannot be given a safe floor by arithmetic when part of the table's past
-//! is lost: it is locked until an operator says which number is the lowest that may still write.
+//! The order of the checks: below the fence; locked; further above it than `max_jump`; above it (the fence has to
+//! advance first, and the write is judged from the start); at it: draining, then silence. Where part of the table's
+//! past is lost, no arithmetic gives a safe floor for numbers from outside. Such an object is locked until an
+//! operator says which number is the lowest that may still write.
 
 use super::{
     Fence, HolderId, Incarnation, LeaseSeq, Now, Record, State, Ttl,
@@ -18,22 +18,22 @@ use crate::fence::{How, Lease};
 /// How far one token may move a fence, unless a route says otherwise.
 pub const MAX_JUMP: u64 = 1 << 33;
 
-/// Who holds an object whose lock is kept elsewhere: nobody can know.
+/// The holder's name for an object whose lock is kept elsewhere: the gate cannot know the real one.
 pub const HOLDER: &str = "external";
 
-/// A token of an outside lock service, and what its route says of such tokens.
+/// A token of an outside lock service, and its route's limits for such tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
     pub seq: LeaseSeq,
     pub terms: Terms,
 }
 
-/// What a route says of an outside lock service's tokens.
+/// A route's limits for the tokens of an outside lock service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// How far one token, or all of a minute, may move the fence.
+    /// How far one token, or all tokens of a minute, may move the fence.
     pub max_jump: u64,
-    /// How long a holder may be silent; [`Ttl::FOR_EVER`] where it does not matter.
+    /// How long a holder may be silent; [`Ttl::FOR_EVER`] where that has no limit.
     pub silence: Ttl,
 }
 
@@ -41,7 +41,7 @@ impl Number {
     /// Reads a decimal number from 1 to 2^64-1, in its one spelling.
     ///
     /// # Errors
-    /// Where it is not one.
+    /// When the text is not such a number.
     pub fn parse(text: &str, terms: Terms) -> Result<Self, TokenFault> {
         let seq = parse_seq(text.as_bytes()).map_err(|_| TokenFault::Number)?;
         Ok(Self { seq, terms })
@@ -51,33 +51,33 @@ impl Number {
 /// The holder of a lock that is kept elsewhere.
 ///
 /// # Panics
-/// Never: it is a valid id.
+/// Never: [`HOLDER`] is a valid id.
 #[must_use]
 pub fn holder() -> HolderId {
     HolderId::new(HOLDER).expect("a valid id")
 }
 
-/// What a number is to a record.
+/// Where a number is, compared with a record.
 enum Place<'a> {
-    /// The open lease's own.
+    /// The number of the open lease.
     Here(&'a Lease),
-    /// Nobody has written with it: the fence has to move to it first.
+    /// No write has used this number: the fence has to move to it first.
     Ahead,
 }
 
 impl Record {
-    /// Whether nobody knows which outside number is the lowest that may still write.
+    /// Whether the lowest outside number that may still write is unknown.
     #[must_use]
     pub fn is_locked(&self) -> bool {
         self.lost > 0 || (self.numbers == Numbers::Gate && self.incarnation > Incarnation::default())
     }
 
-    /// Whether the table has a row of it.
+    /// Whether the table has a row of this object.
     fn is_known(&self) -> bool {
         self.changed != super::Hlc::default()
     }
 
-    /// Where a number stands, by everything but the clock.
+    /// Compares a number with the record. Does not check the time.
     fn place(&self, Number { seq, terms }: Number) -> Result<Place<'_>, Refusal> {
         let (fence, stale) = (self.fence, Fence::from(seq) < self.fence);
         // An object without a row has the table's own floor, which says nothing of outside numbers.
@@ -96,9 +96,9 @@ impl Record {
         }
         match &self.state {
             State::Draining { .. } => Err(Refusal::Draining { fence }),
-            // An operator has moved the fence to it, and nobody has had it yet.
+            // An operator has moved the fence to this number, and no holder has used it yet.
             State::Free { last: None } => Ok(Place::Ahead),
-            // It was a lease of the gate's own, from before this object's lock was kept elsewhere.
+            // The number was a lease of the gate's own, before this object's lock was kept elsewhere.
             _ if self.numbers == Numbers::Gate => Err(Refusal::WrongSecret { seq }),
             State::Free { last: Some((lease, ended)) } => {
                 Err(Refusal::Ended { seq, holder: lease.holder.clone(), ended: ended.clone() })
@@ -126,7 +126,7 @@ impl Record {
                 let how = How::Fenced { reason: format!("token {}", number.seq) };
                 self.advance_to(number.seq, how, Some(grant), at)
             }
-            // It will open for whoever has this number.
+            // The object will open for the holder of this number.
             Err(Refusal::Draining { .. }) => (Outcome::Unchanged, vec![]),
             Err(Refusal::Locked { fence }) => refused(LeaseRefusal::Locked { fence }),
             Err(Refusal::Jump { seq, fence, .. }) => refused(LeaseRefusal::Ahead { fence, to: seq }),
@@ -136,17 +136,17 @@ impl Record {
         }
     }
 
-    /// An operator moves the fence past whoever has the lock.
+    /// An operator moves the fence past the holder of the lock.
     pub(super) fn revoke_external(&self, reason: String, at: &At<'_>) -> Step {
         if self.is_locked() && !self.is_known() {
-            // Its floor is the table's own, which no outside number may ever come up to.
+            // The floor is the table's own. Outside numbers may never reach it.
             return refused(LeaseRefusal::Locked { fence: self.fence });
         }
         let record = Self { numbers: Numbers::External, ..self.clone() };
         record.advance(How::Fenced { reason }, None, at)
     }
 
-    /// An operator says which outside number is the lowest that may still write.
+    /// An operator names the lowest outside number that may still write.
     pub(super) fn confirm(&self, lowest: LeaseSeq, at: &At<'_>) -> Step {
         if !self.is_locked() {
             return (Outcome::Unchanged, vec![]);
@@ -159,7 +159,8 @@ impl Record {
         (Outcome::Freed, vec![Effect::Store(record)])
     }
 
-    /// Whether its lease ends when nothing is heard of its holder, and has not: what was heard is in memory only.
+    /// Whether the lease ends by its holder's silence and has not ended. When the holder last wrote is in memory
+    /// only.
     #[must_use]
     pub fn is_listened_for(&self, now: super::BootMs) -> bool {
         self.numbers == Numbers::External

@@ -190,7 +190,7 @@ fn a_number_that_the_gate_itself_has_granted_is_nobody_elses() {
     assert_eq!((record.fence.get(), verdict(&record, 1, 0)), (1, "FENCE_TOKEN_INVALID"));
     assert!(matches!(follow(&mut record, 1, Ttl::FOR_EVER, 0), Outcome::Refused(LeaseRefusal::TokenMismatch)));
     assert!(matches!(follow(&mut record, 2, Ttl::FOR_EVER, 0), Outcome::Granted(_)), "a higher one ends it");
-    // And back again: whoever has the lock elsewhere is passed by, and the gate's own numbers go on above it.
+    // And back again: the holder of the outside lock is fenced, and the gate's own numbers go on above its number.
     let own = Grant { source: Source::Gate, ..grant(3, Ttl(100)) };
     assert!(record.open_lease().is_some_and(|lease| lease.is_live(now(1))));
     let (_, effects) = record.step(Event::Acquire { grant: own, takeover_after_ms: None }, &at(1));
@@ -223,7 +223,7 @@ fn an_object_without_a_row_is_locked_too_where_a_past_was_lost() {
     let mut record = Record::unknown(ObjectId::new("users").unwrap(), Incarnation::new(1));
     assert_eq!((verdict(&record, 57, 0), verdict(&record, 1 << 40, 0)), ("OBJECT_LOCKED", "OBJECT_LOCKED"));
     let (_, effects) = record.step(Event::Confirm { lowest: seq(57) }, &at(1));
-    // Its floor was the table's own, which says nothing of outside numbers.
+    // The floor was the table's own, which says nothing about outside numbers.
     let [Effect::Store(confirmed)] = effects.as_slice() else { panic!("one row") };
     record = confirmed.clone();
     assert_eq!((record.fence.get(), record.incarnation), (57, Incarnation::new(1)));
@@ -242,7 +242,7 @@ fn a_revocation_before_the_first_number_does_not_lock_it_out_when_a_past_is_lost
     let (_, effects) = record.step(Event::Confirm { lowest: seq(57) }, &at(1));
     take(&mut record, effects, 1);
     assert_eq!(verdict(&record, 57, 1), "behind");
-    // Without a row, there is nothing to move: it would go where no outside number comes.
+    // Without a row, there is nothing to move: outside numbers might never reach the new fence.
     let unknown = Record::unknown(ObjectId::new("users").unwrap(), Incarnation::new(1));
     assert!(matches!(unknown.step(revoke(), &at(0)).0, Outcome::Refused(LeaseRefusal::Locked { .. })));
 }

@@ -1,8 +1,8 @@
-//! Idempotency keys: what is remembered of a keyed write, and what the same key gets when it comes again.
+//! Idempotency keys: what is remembered of a keyed write, and what a repeated write with the same key gets.
 //!
-//! A key belongs to one holder's writes of one object. It is remembered before its write may land, so whatever
-//! happens then, the write is never run a second time under that key by the gate's doing: the same payload gets the
-//! answer that was kept; another payload is refused; and where nobody knows what became of the write, that is said.
+//! A key belongs to one holder's writes of one object. The key is remembered before its write may land, so the gate
+//! never runs the write a second time under that key. The same payload gets the answer that was kept. Another
+//! payload is refused. Where it is unknown what became of the write, the answer says so.
 
 use std::fmt;
 
@@ -28,11 +28,11 @@ pub enum KeyFault {
 impl IdempotencyKey {
     pub const MAX_BYTES: usize = 255;
 
-    /// Reads a header: a quoted string as the draft has it, or a bare word as most clients send it. Both are the
-    /// same key.
+    /// Reads a header: a quoted string as in the draft, or a bare word as most clients send it. Both are the same
+    /// key.
     ///
     /// # Errors
-    /// Where it is neither.
+    /// When the header is neither.
     pub fn parse(header: &[u8]) -> Result<Self, KeyFault> {
         let header = header.trim_ascii();
         let text = match header {
@@ -43,7 +43,7 @@ impl IdempotencyKey {
         Self::new(&text).ok_or(KeyFault::Length)
     }
 
-    /// Takes a key's own text.
+    /// Makes a key of its own text; `None` where it cannot be a key.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let is_plain = text.bytes().all(|byte| matches!(byte, 0x20..=0x7e));
@@ -80,7 +80,7 @@ fn unquote(inner: &[u8]) -> Result<String, KeyFault> {
 
 fn bare(word: &[u8]) -> Result<String, KeyFault> {
     if word.contains(&b',') {
-        // What a proxy makes of two fields.
+        // A proxy joins two fields in this way.
         return Err(KeyFault::Several);
     }
     let is_plain = |byte: &u8| matches!(byte, 0x21..=0x7e) && !matches!(byte, b'"' | b';' | b'\\');
@@ -90,7 +90,7 @@ fn bare(word: &[u8]) -> Result<String, KeyFault> {
     Ok(word.iter().copied().map(char::from).collect())
 }
 
-/// Whose key, for which object.
+/// The holder that uses a key, and the object that it writes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scope {
     pub object: ObjectId,
@@ -104,16 +104,16 @@ pub type Payload = [u8; 32];
 /// What is remembered of a keyed write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// `None` where its body was not known before it was sent, and nobody knows what became of it.
+    /// `None` where the body was not known before it was sent, and the outcome of the write is unknown.
     pub payload: Option<Payload>,
-    /// The lease that it was made with.
+    /// The lease that the write was made with.
     pub seq: LeaseSeq,
     pub lease_id: LeaseId,
-    /// When it was remembered; when it was answered or lost, if that took long.
+    /// When the key was remembered; or when the write was answered or lost, if that took long.
     pub at: WallMs,
-    /// The same by the boot clock, and in which run; rows of earlier versions do not say.
+    /// The same instant by the boot clock, with its run. Rows of earlier versions do not have it.
     pub since: Option<Since>,
-    /// Names this very attempt.
+    /// Names this one attempt.
     pub attempt: u64,
     pub answer: Answer,
 }
@@ -128,16 +128,16 @@ pub struct Since {
 /// What became of a keyed write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Nobody has said: it is on its way, or it was when the gate went down.
+    /// There is no answer: the write is on its way, or was when the gate ended.
     None,
     Whole(Response),
-    /// Its answer was too large to keep.
+    /// The answer was too large to keep.
     Dropped {
         status: u16,
     },
 }
 
-/// A store's answer, as its client got it.
+/// A store's answer, as the client got it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
@@ -145,25 +145,25 @@ pub struct Response {
     pub body: Vec<u8>,
 }
 
-/// What a write is told whose key is known.
+/// What a write gets whose key is known.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Again<'a> {
     Replay(&'a Response),
     Refused(Refusal),
 }
 
-/// Why a keyed write gets neither a run nor an answer that was kept.
+/// Why a keyed write is not run and gets no kept answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The key was used for another write.
     OtherPayload,
     /// The key's write is on its way, under another lease of the same holder.
     InProgress,
-    /// Nobody knows what became of the key's write.
+    /// The outcome of the key's write is unknown.
     Unknown,
-    /// The key's write was made with another lease, which is not the one that is shown.
+    /// The key's write was made with another lease than the one that is shown.
     OtherLease,
-    /// It was done, and its answer was too large to keep.
+    /// The write was done, and its answer was too large to keep.
     Dropped { status: u16 },
 }
 
@@ -181,7 +181,7 @@ impl Refusal {
 }
 
 impl Entry {
-    /// What a write with this payload is told.
+    /// What a write with this payload gets.
     #[must_use]
     pub fn again(&self, payload: &Payload) -> Again<'_> {
         let is_other = self.payload.as_ref().is_some_and(|own| own != payload);
@@ -193,15 +193,16 @@ impl Entry {
         }
     }
 
-    /// Whether it was remembered, or answered, in this run.
+    /// Whether the write was remembered, or answered, in this run.
     #[must_use]
     pub fn is_of(&self, run: u64) -> bool {
         self.since.is_some_and(|since| since.run == run)
     }
 
-    /// For how long it has been remembered, in milliseconds: by the wall clock or by the boot clock, whichever says
-    /// less. A wall clock that is set forward must not make it forgotten. What the last run left without an answer may
-    /// have been on its way until that run ended, so it counts from this run's start.
+    /// For how many milliseconds the write has been remembered: the lesser of the wall clock's and the boot clock's
+    /// count. A wall clock that is set forward must not make the gate forget a write. A write that the last run
+    /// left without an answer may have been on its way until that run ended, so its age counts from this run's
+    /// start.
     #[must_use]
     pub fn age_ms(&self, now: Now, frame: &Frame) -> u64 {
         let by_boot = match self.since {
@@ -209,7 +210,7 @@ impl Entry {
             Some(Since { run, .. }) if run + 1 == frame.run && self.answer == Answer::None => {
                 now.boot.since(frame.start.boot)
             }
-            // What the clocks said when this run began, and all that has passed since then.
+            // The age by the clocks when this run began, plus all that has passed since then.
             Some(_) | None => {
                 frame.start.wall.0.saturating_sub(self.at.0).saturating_add(now.boot.since(frame.start.boot))
             }
@@ -302,14 +303,14 @@ mod tests {
         assert_eq!(age(own(), 13_000, 3_500), 2_000);
         assert_eq!(age(own(), 90_000_000, 3_500), 2_000, "the wall clock was set forward");
         assert_eq!(age(own(), 5, 3_500), 0, "and back");
-        // Of an earlier run, or of an earlier version: a second old when this run began.
+        // Rows of an earlier run or an earlier version: a second old when this run began.
         let last = Some(Since { run: 2, boot: BootMs(9) });
         for since in [None, Some(Since { run: 1, boot: BootMs(9) }), last] {
             assert_eq!(age(answered(entry(9_000, since)), 13_000, 3_500), 4_000);
             assert_eq!(age(answered(entry(9_000, since)), 90_000_000, 3_500), 4_000);
             assert_eq!(age(answered(entry(12_000, since)), 90_000_000, 3_500), 3_000, "from a clock that was ahead");
         }
-        // What the last run left may have been on its way until it ended.
+        // A write that the last run left may have been on its way until that run ended.
         assert_eq!(age(entry(9_000, last), 90_000_000, 3_500), 3_000);
     }
 }

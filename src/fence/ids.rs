@@ -1,7 +1,7 @@
 //! Names of things: object, holder, lease and request ids.
 //!
-//! Each is a checked string behind one door (`new`): not empty, bounded, no control characters.
-//! The last rule lets the table use byte 0 as a separator in its keys. Cloning is a pointer copy.
+//! Each is a string that its only constructor (`new`) has checked: not empty, bounded, no control characters.
+//! Because of the last rule, the table can use byte 0 as a separator in its keys. Cloning copies a pointer.
 
 use std::{fmt, sync::Arc};
 
@@ -25,7 +25,7 @@ fn check(text: &str, max: usize) -> Result<(), IdFault> {
     if text.len() > max {
         return Err(IdFault::TooLong { max, len: text.len() });
     }
-    // Without a way out in the middle, so that it goes many bytes at a time.
+    // The loop has no early exit, so that the compiler can check many bytes at a time.
     if text.bytes().fold(true, |is_plain, byte| is_plain & matches!(byte, 0x20..=0x7e)) {
         return Ok(());
     }
@@ -45,16 +45,16 @@ macro_rules! id {
             /// The longest id accepted, in bytes of UTF-8.
             pub const MAX_BYTES: usize = $max;
 
-            /// Whether a string could be one.
+            /// Whether `text` is a valid id.
             #[must_use]
             pub fn is_valid(text: &str) -> bool {
                 check(text, Self::MAX_BYTES).is_ok()
             }
 
-            /// Checks and takes a string.
+            /// Checks `text` and makes an id of it.
             ///
             /// # Errors
-            /// Where the text is empty, too long, or holds a control character.
+            /// When the text is empty, too long, or holds a control character.
             pub fn new(text: &str) -> Result<Self, IdFault> {
                 check(text, Self::MAX_BYTES)?;
                 Ok(Self(Arc::from(text)))
@@ -88,11 +88,11 @@ macro_rules! id {
 }
 
 id!(
-    /// What a lease governs: a bucket, a table, a domain such as `/data/users/`.
+    /// What a lease governs: a bucket, a table, or a domain such as `/data/users/`.
     ObjectId, max = 1024
 );
 id!(
-    /// Who holds a lease: a pod name, a host, a process.
+    /// The holder of a lease: a pod name, a host, a process.
     HolderId, max = 1024
 );
 id!(
@@ -100,7 +100,7 @@ id!(
     LeaseId, max = 128
 );
 id!(
-    /// An authority with a key of its own, which may fence and grant leases on its domains.
+    /// An authority with its own key, which may fence and grant leases on its domains.
     IssuerId, max = 128
 );
 id!(
@@ -108,7 +108,7 @@ id!(
     MigrationId, max = 64
 );
 id!(
-    /// A caller's own name for one acquire, so that a lost answer can be asked for again.
+    /// The caller's name for one acquire. A caller whose answer was lost repeats it and gets the same lease.
     RequestId, max = 256
 );
 

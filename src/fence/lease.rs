@@ -9,34 +9,34 @@ pub struct Lease {
     pub seq: LeaseSeq,
     pub holder: HolderId,
     pub acquired_at: WallMs,
-    /// For people, and for a process that has to start again.
+    /// For people, and for a process that starts again.
     pub expires_at: WallMs,
-    /// What decides. On the boot clock, so no step of the wall clock moves it.
+    /// The end that decides. It is on the boot clock, so no step of the wall clock moves it.
     pub deadline: BootMs,
-    /// The lifetime that the deadline was set by.
+    /// The lifetime that the deadline was set from.
     pub ttl: Ttl,
     pub request: Option<RequestId>,
-    /// It was renewed or written with, so the answer that granted it did arrive.
+    /// The lease was renewed or written with, so the answer that granted it did arrive.
     pub used: bool,
-    /// It was granted by force, while an older write's outcome was unknown.
+    /// The lease was granted by force, while an older write's outcome was unknown.
     pub tainted: bool,
-    /// A signed grant may say from when on it counts.
+    /// The instant from which a signed grant counts, where the grant names one.
     pub start: Option<Start>,
-    /// Cached beside the lease, never stored.
+    /// Kept beside the lease in memory, never stored.
     pub proof: Proof,
 }
 
 /// When a lease begins to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// For people, and for a process that has to start again.
+    /// For people, and for a process that starts again.
     pub at: WallMs,
-    /// What decides.
+    /// The instant that decides.
     pub boot: BootMs,
 }
 
 impl Lease {
-    /// How long it is until it begins to count; `None` where it has begun.
+    /// How long until the lease begins to count; `None` where it has begun.
     #[must_use]
     pub fn begins_in(&self, now: Now) -> Option<u64> {
         self.start.map(|start| start.boot.since(now.boot)).filter(|ms| *ms > 0)
@@ -48,7 +48,7 @@ impl Lease {
         now.boot < self.deadline
     }
 
-    /// What is left of it, in milliseconds.
+    /// How many milliseconds of the lease are left.
     #[must_use]
     pub fn remaining_ms(&self, now: Now) -> u64 {
         self.deadline.since(now.boot)
@@ -60,7 +60,8 @@ impl Lease {
         FenceToken { seq: self.seq, object: object.clone(), secret: self.proof.secret() }
     }
 
-    /// Its holder was heard of: counted from then on, silence has to last as long again. Never shorter than before.
+    /// Counts the allowed silence from `now` on, because the holder gave a sign of life. Never makes the deadline
+    /// earlier.
     pub fn hear(&mut self, now: BootMs) {
         let deadline = now.after(self.ttl);
         let more = deadline.since(self.deadline);
@@ -70,8 +71,8 @@ impl Lease {
         }
     }
 
-    /// Runs until at least `ttl` from now. Never shorter than before, also after a restart: `ttl`
-    /// stays what the deadline was last set by.
+    /// Makes the lease run until at least `ttl` from now. Never makes it shorter, also after a restart: `ttl` stays
+    /// the lifetime that the deadline was last set from.
     pub fn extend(&mut self, ttl: Ttl, now: Now) {
         let deadline = now.boot.after(ttl);
         if deadline > self.deadline {
@@ -93,7 +94,7 @@ pub enum How {
     },
 }
 
-/// A lease's end: durable before anyone is told, and final.
+/// A lease's end: final, and durable before any answer mentions it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     pub how: How,
@@ -101,7 +102,7 @@ pub struct Ended {
     pub stamp: Hlc,
 }
 
-/// A lease as it is remembered: live, or for a day after its end.
+/// A lease as the table remembers it: while it is live, and for a day after its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseRow {
     pub object: ObjectId,
@@ -109,7 +110,7 @@ pub struct LeaseRow {
     pub seq: LeaseSeq,
     pub holder: HolderId,
     pub acquired_at: WallMs,
-    /// As granted, or as of its end; a live lease's newest is in its record.
+    /// As granted, or as of the end. The newest value of a live lease is in its record.
     pub expires_at: WallMs,
     pub ttl: Ttl,
     pub request: Option<RequestId>,

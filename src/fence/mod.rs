@@ -1,20 +1,19 @@
 //! The fence domain: who may write which object, and since when.
 //!
-//! Everything here is pure. A value goes in, a decision comes out; time is an argument, keys and
-//! randomness are arguments. Nothing here knows tokio, hyper, RocksDB, files, sockets or clocks,
-//! nothing here logs or counts, and no test fault is here. The same functions therefore serve the ledger, the data plane,
-//! the model checker and the simulation.
+//! Everything here is pure. A value goes in, a decision comes out; time, keys and randomness are arguments. Nothing
+//! here knows tokio, hyper, RocksDB, files, sockets or clocks, and nothing here logs, counts or has a test fault.
+//! The same functions therefore serve the ledger, the data plane, the model checker and the simulation.
 //!
-//! - [`ids`]: object, holder, lease and request ids, each with one door.
+//! - [`ids`]: object, holder, lease and request ids. Each has one constructor, which checks it.
 //! - [`seq`]: `lease_seq`, the fence (an object's floor) and the table's incarnation.
 //! - [`time`]: instants, lifetimes and the hybrid logical clock.
 //! - [`token`]: the `fg1.` fence token and the key that makes its secret.
 //! - [`lease`], [`record`]: an object's row and the lease in it.
-//! - [`verdict`]: [`judge`], the only maker of a [`Permit`].
+//! - [`verdict`]: [`judge`], the only function that makes a [`Permit`].
 //! - [`step`]: lease changes, as `record.step(event, now) -> (Outcome, Vec<Effect>)`.
-//! - [`authority`]: what signed certificates and grants do to a record. [`external`]: what tokens of an
-//!   outside lock service do. [`election`], [`elected`]: what terms of leadership by a Kubernetes Lease do.
-//! - [`idempotency`]: what is remembered of a keyed write, and what its key gets again.
+//! - [`authority`]: what signed certificates and grants do to a record. [`external`]: what tokens of an outside
+//!   lock service do. [`election`], [`elected`]: what terms of leadership by a Kubernetes Lease do.
+//! - [`idempotency`]: what is remembered of a keyed write, and what a repeated write with the same key gets.
 //! - [`mod@write`]: the life of a write, as `write.on(event) -> effect`.
 //! - [`order`]: in which order the ledger takes the steps of a round and of an advance.
 //! - [`code`]: every answer code with its status and what it means for the caller.

@@ -5,26 +5,26 @@
 //! and [`SecondStep`] says whether the advance ends in the same round. When all calls of a round are decided, the
 //! round goes through each [`RoundStep`].
 
-/// What is done with a round whose calls are decided: one step behind the other.
+/// The steps of a round whose calls are decided, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RoundStep {
     /// Write what has changed, and sync it.
     Persist,
-    /// Put it into memory, where writes are judged by it. This opens the seals.
+    /// Put the changes into memory, where writes are judged by them. This opens the seals.
     Publish,
-    /// Answer the callers. `durable`: whether what has changed was persisted.
+    /// Answer the callers. `durable`: whether the changes were persisted.
     Answer { durable: bool },
 }
 
 impl RoundStep {
     pub const FIRST: Self = Self::Persist;
 
-    /// The step behind this one, if there is one. `done`: whether this one succeeded.
+    /// The next step, if there is one. `done`: whether this one succeeded.
     #[must_use]
     pub const fn next(self, done: bool) -> Option<Self> {
         match (self, done) {
             (Self::Persist, true) => Some(Self::Publish),
-            // What is not durable is shown to no one.
+            // A change that is not durable must not be visible.
             (Self::Persist, false) => Some(Self::Answer { durable: false }),
             (Self::Publish, _) => Some(Self::Answer { durable: true }),
             (Self::Answer { .. }, _) => None,
@@ -32,15 +32,15 @@ impl RoundStep {
     }
 }
 
-/// What comes of an advance, each time that the ledger looks at it: when it has sealed the object, when a write has
-/// ended, and when a bound has passed.
+/// What the ledger does with an advance. It asks when it has sealed the object, when a write has ended, and when a
+/// bound has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecondStep {
-    /// The object opens, or is left to no holder.
+    /// The object opens, or is left without a holder.
     Open,
-    /// Older writes may still land. The ledger looks again.
+    /// Older writes may still land. The ledger asks again.
     Wait,
-    /// Another advance has moved the fence further, and the object is that one's. The caller is refused.
+    /// Another advance has moved the fence further, and the object belongs to that advance. The caller is refused.
     GiveUp,
 }
 

@@ -1,4 +1,4 @@
-//! An object's row: its fence and what stands at it.
+//! An object's row: its fence, and the state at that fence.
 
 use std::sync::Arc;
 
@@ -8,23 +8,23 @@ use super::{BootMs, Certified, Ended, Fence, Hlc, Incarnation, Lease, ObjectId, 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AdvanceId(pub Hlc);
 
-/// What stands at an object's fence.
+/// The state of an object at its fence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Nobody may write. `last` is the lease that ended at this very fence, if one did.
+    /// No holder may write. `last` is the lease that ended at this fence, if there was one.
     Free { last: Option<(Lease, Ended)> },
     /// The fence has moved; writes of older leases may still be on their way to the store.
     Draining {
         advance: AdvanceId,
-        /// It opens by itself once it has drained, for whoever has its number by an outside lock service, or by a
-        /// Kubernetes Lease. How long that one may be silent then.
+        /// Set where the object opens by itself once it has drained: its next holder has the number from an outside
+        /// lock service, or was elected by a Kubernetes Lease. The value is how long that holder may be silent.
         opens: Option<Ttl>,
     },
-    /// A lease was granted and has not been ended. It may be past its deadline.
+    /// A lease was granted and has not been ended. Its deadline may have passed.
     Open { lease: Lease },
 }
 
-/// Whose numbers an object's fence counts in.
+/// Which service counts an object's numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Numbers {
     /// The gate's own, or an issuer's: each lease has a secret.
@@ -42,20 +42,20 @@ pub struct Record {
     pub state: State,
     /// The table's incarnation that `fence` is counted in.
     pub incarnation: Incarnation,
-    /// When the table last changed it.
+    /// When the table last changed this record.
     pub changed: Hlc,
-    /// What the newest fence certificate for it says, if there was one.
+    /// What the newest fence certificate for the object says, if there was one.
     pub certified: Option<Arc<Certified>>,
     pub numbers: Numbers,
-    /// The term of leadership at its fence, or before it, where a Kubernetes Lease says who may write.
+    /// The term of leadership at the fence, or before it, where a Kubernetes Lease says who may write.
     pub elected: Option<Arc<Elected>>,
-    /// How far the table's floor has risen since, where the numbers are not the gate's own, so that no arithmetic can
-    /// raise this one.
+    /// How far the table's floor has risen since, where the numbers are not the gate's own. No arithmetic can raise
+    /// such a fence.
     pub lost: u64,
 }
 
 impl Record {
-    /// An object that the table has never heard of.
+    /// The record of an object that has no row in the table.
     #[must_use]
     pub fn unknown(object: ObjectId, incarnation: Incarnation) -> Self {
         Self {
@@ -71,9 +71,9 @@ impl Record {
         }
     }
 
-    /// The record as the table's present incarnation sees it. A newer one raises the floor and
-    /// voids whatever lease stood there: part of the past may be missing. Outside numbers know nothing of
-    /// that: there the object is locked.
+    /// The record as the table's present incarnation sees it. A newer incarnation raises the floor and voids the
+    /// lease at the old fence, because part of the past may be missing. An outside lock service does not know of
+    /// the new floor, so an object with outside numbers is locked.
     #[must_use]
     pub fn rebased(mut self, to: Incarnation) -> Self {
         let risen = to.since(self.incarnation);
@@ -95,7 +95,7 @@ impl Record {
         self.fence.raised(self.lost)
     }
 
-    /// What was lost of its past has been made up for.
+    /// The record with nothing lost any more: the missing part of its past has been made up for.
     #[must_use]
     pub(super) fn caught_up(mut self) -> Self {
         let lost = std::mem::take(&mut self.lost);
@@ -112,14 +112,14 @@ impl Record {
         }
     }
 
-    /// Its lease has been written with, so the answer that granted it did arrive. Not worth a synced
-    /// write of its own: a crash that forgets it only lets the same holder ask for the same lease again. `now` may
-    /// be a little late.
+    /// Notes that a write has used the lease, so the answer that granted it did arrive. This needs no synced write:
+    /// after a crash that forgets it, the same holder can only ask for the same lease again. `now` may be a little
+    /// late.
     pub fn mark_used(&mut self, now: impl FnOnce() -> BootMs) {
         if let State::Open { lease } = &mut self.state {
             lease.used = true;
             if self.numbers == Numbers::External {
-                // Its holder was heard of.
+                // The write is a sign of life of the holder.
                 lease.hear(now());
             }
         }

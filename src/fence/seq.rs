@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-/// The last sequence number the gate hands out itself: the largest integer that every JSON reader
-/// keeps exact. Behind it lies `SEQ_EXHAUSTED`, never a repeat.
+/// The last sequence number that the gate hands out itself: the largest integer that every JSON reader keeps exact.
+/// After it, the gate answers `SEQ_EXHAUSTED` and never repeats a number.
 pub const MAX_GATE_SEQ: u64 = (1 << 53) - 1;
 
-/// How far one new incarnation raises every floor, at least: no object is granted so often in what a lost tail or an
-/// old backup can have missed.
+/// How far a new incarnation raises every floor, at least. No object gets so many grants in the part of the past
+/// that a lost tail or an old backup can miss.
 pub const INCARNATION_STRIDE: u64 = 1 << 32;
 
-/// A restore raises every floor by up to so much more, drawn at random: copies of one backup that are restored apart
-/// from each other do not meet. docs/decisions/0012 has the arithmetic.
+/// A restore raises every floor by up to this much more, drawn at random. So copies of one backup that are restored
+/// separately get different floors. docs/decisions/0012 has the arithmetic.
 pub const RESTORE_SPREAD: u64 = 1 << 38;
 
 /// A lease's sequence number: at least 1, strictly increasing per object, never reused.
@@ -37,7 +37,7 @@ impl fmt::Display for LeaseSeq {
     }
 }
 
-/// An object's highest durable `lease_seq`; 0 where none was ever granted. It never goes down.
+/// An object's highest durable `lease_seq`; 0 where none was ever granted. A fence never goes down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(u64);
 
@@ -58,7 +58,7 @@ impl Fence {
         if self.0 >= MAX_GATE_SEQ { None } else { LeaseSeq::new(self.0 + 1) }
     }
 
-    /// The same floor as seen from a later incarnation of the table, which lies so much higher.
+    /// The same floor as seen from a later incarnation of the table, whose floor is higher by this much.
     #[must_use]
     pub const fn raised(self, by: u64) -> Self {
         Self(self.0.saturating_add(by))
@@ -77,47 +77,48 @@ impl fmt::Display for Fence {
     }
 }
 
-/// A life of the table. A new one begins where some of the past may be missing. It is named by its floor: the fence of
-/// an object that has no record. Each floor lies at least [`INCARNATION_STRIDE`] above the one before, and every fence
-/// rises as far as the floor does.
+/// One life of the table. A new one begins where some of the past may be missing. An incarnation is named by its
+/// floor: the fence of an object that has no record. Each floor is at least [`INCARNATION_STRIDE`] above the one
+/// before, and every fence rises as far as the floor does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(u64);
 
 impl Incarnation {
-    /// The one of this number whose floor is the lowest.
+    /// The incarnation with this number that has the lowest floor.
     #[must_use]
     pub const fn new(number: u32) -> Self {
         Self(number as u64 * INCARNATION_STRIDE)
     }
 
-    /// The one with this floor.
+    /// The incarnation with this floor.
     #[must_use]
     pub const fn at(floor: u64) -> Self {
         Self(floor)
     }
 
-    /// Its number, which rises by one or more with each.
+    /// The incarnation's number, which rises by one or more with each incarnation.
     #[must_use]
     pub fn number(self) -> u32 {
         u32::try_from(self.0 / INCARNATION_STRIDE).unwrap_or(u32::MAX)
     }
 
-    /// How far its floor lies above the lowest of its number.
+    /// How far the floor is above the lowest floor with the same number.
     #[must_use]
     pub fn offset(self) -> u32 {
         u32::try_from(self.0 % INCARNATION_STRIDE).unwrap_or(u32::MAX)
     }
 
-    /// The last one whose floor leaves room for numbers below [`MAX_GATE_SEQ`].
+    /// The last incarnation whose floor leaves room for numbers below [`MAX_GATE_SEQ`].
     pub const LAST: Self = Self::new((1 << (53 - 32)) - 1);
 
-    /// The one after this, or `None` where there is no room for it.
+    /// The next incarnation, or `None` where there is no room for it.
     #[must_use]
     pub const fn next(self) -> Option<Self> {
         self.above(INCARNATION_STRIDE)
     }
 
-    /// One for a restore, drawn by `lot` from the [`RESTORE_SPREAD`] above the next; `None` where there is no room.
+    /// An incarnation for a restore, drawn by `lot` from the [`RESTORE_SPREAD`] above the next; `None` where there
+    /// is no room.
     #[must_use]
     pub const fn drawn(self, lot: u64) -> Option<Self> {
         self.above(INCARNATION_STRIDE + lot % RESTORE_SPREAD)
@@ -136,7 +137,7 @@ impl Incarnation {
         Fence(self.0)
     }
 
-    /// How far this one's floor lies above that of `earlier`.
+    /// How far this incarnation's floor is above that of `earlier`.
     #[must_use]
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)

@@ -1,10 +1,10 @@
 //! Lease changes: `record.step(event, at) -> (Outcome, Vec<Effect>)`.
 //!
-//! A step touches nothing. Its effects say what has to become durable, what to tell watchers, and
-//! what has to drain; the ledger carries them out, in that order, and only then gives the outcome
-//! to the caller. An advance is always two steps: the first moves the fence and leaves the object
-//! `draining`; [`Event::Drained`] is the second and the only one that opens it. Where nothing was on
-//! its way to the store, the ledger takes both in one synced batch.
+//! A step changes nothing itself. Its effects say what has to become durable, what watchers get, and what has to
+//! drain. The ledger carries them out in that order, and only then gives the outcome to the caller. An advance is
+//! always two steps: the first moves the fence and leaves the object `draining`; [`Event::Drained`] is the second
+//! and the only one that opens the object. Where no write was on its way to the store, the ledger takes both in one
+//! synced batch.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub struct At<'a> {
     pub key: &'a TableKey,
 }
 
-/// A lease to be.
+/// A lease that may be granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub lease_id: LeaseId,
@@ -35,24 +35,25 @@ pub struct Grant {
     pub ttl: Ttl,
     pub request: Option<RequestId>,
     pub tainted: bool,
-    /// A signed grant's own times, which then count instead of `ttl`.
+    /// The times that a signed grant names, which then count instead of `ttl`.
     pub window: Option<Window>,
     pub source: Source,
 }
 
-/// Who says that a lease is granted.
+/// Which service says that a lease is granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The lease api, or an issuer.
     Gate,
-    /// An outside lock service: it is for whoever has its number. `ttl` is how long that one may be silent.
+    /// An outside lock service: the lease is for the holder of its number. `ttl` is how long that holder may be
+    /// silent.
     External,
-    /// A Kubernetes Lease: it is for whoever that names.
+    /// A Kubernetes Lease: the lease is for the holder that it names.
     Kubernetes,
 }
 
 impl Source {
-    /// Whether it is for someone, also where nobody waits for it.
+    /// Whether the lease has a holder even where no caller waits for it.
     #[must_use]
     pub fn is_outside(self) -> bool {
         self != Self::Gate
@@ -66,11 +67,11 @@ pub struct Window {
     pub until: WallMs,
 }
 
-/// A caller's claim to a lease that the table remembers: who it says it is, and its token.
+/// A caller's claim to a lease that the table remembers: the holder that it names, and its token.
 #[derive(Clone, Debug)]
 pub struct Claim {
     pub row: LeaseRow,
-    /// `None` where the call does not name one (release: the token says it all).
+    /// `None` where the call names no holder (a release: the token is enough).
     pub holder: Option<HolderId>,
     pub token: FenceToken,
 }
@@ -78,12 +79,12 @@ pub struct Claim {
 /// What is asked of a record.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// `takeover_after_ms`: the holder may take its own live lease over, once it is that old.
+    /// `takeover_after_ms`: the holder may take over its own live lease once the lease is that old.
     Acquire {
         grant: Grant,
         takeover_after_ms: Option<u64>,
     },
-    /// `rotate`: under a new number and lease id, so that tokens given away stop working.
+    /// `rotate`: under a new number and lease id, so that tokens that others have seen stop working.
     Renew {
         claim: Claim,
         ttl: Ttl,
@@ -92,27 +93,27 @@ pub enum Event {
     Release {
         claim: Claim,
     },
-    /// The client of this grant is gone: nobody knows its token.
+    /// The client of this grant is gone, so no writer has its token.
     Withdraw {
         lease_id: LeaseId,
     },
-    /// Its deadline has passed: make that final.
+    /// The lease's deadline has passed: make its end final.
     End {
         lease_id: LeaseId,
     },
-    /// An operator moves the fence past whoever holds it. `is_external`: its lock is kept elsewhere.
+    /// An operator moves the fence past the present holder. `is_external`: the object's lock is kept elsewhere.
     Revoke {
         reason: String,
         is_external: bool,
     },
-    /// A certificate moves the fence past the lease that it names. It may come at any time, in any order,
+    /// A certificate moves the fence past the lease that it names. Certificates may come at any time, in any order,
     /// and any number of times.
     Fence {
         by: Arc<Certified>,
-        /// How far it may move the fence; further needs an operator's word.
+        /// How far the certificate may move the fence; further needs an operator's confirmation.
         max_jump: u64,
     },
-    /// An issuer gives the object to someone, under a number of its own choice.
+    /// An issuer gives the object to a holder, under a number of the issuer's choice.
     Grant(SignedGrant),
     /// A write, or its holder's call, brings a number of an outside lock service.
     Follow {
@@ -123,10 +124,10 @@ pub enum Event {
     Confirm {
         lowest: LeaseSeq,
     },
-    /// What the API server says of the Kubernetes Lease that governs it.
+    /// What the API server says of the Kubernetes Lease that governs the object.
     Sight {
         sighting: Sighting,
-        /// Also where no term of its Lease is known.
+        /// Take the term in also where no term of its Lease is known.
         begins: bool,
         lease_id: LeaseId,
     },
@@ -135,7 +136,7 @@ pub enum Event {
         lease: Arc<LeaseName>,
         election: Election,
     },
-    /// Nothing older is on its way to the store any more.
+    /// No older write is on its way to the store any more.
     Drained {
         seq: LeaseSeq,
         advance: AdvanceId,
@@ -143,22 +144,22 @@ pub enum Event {
     },
 }
 
-/// What the caller will be told, once the effects are durable.
+/// What the caller gets, once the effects are durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The fence has moved; the rest follows when the object has drained.
+    /// The fence has moved; the second step follows when the object has drained.
     Advancing,
     Granted(Lease),
     Renewed(Lease),
-    /// What a certificate asks for is so already; it is the newest.
+    /// The fence is already where the certificate wants it, and the certificate is the newest.
     Fenced,
     /// A newer certificate is known.
     Superseded,
-    /// The object is nobody's.
+    /// The object has no holder.
     Freed,
     /// The lease has ended, now or before.
     Ended,
-    /// Nothing to do: the lease lives on, or was not this object's any more.
+    /// Nothing to do: the lease lives on, or was no longer this object's.
     Unchanged,
     Refused(LeaseRefusal),
 }
@@ -166,11 +167,11 @@ pub enum Outcome {
 /// Why a lease call is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseRefusal {
-    /// Someone has it (or it is draining: then nobody is named). Ask again after so long.
+    /// Another lease is live, or the object is draining: then no holder is named. Ask again after so long.
     Held {
         lease: Option<(LeaseId, HolderId, LeaseSeq)>,
         retry_ms: u64,
-        /// Its own holder wants to take it over, which it may once the lease is this old.
+        /// The caller holds the lease itself, and may take it over once the lease is this old.
         takeover_after_ms: Option<u64>,
     },
     NotHolder,
@@ -183,25 +184,25 @@ pub enum LeaseRefusal {
     },
     SeqExhausted,
     ClockUntrusted,
-    /// The fence would move further than it may without an operator's word.
+    /// The fence would move further than it may without an operator's confirmation.
     Jump {
         fence: Fence,
         to: LeaseSeq,
     },
-    /// A grant names another predecessor than this one, or none.
+    /// A grant names another predecessor than this one, or names none.
     Predecessor {
         expected: Option<LeaseId>,
     },
     /// A grant's fence_proof is not the signature of the certificate that fenced its predecessor.
     FenceProof,
-    /// A grant's token was handed out and used, or its lease is another holder's.
+    /// The grant's token was handed out and used, or its lease is another holder's.
     GrantUsed,
     /// An outside number is further above the fence than its route allows.
     Ahead {
         fence: Fence,
         to: LeaseSeq,
     },
-    /// Nobody knows which outside number is the lowest that may still write.
+    /// The lowest outside number that may still write is not known.
     Locked {
         fence: Fence,
     },
@@ -214,13 +215,13 @@ pub enum Effect {
     Store(Record),
     /// A lease's row, new or ended.
     Remember(Arc<LeaseRow>),
-    /// Tell watchers.
+    /// What watchers get.
     Announce(Announcement),
-    /// Seal the object; feed [`Event::Drained`] with these when nothing older is on its way.
+    /// Seal the object; feed [`Event::Drained`] with these when no older write is on its way.
     Drain { seq: LeaseSeq, advance: AdvanceId, then: Option<Grant> },
 }
 
-/// One line for watchers.
+/// One event for watchers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announcement {
     pub kind: Kind,
@@ -252,7 +253,7 @@ impl Kind {
     }
 }
 
-/// How long to wait before asking for a draining object again, where nobody can know.
+/// How long a caller waits before it asks for a draining object again: the end of the drain cannot be foreseen.
 const DRAIN_RETRY_MS: u64 = 1_000;
 
 pub(super) type Step = (Outcome, Vec<Effect>);
@@ -289,7 +290,7 @@ impl Record {
         let lease = match &self.state {
             State::Draining { .. } => return held(None, DRAIN_RETRY_MS),
             State::Free { .. } => return self.advance(How::Expired, Some(grant), at),
-            // Its lock was kept elsewhere; from here on it is the gate's.
+            // The object's lock was kept elsewhere; from here on it is the gate's.
             State::Open { .. } if self.numbers == Numbers::External || self.is_led() => {
                 let how = How::Fenced { reason: "leases are the gate's own now".to_owned() };
                 return self.advance(how, Some(grant), at);
@@ -330,8 +331,8 @@ impl Record {
         (Outcome::Renewed(lease), effects)
     }
 
-    /// The claim's lease, if it is the open and live one at the fence; else the refusal. The order
-    /// of the checks is part of the api.
+    /// The claim's lease, if it is open, live and at the fence; else the refusal. The order of the checks is part
+    /// of the api.
     fn holds(&self, claim: &Claim, at: &At<'_>) -> Result<&Lease, Step> {
         let row = &claim.row;
         if claim.holder.as_ref().is_some_and(|holder| *holder != row.holder) {
@@ -351,7 +352,7 @@ impl Record {
         }
     }
 
-    /// The open lease is past its deadline, and its caller is told so.
+    /// Ends the open lease, which is past its deadline, and refuses the caller for that reason.
     pub(super) fn expire(&self, lease: &Lease, at: &At<'_>) -> Step {
         let ended = Ended { how: How::Expired, at: at.now.wall, stamp: at.stamp };
         self.free(lease, How::Expired, at, Outcome::Refused(LeaseRefusal::Expired { ended }))
@@ -368,7 +369,7 @@ impl Record {
         }
     }
 
-    /// Ends the open lease where it stands: the object is nobody's, the floor stays.
+    /// Ends the open lease at its fence: the object has no holder then, and the floor stays.
     pub(super) fn free(&self, lease: &Lease, how: How, at: &At<'_>, outcome: Outcome) -> Step {
         let ended = Ended { how, at: at.now.wall, stamp: at.stamp };
         let row = Arc::new(LeaseRow::new(&self.object, lease, Some(ended.clone())));
@@ -383,7 +384,7 @@ impl Record {
     /// Moves the fence up by one. An open lease ends, as `how` says (or expired, where it was).
     pub(super) fn advance(&self, how: How, then: Option<Grant>, at: &At<'_>) -> Step {
         let next = match self.numbers {
-            // Nobody is given the number: it is the outside lock service's to give.
+            // The number has no holder: only the outside lock service can give it.
             Numbers::External if then.is_none() => self.fence.get().checked_add(1).and_then(LeaseSeq::new),
             Numbers::Gate | Numbers::External => self.gate_floor().next(),
         };
@@ -393,7 +394,7 @@ impl Record {
         }
     }
 
-    /// The same, to a number that is not below the fence and that nobody was ever granted.
+    /// Moves the fence to a number that is not below the fence and that was never granted.
     pub(super) fn advance_to(&self, seq: LeaseSeq, how: How, then: Option<Grant>, at: &At<'_>) -> Step {
         if !at.now.is_plausible() {
             return refused(LeaseRefusal::ClockUntrusted);
@@ -419,7 +420,7 @@ impl Record {
         (Outcome::Advancing, effects)
     }
 
-    /// Opens the object for the grant that its drain was for, or leaves it to nobody.
+    /// Opens the object for the grant that its drain was for, or leaves it without a holder.
     fn open(&self, seq: LeaseSeq, advance: AdvanceId, then: Option<Grant>, at: &At<'_>) -> Step {
         if !self.is_draining_at(seq, advance) {
             return refused(LeaseRefusal::Fenced { fence: self.fence });
@@ -430,7 +431,7 @@ impl Record {
         let ttl = match grant.window {
             None => grant.ttl,
             Some(window) if window.until > at.now.wall => Ttl(window.until.0 - at.now.wall.0),
-            // The drain took longer than the grant: nobody gets it.
+            // The drain took longer than the grant's time, so the object gets no holder.
             Some(_) => {
                 let ended = Ended { how: How::Expired, at: at.now.wall, stamp: at.stamp };
                 let free = self.with(self.fence, State::Free { last: None }, at);
@@ -470,15 +471,15 @@ impl Record {
         Self { object, fence, state, incarnation, changed: at.stamp, certified, numbers, elected, lost }
     }
 
-    /// Whether this very advance has yet to end.
+    /// Whether this advance has yet to end.
     #[must_use]
     pub fn is_draining_at(&self, seq: LeaseSeq, by: AdvanceId) -> bool {
         let is_by_it = matches!(self.state, State::Draining { advance, .. } if advance == by);
         self.fence == Fence::from(seq) && is_by_it
     }
 
-    /// The lease that a repeated request gets again: still open and live, and not known to have
-    /// reached its holder by a write or renewal.
+    /// The lease that a repeated request gets again: it is open and live, and no write or renewal has shown that it
+    /// reached its holder.
     #[must_use]
     pub fn replay(&self, lease_id: &LeaseId, now: Now) -> Option<&Lease> {
         self.open_lease().filter(|lease| lease.lease_id == *lease_id && !lease.used && lease.is_live(now))

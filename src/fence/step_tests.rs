@@ -45,7 +45,7 @@ fn fresh() -> Record {
     Record::unknown(ObjectId::new("users").unwrap(), Incarnation::default())
 }
 
-/// Takes a step as the ledger does where nothing is in flight: through the drain, in one go.
+/// Takes a step as the ledger does where no write is in flight: through the drain, in one call.
 fn run(record: &mut Record, event: Event, ms: u64) -> (Outcome, Vec<&'static str>) {
     let (mut outcome, mut effects) = record.step(event, &at(ms));
     let mut seen = vec![];
@@ -108,7 +108,7 @@ fn a_held_object_is_refused_with_its_holder_and_the_time_left() {
     let held = LeaseRefusal::Held { lease, retry_ms: 60, takeover_after_ms: None };
     assert_eq!((outcome, seen), (Outcome::Refused(held), vec![]));
     assert_eq!(record, before);
-    // Its own holder has to say takeover.
+    // Its own holder has to ask for a takeover.
     assert!(matches!(run(&mut record, acquire("l2", "a"), 40).0, Outcome::Refused(LeaseRefusal::Held { .. })));
 }
 
@@ -149,7 +149,7 @@ fn the_refusals_of_a_renewal_come_in_their_order() {
         Outcome::Refused(refusal) => refusal,
         other => panic!("{other:?}"),
     };
-    // Expired, and the wrong token, and the wrong holder: the holder is named first.
+    // The lease is expired, and token and holder are wrong: the wrong holder is reported first.
     let mut claim = good.clone();
     claim.token.secret = Secret::from_bytes([0; 16]);
     claim.holder = Some(holder("b"));
@@ -163,7 +163,7 @@ fn the_refusals_of_a_renewal_come_in_their_order() {
     other.token.seq = LeaseSeq::new(2).unwrap();
     assert_eq!(refusal(&record, &other, 0), LeaseRefusal::TokenMismatch);
     assert!(matches!(refusal(&record, &good, 100), LeaseRefusal::Expired { .. }));
-    // Fenced comes before expired: the lease is both.
+    // Fenced comes before expired: this lease is both.
     granted(&mut record, "l2", "b", 100);
     assert_eq!(refusal(&record, &good, 200), LeaseRefusal::Fenced { fence: Fence::new(2) });
 }
@@ -178,7 +178,7 @@ fn a_refusal_that_calls_a_lease_expired_makes_it_so() {
     };
     assert!(matches!(outcome, Outcome::Refused(LeaseRefusal::Expired { .. })));
     assert_eq!(seen, ["remember", "expired", "store"]);
-    // Even if the clock went back, it is over.
+    // The lease stays over, also if the clock goes back.
     let (outcome, seen) = {
         let renewal = renew(claim(&record, &lease), 50);
         run(&mut record, renewal, 10)

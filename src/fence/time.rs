@@ -1,7 +1,7 @@
 //! Instants and lifetimes. Nothing here reads a clock: `crate::clock` does, and passes a [`Now`].
 //!
-//! Deadlines live on the boot clock (CLOCK_BOOTTIME: steady, runs on during suspend). Wall time is
-//! what people read and what a restarted process has to go by.
+//! Deadlines are on the boot clock (CLOCK_BOOTTIME: steady, also runs during suspend). Wall time is for people, and
+//! for a restarted process, which has no other time of the earlier run.
 
 use std::{fmt, str::FromStr};
 
@@ -12,7 +12,7 @@ use thiserror::Error;
 pub struct WallMs(pub u64);
 
 impl WallMs {
-    /// This instant, later by a lifetime.
+    /// This instant plus a lifetime.
     #[must_use]
     pub const fn after(self, ttl: Ttl) -> Self {
         Self(self.0.saturating_add(ttl.0))
@@ -24,7 +24,7 @@ impl WallMs {
 pub struct BootMs(pub u64);
 
 impl BootMs {
-    /// Before any instant that a running gate can see: a deadline that has passed.
+    /// Before any instant that a running gate can see: as a deadline, always passed.
     pub const PAST: Self = Self(0);
 
     #[must_use]
@@ -32,7 +32,7 @@ impl BootMs {
         Self(self.0.saturating_add(ttl.0))
     }
 
-    /// Milliseconds from `earlier` to this instant; 0 if it is not later.
+    /// Milliseconds from `earlier` to this instant; 0 where this instant is not later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -44,7 +44,7 @@ impl BootMs {
 pub struct Ttl(pub u64);
 
 impl Ttl {
-    /// Longer than anything lasts; the largest integer that every JSON reader keeps exact.
+    /// Longer than any lease; the largest integer that every JSON reader keeps exact.
     pub const FOR_EVER: Self = Self((1 << 53) - 1);
 }
 
@@ -56,7 +56,7 @@ pub struct Now {
 }
 
 impl Now {
-    /// A wall clock outside 2020..2200 has not been set, or is not one.
+    /// A wall clock outside 2020..2200 has not been set, or is wrong.
     const PLAUSIBLE: std::ops::Range<u64> = 1_577_836_800_000..7_258_118_400_000;
 
     /// Whether leases may be granted and judged by this reading.
@@ -67,29 +67,29 @@ impl Now {
 }
 
 impl Now {
-    /// The stamp that this reading gives a mark. A clock that was never set gives none to speak of:
-    /// a mark, once ahead, is ahead for ever.
+    /// The stamp that this reading gives a mark. A clock that was never set gives 0: a mark that was once ahead
+    /// stays ahead for ever.
     #[must_use]
     pub fn mark(&self) -> Hlc {
         Hlc { ms: if self.is_plausible() { self.wall.0 } else { 0 }, logical: 0 }
     }
 }
 
-/// How the wall times of an earlier run are read in this one: by the two clocks as they stood when
-/// this run began, so that a step of the wall clock since then changes nothing.
+/// How this run reads the wall times of an earlier run: by both clocks as they were when this run began. A step of
+/// the wall clock since then changes nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame {
     /// The number of this start of the gate on this table.
     pub run: u64,
     /// Both clocks when this run began.
     pub start: Now,
-    /// The wall clock was behind the table's own mark: nobody can tell how much time has passed,
-    /// so every lease of an earlier run counts as expired.
+    /// The wall clock was behind the table's mark. How much time has passed is then unknown, so every lease of an
+    /// earlier run counts as expired.
     pub behind_mark: bool,
 }
 
 impl Frame {
-    /// When a wall time of an earlier run is; [`BootMs::PAST`] if it has passed.
+    /// The instant of a wall time of an earlier run; [`BootMs::PAST`] if it has passed.
     #[must_use]
     pub fn instant(&self, at: WallMs) -> BootMs {
         match at.0.saturating_sub(self.start.wall.0) {
@@ -98,8 +98,8 @@ impl Frame {
         }
     }
 
-    /// The deadline of a lease that an earlier run granted until `expires_at`. Never further away
-    /// than the lease's own lifetime, counted from this run's start.
+    /// The deadline of a lease that an earlier run granted until `expires_at`. The deadline is at most the lease's
+    /// lifetime after this run's start.
     #[must_use]
     pub fn deadline(&self, expires_at: WallMs, ttl: Ttl) -> BootMs {
         if self.behind_mark {
@@ -119,7 +119,7 @@ pub struct Hlc {
 }
 
 impl Hlc {
-    /// The next stamp: later than this one, and not before what the clock reads.
+    /// The next stamp: later than this one, and not before the clock's reading.
     #[must_use]
     pub fn tick(self, now: Now) -> Self {
         let mark = now.mark();
@@ -171,7 +171,7 @@ mod tests {
             last = next;
         }
         assert_eq!(last.ms, START.wall.0 + 500);
-        // Neither a clock that was never set nor one far in the future leaves its mark.
+        // A clock that was never set and one far in the future both leave the mark as it was.
         assert_eq!(last.tick(at(0)).ms, last.ms);
         assert_eq!(last.tick(at(u64::MAX)).ms, last.ms);
         assert_eq!(Hlc { ms: 5, logical: u32::MAX }.tick(at(0)), Hlc { ms: 6, logical: 0 });

@@ -1,8 +1,8 @@
 //! The fence token `fg1.<lease_seq>.<base64url object_id>.<base64url secret>`.
 //!
-//! One token has one spelling: a decimal number without sign or leading zero, unpadded canonical
-//! base64url, nothing before or behind. The secret proves that the table granted this very lease:
-//! it is derived from the table's key, never stored, and never printed.
+//! One token has one spelling: a decimal number without sign or leading zero, unpadded canonical base64url, and
+//! nothing before or after. The secret proves that the table granted exactly this lease: it is derived from the
+//! table's key, never stored, and never printed.
 
 use std::{fmt, sync::Arc};
 
@@ -16,7 +16,7 @@ use super::{LeaseId, LeaseSeq, ObjectId};
 
 const PREFIX: &[u8] = b"fg1";
 
-/// Why a string is not a fence token. Says what is wrong, never what was sent.
+/// Why a string is not a fence token. The message says what is wrong and never repeats the text.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum TokenFault {
     #[error("a fence token is at most {max} bytes", max = FenceToken::MAX_BYTES)]
@@ -76,8 +76,8 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What proves that a lease was granted: its secret, and the one spelling of the token that carries it, which
-/// what writers present is compared with as it comes. Prints as `***`.
+/// What proves that a lease was granted: its secret, and the one spelling of the token that carries it. A presented
+/// token is compared with that spelling as it came. Prints as `***`.
 #[derive(Clone)]
 pub struct Proof {
     secret: Secret,
@@ -85,7 +85,7 @@ pub struct Proof {
 }
 
 impl Proof {
-    /// Of the lease with this number.
+    /// The proof of the lease with this number.
     #[must_use]
     pub fn new(object: &ObjectId, seq: LeaseSeq, secret: Secret) -> Self {
         let token = FenceToken { seq, object: object.clone(), secret };
@@ -97,7 +97,7 @@ impl Proof {
         self.secret
     }
 
-    /// Whether this is the token. Compares the secret in constant time.
+    /// Whether `text` is this token. Compares the secret in constant time.
     #[must_use]
     pub fn is_spelled(&self, text: &str) -> bool {
         let (own, text) = (self.spelling.as_bytes(), text.as_bytes());
@@ -107,7 +107,7 @@ impl Proof {
     }
 }
 
-/// Compares two secrets as they are spelled, in constant time.
+/// Compares two secrets in their base64url spelling, in constant time.
 fn is_same(one: &[u8; SECRET_CHARS], other: &[u8; SECRET_CHARS]) -> bool {
     // The two halves overlap.
     let halves = |text: &[u8; SECRET_CHARS]| {
@@ -132,11 +132,11 @@ impl fmt::Debug for Proof {
     }
 }
 
-/// The key that token secrets are made with. It lies beside the table and never leaves the process.
+/// The key that token secrets are made with. It is kept beside the table and never leaves the process.
 #[derive(Clone)]
 pub struct TableKey {
     bytes: [u8; TableKey::BYTES],
-    /// What every secret begins with.
+    /// The state with which every secret begins.
     mac: Hmac<Sha256>,
 }
 
@@ -163,13 +163,13 @@ impl TableKey {
         Secret(secret)
     }
 
-    /// What proves one lease.
+    /// The proof of one lease.
     #[must_use]
     pub fn proof(&self, object: &ObjectId, seq: LeaseSeq, lease: &LeaseId) -> Proof {
         Proof::new(object, seq, self.secret(object, seq, lease))
     }
 
-    /// What the table remembers of its key, to notice a foreign one. Not the key: a hash of it.
+    /// What the table remembers of its key, to notice another table's key. This is a hash, not the key.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 16] {
         let mut hash = Sha256::new();
@@ -188,7 +188,7 @@ impl fmt::Debug for TableKey {
     }
 }
 
-/// A token as a writer presents it: well-formed, not yet judged.
+/// A token as a writer presents it: well-formed, and not judged yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FenceToken {
     pub seq: LeaseSeq,
@@ -197,18 +197,18 @@ pub struct FenceToken {
 }
 
 impl FenceToken {
-    /// Longer than any token whose object id is within its limit.
+    /// More than the length of any token whose object id is within its limit.
     pub const MAX_BYTES: usize = 1536;
 
     /// Reads a token.
     ///
     /// # Errors
-    /// Where the text is not the one spelling of a token.
+    /// When the text is not the one spelling of a token.
     pub fn parse(text: &str) -> Result<Self, TokenFault> {
         read(text, |id| ObjectId::new(id).ok()).map(|(seq, object, secret)| Self { seq, object, secret })
     }
 
-    /// The token's text. This is the secret's only way out: into the answer to its holder.
+    /// The token's text. The secret leaves the process only here, in the answer to its holder.
     #[must_use]
     pub fn expose(&self) -> String {
         let mut text = String::with_capacity(SPELLED_BYTES + self.object.as_str().len().div_ceil(3) * 4);
@@ -222,25 +222,25 @@ impl FenceToken {
     }
 }
 
-/// What a token claims of the object that a write goes to.
+/// What a token claims about the object that a write goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     pub seq: LeaseSeq,
     pub secret: Secret,
-    /// The object that the token is for, where that is another one.
+    /// The object that the token is for, where it is not the write's.
     pub other: Option<ObjectId>,
 }
 
 impl Claim {
-    /// What a token claims of `target`.
+    /// What a token claims about `target`.
     #[must_use]
     pub fn of(token: &FenceToken, target: &ObjectId) -> Self {
         let other = Some(&token.object).filter(|object| *object != target).cloned();
         Self { seq: token.seq, secret: token.secret, other }
     }
 
-    /// Reads a token against the object that is to be written, whose id is good; takes no memory where it is
-    /// for that one.
+    /// Reads a token against the object that is to be written, whose id is valid. Allocates only where the token is
+    /// for another object.
     ///
     /// # Errors
     /// As [`FenceToken::parse`].
@@ -250,13 +250,13 @@ impl Claim {
     }
 }
 
-/// How long a secret is in a token.
+/// The length of a secret in a token.
 const SECRET_CHARS: usize = 22;
 
-/// Room for all of a token but its object.
+/// Room for all parts of a token except the object.
 const SPELLED_BYTES: usize = 48;
 
-/// Reads the parts of a token. `object` makes of its object's name what is wanted, or refuses it.
+/// Reads the parts of a token. `object` converts the object's name, or refuses it.
 fn read<T>(text: &str, object: impl FnOnce(&str) -> Option<T>) -> Result<(LeaseSeq, T, Secret), TokenFault> {
     if text.len() > FenceToken::MAX_BYTES {
         return Err(TokenFault::TooLong);
@@ -286,7 +286,7 @@ pub(super) fn parse_seq(text: &[u8]) -> Result<LeaseSeq, TokenFault> {
 }
 
 fn parse_secret(text: &[u8]) -> Result<Secret, TokenFault> {
-    // Room for what the decoder estimates; a secret is 16 of them.
+    // The decoder asks for room by its estimate; a secret has 16 of these bytes.
     let mut buffer = [0; 18];
     match BASE64_URL_SAFE_NO_PAD.decode_slice(text, &mut buffer) {
         Ok(Secret::BYTES) => {

@@ -1,9 +1,9 @@
 //! `judge`: may this token write this object now?
 //!
-//! The checks run in one fixed order, which callers may rely on: no token; unreadable; another
-//! object's; table or clock not usable; below the fence; above it; wrong secret; draining; ended or
-//! past its deadline; not begun. Linkage comes before the numbers, since counters of two objects cannot be
-//! compared. Only `judge` can build a [`Permit`], and forwarding takes one.
+//! The checks run in one fixed order, which callers may rely on: no token; unreadable; another object's; table or
+//! clock not usable; below the fence; above it; wrong secret; draining; ended or past its deadline; not begun. The
+//! object is checked before the numbers, since counters of two objects cannot be compared. Only `judge` can build a
+//! [`Permit`], and forwarding takes one.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::{
     token::{Claim, TokenFault},
 };
 
-/// What a write brought along for the object that it goes to.
+/// What a write presents for the object that it goes to.
 #[derive(Clone, Debug)]
 pub enum Presented {
     Nothing,
@@ -29,13 +29,13 @@ pub enum Presented {
 }
 
 impl Presented {
-    /// A token as it came, for a write to `target`.
+    /// Reads a token's text, for a write to `target`.
     #[must_use]
     pub fn read(text: &str, target: &str) -> Self {
         Claim::parse(text, target).map_or_else(Self::Unreadable, Self::Token)
     }
 
-    /// A token, for a write to `target`.
+    /// Takes a token that was read, for a write to `target`.
     #[must_use]
     pub fn of(token: &FenceToken, target: &ObjectId) -> Self {
         Self::Token(Claim::of(token, target))
@@ -47,11 +47,11 @@ impl Presented {
 pub enum View<'a> {
     /// The object's record; `sealed` while an advance of it is being made durable.
     Known { record: &'a Record, sealed: bool },
-    /// Nothing can be said about it now, so nothing may be written.
+    /// The object's state cannot be known now, so no write is permitted.
     Unusable(Unusable),
 }
 
-/// Why nothing can be said.
+/// Why the object's state cannot be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unusable {
     /// The table is latched, cannot be read, or the object's block is corrupt.
@@ -60,7 +60,7 @@ pub enum Unusable {
     Clock,
 }
 
-/// The right to forward one write of one object, once. Nobody else can make one.
+/// The right to forward one write of one object, once. Only this module can make one.
 #[derive(Debug)]
 #[must_use = "a permit is the only way to forward a write"]
 pub struct Permit {
@@ -69,7 +69,7 @@ pub struct Permit {
     secret: Secret,
     holder: HolderId,
     remaining_ms: u64,
-    /// The term of leadership that it was judged by, if it was by one.
+    /// The term of leadership that the write was judged by, if there is one.
     term: Option<Arc<Term>>,
 }
 
@@ -89,7 +89,7 @@ impl Permit {
         &self.holder
     }
 
-    /// What was left of the lease when it was judged.
+    /// What was left of the lease when the write was judged.
     #[must_use]
     pub fn remaining_ms(&self) -> u64 {
         self.remaining_ms
@@ -124,11 +124,11 @@ pub enum Refusal {
         fence: Fence,
         max_jump: u64,
     },
-    /// Nobody knows which outside number is the lowest that may still write.
+    /// The lowest outside number that may still write is not known.
     Locked {
         fence: Fence,
     },
-    /// A term of leadership is over, by the Kubernetes Lease that it was of.
+    /// The term of leadership is over, by the Kubernetes Lease that it was of.
     Deposed {
         election: Election,
         fence: Fence,
@@ -139,12 +139,12 @@ pub enum Refusal {
         election: Election,
         fence: Fence,
     },
-    /// Somebody else was elected than the write says it comes from.
+    /// The elected holder is not the holder that the write names.
     OtherHolder {
         seq: LeaseSeq,
         holder: HolderId,
     },
-    /// The API server cannot be asked about a term, and nothing else says that it is this one's.
+    /// The API server cannot be asked about a term, and nothing else says that it is the present one.
     Unheard {
         fence: Fence,
     },
@@ -156,15 +156,15 @@ pub enum Refusal {
         holder: HolderId,
         ended: Ended,
     },
-    /// The gate's own numbers for this object are used up.
+    /// The gate's numbers for this object are used up.
     Exhausted {
         fence: Fence,
     },
-    /// The gate has no time for it now, or is about to stop.
+    /// The gate cannot take the write now, or is about to stop.
     Busy {
         stops: bool,
     },
-    /// A signed grant says from when on it counts.
+    /// A signed grant counts only from a later instant.
     NotYet {
         seq: LeaseSeq,
         holder: HolderId,
@@ -172,7 +172,7 @@ pub enum Refusal {
     },
 }
 
-/// Whoever has the lease at the fence by now.
+/// The holder of the lease at the fence by now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Successor {
     pub holder: HolderId,
@@ -206,22 +206,22 @@ impl Refusal {
 /// The outcome of [`judge`] where it is not a permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Denial {
-    /// Say so.
+    /// The client gets this refusal.
     Refused(Refusal),
-    /// The lease is past its deadline, but the table does not say so yet. Nobody may be told
-    /// before its end is durable: end it through the ledger, then judge again.
+    /// The lease is past its deadline, but its end is not in the table yet. No answer may mention the end before it
+    /// is durable: end the lease through the ledger, then judge again.
     Overdue(LeaseId),
     /// The fence is below this number of an outside lock service: move it through the ledger, then judge again.
     Behind(Number),
-    /// Nothing is known of this term of leadership: ask the API server, then judge again.
+    /// This term of leadership is not known: ask the API server, then judge again.
     Unseen(Election),
-    /// The term is this one, but its Lease has not been seen renewed for as long as it lasts: ask the API server, end
-    /// it through the ledger if it says the same, then judge again.
+    /// The term is the present one, but its Lease was not seen renewed for as long as it lasts. Ask the API server;
+    /// if it says the same, end the lease through the ledger; then judge again.
     Lapsed(LeaseId),
 }
 
 impl Denial {
-    /// Its place in the order of the checks: of several, the first is told.
+    /// The place of this denial in the order of the checks: of several, the client gets the first.
     #[must_use]
     pub fn place(&self) -> u8 {
         match self {
@@ -254,10 +254,10 @@ impl From<Refusal> for Denial {
     }
 }
 
-/// Judges what a write brought along.
+/// Judges what a write presents.
 ///
 /// # Errors
-/// With the first check that fails, in the order that the module's head gives.
+/// With the first check that fails, in the order at the head of this module.
 pub fn judge(view: View<'_>, presented: &Presented, now: Now) -> Result<Permit, Denial> {
     match presented {
         Presented::Nothing => Err(Refusal::Unfenced.into()),
@@ -271,7 +271,7 @@ pub fn judge(view: View<'_>, presented: &Presented, now: Now) -> Result<Permit, 
         Presented::Number(number) => {
             let (record, sealed) = known(view, now)?;
             let found = record.judge_number(sealed, *number, now);
-            // It is heard of by this write, so its silence begins anew.
+            // This write is a sign of life, so the holder's silence begins anew.
             found.map(|lease| Permit { remaining_ms: lease.ttl.0, ..permit((record, lease), now) })
         }
         Presented::Claimant(claimant) => {
@@ -284,7 +284,7 @@ pub fn judge(view: View<'_>, presented: &Presented, now: Now) -> Result<Permit, 
     }
 }
 
-/// The record, where one can be judged by.
+/// The record to judge by, or why there is none now.
 fn known(view: View<'_>, now: Now) -> Result<(&Record, bool), Refusal> {
     match view {
         View::Unusable(why) => Err(Refusal::Unusable(why)),
@@ -293,7 +293,8 @@ fn known(view: View<'_>, now: Now) -> Result<(&Record, bool), Refusal> {
     }
 }
 
-/// The same for a token that nobody has read yet: a token has one spelling, so the lease's own is known by it.
+/// Judges a token's text that was not parsed yet. A token has one spelling, so the text is compared with the
+/// lease's own.
 ///
 /// # Errors
 /// As [`judge`].
@@ -311,7 +312,7 @@ fn permit((record, lease): (&Record, &Lease), now: Now) -> Permit {
     Permit { object, seq, secret, holder, remaining_ms: lease.remaining_ms(now), term: None }
 }
 
-/// Judges a write once more that has its permit.
+/// Judges a write again that has its permit.
 ///
 /// # Errors
 /// As [`judge`].
@@ -323,10 +324,10 @@ pub fn judge_again(view: View<'_>, permit: &Permit, now: Now) -> Result<(), Deni
     }
 }
 
-/// A token for the very object that is to be written.
+/// The parts of a token for the object that is to be written.
 type Linked = (LeaseSeq, Secret);
 
-/// The checks of a linked token, in their order: the record and the lease that a permit is for.
+/// The checks of such a token, in their order. Returns the record and the lease that a permit is for.
 fn check(view: View<'_>, token: Linked, now: Now) -> Result<(&Record, &Lease), Denial> {
     let (record, sealed) = known(view, now)?;
     let (seq, fence) = (token.0, record.fence);
@@ -342,12 +343,12 @@ fn check(view: View<'_>, token: Linked, now: Now) -> Result<(&Record, &Lease), D
     at_the_fence(record, sealed, token, now)
 }
 
-/// The rest of the order, for a token whose number is the fence.
+/// The rest of the checks, for a token whose number is the fence.
 fn at_the_fence(record: &Record, sealed: bool, (seq, secret): Linked, now: Now) -> Result<(&Record, &Lease), Denial> {
     let (lease, ended) = match &record.state {
-        // Whoever is to get this number has no token yet, so there is no secret to compare.
+        // The next holder of this number has no token yet, so there is no secret to compare.
         State::Draining { .. } => return Err(Refusal::Draining { fence: record.fence }.into()),
-        // No lease was ever granted at this fence: no secret can be right.
+        // No lease was granted at this fence, so every secret is wrong.
         State::Free { last: None } => return Err(Refusal::WrongSecret { seq }.into()),
         State::Free { last: Some((lease, ended)) } => (lease, Some(ended)),
         State::Open { lease } => (lease, None),

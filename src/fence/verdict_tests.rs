@@ -121,7 +121,7 @@ fn judge_with(faults: &[Fault]) -> Result<Permit, Denial> {
     };
     let judged = judge(view, &presented, now);
     if let (View::Known { record, sealed }, Presented::Token(_)) = (view, &presented) {
-        // As it comes, it is judged in the same way.
+        // Its text, as it was presented, is judged in the same way.
         let by_text = judge_text(record, sealed, &token.expose(), now);
         assert_eq!(format!("{by_text:?}"), format!("{judged:?}"), "{faults:?}");
     }
@@ -199,7 +199,7 @@ fn a_token_as_it_comes_is_known_by_its_one_spelling_or_read() {
     let good = lease().token(&object("users")).expose();
     assert_eq!(judge(&good).unwrap().seq().get(), SEQ);
     for place in 0..good.len() {
-        // Whatever character is another, it is another token, or none.
+        // A token with any other character is another token, or none.
         let mut other = good.clone().into_bytes();
         other[place] = if other[place] == b'A' { b'B' } else { b'A' };
         assert!(judge(std::str::from_utf8(&other).unwrap()).is_err(), "{place}");

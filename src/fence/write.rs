@@ -6,31 +6,32 @@
 //!               +-----------+------------+-----> Cancelled | Unknown
 //! ```
 //!
-//! [`Write::on`] takes what has happened and returns the one thing to do next. The caller does it and reports how it
-//! went with the next event. The data plane, the simulation, the model and the tests under shuttle all drive this
+//! [`Write::on`] takes what has happened and returns the one thing to do next. The caller does it and reports the
+//! result with the next event. The data plane, the simulation, the model and the tests under shuttle all drive this
 //! code, so the order of a write's steps exists only here:
 //!
 //! - A write is judged when it arrives, and again before anything that completes it is sent. The second judgement is
 //!   the commit point: [`Event::Permitted`] with [`Stage::Committed`]. Nothing else leads to that stage.
-//! - Only [`Effect::Send`] carries a [`Release`], and a connection to the store takes nothing without one.
-//! - A write of which a byte may have left ends by a complete answer, or it is unknown from the close of its
-//!   connection on. The journal hears of an unknown outcome before the object may be handed over.
-//! - The claim on an idempotency key comes before the first byte. The answer is kept behind the end.
+//! - Only [`Effect::Send`] carries a [`Release`], and a connection to the store needs one for everything that it
+//!   sends.
+//! - A write of which a byte may have left ends by a complete answer; else it is unknown from the close of its
+//!   connection on. The journal gets an unknown outcome before the object may be handed over.
+//! - The claim on an idempotency key comes before the first byte. The answer is kept after the end.
 
 use super::Denial;
 
-/// A write.
+/// A write, from its arrival to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Write {
     stage: Stage,
-    /// Something of it may be on its way to the store.
+    /// Part of the write may be on its way to the store.
     sent: bool,
-    /// The next judgement is about all of it, not about its beginning.
+    /// The next judgement is about the whole write, not about its beginning.
     whole: bool,
     /// The lease's source was asked about the lease since the last judgement that permitted the write.
     asked: bool,
-    /// Its idempotency key is claimed.
+    /// The write's idempotency key is claimed.
     claimed: bool,
     terms: Terms,
 }
@@ -39,9 +40,10 @@ pub struct Write {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct Terms {
-    /// The route only looks (`audit`), or does not look at all (`off`): the write is sent whatever a judge would say.
+    /// The route only checks (`audit`), or does not check at all (`off`): the write is sent whatever a judge would
+    /// say.
     pub unfenced: bool,
-    /// The store throws away a body that did not come to its end.
+    /// The store discards a body that is not complete.
     pub discards: bool,
     /// The route keeps a journal.
     pub journaled: bool,
@@ -54,13 +56,13 @@ pub struct Terms {
 pub enum Stage {
     /// Not admitted.
     Arrived,
-    /// Admitted. Nothing was sent, and nothing may be before the write is judged again.
+    /// Admitted. Nothing was sent, and the write must be judged again before anything is.
     Waiting,
-    /// Part of it may be sent, but not its end.
+    /// Part of the write may be sent, but not its end.
     Streaming,
-    /// All of it may be sent: it may land.
+    /// The whole write may be sent, so it may land.
     Committed,
-    /// The outcome is known, and has to be in the journal first.
+    /// The outcome is known, and must be in the journal before the write ends.
     Recording(Outcome),
     Over(Outcome),
 }
@@ -68,18 +70,18 @@ pub enum Stage {
 /// What became of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The store has answered for it.
+    /// The store has answered the write.
     Settled,
-    /// Nothing of it can land.
+    /// No part of the write can land.
     Cancelled,
-    /// It may have landed, or may still, until its bound has passed.
+    /// The write may have landed, or may still land until its bound has passed.
     Unknown,
 }
 
-/// Why a write is not permitted, as far as its life depends on that.
+/// Why a write is not permitted, as far as the next step depends on the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Obstacle {
-    /// For good, or for now: the client gets the refusal.
+    /// The client gets the refusal, whether it is final or not.
     Refused,
     /// The record has to be read first.
     NotInMemory,
@@ -105,33 +107,35 @@ impl From<&Denial> for Obstacle {
 /// What has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// The head is read. `whole`: so is the body, and a connection is there, so that one judgement is enough.
+    /// The head is read. `whole`: the body is here too, and a connection is idle, so that one judgement is enough.
     Arrived { whole: bool },
-    /// The judge permits it, and it is counted at this stage since the same moment.
+    /// The judge permits the write. It has been counted at this stage since the same moment.
     Permitted(Stage),
-    /// The judge does not permit it.
+    /// The judge does not permit the write.
     Denied(Obstacle),
-    /// What [`Effect::Clear`] asked for was done. `false`: it could not be.
+    /// Whether what [`Effect::Clear`] asked for succeeded.
     Cleared(bool),
     /// The body is collected, or begins to stream.
     Prepared,
-    /// The idempotency key is this write's. `false`: it is another write's, which answers for this one too.
+    /// Whether the idempotency key is this write's. `false`: it is another write's, whose answer is for this one
+    /// too.
     Claimed(bool),
-    /// There is a connection to send it on. `whole`: all of the body is here.
+    /// There is a connection to send the write on. `whole`: the complete body is here.
     Connected { whole: bool },
     /// The end of a body that streams is here.
     Complete,
-    /// It has to stop: the client has broken off, an advance cancels it, or a reload has changed its route.
+    /// The write must stop: the client has broken off, an advance cancels it, or a reload has changed its route.
     Interrupted,
-    /// Its connection is closed, or was given up. `left`: a byte of the write may have left on it.
+    /// The write's connection is closed, or was given up. `left`: a byte of the write may have left on it.
     Closed { left: bool },
-    /// The complete answer is here, and came behind the complete request. `settles`: it says what became of the write.
+    /// The complete answer came, after the complete request was sent. `settles`: the answer says what became of the
+    /// write.
     Answered { settles: bool },
-    /// The journal has the outcome. `false`: it could not be written.
+    /// Whether the journal has the outcome.
     Recorded(bool),
     /// [`Effect::End`] was done.
     Ended,
-    /// Its task is gone, with whatever it was doing.
+    /// The write's task is gone, and so is the work that it was doing.
     Dropped,
 }
 
@@ -139,39 +143,40 @@ pub enum Event {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "an effect that is not done leaves the write where it is"]
 pub enum Effect {
-    /// Judge it under the locks of its objects, and count it at this stage in the same critical section. Report
-    /// [`Event::Permitted`] or [`Event::Denied`].
+    /// Judge the write under the locks of its objects, and count it at this stage in the same critical section.
+    /// Report [`Event::Permitted`] or [`Event::Denied`].
     Judge(Stage),
-    /// Take the obstacle away, and report [`Event::Cleared`].
+    /// Remove the obstacle, and report [`Event::Cleared`].
     Clear(Obstacle),
-    /// Tell the client why. The write was never admitted.
+    /// Send the client the refusal. The write was never admitted.
     Refuse,
-    /// Claim its idempotency key durably, and report [`Event::Claimed`].
+    /// Claim the idempotency key durably, and report [`Event::Claimed`].
     ClaimKey,
     /// Find a connection, and report [`Event::Connected`] or [`Event::Interrupted`].
     Connect,
     /// Send what was judged.
     Send(Release),
-    /// Count it at [`Stage::Waiting`] again. It may be tried on another connection.
+    /// Count the write at [`Stage::Waiting`] again. It may be tried on another connection.
     BackOut,
-    /// Close its connection, so that nothing more leaves, and report [`Event::Closed`].
+    /// Close the write's connection, so that nothing more leaves, and report [`Event::Closed`].
     Close,
-    /// Write its outcome into the journal, and report [`Event::Recorded`]. A settled one must be durable by then. An
-    /// unknown one must be queued, so that it comes before whatever the write's end allows.
+    /// Write the outcome into the journal, and report [`Event::Recorded`]. A settled one must be durable by then.
+    /// An unknown one must be queued, so that it is in the journal before anything that the write's end allows.
     Record(Outcome),
-    /// Count it out, under the locks of its objects. What is unknown counts from now. Report [`Event::Ended`].
+    /// End the count of the write, under the locks of its objects. An unknown write's bound counts from now. Report
+    /// [`Event::Ended`].
     End(Outcome),
-    /// Keep the answer under its idempotency key.
+    /// Keep the answer under the write's idempotency key.
     KeepAnswer,
-    /// Nothing.
+    /// There is nothing to do.
     Nothing,
 }
 
-/// The right to send something of a write now. Only [`Write::on`] makes one.
+/// The right to send part of a write now. Only [`Write::on`] makes one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Release(());
 
-/// The right to send a request that changes nothing. Only what the classification calls a read has one.
+/// The right to send a request that changes nothing. Only a request that was classified as a read has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadOnly(());
 
@@ -190,7 +195,7 @@ impl Write {
         Self { stage: Stage::Arrived, sent: false, whole: false, asked: false, claimed: false, terms }
     }
 
-    /// Nothing that a judge says from here on stops it: its route only looks.
+    /// Makes the write go on whatever a judge says from here on: its route only checks.
     pub fn unfence(&mut self) {
         self.terms.unfenced = true;
     }
@@ -205,13 +210,13 @@ impl Write {
         self.terms
     }
 
-    /// Whether something of it may be on its way to the store.
+    /// Whether part of the write may be on its way to the store.
     #[must_use]
     pub fn is_at_risk(&self) -> bool {
         self.sent && !matches!(self.stage, Stage::Over(_))
     }
 
-    /// Takes an event in, and returns what is to be done next.
+    /// Takes an event, and returns what to do next.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "each caller has one event, and most of the rest falls away")]
     pub fn on(&mut self, event: Event) -> Effect {
@@ -252,7 +257,7 @@ impl Write {
         self.judge()
     }
 
-    /// The next judgement, and the stage that it is about.
+    /// The next judgement, with its stage.
     fn judge(&self) -> Effect {
         if self.stage == Stage::Waiting && self.lacks_key() {
             return Effect::ClaimKey;
@@ -281,7 +286,7 @@ impl Write {
 
     fn denied(&mut self, obstacle: Obstacle) -> Effect {
         match (self.stage, obstacle) {
-            // Part of it was sent: too late to wait for anything.
+            // Part of the write was sent, so the gate cannot wait for anything.
             (Stage::Streaming, _) => Effect::Close,
             (Stage::Arrived, Obstacle::NotInMemory | Obstacle::Behind)
             | (Stage::Arrived | Stage::Waiting, Obstacle::Overdue) => Effect::Clear(obstacle),
@@ -293,7 +298,7 @@ impl Write {
         }
     }
 
-    /// Nothing of it was sent, and nothing will be.
+    /// Ends a write of which nothing was sent.
     fn give_up(&mut self) -> Effect {
         match self.stage {
             Stage::Arrived => Effect::Refuse,
@@ -313,13 +318,13 @@ impl Write {
                 self.whole = whole;
                 self.judge()
             }
-            // Committed when it was admitted.
+            // The write was committed when it was admitted.
             Stage::Committed if !self.sent => self.send(),
             _ => Effect::Nothing,
         }
     }
 
-    /// The commit point of a body that streams.
+    /// The commit point of a streaming body.
     fn complete(&mut self) -> Effect {
         match self.stage {
             Stage::Streaming if self.terms.unfenced => {
@@ -334,7 +339,7 @@ impl Write {
     fn interrupted(&mut self) -> Effect {
         match self.stage {
             Stage::Streaming => Effect::Close,
-            // All of it may have been sent: too late to stop.
+            // The whole write may have been sent, so it cannot be stopped.
             Stage::Committed if self.sent => Effect::Nothing,
             _ => self.give_up(),
         }
@@ -377,7 +382,7 @@ impl Write {
     fn recorded(&mut self, written: bool) -> Effect {
         match self.stage {
             Stage::Recording(Outcome::Settled) if !written => {
-                // The journal must not leave out what was applied: it is told that nobody knows.
+                // The journal must not leave out what was applied, so the outcome is recorded as unknown.
                 self.stage = Stage::Committed;
                 Effect::Close
             }

@@ -1,4 +1,4 @@
-//! The life of a write, path by path; and that no order of events breaks its rules.
+//! The life of a write, path by path, and a check that its rules hold in every order of events.
 
 use super::*;
 
@@ -172,7 +172,7 @@ fn no_order_of_events_breaks_the_rules() {
                 if !seen.insert((before, asked)) {
                     continue;
                 }
-                // A judge permits only what it was asked about.
+                // A judge permits only the stage that it was asked about.
                 for event in events.iter().copied().chain(asked.map(Event::Permitted)) {
                     let mut after = before;
                     let effect = after.on(event);

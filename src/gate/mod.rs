@@ -1,7 +1,7 @@
-//! What the parts of a running gate share: the table, the ledger, who was elected, the routes, and whether the gate is
-//! about to stop. `app` makes it; the api, the path of a write and migrations use it.
+//! What the parts of a running gate share: the table, the ledger, who was elected, the routes, and whether the gate
+//! is about to stop. `app` makes it; the api, the path of a write and migrations use it.
 //!
-//! - [`receipts`]: what was refused lately. [`reads`]: reads of the table, only so many at a time.
+//! - [`receipts`]: the latest refusals. [`reads`]: reads of the table, a limited number at a time.
 
 pub mod reads;
 pub mod receipts;
@@ -38,7 +38,7 @@ use crate::{
     },
 };
 
-/// How often it is looked whether writes are still on their way.
+/// How often a drain checks whether writes are still on their way.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What the parts share.
@@ -48,9 +48,9 @@ pub struct Gate {
     pub news: Arc<News>,
     pub clock: Clock,
     pub limits: LeaseSettings,
-    /// Whose signed word is taken; a reload exchanges it.
+    /// The parties whose signatures count; a reload exchanges it.
     pub authority: ArcSwap<Authority>,
-    /// The routes that writes go by; a reload exchanges them.
+    /// The routes of new writes; a reload exchanges them.
     pub routes: ArcSwap<Routes>,
     /// Who was elected, where Kubernetes Leases say who may write.
     pub elections: Arc<Elections>,
@@ -61,13 +61,13 @@ pub struct Gate {
     pub reads: Reads,
     /// How many more may watch.
     pub watchers: Arc<Semaphore>,
-    /// No new leases are handed out, and no new writes let in: the gate is about to stop.
+    /// The gate is about to stop: it grants no new leases and lets no new writes in.
     pub draining: AtomicBool,
     /// Turns true when streams have to end.
     pub stopping: signal::Sender<bool>,
 }
 
-/// The same, as each part has it.
+/// The gate as each part holds it.
 pub type Shared = Arc<Gate>;
 
 impl Gate {
@@ -76,16 +76,16 @@ impl Gate {
         self.clock.now()
     }
 
-    /// Hands out no more leases, and returns when every change that was begun is done, or the deadline of a stop has
-    /// passed: whether it is so.
+    /// Stops granting leases, and waits until every change that was begun is done, or the deadline of a stop has
+    /// passed. Returns whether every change is done.
     pub async fn drain(&self) -> bool {
         self.draining.store(true, Ordering::Release);
         let closed = tokio::time::timeout(self.deadline, self.ledger.close()).await;
-        // A ledger that is gone has nothing left to do. One that has no room for the call goes on granting.
+        // A ledger that is gone has nothing left to do. A ledger without room for the call goes on granting.
         matches!(closed, Ok(Ok(()) | Err(Refused::Stopping)))
     }
 
-    /// Returns when no write is on its way to the store, or a deadline has passed: whether it is so.
+    /// Waits until no write is on its way to the store, or a deadline has passed. Returns whether no write is.
     pub async fn idle(&self, deadline: Duration) -> bool {
         let idle = async {
             while !self.records.stripes.is_idle() {
@@ -95,11 +95,11 @@ impl Gate {
         tokio::time::timeout(deadline, idle).await.is_ok()
     }
 
-    /// Reads the table off the api's own threads.
+    /// Reads the table on a thread that serves no requests.
     ///
     /// # Errors
-    /// `TABLE_UNAVAILABLE` where the read fails, or its disk stands still: at once where that is known, and as many
-    /// reads as may be wait for it already.
+    /// `TABLE_UNAVAILABLE` where the read fails or its disk hangs. The answer comes at once where the disk is known
+    /// to hang, and where the allowed number of reads already waits for it.
     pub async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
@@ -115,7 +115,7 @@ impl Gate {
         })
     }
 
-    /// The same, however long it takes: for copies.
+    /// The same without a time limit: for copies.
     ///
     /// # Errors
     /// `TABLE_UNAVAILABLE` where the read fails.
@@ -126,7 +126,7 @@ impl Gate {
         self.read_in(None, read).await
     }
 
-    /// The same, in this place: the read keeps it to its end.
+    /// The same in a place that the caller has taken: the read keeps the place to its end.
     async fn read_in<T: Send + 'static>(
         self: &Arc<Self>,
         place: Option<Place>,
@@ -149,11 +149,11 @@ impl Gate {
         }
     }
 
-    /// An object's record, with a lease past its deadline ended first: nobody is told before that
-    /// is durable.
+    /// An object's record. A lease past its deadline is ended first: no answer may mention that end before it is
+    /// durable.
     ///
     /// # Errors
-    /// Where the table is not usable.
+    /// When the table is not usable.
     pub async fn settled_record(self: &Arc<Self>, object: &ObjectId) -> Result<Record, Problem> {
         loop {
             let wanted = object.clone();
@@ -190,7 +190,7 @@ impl Gate {
     /// Makes the end of overdue leases durable.
     ///
     /// # Errors
-    /// Where the table is not usable.
+    /// When the table is not usable.
     pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Problem> {
         self.ledger.end(leases).await.map_err(|refused| Problem::refused(&refused, self.now()))
     }

@@ -1,7 +1,8 @@
-//! Reads of the fence table, off the threads that serve: only so many at a time.
+//! Reads of the fence table, off the threads that serve: a limited number at a time.
 //!
-//! A read that hangs in its disk cannot be taken back: it keeps its thread, whoever has stopped waiting for it. The same
-//! threads look up the store's address. So reads get a few of them, and a disk that hangs takes no more.
+//! A read that hangs in its disk cannot be cancelled: it keeps its thread, even when its caller has stopped
+//! waiting. The same threads look up the store's address. So reads get only a few of them, and a disk that hangs
+//! takes no more.
 
 use std::sync::{
     Arc,
@@ -10,14 +11,14 @@ use std::sync::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How many reads may be under way: far fewer than a worker's runtime has threads for them.
+/// How many reads may be under way: far fewer than the threads that a worker's runtime has for them.
 const PLACES: usize = 64;
 
 /// Places for reads of the table.
 #[derive(Debug)]
 pub struct Reads {
     places: Arc<Semaphore>,
-    /// A read was waited for in vain, and none has come to its end since.
+    /// A caller has stopped waiting for a read, and no read has ended since.
     hang: Arc<AtomicBool>,
 }
 
@@ -35,7 +36,7 @@ impl Default for Reads {
 }
 
 impl Reads {
-    /// A place, once there is one. `None`: all are taken by reads that hang.
+    /// Returns a place, once there is one. `None`: reads that hang have taken all places.
     pub async fn place(&self) -> Option<Place> {
         let places = Arc::clone(&self.places);
         let place = if self.hang.load(Ordering::Relaxed) {
@@ -46,7 +47,7 @@ impl Reads {
         Some(Place { hang: Arc::clone(&self.hang), _place: place })
     }
 
-    /// A read, or a place for one, was waited for in vain.
+    /// Notes that a caller has stopped waiting for a read, or for a place for one.
     pub fn are_overdue(&self) {
         self.hang.store(true, Ordering::Relaxed);
     }

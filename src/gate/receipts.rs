@@ -1,4 +1,4 @@
-//! Receipts of refused writes: the latest, in memory, for whoever wants to know why.
+//! Receipts of refused writes: the latest, in memory, to show why a write was refused.
 
 use std::{
     collections::VecDeque,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::fence::{Code, Fence, HolderId, LeaseSeq, ObjectId, WallMs};
 
-/// What is left of a refused write.
+/// What is kept of a refused write.
 #[derive(Clone, Debug)]
 pub struct Receipt {
     pub object: Option<ObjectId>,
@@ -24,7 +24,7 @@ pub struct Receipt {
 pub struct Receipts {
     ring: Mutex<Ring>,
     keep: usize,
-    /// What their ids begin with.
+    /// The beginning of their ids.
     run: String,
 }
 
@@ -36,13 +36,13 @@ struct Ring {
 }
 
 impl Receipts {
-    /// Room for the latest `keep`. `run` makes their ids this run's own.
+    /// Keeps the latest `keep` receipts. `run` makes their ids unique to this run.
     #[must_use]
     pub fn new(keep: usize, run: u64) -> Self {
         Self { ring: Mutex::default(), keep, run: format!("{run}-") }
     }
 
-    /// Keeps a receipt, and says under which id.
+    /// Keeps a receipt, and returns its id.
     pub fn add(&self, receipt: Receipt) -> String {
         let number = self.keep(receipt);
         self.id(number)
@@ -65,7 +65,7 @@ impl Receipts {
         [self.run.as_str(), itoa::Buffer::new().format(number)].concat()
     }
 
-    /// All that are kept, newest first, with their ids.
+    /// All kept receipts, newest first, with their ids.
     #[must_use]
     pub fn list(&self) -> Vec<(String, Receipt)> {
         let kept: Vec<_> = self.ring.lock().unwrap_or_else(PoisonError::into_inner).receipts.iter().cloned().collect();

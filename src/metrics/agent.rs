@@ -1,9 +1,9 @@
-//! What an agent counts. A registry of its own: an agent is not a gate.
+//! What an agent counts. It has a registry apart from a gate's.
 
 use super::registry::{Counter, Counters, Gauges, Registry};
 use crate::fence::Code;
 
-/// What alerts look at is at zero from the start: a counter that begins at 1 has not risen.
+/// Counters that alerts read are at zero from the start: a counter that begins at 1 has not risen.
 const REFUSALS: [Code; 2] = [Code::NotLeader, Code::GateUnreachable];
 const LOSSES: [&str; 7] =
     ["DEADLINE", "DELETED", "LEASE_EXPIRED", "LEASE_FENCED", "LEASE_NOT_FOUND", "TAKEN", "WRITE_STALE_FENCE"];
@@ -18,14 +18,14 @@ pub struct AgentMetrics {
     objects: Gauges,
 }
 
-/// How many objects are in use, by how an agent stands with them.
+/// How many objects are in use, by the agent's standing with each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standings {
     pub leading: usize,
     pub waiting: usize,
-    /// Nobody says who leads.
+    /// Who leads cannot be learned now.
     pub cut: usize,
-    /// They will not be granted: asking again will hardly change it.
+    /// The gate refuses the lease, and a new call will hardly change that.
     pub refused: usize,
 }
 
@@ -84,7 +84,7 @@ impl AgentMetrics {
         self.losses.with(&[reason]).increment(1);
     }
 
-    /// Everything, in Prometheus' text format.
+    /// All metrics, in Prometheus' text format.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a count of objects")]
     pub fn render(&self, &Standings { leading, waiting, cut, refused }: &Standings) -> String {

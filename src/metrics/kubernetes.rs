@@ -1,4 +1,4 @@
-//! What is counted of the Kubernetes API server that says who was elected.
+//! Metrics of the Kubernetes API server that says who was elected.
 
 use super::registry::{Counters, PassingGauges, Registry};
 
@@ -25,17 +25,17 @@ impl KubernetesMetrics {
         }
     }
 
-    /// Whether the watch of a namespace is served.
+    /// Shows whether the watch of a namespace is served.
     pub fn watching(&self, namespace: &str, is_up: bool) {
         self.watching.set(&[namespace], f64::from(u8::from(is_up)));
     }
 
-    /// A namespace is not looked at any more.
+    /// Removes a namespace that is no longer watched.
     pub fn forget(&self, namespace: &str) {
         self.watching.remove(&[namespace]);
     }
 
-    /// A Lease was read.
+    /// Counts a read of a Lease.
     pub fn read(&self, result: &str) {
         self.reads.with(&[result]).increment(1);
     }

@@ -76,19 +76,19 @@ impl Metrics {
         }
     }
 
-    /// A route's metrics. Asked for again, they are the same ones.
+    /// A route's metrics. Another call with the same name returns the same ones.
     #[must_use]
     pub fn route(&self, name: &str) -> RouteMetrics {
         self.routes.route(name)
     }
 
-    /// Sorts what histograms have measured into their buckets. To be called every few seconds: until then, or until
-    /// the next scrape, each measurement takes memory.
+    /// Sorts the samples of histograms into their buckets. To be called every few seconds: until then, or until the
+    /// next scrape, each sample takes memory.
     pub fn upkeep(&self) {
         self.registry.upkeep();
     }
 
-    /// The text that Prometheus scrapes.
+    /// All metrics, in Prometheus' text format.
     #[must_use]
     pub fn render(&self) -> String {
         self.plane.look();
@@ -103,7 +103,7 @@ impl Default for Metrics {
     }
 }
 
-/// For how many seconds the ledger has been at its round.
+/// For how many seconds the ledger has been working on its round.
 type CommitAge = Box<dyn Fn() -> f64 + Send + Sync>;
 
 /// What the ledger counts.
@@ -128,7 +128,7 @@ pub struct LedgerMetrics {
     migrations: [Counter; MigrationState::ALL.len()],
 }
 
-/// What a certificate has done: the label of `fencegate_certificates_total`.
+/// The result of a certificate: the label of `fencegate_certificates_total`.
 #[derive(Clone, Copy, Debug)]
 pub enum CertificateResult {
     Applied = 0,
@@ -136,7 +136,7 @@ pub enum CertificateResult {
     Parked = 2,
 }
 
-/// Why a renewal is refused: its place in `REJECTIONS`.
+/// Why a renewal is refused: the index in `REJECTIONS`.
 #[derive(Clone, Copy, Debug)]
 pub enum RenewalRejection {
     NotFound = 0,
@@ -231,24 +231,24 @@ impl LedgerMetrics {
         self.certificates[result as usize].increment(1);
     }
 
-    /// Asks with each scrape for how many seconds the ledger has been at its round.
+    /// Sets the function that each scrape calls for the seconds that the ledger has been working on its round.
     pub fn ask_for_commit_age(&self, age: impl Fn() -> f64 + Send + Sync + 'static) {
         let _ = self.commit_age.set(Box::new(age));
     }
 
-    /// What is asked for with each scrape.
+    /// Reads what is read with each scrape.
     fn look(&self) {
         self.commit_oldest.set(self.commit_age.get().map_or(0.0, |age| age()));
     }
 
-    /// A migration has come to a state.
+    /// Counts a migration that has reached a state.
     pub fn migration(&self, state: MigrationState) {
         if let Some(place) = MigrationState::ALL.iter().position(|each| *each == state) {
             self.migrations[place].increment(1);
         }
     }
 
-    /// A renewal was refused.
+    /// Counts a refused renewal.
     pub fn renewal_rejected(&self, why: RenewalRejection) {
         self.renewal_rejected[why as usize].increment(1);
     }
@@ -302,7 +302,7 @@ impl TableMetrics {
             floor: registry.gauge("fencegate_table_floor", "The lease_seq above which this table grants; `table restore --above` asks for it."),
             unclean_start: registry.gauge("fencegate_table_unclean_start", "1 if the run before this one did not end in good order."),
             behind_mark: registry.gauge("fencegate_clock_behind_mark", "1 if the wall clock was behind the table's own mark at the start: every older lease counts as expired."),
-            // The name that every dashboard knows.
+            // Dashboards know this name.
             started: registry.gauge("process_start_time_seconds", "When this run began, as Unix time."),
         }
     }

@@ -1,5 +1,5 @@
-//! What the data plane counts, all workers together. What every write counts, a worker counts on its own
-//! first: see [`super::tally`].
+//! What the data plane counts, all workers together. What every write counts, a worker counts on its own first: see
+//! [`super::tally`].
 
 use std::sync::OnceLock;
 
@@ -30,14 +30,14 @@ impl Drop for Waiting {
     }
 }
 
-/// What came of a write with an idempotency key.
+/// The result of a write with an idempotency key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyedResult {
     /// Its key was new.
     Fresh,
-    /// It got the answer that was kept.
+    /// The write got the answer that was kept.
     Replayed,
-    /// It got the answer of the one that was on its way.
+    /// The write got the answer of its twin, which was on its way.
     Shared,
     Mismatch,
     InProgress,
@@ -47,7 +47,7 @@ pub enum KeyedResult {
 }
 
 impl KeyedResult {
-    /// In the order of their declaration.
+    /// All results, in the order of their declaration.
     pub const ALL: [Self; 8] = [
         Self::Fresh,
         Self::Replayed,
@@ -91,7 +91,7 @@ pub struct PlaneMetrics {
     reloads: [Counter; 2],
     reload_failed: Gauge,
     certificate_not_after: PassingGauges,
-    /// Who knows it.
+    /// Reads the end of the certificate of the gate's port.
     certificate: OnceLock<Box<dyn Fn() -> Option<i64> + Send + Sync>>,
 }
 
@@ -154,7 +154,7 @@ impl PlaneMetrics {
         }
     }
 
-    /// One worker's own counts.
+    /// New counts for one worker.
     #[must_use]
     pub fn tally(&self) -> Tally {
         Tally::new(self)
@@ -170,14 +170,15 @@ impl PlaneMetrics {
         self.keyed[result as usize].increment(1);
     }
 
-    /// A write waits for its twin, until this is dropped.
+    /// Counts a write that waits for its twin, until the result is dropped.
     #[must_use]
     pub fn waits_for_twin(&self) -> Waiting {
         self.keyed_waiting.increment(1.0);
         Waiting(self.keyed_waiting.clone())
     }
 
-    /// A connection was closed to make room: one that lay idle or could be broken off, or one of a peer that had its share.
+    /// Counts a connection that was closed to make room: it was idle or could be broken off, or its peer had too
+    /// many.
     pub fn crowded_out(&self, is_of_peer: bool) {
         self.crowded_out[usize::from(is_of_peer)].increment(1);
     }
@@ -195,17 +196,18 @@ impl PlaneMetrics {
         self.reload_failed.set(f64::from(u8::from(!applied)));
     }
 
-    /// Asks with each scrape until when the certificate of the gate's port holds, where it has one.
+    /// Sets the function that each scrape calls for the end of the certificate of the gate's port, where it has
+    /// one.
     pub fn ask_for_certificate(&self, not_after: impl Fn() -> Option<i64> + Send + Sync + 'static) {
         let _ = self.certificate.set(Box::new(not_after));
     }
 
-    /// What is asked for with each scrape.
+    /// Reads what is read with each scrape.
     #[allow(clippy::cast_precision_loss, reason = "seconds since 1970")]
     pub(super) fn look(&self) {
         match self.certificate.get().and_then(|not_after| not_after()) {
             Some(until) => self.certificate_not_after.set(&[], until as f64),
-            // It may not have been there.
+            // The gauge may not exist.
             None => self.certificate_not_after.remove(&[]),
         }
     }
@@ -216,7 +218,7 @@ impl PlaneMetrics {
     }
 }
 
-/// What routes count, by route. The names are those that people's dashboards know.
+/// What routes count, by route. Dashboards know these names.
 pub(super) struct RouteFamilies {
     conflicts: Counters,
     validation: Histograms,
@@ -238,7 +240,7 @@ pub(super) struct OperationMetrics {
     pub(super) stale: Counter,
 }
 
-/// The operations told apart; all other methods are one.
+/// The operations that have a label; all other methods are one.
 pub(super) const OPERATIONS: [&str; 5] = ["put", "post", "patch", "delete", "other"];
 
 impl RouteFamilies {
@@ -275,7 +277,7 @@ impl RouteFamilies {
 }
 
 impl RouteMetrics {
-    /// One worker's own counts for this route.
+    /// New counts for this route and one worker.
     #[must_use]
     pub fn tally(&self) -> RouteTally {
         RouteTally::new(&self.operations)

@@ -1,9 +1,10 @@
-//! The registry of one gate or agent: makes metrics, and renders them as text. The only import of `metrics` and of its
-//! Prometheus exporter.
+//! The registry of one gate or agent: makes metrics, and renders them as text. This file alone imports `metrics`
+//! and its Prometheus exporter.
 //!
-//! Each registry has a recorder of its own, and nothing global: two gates in one process stay apart. Handles are held,
-//! since looking one up by its name costs ten times what counting does. The exporter keeps the samples of histograms
-//! until they are rendered or [`Registry::upkeep`] sorts them into their buckets: a timer has to call it.
+//! Each registry has its own recorder, and nothing is global: two gates in one process stay apart. Handles are
+//! held, since finding one by its name costs ten times what counting does. The exporter keeps the samples of
+//! histograms until they are rendered or [`Registry::upkeep`] sorts them into their buckets: a timer has to call
+//! that.
 
 use std::{
     cell::RefCell,
@@ -17,7 +18,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 
 static METADATA: Metadata<'static> = Metadata::new(env!("CARGO_PKG_NAME"), Level::INFO, None);
 
-/// What a histogram measures. The exporter has to know the buckets of all before the first is made.
+/// What a histogram measures. The exporter needs the buckets of all histograms before the first one is made.
 pub(super) struct Measure {
     pub(super) name: &'static str,
     pub(super) buckets: &'static [f64],
@@ -61,7 +62,7 @@ impl Registry {
         Gauges(self.family(name, labels))
     }
 
-    /// Gauges of which some are not there at times.
+    /// Gauges that can be absent.
     pub(super) fn passing_gauges(
         &self,
         name: &'static str,
@@ -94,14 +95,14 @@ impl Registry {
         self.handle.run_upkeep();
     }
 
-    /// Everything in Prometheus' text format, by name.
+    /// All metrics in Prometheus' text format, sorted by name.
     pub(super) fn render(&self) -> String {
         let passing = Self::new(&[]);
         for gauges in self.passing.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             gauges.show_in(&passing);
         }
         let text = self.handle.render() + &passing.handle.render();
-        // The exporter has no order. People look for a name.
+        // The exporter does not sort. Readers search by name.
         let mut families: Vec<&str> = text.split_inclusive("\n\n").collect();
         families.sort_unstable();
         families.concat()
@@ -158,14 +159,14 @@ impl Histograms {
     }
 }
 
-/// Gauges of one name that come and go. A recorder forgets nothing, so each scrape has a new one for those that are
-/// there.
+/// Gauges of one name that come and go. A recorder forgets nothing, so each scrape uses a new one for the present
+/// gauges.
 #[derive(Clone)]
 pub(super) struct PassingGauges {
     name: &'static str,
     labels: Arc<[&'static str]>,
     help: &'static str,
-    /// By their labels' values.
+    /// The present gauges, by the values of their labels.
     shown: Arc<Mutex<BTreeMap<Vec<String>, f64>>>,
 }
 
@@ -189,7 +190,7 @@ impl PassingGauges {
     }
 }
 
-/// How many samples a worker keeps at most before it hands them over.
+/// How many samples a worker keeps before it hands them over.
 const SAMPLES_MAX: usize = 4_096;
 
 /// One worker's own samples of a histogram.
@@ -211,7 +212,7 @@ impl LocalHistogram {
         }
     }
 
-    /// Shows what was recorded to all.
+    /// Makes the recorded samples visible to all.
     pub(super) fn flush(&self) {
         self.hand_over(&mut self.samples.borrow_mut());
     }

@@ -1,5 +1,5 @@
-//! What one worker counts on its own and adds up once per tick, so that a request costs no shared counter
-//! for it. Refusals are rare and counted for all at once.
+//! What one worker counts on its own and adds up once per tick, so that a request costs no shared counter. Refusals
+//! are rare and are added to the shared counters at once.
 
 use std::{cell::Cell, rc::Rc};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::fence::Refusal;
 
-/// What one worker has counted since it last added it up.
+/// What one worker has counted since it last added up.
 pub struct Tally {
     pub accepted: Cell<u64>,
     pub received: Cell<u64>,
@@ -20,7 +20,7 @@ pub struct Tally {
     shown: Cell<Standing>,
 }
 
-/// How many of what a worker has at the moment.
+/// How many of each a worker has at the moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Standing {
     pub connections: usize,
@@ -46,12 +46,12 @@ impl Tally {
         }
     }
 
-    /// The store has begun to answer.
+    /// Notes that the store has begun to answer.
     pub fn answered(&self, is_write: bool, seconds: f64) {
         self.store_seconds[usize::from(is_write)].record(seconds);
     }
 
-    /// Adds up what was counted, and shows how things stand.
+    /// Adds the counts to the shared counters, and sets the gauges.
     #[allow(clippy::cast_precision_loss, reason = "gauges")]
     pub fn add_up(&self, metrics: &PlaneMetrics, now: Standing) {
         let before = self.shown.replace(now);
@@ -71,7 +71,7 @@ impl Tally {
     }
 }
 
-/// What one worker has counted for one route since it last added it up. Dropped, it is added up.
+/// What one worker has counted for one route since it last added up. A drop adds the counts up too.
 pub struct RouteTally {
     operations: [Rc<OperationTally>; OPERATIONS.len()],
 }
@@ -81,7 +81,7 @@ impl RouteTally {
         Self { operations: operations.each_ref().map(|shared| Rc::new(OperationTally::new(shared))) }
     }
 
-    /// The counts for one write. Whoever has begun one holds on to them until it has ended.
+    /// The counts for one write. The caller keeps them until the write has ended.
     #[must_use]
     pub fn operation(&self, method: &Method) -> &Rc<OperationTally> {
         let operation = match *method {
@@ -94,13 +94,13 @@ impl RouteTally {
         &self.operations[operation]
     }
 
-    /// Adds up what was counted.
+    /// Adds the counts to the shared counters.
     pub fn add_up(&self) {
         self.operations.iter().for_each(|operation| operation.add_up());
     }
 
-    /// Another tally takes its place, and nobody adds this one up any more: what writes that are still
-    /// under way have to count is added up at once from here on.
+    /// To be called when another tally takes the place of this one, which is then not added up by a tick any more.
+    /// From here on, counts of writes that are still under way are added up at once.
     pub fn retire(&self) {
         for operation in &self.operations {
             operation.is_retired.set(true);
@@ -120,7 +120,7 @@ pub struct OperationTally {
     shared: OperationMetrics,
     validation: LocalHistogram,
     active: Cell<i64>,
-    /// How much of `active` the shared gauge has.
+    /// The part of `active` that the shared gauge has.
     shown: Cell<i64>,
     is_retired: Cell<bool>,
 }
@@ -140,7 +140,7 @@ impl OperationTally {
     pub fn judged(&self, seconds: f64, refusal: Option<&Refusal>) {
         self.validation.record(seconds);
         match refusal {
-            // Nothing is wrong with the token.
+            // The token is good.
             None
             | Some(
                 Refusal::Unusable(_)
@@ -200,7 +200,7 @@ impl OperationTally {
 }
 
 impl Drop for OperationTally {
-    /// Nobody can end a write here any more, so none is left.
+    /// No write can end here any more, so no write is active.
     fn drop(&mut self) {
         self.active.set(0);
         self.add_up();
@@ -249,7 +249,7 @@ mod tests {
         let metrics = Metrics::new();
         let tally = metrics.route("r").tally();
         let put = tally.operation(&Method::PUT);
-        // The first one is just within its bucket; the last one is beyond all.
+        // The first one is just within its bucket; the last one is above all buckets.
         for seconds in [0.000_25, 0.000_5, 0.75, 8.0] {
             put.judged(seconds, None);
         }
@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn what_several_workers_have_counted_is_added_up() {
         let metrics = Metrics::new();
-        // Each is a thread of its own.
+        // Each is a separate thread.
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
@@ -401,7 +401,7 @@ mod tests {
         new.operation(&Method::PUT).began();
         new.add_up();
         shows_active(&metrics, 3);
-        // A request that goes by the old plan keeps its tally alive.
+        // A request under the old plan keeps the old tally alive.
         old.retire();
         put.ended();
         shows_active(&metrics, 2);

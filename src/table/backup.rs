@@ -1,15 +1,14 @@
 //! Backup and restore of the fence table.
 //!
-//! A backup is a checkpoint: a consistent copy, without the key. What happened after it was taken is
-//! missing from it, so a restored table starts a new incarnation (every floor rises beyond anything
-//! that could have been granted meanwhile, every lease is void) and gets a new key (no old token can
-//! be taken for a new one).
+//! A backup is a checkpoint: a consistent copy, without the key. Later changes are missing from it. So a restored
+//! table starts a new incarnation (every floor rises above all numbers that can have been granted meanwhile, and
+//! every lease is void) and gets a new key (no old token is valid for a new lease).
 //!
-//! The new incarnation lies above every number that was used on these objects: those that the folder knows of (its
-//! epoch, the table that is there, those set aside) or, where it knows of none, what the operator says (`--above`). A
-//! folder knows nothing of a backup of another table, or of one that is newer than itself. The new incarnation is drawn
-//! at random from there on, so that copies of one backup that are restored apart from each other do not grant the same
-//! numbers. docs/decisions/0012 has the reasons.
+//! The new incarnation is above every number that was used on these objects. Those are known from the folder (its
+//! epoch, its present table, tables that were set aside) or, where the folder does not know them, from the operator
+//! (`--above`). A folder knows nothing of a backup of another table, or of a backup that is newer than the folder.
+//! The new incarnation is drawn at random above those numbers, so that copies of one backup that are restored
+//! separately do not grant the same numbers. docs/decisions/0012 has the reasons.
 
 use std::{
     fs, io,
@@ -91,13 +90,14 @@ pub enum Unknown {
 /// Copies a table that is open into a new folder.
 ///
 /// # Errors
-/// Where the folder is there already or cannot be written.
+/// When the folder exists already or cannot be written.
 pub fn create(table: &dyn Table, folder: &Path) -> Result<(), BackupFault> {
     if folder.exists() {
         return Err(BackupFault::Exists(folder.to_owned()));
     }
     table.checkpoint(folder)?;
-    // Some of its files are the table's own, by another name: whatever opened those, a copy is closed.
+    // Some files of the copy are the table's own files under another name. The copy is closed to other users,
+    // whatever modes those files have.
     private::close(folder).and_then(|()| sync_parent(folder)).map_err(at(folder))
 }
 
@@ -105,44 +105,44 @@ pub fn create(table: &dyn Table, folder: &Path) -> Result<(), BackupFault> {
 #[derive(Debug)]
 pub struct Restored {
     pub incarnation: Incarnation,
-    /// Where the table that was there before lies now.
+    /// The new place of the table that was set aside, if there was one.
     pub set_aside: Option<PathBuf>,
-    /// Why the backup does not say what it was restored as, where it does not.
+    /// Why the number of the restore could not be written into the backup, if it could not.
     pub not_noted: Option<io::Error>,
 }
 
 /// How to restore.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct How {
-    /// Set a table that is there aside.
+    /// Set the present table aside.
     pub replace: bool,
-    /// An operator's word that no lease had a higher number.
+    /// The operator says that no lease had a higher number.
     pub above: Option<u64>,
 }
 
 /// Puts a backup where the gate's table belongs, as a new incarnation under a new key.
 ///
 /// # Errors
-/// Where the backup cannot be read, a table is there and `replace` is not set, or nothing says which numbers were used.
-/// What was there before is still there then, unless the names could not be changed: then it is to be done again.
+/// When the backup cannot be read, a table exists and `replace` is not set, or it is unknown which numbers were
+/// used. The old table is then unchanged, unless a rename failed: then the restore must be run again.
 pub fn restore(backup: &Path, data: &Path, how: How, now: Now) -> Result<Restored, BackupFault> {
     if !RocksTable::exists(backup) {
         return Err(BackupFault::NoBackup(backup.to_owned()));
     }
     let target = table_folder(data);
-    // Said before the lock is asked for: an operator is told of `--replace` before a gate is stopped.
+    // Checked before the lock is taken, so that an operator learns of `--replace` before a gate must be stopped.
     is_taken(data, &target, how)?;
     let lock = DataLock::take(data).map_err(at(data))?;
     let _lock = lock.ok_or_else(|| BackupFault::InUse(data.to_owned()))?;
-    // Only now nobody else changes it: another restore may have put its table there meanwhile.
+    // Checked again under the lock: another restore may have put its table there meanwhile.
     let is_there = is_taken(data, &target, how)?;
     let used = Used::find(backup, data, how.above)?;
     let mut staged = Staged::new(data);
     staged.fill(backup)?;
     let begun = staged.begin_incarnation(&used, data, now)?;
-    // Until here nothing that was there has changed. From here on a crash leaves a folder without a table, in which
-    // nothing starts, and in which a restore begins anew. The epoch rises while no table is in its place: one that is
-    // in its place and below the epoch is not the newest.
+    // Up to here nothing of the old table has changed. From here on, a crash leaves a folder without a table: no
+    // gate starts in it, and a restore begins anew. The epoch rises while no table is in place, because a table
+    // below the epoch is not the newest.
     staged.is_wanted = true;
     let set_aside = if is_there { Some(put_aside(data, &target)?) } else { None };
     epoch::set(data, begun)?;
@@ -153,7 +153,7 @@ pub fn restore(backup: &Path, data: &Path, how: How, now: Now) -> Result<Restore
     Ok(Restored { incarnation, set_aside, not_noted: noted })
 }
 
-/// Whether a table is there, which is to be set aside.
+/// Whether a table exists, which is to be set aside.
 fn is_taken(data: &Path, target: &Path, how: How) -> Result<bool, BackupFault> {
     match target.exists() {
         true if !how.replace => Err(BackupFault::TableExists(data.to_owned())),
@@ -169,13 +169,13 @@ fn at(path: &Path) -> impl Fn(io::Error) -> BackupFault {
     move |error| BackupFault::Io { path: path.clone(), error }
 }
 
-/// Writes down in a backup what it was restored as, so that the next restore of it lies above.
+/// Writes into a backup what it was restored as, so that its next restore is above that.
 fn note(backup: &Path, incarnation: Incarnation) -> io::Result<()> {
     write_whole(&backup.join(RESTORED_AS), incarnation.floor().to_string().as_bytes())
 }
 
-/// What a backup says it was restored as. One that does not read, as a restore that was cut short could leave it in
-/// earlier versions, needs an operator's word, `above`.
+/// What a backup was restored as, by its own note. A note that cannot be read, as a restore in an earlier version
+/// could leave when it was cut short, needs `above` from the operator.
 fn restored_as(backup: &Path, above: Option<u64>) -> Result<Incarnation, BackupFault> {
     let path = backup.join(RESTORED_AS);
     let text = match fs::read(&path) {
@@ -188,20 +188,21 @@ fn restored_as(backup: &Path, above: Option<u64>) -> Result<Incarnation, BackupF
         (Err(_), Some(_)) => return Ok(Incarnation::default()),
         (Err(_), None) => return Err(BackupFault::NoteUnreadable(path)),
     };
-    // No floor of a restored table is as low as any number of an incarnation is.
+    // Every floor of a restored table is higher than the number of any incarnation.
     let number = u32::try_from(said).ok().filter(|number| *number <= Incarnation::LAST.number());
     Ok(number.map_or(Incarnation::at(said), Incarnation::new))
 }
 
-/// What this folder and this backup say was used, and the longest that writes of a table that was here may still land.
+/// Which numbers this folder and this backup say were used, and the longest bound of writes of a table in this
+/// folder.
 struct Used {
-    /// The highest of all, also of other tables: that only costs numbers.
+    /// The highest incarnation of all, also of other tables: that only skips numbers.
     incarnation: Incarnation,
     /// What the backup was restored as.
     restored_as: Incarnation,
-    /// The folder's own word: its epoch, or that of its newest table.
+    /// The folder's own epoch, or that of its newest table.
     folder: Option<Epoch>,
-    /// How often a gate was started on this folder's table, as far as that table or the epoch says so.
+    /// How often a gate was started on this folder's table, as far as the table or the epoch has it.
     newest_run: Option<u64>,
     above: Option<u64>,
     run: u64,
@@ -232,7 +233,7 @@ impl Used {
                 aside = [aside, found].into_iter().flatten().max_by_key(|epoch| epoch.incarnation);
             }
         }
-        // A restore that was cut short has set the newest aside.
+        // A restore that was cut short has set the newest table aside.
         let is_cut = without_table(data).map_err(at(data))? == Without::Restore && !table_folder(data).exists();
         used.folder = match epoch::read(data) {
             Ok(Some(epoch)) => {
@@ -240,7 +241,7 @@ impl Used {
                 used.run = used.run.max(epoch.run);
                 Some(epoch)
             }
-            // A folder of before there were epochs: its newest table says it.
+            // The folder is older than epochs, so its newest table counts.
             Ok(None) => newest.or(aside.filter(|_| is_cut && all_read)),
             Err(EpochFault::Unreadable { .. }) => None,
             Err(fault) => return Err(fault.into()),
@@ -250,7 +251,7 @@ impl Used {
         Ok(used)
     }
 
-    /// Takes in what a table that was here says, if it can be read: what it has begun, and in how many runs.
+    /// Adds a table of this folder, if it can be read: its incarnation and its runs. Returns both.
     fn add_table(&mut self, folder: &Path) -> Option<Epoch> {
         match RocksTable::open_to_salvage(folder).and_then(|table| read_meta(&table)) {
             Ok(Some(Meta { incarnation, run, terms, lineage, .. })) => {
@@ -263,7 +264,7 @@ impl Used {
         }
     }
 
-    /// Whether the operator or the folder says how high the numbers of this backup's table can have been.
+    /// Checks that the operator or the folder limits the numbers that this backup's table can have used.
     fn is_known_of(&self, backup: &Meta) -> Result<(), Unknown> {
         if self.above.is_some() {
             return Ok(());
@@ -275,13 +276,13 @@ impl Used {
             (None, _) | (_, None) => return Err(Unknown::Unnamed),
         }
         let is_behind = folder.incarnation < backup.incarnation.max(self.restored_as);
-        // In the same incarnation, a table that was started less often is an older copy.
+        // In the same incarnation, a table with fewer starts is an older copy.
         let is_older = folder.incarnation == backup.incarnation && self.newest_run.is_some_and(|run| run < backup.run);
         if is_behind || is_older { Err(Unknown::Older) } else { Ok(()) }
     }
 }
 
-/// A table and its key in the making, beside those that are there. Removed again, unless it is wanted.
+/// A new table and its key, beside the present ones. Dropped, they are removed, unless they are wanted.
 struct Staged {
     table: PathBuf,
     key: PathBuf,
@@ -291,7 +292,7 @@ struct Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         if !self.is_wanted {
-            // What is left is cleared by the next restore.
+            // Files that remain are removed by the next restore.
             let _ = clear(&self.table).and_then(|()| clear(&self.key));
         }
     }
@@ -309,7 +310,7 @@ impl Staged {
         copy(backup, &self.table).map_err(at(&self.table))
     }
 
-    /// Makes the copy a table of its own.
+    /// Gives the copy its own incarnation and key.
     fn begin_incarnation(&self, used: &Used, data: &Path, now: Now) -> Result<Epoch, BackupFault> {
         let (table, _) = RocksTable::open(&self.table)?;
         let meta = read_meta(&table)?.ok_or_else(|| BackupFault::NoBackup(self.table.clone()))?;
@@ -325,9 +326,9 @@ impl Staged {
         let incarnation = below.drawn(lot).ok_or(BackupFault::Exhausted)?;
         let key = key_file::create(&self.key)?;
         let run = meta.run.max(used.run);
-        // By which routes writes went is not known of all of them.
+        // The routes of all those writes are not known.
         let terms = Terms { bound_ms: meta.terms.bound_ms.max(used.bound_ms), ..Terms::default() };
-        // A backup of an earlier version has no name; what is restored of it is the first of its lineage.
+        // A backup of an earlier version has no name, so the table restored from it gets a new one.
         let lineage = Some(meta.lineage.map_or_else(Lineage::draw, Ok).map_err(at(&self.table))?);
         let key_fingerprint = key.fingerprint();
         let meta = Meta { incarnation, run, clean: false, key_fingerprint, terms, broken_run: run, lineage };
@@ -339,13 +340,13 @@ impl Staged {
     }
 }
 
-/// Hours since 2026, as an incarnation's number: what earlier versions began with. Nothing rests on it; where the clock
-/// is right and an operator's word was not, a later restore still lies above an earlier one.
+/// Hours since 2026, as an incarnation's number: earlier versions began with it. No promise depends on it. Where
+/// the clock is right and the operator's number was not, a later restore is still above an earlier one.
 fn by_the_clock(now: Now) -> Incarnation {
     const START_MS: u64 = 1_767_225_600_000;
     const CENTURY: u64 = 876_000;
     let hours = now.wall.0.saturating_sub(START_MS) / 3_600_000;
-    // A clock that is far ahead would only use numbers up.
+    // The hours of a clock that is far ahead would only skip numbers.
     let hours = u32::try_from(hours).ok().filter(|hours| now.is_plausible() && u64::from(*hours) < CENTURY);
     hours.map_or(Incarnation::default(), Incarnation::new)
 }
@@ -369,7 +370,7 @@ fn put_aside(data: &Path, target: &Path) -> Result<PathBuf, BackupFault> {
     let is_free = |aside: &PathBuf| !aside.exists();
     let aside = (1..=u16::MAX).map(|n| data.join(format!("{REPLACED}{n}"))).find(is_free);
     let aside = aside.ok_or(BackupFault::Exhausted)?;
-    // What cannot be closed here is the next start's to refuse; a restore does not wait for that.
+    // The next start refuses files that cannot be closed here; a restore does not wait for that.
     let _ = private::take_all_from_all(target);
     put(target, &aside).map_err(at(&aside))?;
     Ok(aside)

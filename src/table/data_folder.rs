@@ -1,7 +1,8 @@
-//! The data folder: `key`, `epoch`, `table/`, and `lock`, which the process that uses the folder holds. Others for a
-//! while: `*.new` of an init, `*.restoring` of a restore. Tables that a restore has set aside stay: `table.replaced-N`.
+//! The data folder: `key`, `epoch`, `table/`, and `lock`, which the process that uses the folder holds. `*.new` of
+//! an init and `*.restoring` of a restore exist for a while. Tables that a restore has set aside stay:
+//! `table.replaced-N`.
 //!
-//! RocksDB locks its own folder, but not while one is being made, copied or set aside.
+//! RocksDB locks its own folder, but not while a table is made, copied or set aside.
 
 use std::{
     fs::{self, File},
@@ -15,52 +16,52 @@ use rustix::fs::{FlockOperation, flock};
 use super::private;
 use crate::files::sync_parent;
 
-/// The folder of the table proper.
+/// The folder of the table itself.
 #[must_use]
 pub fn table_folder(data: &Path) -> PathBuf {
     data.join("table")
 }
 
-/// The key's file.
+/// The file of the key.
 #[must_use]
 pub fn key_path(data: &Path) -> PathBuf {
     data.join("key")
 }
 
-/// The key of a table in the making.
+/// The file of the key of a new table.
 #[must_use]
 pub fn new_key_path(data: &Path) -> PathBuf {
     data.join("key.new")
 }
 
-/// A table in the making.
+/// The folder of a new table.
 #[must_use]
 pub fn new_table_folder(data: &Path) -> PathBuf {
     data.join("table.new")
 }
 
-/// What the name of a table that was set aside begins with.
+/// The beginning of the names of tables that were set aside.
 pub const REPLACED: &str = "table.replaced-";
-/// What the names of a restore in the making end with.
+/// The end of the names of a restore's unfinished files.
 pub const RESTORING: &str = ".restoring";
 
-/// What a data folder shows that has no table.
+/// What a data folder without a table shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Without {
-    /// There never was one.
+    /// There never was a table.
     Nothing,
     /// An init was cut short: no gate has run here.
     Init,
     /// A restore was cut short.
     Restore,
-    /// There was one, and it is gone.
+    /// There was a table, and it is gone.
     Lost,
 }
 
-/// Looks at a data folder that has no table.
+/// Finds out why a data folder has no table.
 ///
 /// # Errors
-/// Where the folder cannot be read.
+/// When the folder cannot be read.
 pub fn without_table(data: &Path) -> io::Result<Without> {
     let names: Vec<String> = match fs::read_dir(data) {
         Ok(entries) => {
@@ -75,7 +76,7 @@ pub fn without_table(data: &Path) -> io::Result<Without> {
     } else if has("epoch") || has("table") || names.iter().any(|name| name.starts_with(REPLACED)) {
         Without::Lost
     } else if has("table.new") || has("key.new") && !has("key") {
-        // It is put into place last, so its key was never used.
+        // The key is put into place last, so it was never used.
         Without::Init
     } else if has("key") {
         Without::Lost
@@ -84,17 +85,17 @@ pub fn without_table(data: &Path) -> io::Result<Without> {
     })
 }
 
-/// The right to use a data folder. The system takes it back when the process ends, however it ends.
+/// The right to use a data folder. The system takes it back when the process ends, for whatever reason.
 #[derive(Debug)]
 pub struct DataLock {
     _file: File,
 }
 
 impl DataLock {
-    /// Takes the folder for this process, and makes it if there is none. `None`: another process has it.
+    /// Takes the folder for this process, and makes it if it does not exist. `None`: another process has it.
     ///
     /// # Errors
-    /// Where the folder cannot be made or written.
+    /// When the folder cannot be made or written.
     pub fn take(data: &Path) -> io::Result<Option<Self>> {
         data.parent().map_or(Ok(()), fs::create_dir_all)?;
         match private::create_folder(data) {

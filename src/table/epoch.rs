@@ -1,10 +1,11 @@
 //! The epoch: the highest incarnation and the last run that a data folder has begun, in a file beside the key.
 //!
-//! It outlives the table: a folder whose table is lost, damaged or set aside still knows above which numbers the next
-//! one has to begin. Its incarnation is raised, durably, before a table of that incarnation can be used, so the table
-//! is never ahead of it. Its run is raised when the table has it, durably, and before that run changes anything: a
-//! start that is cut short in between leaves the table ahead, with nothing changed. So a table that is behind in either
-//! is not the newest that this folder has had. The epoch names the table that it is of: for any other it says nothing.
+//! The epoch outlives the table: a folder whose table is lost, damaged or set aside still knows above which numbers
+//! the next table has to begin. The epoch's incarnation is raised, durably, before a table of that incarnation can
+//! be used, so the table is never ahead of it. The epoch's run is raised once the table has it, durably, and before
+//! that run changes anything: a start that is cut short in between leaves the table ahead, with nothing changed. So
+//! a table that is behind in incarnation or run is not the newest of this folder. The epoch names its table, and
+//! says nothing about another one.
 
 use std::{
     fs, io,
@@ -16,13 +17,13 @@ use thiserror::Error;
 use super::lineage::Lineage;
 use crate::{fence::Incarnation, files::write_whole};
 
-/// What a folder has begun.
+/// What was begun in a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Epoch {
     pub incarnation: Incarnation,
-    /// Of which table; `None` where an earlier version has written it.
+    /// The table's name; `None` where an earlier version has written the epoch.
     pub lineage: Option<Lineage>,
-    /// How often a gate was started on that table; 0 where an earlier version has written it.
+    /// How often a gate was started on that table; 0 where an earlier version has written the epoch.
     pub run: u64,
 }
 
@@ -43,10 +44,10 @@ pub fn path(data: &Path) -> PathBuf {
     data.join("epoch")
 }
 
-/// The highest incarnation that was begun here; `None` where nothing says so.
+/// The highest incarnation that was begun here; `None` where there is no epoch.
 ///
 /// # Errors
-/// Where the file is there and does not read.
+/// When the file exists and cannot be read.
 pub fn read(data: &Path) -> Result<Option<Epoch>, EpochFault> {
     let path = path(data);
     match fs::read(&path) {
@@ -56,11 +57,11 @@ pub fn read(data: &Path) -> Result<Option<Epoch>, EpochFault> {
     }
 }
 
-/// Writes down that an incarnation of a table is about to begin, or that a run of it has begun: durable when this
-/// returns. What is higher stays.
+/// Notes that an incarnation of a table is about to begin, or that a run of it has begun. Durable when this
+/// returns. Never lowers the epoch.
 ///
 /// # Errors
-/// Where the file does not read or cannot be written.
+/// When the file cannot be read or written.
 pub fn raise(data: &Path, to: Epoch) -> Result<(), EpochFault> {
     match read(data)? {
         Some(known) if known.lineage == to.lineage && known.incarnation >= to.incarnation && known.run >= to.run => {
@@ -75,16 +76,17 @@ pub fn raise(data: &Path, to: Epoch) -> Result<(), EpochFault> {
     }
 }
 
-/// The same, whatever is there: for an operator who has said how high it was.
+/// Writes the epoch whatever it was: for an operator who has said how high it was.
 ///
 /// # Errors
-/// Where the file cannot be written.
+/// When the file cannot be written.
 pub fn set(data: &Path, to: Epoch) -> Result<(), EpochFault> {
     let path = path(data);
     write_whole(&path, encode(to).as_bytes()).map_err(|error| EpochFault::Io { path, error })
 }
 
-/// The floor in decimal, the table's name and run where it has them, and a checksum: a flipped bit must not lower it.
+/// The floor in decimal, the table's name and run where there are any, and a checksum: a flipped bit must not lower
+/// the floor.
 fn encode(Epoch { incarnation, lineage, run }: Epoch) -> String {
     let floor = incarnation.floor();
     let said = match lineage {

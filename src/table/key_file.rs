@@ -1,7 +1,7 @@
 //! The table's key: 32 random bytes in a file beside the table, mode 0600.
 //!
-//! It is synced before the table it belongs to exists, and the table remembers its fingerprint, so a
-//! key that is missing, short, readable by everybody or another table's is noticed at start.
+//! The key is synced before its table exists, and the table keeps the key's fingerprint. So a start notices a key
+//! that is missing, short, readable by all users or another table's.
 
 use std::{
     fs::{self, OpenOptions},
@@ -34,7 +34,7 @@ pub enum KeyFault {
 /// Makes a new key in a new file, durable when this returns.
 ///
 /// # Errors
-/// Where the file is there already or cannot be written.
+/// When the file exists already or cannot be written.
 pub fn create(path: &Path) -> Result<TableKey, KeyFault> {
     let fault = |error| KeyFault::Io { path: path.display().to_string(), error };
     let mut bytes = [0; TableKey::BYTES];
@@ -48,7 +48,7 @@ pub fn create(path: &Path) -> Result<TableKey, KeyFault> {
 /// Reads the key.
 ///
 /// # Errors
-/// Where it is missing, short, or readable by everybody.
+/// When the key is missing, short, or readable by all users.
 pub fn read(path: &Path) -> Result<TableKey, KeyFault> {
     let name = || path.display().to_string();
     let bytes = match fs::read(path) {
@@ -57,7 +57,7 @@ pub fn read(path: &Path) -> Result<TableKey, KeyFault> {
         Err(error) => return Err(KeyFault::Io { path: name(), error }),
     };
     let mode = fs::metadata(path).map_err(|error| KeyFault::Io { path: name(), error })?.permissions().mode() & 0o777;
-    // Group bits are left to the platform: Kubernetes sets them on volumes with an fsGroup.
+    // Group bits may be set: Kubernetes sets them on volumes with an fsGroup.
     if mode & 0o007 != 0 {
         return Err(KeyFault::Open { path: name(), mode });
     }

@@ -1,19 +1,19 @@
-//! Which table this is: a random name that `init` gives it. Its backups and what is restored from them keep the name, so
-//! the numbers of one table are never taken for those of another.
+//! The table's name: random, given by `init`. The table's backups and the tables restored from them keep the name,
+//! so the numbers of one table are never mixed up with those of another.
 
 use std::{fmt, io, str::FromStr};
 
-/// A table's name, and that of its copies.
+/// The name of a table and of its copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lineage([u8; Self::BYTES]);
 
 impl Lineage {
     pub const BYTES: usize = 16;
 
-    /// Makes a new one.
+    /// Makes a new name.
     ///
     /// # Errors
-    /// Where the system has no random numbers to give.
+    /// When the system has no random numbers.
     pub fn draw() -> io::Result<Self> {
         let mut bytes = [0; Self::BYTES];
         getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;

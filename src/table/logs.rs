@@ -1,16 +1,14 @@
-//! Looking over RocksDB's logs before RocksDB does: its write-ahead logs, and the manifest, which is
-//! one too.
+//! Checks RocksDB's logs before RocksDB reads them: its write-ahead logs, and the manifest, which is a log too.
 //!
-//! A log is a row of 32 KiB blocks; a record in it has a header of 7 bytes (checksum, length, type) and
-//! never crosses a block's end. RocksDB's own reader passes over some damage without a word, whatever
-//! its recovery mode. What is found here first:
-//! - A header of zeros is taken for the unused rest of a block, and what lies behind it is read on:
-//!   records that a disk has turned into zeros would be forgotten.
-//! - A type that belongs to recycled logs (one flipped bit) ends a log without a word, or is looked at
-//!   for ever. Ours are never recycled.
-//! - A record of the manifest that is longer than the file is taken for one that was never finished.
-//!   If its own checksum says that it is whole and only its length is wrong, table files would be
-//!   forgotten, together with all that is in them.
+//! A log is a sequence of 32 KiB blocks. A record in it has a header of 7 bytes (checksum, length, type) and never
+//! crosses a block's end. RocksDB's own reader silently skips some damage in every recovery mode. These are found
+//! here first:
+//! - RocksDB reads a header of zeros as the unused rest of a block, and goes on behind it: records that a disk has
+//!   turned into zeros would be forgotten.
+//! - A type that belongs to recycled logs (one flipped bit) silently ends a log, or makes the reader loop for ever.
+//!   The gate's logs are never recycled.
+//! - RocksDB takes a record of the manifest that is longer than the file for an unfinished one. If its checksum
+//!   shows that it is complete and only its length is wrong, table files and all their rows would be forgotten.
 
 use std::{fs, path::Path};
 
@@ -18,23 +16,23 @@ use super::TableFault;
 
 const BLOCK: usize = 32 * 1024;
 const HEADER: usize = 7;
-/// The types that a writer who does not recycle makes: whole, first, middle, last; what compression,
-/// which timestamps, which log was before.
+/// The types that a writer without recycling makes: whole, first, middle, last; the compression, the timestamps,
+/// the log before.
 const TYPES: [u8; 7] = [1, 2, 3, 4, 9, 10, 130];
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Nothing that RocksDB would not find.
+    /// No damage, or damage that RocksDB finds itself.
     Nothing,
-    /// This log has nothing but zeros from some record on: its tail is lost.
+    /// This log has only zeros from some record on: its tail is lost.
     ZerosAtTheEnd(String),
 }
 
-/// Looks through all logs of a table.
+/// Checks all logs of a table.
 ///
 /// # Errors
-/// Where one cannot be read, or is damaged in a way that RocksDB would not tell.
+/// When one cannot be read, or is damaged in a way that RocksDB does not report.
 pub(super) fn look_over(folder: &Path) -> Result<Found, TableFault> {
     let unreadable = |error: std::io::Error| TableFault::Read(error.to_string());
     let mut found = Found::Nothing;
@@ -42,7 +40,7 @@ pub(super) fn look_over(folder: &Path) -> Result<Found, TableFault> {
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // Older manifests are of no account.
+        // Older manifests are not used.
         let is_manifest = name == current.trim_end();
         if !is_manifest && path.extension().is_none_or(|extension| extension != "log") {
             continue;
@@ -62,14 +60,14 @@ pub(super) fn look_over(folder: &Path) -> Result<Found, TableFault> {
     Ok(found)
 }
 
-/// How a walk from header to header ends.
+/// The end of a walk from header to header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Walk {
     End,
     /// A header of zeros that is not the unused rest of a block.
     Zeros(usize),
     Foreign(usize),
-    /// A record that is longer than what is left of the file.
+    /// A record that is longer than the rest of the file.
     TooLong(usize),
 }
 
@@ -93,7 +91,7 @@ fn walk(log: &[u8]) -> Walk {
     Walk::End
 }
 
-/// Whether the checksum of a record fits what is there of it, or the beginning of that.
+/// Whether a record's checksum fits its bytes in the file, or the beginning of them.
 fn is_whole_but_for_its_length(record: &[u8]) -> bool {
     let Some((checksum, rest)) = record.split_first_chunk::<4>() else { return false };
     let stored = u32::from_le_bytes(*checksum);
@@ -107,7 +105,7 @@ fn is_whole_but_for_its_length(record: &[u8]) -> bool {
         })
 }
 
-/// As RocksDB stores checksums, so that a log within a log does not look like one.
+/// The form in which RocksDB stores checksums, so that a log within a log does not look like one.
 const fn masked(checksum: u32) -> u32 {
     checksum.rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -1,6 +1,5 @@
-//! A fence table in memory, for tests and the simulation. It can be made to fail the way a disk
-//! does: a write that is refused, a sync that fails, a sync that takes its time, and a crash that
-//! forgets whatever was not synced.
+//! A fence table in memory, for tests and the simulation. It can be made to fail as a disk does: a write that is
+//! refused, a sync that fails, a sync that takes long, and a crash that forgets everything that was not synced.
 
 use std::{collections::BTreeMap, path::Path, sync::PoisonError};
 
@@ -10,12 +9,12 @@ use crate::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// Which commit step fails next.
+/// The step of the next commit that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskFault {
-    /// The write is refused: nothing of it exists.
+    /// The write is refused: none of it exists.
     Write,
-    /// The write is there to be read, the sync fails: a crash may forget it.
+    /// The write can be read, but its sync fails: a crash may forget it.
     Sync,
 }
 
@@ -33,7 +32,7 @@ struct Disk {
     held_reads: usize,
 }
 
-/// The table. Share it with an `Arc`; [`crash`](Self::crash) stands for the power going away.
+/// The table. Share it with an `Arc`; [`crash`](Self::crash) acts like a power loss.
 #[derive(Debug, Default)]
 pub struct MemoryTable {
     disk: Mutex<Disk>,
@@ -46,17 +45,17 @@ impl MemoryTable {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next commit fails so.
+    /// Makes the next commit fail.
     pub fn fail_next(&self, fault: DiskFault) {
         self.disk().fail_next = Some(fault);
     }
 
-    /// Every read fails from now on, or none.
+    /// Makes every read fail from now on, or none.
     pub fn fail_reads(&self, fail: bool) {
         self.disk().fail_reads = fail;
     }
 
-    /// Syncs begin to hang; [`release_syncs`](Self::release_syncs) lets them finish.
+    /// Makes syncs hang until [`release_syncs`](Self::release_syncs).
     pub fn hold_syncs(&self) {
         self.disk().hold_syncs = true;
     }
@@ -74,7 +73,7 @@ impl MemoryTable {
         }
     }
 
-    /// Reads of single rows begin to hang; [`release_reads`](Self::release_reads) lets them finish.
+    /// Makes reads of single rows hang until [`release_reads`](Self::release_reads).
     pub fn hold_reads(&self) {
         self.disk().hold_reads = true;
     }
@@ -90,8 +89,7 @@ impl MemoryTable {
         self.disk().held_reads
     }
 
-    /// What a crash at this moment would leave, as a table of its own: whoever still uses this one cannot
-    /// change it.
+    /// What a crash now would leave, as a separate table: threads that still use this one cannot change it.
     #[must_use]
     pub fn after_a_crash(&self) -> Self {
         let synced = self.disk().synced.clone();
@@ -99,7 +97,7 @@ impl MemoryTable {
         Self { disk: Mutex::new(disk), ..Self::default() }
     }
 
-    /// Everything that was not synced is gone.
+    /// Removes everything that was not synced.
     pub fn crash(&self) {
         let mut disk = self.disk();
         disk.visible = disk.synced.clone();

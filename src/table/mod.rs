@@ -1,15 +1,15 @@
-//! The fence table: what the gate must never forget.
+//! The fence table: what the gate must not forget.
 //!
 //! - [`codec`]: the schema, every key and value.
-//! - [`Table`]: what is asked of a durable table; [`rocks`] is RocksDB (its only import site),
-//!   [`memory`] a table in memory that can be made to fail, for tests and the simulation.
-//! - [`data_folder`], [`key_file`], [`epoch`], [`open`]: the folder and its lock, the key and the highest incarnation
-//!   beside the table, and how a run of the gate begins on it. [`lineage`]: which table it is.
-//! - [`private`]: who may read all that.
-//! - [`records`]: reading, through memory to the table. Writing is the ledger's alone.
+//! - [`Table`]: the operations of a durable table; [`rocks`] is RocksDB (its only import site), [`memory`] a table
+//!   in memory that can be made to fail, for tests and the simulation.
+//! - [`data_folder`], [`key_file`], [`epoch`], [`open`]: the folder and its lock, the key and the highest
+//!   incarnation beside the table, and how a run of the gate begins on it. [`lineage`]: the table's name.
+//! - [`private`]: who may read these files.
+//! - [`records`]: reading, through memory to the table. Only the ledger writes.
 //! - [`ledger`]: the single writer: decide, seal, persist, publish, drain, answer.
-//! - [`news`]: what the ledger tells watchers.
-//! - [`backup`], [`verify`]: copies, and looking every row over.
+//! - [`news`]: what watchers get from the ledger.
+//! - [`backup`], [`verify`]: copies, and a check of every row.
 //!
 //! Not here: rules about leases and fences (`fence/`), records in memory and writes in flight (`barrier/`), HTTP
 //! (`api/`).
@@ -34,7 +34,7 @@ use std::{ops::Range, path::Path};
 
 use thiserror::Error;
 
-/// What went wrong with the table itself.
+/// What failed in the table itself.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum TableFault {
     #[error("the fence table cannot be read: {0}")]
@@ -54,19 +54,19 @@ impl From<codec::CodecFault> for TableFault {
 /// One key and its value.
 pub type Row = (Vec<u8>, Vec<u8>);
 
-/// Changes that become durable together, or not at all. All their bytes lie in one buffer: a round of the
-/// ledger has a thousand of them.
+/// Changes that become durable together, or not at all. All their bytes are in one buffer: a round of the ledger
+/// has a thousand of them.
 #[derive(Debug, Default)]
 pub struct Batch {
     bytes: Vec<u8>,
     changes: Vec<Change>,
 }
 
-/// What most changes of a lease have at most.
+/// The size of most changes of a lease, at most.
 const LEASE_BYTES: usize = 640;
 const LEASE_ROWS: usize = 4;
 
-/// A key, and the value behind it where there is one.
+/// A key, and its value where there is one.
 #[derive(Debug)]
 struct Change {
     key: Range<usize>,
@@ -103,13 +103,13 @@ impl Batch {
         self.changes.len()
     }
 
-    /// How many bytes their keys and values have.
+    /// How many bytes the keys and values have.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Room for so many changes of a lease.
+    /// An empty batch with room for this many changes of a lease.
     #[must_use]
     pub fn for_leases(changes: usize) -> Self {
         Self { bytes: Vec::with_capacity(LEASE_BYTES * changes), changes: Vec::with_capacity(LEASE_ROWS * changes) }
@@ -127,7 +127,7 @@ pub trait Table: Send + Sync + 'static {
     /// Reads one value.
     ///
     /// # Errors
-    /// Where the table cannot be read or the value's block is corrupt.
+    /// When the table cannot be read or the value's block is corrupt.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, TableFault>;
 
     /// Up to `limit` rows from `from` (inclusive) to `until` (exclusive), in key order.
@@ -139,19 +139,19 @@ pub trait Table: Send + Sync + 'static {
     /// Makes a batch durable. When this returns `Ok`, no crash forgets it.
     ///
     /// # Errors
-    /// Where the write or its sync failed. What of it survives is then unknown.
+    /// When the write or its sync failed. It is then unknown what of it survives.
     fn commit(&self, batch: Batch) -> Result<(), TableFault>;
 
     /// Writes a consistent copy of the whole table into a new folder.
     ///
     /// # Errors
-    /// Where the copy cannot be made.
+    /// When the copy cannot be made.
     fn checkpoint(&self, folder: &Path) -> Result<(), TableFault>;
 
-    /// Closes the table, once nobody is reading or writing. A process that ends with a table open may
-    /// crash in doing so: its threads outlive what they stand on.
+    /// Closes the table, once no thread reads or writes. A process that ends with an open table may crash, because
+    /// RocksDB's threads outlive the data that they use.
     fn close(&self) {}
 
-    /// How many reads the table has served: start-up must not need more of them as it grows.
+    /// How many reads the table has served: the number that a start needs must not grow with the table.
     fn reads(&self) -> u64;
 }

@@ -1,8 +1,7 @@
-//! What the ledger tells watchers: a bounded ring of announcements, each under its own stamp.
+//! What watchers get from the ledger: a bounded ring of announcements, each under its own stamp.
 //!
-//! The ring is filled in commit order, after the change is durable and published. A watcher that
-//! falls behind, or asks for a stamp that is no longer kept, is told to start over; it never slows
-//! the ledger down.
+//! The ring is filled in commit order, after the change is durable and published. A watcher that falls behind, or
+//! asks for a stamp that is no longer kept, has to start over. Watchers never slow the ledger down.
 
 use std::{
     collections::VecDeque,
@@ -31,12 +30,12 @@ struct Ring {
     forgotten: Hlc,
 }
 
-/// What follows a stamp.
+/// The announcements after a stamp.
 #[derive(Debug)]
 pub enum After {
-    /// These, oldest first; none yet if empty.
+    /// These, oldest first; empty where there are none yet.
     Items(Vec<Item>),
-    /// The stamp is not kept any more: start over from this one.
+    /// The stamp is not kept any more: start over from this stamp.
     Reset(Hlc),
 }
 
@@ -52,7 +51,7 @@ impl News {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds what one commit announced.
+    /// Adds the announcements of one commit.
     pub fn publish(&self, items: impl IntoIterator<Item = (Hlc, Announcement)>) {
         let mut newest = None;
         let mut ring = self.ring();
@@ -77,12 +76,12 @@ impl News {
         self.newest.subscribe()
     }
 
-    /// What came after `stamp`.
+    /// The announcements after `stamp`.
     #[must_use]
     pub fn after(&self, stamp: Hlc) -> After {
         let ring = self.ring();
         let newest = ring.items.back().map_or(ring.forgotten, |item| item.0);
-        // From before the ring, or from a future that this run has not seen: another run's.
+        // The stamp is older than the ring, or comes from another run and is ahead of this one.
         if stamp < ring.forgotten || stamp > newest {
             return After::Reset(newest);
         }

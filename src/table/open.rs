@@ -1,8 +1,7 @@
-//! How a run of the gate begins on a table, and how a table comes to be.
+//! How a run of the gate begins on a table, and how a table is made.
 //!
-//! Beginning reads two rows, whatever the table's size:
-//! `meta` and the mark. It checks the key, holds the table against the folder's epoch, counts the run, clears the clean
-//! flag and syncs that before anyone is served.
+//! A start reads two rows, whatever the table's size: `meta` and the mark. It checks the key, compares the table
+//! with the folder's epoch, counts the run, clears the clean flag and syncs that before any request is served.
 
 use std::{fs, io, path::Path, sync::Arc};
 
@@ -71,33 +70,33 @@ pub struct Begun {
     pub table: Arc<dyn Table>,
     pub context: Context,
     pub meta: Meta,
-    /// No stamp in the table is later.
+    /// Every stamp in the table is at most this one.
     pub mark: Hlc,
     /// The run before this one ended in good order, and nothing was lost.
     pub was_clean: bool,
     /// Why a new incarnation had to begin, if it had to.
     pub lost: Option<Lost>,
-    /// What this run's own writes go by.
+    /// The routes and the bound of this run's writes.
     pub terms: Terms,
-    /// Writes that went by other routes than this run's may still land.
+    /// Writes of other routes than this run's may still land.
     pub was_rerouted: bool,
     /// Keeps other processes off the data folder while it is held.
     pub lock: Option<DataLock>,
 }
 
-/// What is missing of a table's past.
+/// What part of a table's past is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lost {
-    /// The end of its log.
+    /// The end of the table's log.
     Tail { why: String },
-    /// Whatever happened since this copy of it was the newest: the folder has begun a later incarnation or run.
+    /// All changes since this copy of the table was the newest: the folder has begun a later incarnation or run.
     Behind { epoch: Incarnation, run: u64 },
 }
 
-/// Makes a new table and its key: an operator's word that there was none before.
+/// Makes a new table and its key. With this call an operator says that there was none before.
 ///
 /// # Errors
-/// Where there is one, or the folder cannot be written.
+/// When there is a table, or the folder cannot be written.
 pub fn init(data: &Path) -> Result<(), OpenFault> {
     let _lock = lock(data)?;
     create(data, true)
@@ -110,12 +109,12 @@ fn create(data: &Path, clean: bool) -> Result<(), OpenFault> {
         return Err(OpenFault::Exists { folder: data.display().to_string() });
     }
     may_create(data)?;
-    // What an init that was cut short has left. The table last: it says whose the key is.
+    // What an init that was cut short has left. The table is removed last, since it shows whose the key is.
     let (new_key, new_table) = (new_key_path(data), new_table_folder(data));
     for left in [&key_path(data), &new_key, &new_table] {
         clear(left).and_then(|()| sync_parent(left)).map_err(io_failed)?;
     }
-    // Made aside, whole and durable; then put into place, the key first.
+    // Both are made aside, complete and durable. Then they get their names, the key first.
     private::create_folder(&new_table).map_err(io_failed)?;
     let table = RocksTable::create(&new_table).map_err(failed)?;
     let key = key_file::create(&new_key)?;
@@ -140,7 +139,7 @@ fn may_create(data: &Path) -> Result<(), OpenFault> {
     }
 }
 
-/// Why a folder has no table, and what to do.
+/// Why a folder has no table, and what the operator can do.
 #[must_use]
 pub fn why_missing(data: &Path) -> OpenFault {
     let folder = data.display().to_string();
@@ -156,15 +155,15 @@ pub fn why_missing(data: &Path) -> OpenFault {
 /// Takes the folder for this process.
 ///
 /// # Errors
-/// Where another has it, or it cannot be written.
+/// When another process has it, or it cannot be written.
 pub fn lock(data: &Path) -> Result<DataLock, OpenFault> {
     let folder = || data.display().to_string();
     let lock = DataLock::take(data).map_err(|error| OpenFault::Io { folder: folder(), error })?;
     lock.ok_or_else(|| OpenFault::InUse { folder: folder() })
 }
 
-/// Looks whether a run could begin, as far as that shows without opening the table. `false`: there
-/// is none yet, and one may be made.
+/// Checks whether a run could begin, as far as that can be seen without opening the table. `false`: there is no
+/// table yet, and one may be made.
 ///
 /// # Errors
 /// With what is missing and what to do.
@@ -176,7 +175,7 @@ pub fn look(data: &Path, creates: bool) -> Result<bool, OpenFault> {
     if creates { may_create(data).map(|()| false) } else { Err(why_missing(data)) }
 }
 
-/// Opens the table in a data folder and begins a run, whose writes will go by these terms.
+/// Opens the table in a data folder and begins a run. `terms`: the routes and the bound of its writes.
 ///
 /// # Errors
 /// With what is wrong and what to do.
@@ -198,7 +197,7 @@ pub fn begin(data: &Path, creates: bool, clock: &Clock, terms: Terms) -> Result<
     let beside = (epoch::read(data)?, Some(name), |begun| Ok(epoch::raise(data, begun)?));
     let shared = Arc::clone(&table) as Arc<dyn Table>;
     let mut begun = begin_above(shared, key, recovered, beside, (clock, terms), &folder())?;
-    // The incarnation must not lie in a log whose tail could be lost again.
+    // The incarnation must not be in a log whose tail could be lost again.
     table.flush().map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
     RocksTable::tail_is_made_up_for(&table_folder(data)).map_err(|error| OpenFault::Io { folder: folder(), error })?;
     begun.lock = Some(lock);
@@ -208,7 +207,7 @@ pub fn begin(data: &Path, creates: bool, clock: &Clock, terms: Terms) -> Result<
 /// Begins a run on an open table that has no folder around it.
 ///
 /// # Errors
-/// Where its meta row is missing or unreadable, or the key is another table's.
+/// When its meta row is missing or unreadable, or the key is another table's.
 pub fn begin_on(
     table: Arc<dyn Table>,
     key: TableKey,
@@ -219,8 +218,8 @@ pub fn begin_on(
     begin_above(table, key, recovered, (None, None, |_| Ok(())), terms, folder)
 }
 
-/// Begins a run on an open table, above the epoch of its folder. `name`: for a table of an earlier version, which has
-/// none. `raise` raises the epoch: its incarnation before the table has that, its run behind.
+/// Begins a run on an open table, above the epoch of its folder. `name`: for a table of an earlier version, which
+/// has none. `raise` raises the epoch: its incarnation before the table has it, its run afterwards.
 fn begin_above(
     table: Arc<dyn Table>,
     key: TableKey,
@@ -257,17 +256,17 @@ fn begin_above(
         terms: match &lost {
             None if was_clean => terms,
             None => terms.and(before.terms),
-            // What the row said last may be lost, too.
+            // The last version of the row may be lost, too.
             Some(_) => Terms { routes: Terms::default().routes, ..terms.and(before.terms) },
         },
         lineage: before.lineage.or(name),
     };
-    // Before the table itself says so: it must never be ahead of what outlives it.
+    // Before the table has it: the table must never be ahead of the epoch, which outlives it.
     let begun = Epoch { incarnation: meta.incarnation, lineage: meta.lineage, run: epoch.run };
     raise(begun)?;
     let start = clock.now();
     write_meta(&*table, &meta, mark.max(start.mark())).map_err(failed)?;
-    // Behind the table: a start that ends here has changed nothing, and its table is not an older copy.
+    // After the table: a start that ends here has changed nothing, and its table is not an older copy.
     raise(Epoch { run: meta.run, ..begun })?;
     let frame = Frame { run: meta.run, start, behind_mark: start.wall < WallMs(mark.ms) };
     let context = Context { frame, incarnation: meta.incarnation, key };
@@ -275,8 +274,8 @@ fn begin_above(
     Ok(Begun { was_clean, table, context, meta, mark, lost, terms, was_rerouted, lock: None })
 }
 
-/// What a folder's epoch says of this table. Of the runs of another one it says nothing; a table that has no name is
-/// older than its name.
+/// What a folder's epoch says of this table. The epoch says nothing of another table's runs. A table without a name
+/// is older than names.
 fn epoch_of(table: &Meta, epoch: Option<Epoch>) -> Epoch {
     let epoch = epoch.unwrap_or(Epoch { incarnation: Incarnation::default(), lineage: None, run: 0 });
     let is_its = table.lineage.is_none() || epoch.lineage.is_none() || table.lineage == epoch.lineage;
@@ -286,15 +285,15 @@ fn epoch_of(table: &Meta, epoch: Option<Epoch>) -> Epoch {
 /// The table's row about itself.
 ///
 /// # Errors
-/// Where it cannot be read.
+/// When it cannot be read.
 pub fn read_meta(table: &dyn Table) -> Result<Option<Meta>, TableFault> {
     Ok(table.get(&Key::Meta.encode())?.map(|value| Meta::decode(&value)).transpose()?)
 }
 
-/// The table's mark; the beginning of time where there is none.
+/// The table's mark; 0 where there is none.
 ///
 /// # Errors
-/// Where it cannot be read.
+/// When it cannot be read.
 pub fn read_mark(table: &dyn Table) -> Result<Hlc, TableFault> {
     Ok(table.get(&Key::Mark.encode())?.map(|value| decode_mark(&value)).transpose()?.unwrap_or_default())
 }
@@ -302,7 +301,7 @@ pub fn read_mark(table: &dyn Table) -> Result<Hlc, TableFault> {
 /// Writes the table's row about itself and its mark, durable when this returns.
 ///
 /// # Errors
-/// Where they cannot be written.
+/// When they cannot be written.
 pub fn write_meta(table: &dyn Table, meta: &Meta, mark: Hlc) -> Result<(), TableFault> {
     let mut batch = Batch::default();
     batch.put(&Key::Mark, encode_mark(mark));
@@ -310,10 +309,10 @@ pub fn write_meta(table: &dyn Table, meta: &Meta, mark: Hlc) -> Result<(), Table
     table.commit(batch)
 }
 
-/// Sets the clean flag: the last thing a run does. The mark goes with it.
+/// Sets the clean flag, with the mark: the last write of a run.
 ///
 /// # Errors
-/// Where it cannot be written; the next start then counts as unclean.
+/// When it cannot be written; the next start then counts as unclean.
 pub fn end(table: &dyn Table, meta: &Meta, mark: Hlc) -> Result<(), TableFault> {
     write_meta(table, &Meta { clean: true, ..meta.clone() }, mark)
 }

@@ -1,7 +1,8 @@
-//! Who may read the table and its copies: only the gate's user. They hold ids of requests and answers that were kept.
+//! Who may read the table and its copies: only the gate's user. They hold request ids and stored answers.
 //!
-//! New files are made 0600, and new folders 0700. Files that are open to everybody, as earlier versions left them, are
-//! closed when a run begins, and when a table is set aside. Bits of the group are left to the platform: Kubernetes sets them on volumes with an fsGroup.
+//! New files get mode 0600, and new folders 0700. Earlier versions left files that all users may read: they are
+//! closed when a run begins, and when a table is set aside. Group bits may be set: Kubernetes sets them on volumes
+//! with an fsGroup.
 
 use std::{
     fs::{self, DirBuilder, DirEntry, Metadata, Permissions},
@@ -16,7 +17,7 @@ use thiserror::Error;
 /// The bits of users who are neither the owner nor in the group.
 const EVERYBODY: u32 = 0o007;
 
-/// Files that everybody may read, and that cannot be closed.
+/// Files that all users may read, and that cannot be closed.
 #[derive(Debug, Error)]
 #[error("{} is open to everybody (mode {mode:03o}), and holds what only the gate may read; this process may not change that: {error}. Run chmod -R o-rwx on it, as its owner", .path.display())]
 pub struct OpenToAll {
@@ -25,23 +26,23 @@ pub struct OpenToAll {
     error: io::Error,
 }
 
-/// Whatever this process makes from here on is its user's alone: RocksDB does not ask which modes its files are to have.
+/// Makes all new files of this process private to its user: RocksDB has no setting for the modes of its files.
 pub fn keep_to_ourselves() {
     process::umask(Mode::RWXG | Mode::RWXO);
 }
 
-/// Makes a folder that is this user's alone.
+/// Makes a folder for this user only.
 ///
 /// # Errors
-/// Where it is there already or cannot be made.
+/// When it exists already or cannot be made.
 pub fn create_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)
 }
 
-/// Gives a folder and what is in it to this user alone.
+/// Closes a folder and its content to all other users.
 ///
 /// # Errors
-/// Where its modes cannot be changed.
+/// When its modes cannot be changed.
 pub fn close(folder: &Path) -> io::Result<()> {
     fs::set_permissions(folder, Permissions::from_mode(0o700))?;
     for file in inside(folder)? {
@@ -50,14 +51,14 @@ pub fn close(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes everybody's rights on a data folder's tables away, where there are any: on the one that is used, and on those
-/// that were set aside. Gives what was open.
+/// Takes the rights of all other users on a data folder's tables away: on the present table, and on those that were
+/// set aside. Returns what was open.
 ///
 /// # Errors
-/// With what is open and cannot be closed.
+/// With the path that is open and cannot be closed.
 pub fn repair(data: &Path, table: &Path) -> Result<Vec<PathBuf>, OpenToAll> {
     let mut closed = vec![];
-    // The folder around it may be the platform's, such as the root of a volume: then it is left as it is.
+    // The parent folder may be the platform's, such as the root of a volume: then it is not changed.
     if is_ours(data) {
         closed.extend(take_from_all(data)?);
     }
@@ -68,10 +69,10 @@ pub fn repair(data: &Path, table: &Path) -> Result<Vec<PathBuf>, OpenToAll> {
     Ok(closed)
 }
 
-/// Takes everybody's rights on a table away: on its folder, and on each file in it.
+/// Takes the rights of all other users on a table away: on its folder, and on each file in it.
 ///
 /// # Errors
-/// With what is open and cannot be closed.
+/// With the path that is open and cannot be closed.
 pub fn take_all_from_all(table: &Path) -> Result<Vec<PathBuf>, OpenToAll> {
     let mut closed: Vec<PathBuf> = take_from_all(table)?.into_iter().collect();
     let unreadable = |error| OpenToAll { path: table.to_owned(), mode: 0, error };
@@ -81,7 +82,7 @@ pub fn take_all_from_all(table: &Path) -> Result<Vec<PathBuf>, OpenToAll> {
     Ok(closed)
 }
 
-/// Tables that were set aside, or are in the making. Those that this process cannot look into are closed.
+/// Tables that were set aside or are being made. A folder that this process cannot read is closed to others too.
 fn others(data: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(data).into_iter().flatten().flatten();
     let is_table = |entry: &DirEntry| entry.file_name().to_string_lossy().starts_with("table.");
@@ -92,7 +93,7 @@ fn is_ours(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.uid() == process::geteuid().as_raw())
 }
 
-/// `None`: it was closed already, or is gone by now.
+/// `None`: it was closed already, or no longer exists.
 fn take_from_all(path: &Path) -> Result<Option<PathBuf>, OpenToAll> {
     let Ok(mode) = fs::metadata(path).map(|found| found.mode() & 0o7777) else { return Ok(None) };
     if mode & EVERYBODY == 0 {
@@ -104,7 +105,7 @@ fn take_from_all(path: &Path) -> Result<Option<PathBuf>, OpenToAll> {
     }
 }
 
-/// The files of a folder; RocksDB makes no folders in its own.
+/// The files of a folder; RocksDB makes no folders inside its own.
 fn inside(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = vec![];
     for entry in fs::read_dir(folder)? {
@@ -153,7 +154,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_closed_is_named() {
-        // Not even root changes the modes there.
+        // Even root cannot change the modes there.
         let table = Path::new("/proc/sys/kernel");
         let said = repair(Path::new("/nowhere"), table).unwrap_err().to_string();
         assert!(said.contains("/proc/sys/kernel is open to everybody (mode 555)"), "{said}");

@@ -1,4 +1,4 @@
-//! Reading the table: through memory where a record is there, else one read of the row.
+//! Reading the table: from memory where the record is there, else one read of the row.
 
 use std::sync::{
     Arc, OnceLock,
@@ -18,17 +18,17 @@ use crate::{
     },
 };
 
-/// The table for readers: records, leases, and whether it may be used at all.
+/// The table for readers: records, leases, and whether the table may be used.
 pub struct Records {
     pub table: Arc<dyn Table>,
     pub stripes: Stripes,
     pub context: Context,
     latch: OnceLock<TableFault>,
-    /// A write was given up without a word about it.
+    /// A write was dropped, and its outcome is not recorded.
     untracked: AtomicBool,
 }
 
-/// A lease with what its object's record says of it now.
+/// A lease, with its object's record as it is now.
 #[derive(Clone, Debug)]
 pub struct LeaseView {
     pub row: LeaseRow,
@@ -37,27 +37,27 @@ pub struct LeaseView {
     pub remaining_ms: u64,
 }
 
-/// Where a lease stands.
+/// The state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     Held,
-    /// Fenced, and its last writes may still be on their way.
+    /// Fenced, and the lease's last writes may still be on their way.
     Draining,
     Expired,
     Released,
     Fenced,
-    /// Past its deadline, which nobody may be told before the ledger has ended it.
+    /// Past its deadline. No answer may say so before the ledger has ended the lease.
     Overdue,
 }
 
-/// Some leases, and where to go on.
+/// Some leases, and where the next page begins.
 #[derive(Debug)]
 pub struct Page {
     pub leases: Vec<LeaseView>,
     pub next: Option<Vec<u8>>,
 }
 
-/// How many rows one call may look at before it answers with what it has.
+/// How many rows one call may read before it answers with what it has.
 const SCAN_MAX: usize = 10_000;
 const SCAN_CHUNK: usize = 256;
 
@@ -73,19 +73,19 @@ impl Records {
         }
     }
 
-    /// Shuts the table until the process is started anew: what a failed write or sync left behind
-    /// cannot be known from here.
+    /// Shuts the table until the process starts again: after a failed write or sync it is unknown what the table
+    /// holds.
     pub fn latch(&self, fault: TableFault) {
         let _ = self.latch.set(fault);
     }
 
-    /// A write that may have been sent was given up without a word about it: nobody knows what this run has left
-    /// behind.
+    /// Notes that a write which may have been sent was dropped without an outcome, so it is unknown what this run
+    /// leaves behind.
     pub fn lose_track(&self) {
         self.untracked.store(true, Ordering::Release);
     }
 
-    /// Whether that has happened.
+    /// Whether [`lose_track`](Self::lose_track) was called.
     #[must_use]
     pub fn has_lost_track(&self) -> bool {
         self.untracked.load(Ordering::Acquire)
@@ -100,15 +100,15 @@ impl Records {
     /// An object's published record.
     ///
     /// # Errors
-    /// Where its row cannot be read.
+    /// When its row cannot be read.
     pub fn read(&self, object: &ObjectId) -> Result<Record, TableFault> {
         self.look(object, Record::clone)
     }
 
-    /// Looks at an object's published record, under its stripe's lock.
+    /// Calls `look` with an object's published record, under its stripe's lock.
     ///
     /// # Errors
-    /// Where its row cannot be read.
+    /// When its row cannot be read.
     pub fn look<R>(&self, object: &ObjectId, look: impl Fn(&Record) -> R) -> Result<R, TableFault> {
         loop {
             if let Some(seen) = self.stripes.view(object, |found| found.map(|(record, _)| look(record))) {
@@ -121,11 +121,11 @@ impl Records {
         }
     }
 
-    /// The record that an object's row in the table says. For a load, take the ticket first: what is published from then
-    /// on is newer than the row.
+    /// The record in an object's row of the table. For a load, take the ticket first: a record that is published
+    /// after that is newer than the row.
     ///
     /// # Errors
-    /// Where the row cannot be read.
+    /// When the row cannot be read.
     pub fn row(&self, object: &ObjectId) -> Result<Record, TableFault> {
         match self.table.get(&Key::Record(object.clone()).encode())? {
             Some(value) => Ok(decode_record(object.clone(), &value, &self.context)?),
@@ -133,12 +133,13 @@ impl Records {
         }
     }
 
-    /// Offers a row that was read. Taken or not, what is in memory then serves: it may have been published meanwhile.
+    /// Offers a record that was read from its row. The one in memory is used then: a newer one may have been
+    /// published meanwhile.
     pub fn offer(&self, record: Record, ticket: &Ticket) {
         let left_draining = matches!(record.state, State::Draining { .. }).then(|| record.object.clone());
         self.stripes.offer(record, ticket);
         if let Some(object) = left_draining {
-            // Of an earlier run: records that drain stay in memory.
+            // Left by an earlier run: records that drain stay in memory.
             self.stripes.look_at(object);
         }
     }
@@ -158,7 +159,7 @@ impl Records {
         self.stripes.view(object, |found| {
             let view = match found {
                 Some((record, sealed)) => View::Known { record, sealed },
-                // Evicted in the blink of an eye: deny, the caller may come again.
+                // The record was evicted just now: deny, and the caller may try again.
                 None => View::Unusable(Unusable::Table),
             };
             verdict::judge(view, presented, now)
@@ -168,7 +169,7 @@ impl Records {
     /// The row of a lease by its id.
     ///
     /// # Errors
-    /// Where a row cannot be read.
+    /// When a row cannot be read.
     pub fn lease_row(&self, lease: &LeaseId) -> Result<Option<LeaseRow>, TableFault> {
         let Some(value) = self.table.get(&Key::LeaseIndex(lease.clone()).encode())? else {
             return Ok(None);
@@ -180,7 +181,7 @@ impl Records {
     /// The row of a lease by its number.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// When it cannot be read.
     pub fn lease_at(&self, object: ObjectId, seq: LeaseSeq) -> Result<Option<LeaseRow>, TableFault> {
         let row = self.table.get(&Key::Lease(object.clone(), seq).encode())?;
         Ok(row.map(|value| decode_lease(object, seq, &value)).transpose()?)
@@ -189,17 +190,17 @@ impl Records {
     /// What a request of a holder was granted.
     ///
     /// # Errors
-    /// Where the row cannot be read.
+    /// When the row cannot be read.
     pub fn request(&self, holder: &HolderId, request: &RequestId) -> Result<Option<RequestRow>, TableFault> {
         let row = self.table.get(&Key::Request(holder.clone(), request.clone()).encode())?;
         Ok(row.map(|value| RequestRow::decode(&value)).transpose()?)
     }
 
-    /// A lease's row together with where it stands. `None`: its grant is durable but not published
-    /// yet, so nobody has been told of it.
+    /// A lease's row together with its state. `None`: the grant is durable but not published yet, so no caller has
+    /// it.
     ///
     /// # Errors
-    /// Where its object's row cannot be read.
+    /// When its object's row cannot be read.
     pub fn view(&self, row: LeaseRow, now: Now) -> Result<Option<LeaseView>, TableFault> {
         let record = self.read(&row.object)?;
         if Fence::from(row.seq) > record.fence {
@@ -209,15 +210,15 @@ impl Records {
         if is_at_fence || row.ended.is_some() {
             return Ok(Some(stand(row, &record, now)));
         }
-        // It ended between the two reads; its row says how by now.
+        // The lease ended between the two reads; its row says how by now.
         let newer = self.lease_at(row.object.clone(), row.seq)?;
         Ok(Some(stand(newer.unwrap_or(row), &record, now)))
     }
 
-    /// Leases whose object id begins with `prefix` and that `wanted` wants, from `after` on.
+    /// Leases whose object id begins with `prefix` and that `wanted` accepts, from `after` on.
     ///
     /// # Errors
-    /// Where a row cannot be read.
+    /// When a row cannot be read.
     pub fn leases(
         &self,
         prefix: &str,
@@ -256,7 +257,7 @@ impl Records {
 
 fn stand(mut row: LeaseRow, record: &Record, now: Now) -> LeaseView {
     if let Some((lease, ended)) = record.lease().filter(|(lease, _)| lease.lease_id == row.lease_id) {
-        // The record has the newest of it; the row is from the grant.
+        // The record has the newest values; the row is from the grant.
         row = LeaseRow::new(&record.object, lease, ended.cloned());
     }
     let is_current = record.open_lease().is_some_and(|lease| lease.lease_id == row.lease_id);
@@ -271,7 +272,7 @@ fn stand(mut row: LeaseRow, record: &Record, now: Now) -> LeaseView {
         },
         None if is_current && remaining_ms > 0 => Standing::Held,
         None if is_current => Standing::Overdue,
-        // A new incarnation has passed it by.
+        // A new incarnation has moved the fence past it.
         None => Standing::Fenced,
     };
     LeaseView { row, standing, remaining_ms }

@@ -1,15 +1,14 @@
 //! The fence table on RocksDB. The only file that imports it.
 //!
-//! RocksDB's own defaults are tuned for throughput; these are tuned for never forgetting:
-//! - The write-ahead log must be whole (`AbsoluteConsistency`). The default mode drops every record
-//!   behind a corruption without a word. Where only the tail fails, the caller is told
-//!   ([`Recovered::TailLost`]) and must start a new incarnation.
-//! - Damage that RocksDB passes over in every mode is looked for first (`logs.rs`).
-//! - A recovered log is flushed into synced files before anything is answered from it: after a
-//!   failed sync the page cache can show records that never reached the disk.
-//! - Log files are not recycled, so an old record cannot be taken for a new one.
-//! - Every commit is one synced write. After a failure RocksDB may resume by itself; the ledger's
-//!   own latch does not.
+//! RocksDB's defaults are tuned for throughput. These settings are tuned to forget nothing:
+//! - The write-ahead log must be whole (`AbsoluteConsistency`). The default mode silently drops every record behind
+//!   a corruption. Where only the tail fails, the caller learns it from [`Recovered::TailLost`] and must start a
+//!   new incarnation.
+//! - Damage that RocksDB skips in every mode is looked for first (`logs.rs`).
+//! - A recovered log is flushed into synced files before any answer uses it: after a failed sync the page cache can
+//!   show records that never reached the disk.
+//! - Log files are not recycled, so an old record cannot be read as a new one.
+//! - Every commit is one synced write. After a failure RocksDB may resume by itself; the ledger's latch stays shut.
 
 use std::{
     fs, io,
@@ -28,10 +27,10 @@ use rocksdb::{
 use super::{Batch, Row, Table, TableFault, logs};
 use crate::failpoints::{self, Fault};
 
-/// What opening the table found.
+/// The result of opening the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Recovered {
-    /// All that was ever written is there.
+    /// Every change that was synced is there.
     Whole,
     /// The end of the write-ahead log could not be read. Synced changes may be missing.
     TailLost { why: String },
@@ -51,9 +50,9 @@ pub struct RocksStats {
     pub memtable_bytes: u64,
 }
 
-/// Says that the table's log lost its tail and no new incarnation has begun yet.
+/// The file that says that the table's log lost its tail and that no new incarnation has begun yet.
 const TAIL_LOST: &str = "TAIL_LOST";
-/// What RocksDB adds to a batch, and to each row of it, at most.
+/// How many bytes RocksDB adds to a batch, and to each row of it, at most.
 const BATCH_HEAD: usize = 12;
 const BATCH_ROW: usize = 16;
 const BLOCK_CACHE_BYTES: usize = 32 << 20;
@@ -68,7 +67,7 @@ fn options(create: bool) -> Options {
     options.set_track_and_verify_wals_in_manifest(true);
     options.set_wal_recovery_mode(DBRecoveryMode::AbsoluteConsistency);
     options.set_write_buffer_size(WRITE_BUFFER_BYTES);
-    // Each start flushes a small file or two; merge them now and then, not every other start.
+    // Each start flushes a small file or two; they are merged now and then, not at every other start.
     options.set_level_zero_file_num_compaction_trigger(8);
     options.set_max_open_files(256);
     options.set_keep_log_file_num(4);
@@ -76,10 +75,10 @@ fn options(create: bool) -> Options {
     let mut blocks = BlockBasedOptions::default();
     blocks.set_block_cache(&Cache::new_lru_cache(BLOCK_CACHE_BYTES));
     blocks.set_bloom_filter(10.0, false);
-    // Filters and indexes live in the bounded cache too: memory does not grow with the table.
+    // Filters and indexes are in the bounded cache too, so memory does not grow with the table.
     blocks.set_cache_index_and_filter_blocks(true);
     blocks.set_pin_l0_filter_and_index_blocks_in_cache(true);
-    // In parts, of which a read needs one: whole ones grow with the table, and push each other out.
+    // They are in parts, of which a read needs one. Whole ones grow with the table, and evict each other.
     blocks.set_index_type(BlockBasedIndexType::TwoLevelIndexSearch);
     blocks.set_partition_filters(true);
     blocks.set_pin_top_level_index_and_filter(true);
@@ -99,7 +98,7 @@ fn write_fault(error: &rocksdb::Error) -> TableFault {
     TableFault::Write(error.to_string())
 }
 
-/// Writes down, durably, that a log lost its tail.
+/// Notes, durably, that a log lost its tail.
 fn note_lost_tail(folder: &Path, why: &str) -> Result<(), TableFault> {
     let marker = folder.join(TAIL_LOST);
     fs::write(&marker, why)
@@ -118,26 +117,25 @@ impl RocksTable {
         db.as_ref().map_or_else(|| Err(TableFault::Read("it has been closed".to_owned())), use_it)
     }
 
-    /// Whether a folder holds a table at all.
+    /// Whether a folder holds a table.
     #[must_use]
     pub fn exists(folder: &Path) -> bool {
         folder.join("CURRENT").exists()
     }
 
-    /// Makes a new, empty table. There must be none.
+    /// Makes a new, empty table. The folder must not hold one.
     ///
     /// # Errors
-    /// Where the folder cannot be written or holds a table already.
+    /// When the folder cannot be written or holds a table already.
     pub fn create(folder: &Path) -> Result<Self, TableFault> {
         let db = DB::open(&options(true), folder).map_err(|error| write_fault(&error))?;
         Ok(Self::new(db))
     }
 
-    /// Opens a table that is there, and says whether all of it is.
+    /// Opens an existing table, and says whether its log was complete.
     ///
     /// # Errors
-    /// Where it is in use by another process, cannot be read, or is corrupt elsewhere than at the
-    /// end of its log.
+    /// When another process uses it, it cannot be read, or it is corrupt elsewhere than at the end of its log.
     pub fn open(folder: &Path) -> Result<(Self, Recovered), TableFault> {
         if let logs::Found::ZerosAtTheEnd(log) = logs::look_over(folder)? {
             note_lost_tail(folder, &format!("{log} ends in zeros"))?;
@@ -157,24 +155,24 @@ impl RocksTable {
         Ok((table, recovered))
     }
 
-    /// Opens a table whose log ends badly. That mends the log, so nobody could tell afterwards: it is
-    /// written down first, in a file that stays until a new incarnation has begun.
+    /// Opens a table whose log ends badly. RocksDB then repairs the log, and the damage cannot be seen afterwards.
+    /// So the loss is noted first, in a file that stays until a new incarnation has begun.
     fn open_without_tail(folder: &Path, error: &rocksdb::Error) -> Result<DB, TableFault> {
         note_lost_tail(folder, error.as_ref())?;
         let mut tolerant = options(false);
         tolerant.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
-        // If more than the tail is bad, this fails too, and the first reason is the better one. The
-        // note stays: an open that failed late may have mended the log all the same.
+        // If more than the tail is bad, this fails too, and the first error is the better one. The note stays: an
+        // open that failed late may have repaired the log all the same.
         DB::open(&tolerant, folder).map_err(|again| match again.kind() {
             ErrorKind::Corruption => read_fault(error),
             _ => read_fault(&again),
         })
     }
 
-    /// Forgets that a tail was lost, once the new incarnation is durable.
+    /// Removes the note of a lost tail, once the new incarnation is durable.
     ///
     /// # Errors
-    /// Where the file cannot be removed; the next start then begins one incarnation more.
+    /// When the file cannot be removed; the next start then begins one more incarnation.
     pub fn tail_is_made_up_for(folder: &Path) -> io::Result<()> {
         match fs::remove_file(folder.join(TAIL_LOST)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -182,10 +180,10 @@ impl RocksTable {
         }
     }
 
-    /// Opens what can still be read of a damaged table, to look at it.
+    /// Opens what can still be read of a damaged table, for reading only.
     ///
     /// # Errors
-    /// Where nothing can.
+    /// When nothing can be read.
     pub fn open_to_salvage(folder: &Path) -> Result<Self, TableFault> {
         let mut options = options(false);
         options.set_wal_recovery_mode(DBRecoveryMode::SkipAnyCorruptedRecord);
@@ -193,10 +191,10 @@ impl RocksTable {
         Ok(Self::new(db))
     }
 
-    /// Opens a table to look at it, also while a gate is running on it.
+    /// Opens a table for reading only, also while a gate is running on it.
     ///
     /// # Errors
-    /// Where it cannot be read or is corrupt.
+    /// When it cannot be read or is corrupt.
     pub fn open_read_only(folder: &Path) -> Result<Self, TableFault> {
         let db = DB::open_for_read_only(&options(false), folder, false).map_err(|error| read_fault(&error))?;
         Ok(Self::new(db))
@@ -205,7 +203,7 @@ impl RocksTable {
     /// Moves everything from the log into synced table files.
     ///
     /// # Errors
-    /// Where that fails; nothing is lost by it.
+    /// When that fails; no change is lost by it.
     pub fn flush(&self) -> Result<(), TableFault> {
         self.with(|db| db.flush().map_err(|error| write_fault(&error)))
     }
@@ -286,7 +284,7 @@ mod tests {
         Key::Record(ObjectId::new(&format!("/tenants/{}/objects/{n}", n % 7)).unwrap())
     }
 
-    /// What is written of an object the `turn`th time. The table does not ask what it means.
+    /// The value that is written of an object the `turn`th time. The table does not check its meaning.
     fn value(n: u64, turn: u64) -> Vec<u8> {
         let object = ObjectId::new(&format!("{n}-{}", "x".repeat(100))).unwrap();
         encode_index(&object, crate::fence::LeaseSeq::new(turn).unwrap())
@@ -295,7 +293,7 @@ mod tests {
     const OBJECTS: u64 = 20_000;
     const TURNS: u64 = 4;
 
-    /// The turn in which an object is written last: older values lie in older files below it.
+    /// The turn in which an object is written last: older values are in older files.
     fn last_turn(n: u64) -> u64 {
         1 + n % TURNS
     }

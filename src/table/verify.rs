@@ -1,4 +1,4 @@
-//! Looking every row of a table over: does it decode, and do the rows agree with each other?
+//! Checks every row of a table: does it decode, and do the rows agree with each other?
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::fence::{Fence, Hlc, Incarnation, LeaseSeq, Now, ObjectId, TableKey, W
 const CHUNK: usize = 4_096;
 const FAULTS_MAX: usize = 100;
 
-/// What was found.
+/// The result.
 #[derive(Debug, Default)]
 pub struct Report {
     pub rows: BTreeMap<&'static str, u64>,
@@ -34,11 +34,11 @@ impl Report {
     }
 }
 
-/// Counts every row; with `deep`, also decodes each and holds it against the others. `progress` is
-/// told how many rows have been seen.
+/// Counts every row; with `deep`, also decodes each and compares it with the others. `progress` gets the number of
+/// rows read so far.
 ///
 /// # Errors
-/// Where the table cannot be read at all. A row that cannot is a finding, not an error.
+/// When the table cannot be read at all. A row that cannot be read is a finding, not an error.
 pub fn walk(table: &dyn Table, deep: bool, mut progress: impl FnMut(u64)) -> Result<Report, TableFault> {
     let mut report = Report::default();
     let checks = if deep { Some(Checks::new(table)?) } else { None };
@@ -48,7 +48,7 @@ pub fn walk(table: &dyn Table, deep: bool, mut progress: impl FnMut(u64)) -> Res
         let rows = match table.scan(&from, &until, CHUNK) {
             Ok(rows) => rows,
             Err(fault) if deep => {
-                // What lies behind a bad block cannot be reached by going on.
+                // Rows behind a bad block cannot be reached.
                 report.fault(format!("behind {seen} rows: {fault}"));
                 return Ok(report);
             }
@@ -84,7 +84,7 @@ impl Checks {
         let context = Context {
             frame: Frame { run: meta.run, start, behind_mark: false },
             incarnation: meta.incarnation,
-            // Secrets are not stored, so any key will do to read the rows.
+            // Secrets are not stored, so any key can read the rows.
             key: TableKey::from_bytes([0; TableKey::BYTES]),
         };
         Ok(Self { context, mark: read_mark(table)? })
@@ -157,7 +157,7 @@ impl Checks {
                     .map_err(|fault| bad(&fault))?;
                 let before = match before {
                     None if number == 1 => Some(JournalHead::EMPTY.hash),
-                    // The oldest that is kept.
+                    // The oldest entry that is kept.
                     None => None,
                     Some(row) => Some(JournalEntry::decode(&row).map_err(|fault| bad(&fault))?.hash),
                 };
@@ -170,7 +170,7 @@ impl Checks {
     }
 }
 
-/// Whether a row has the certificates that its key says.
+/// Checks that a row has the certificates that its key names.
 fn are_certificates(value: &[u8], object: &ObjectId, seq: LeaseSeq) -> Result<(), TableFault> {
     for signed in decode_signed(value)? {
         if certificates::read(signed, object)?.by.seq != seq {
@@ -187,7 +187,7 @@ fn get(table: &dyn Table, key: &Key) -> Result<Option<Vec<u8>>, TableFault> {
 /// The table's incarnation and run, for people.
 ///
 /// # Errors
-/// Where the meta row cannot be read.
+/// When the meta row cannot be read.
 pub fn about(table: &dyn Table) -> Result<(Incarnation, u64, bool), TableFault> {
     let meta = read_meta(table)?.ok_or_else(|| TableFault::Corrupt("there is no meta row".to_owned()))?;
     Ok((meta.incarnation, meta.run, meta.clean))

@@ -1,4 +1,4 @@
-//! Who can do what, and when. Whether anything comes of it, the steps themselves say (`ledger`, `writes`).
+//! Which steps are possible, and when. The steps themselves say whether they change anything (`ledger`, `writes`).
 
 use std::fmt;
 
@@ -10,13 +10,13 @@ use crate::{
     state::{FENCE_MAX, Gate, HOLDERS, Holder, InStore, NAMES, Phase, Seq, World, Write},
 };
 
-/// A write: whose, and its how-manieth.
+/// A write: its holder, and its index among that holder's writes.
 pub type Which = (Holder, usize);
 
-/// One step of somebody.
+/// One step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    // A call reaches the ledger, and is decided in the round that there is.
+    // A call reaches the ledger, and is decided in the present round.
     Acquire(Holder),
     AskAgain,
     Renew,
@@ -36,9 +36,9 @@ pub enum Action {
     Begin(Which),
     SendPart(Which),
     ApplyPart(Which),
-    /// All of it is here: judged again, to be sent.
+    /// The whole write is here: it is judged again, to be sent.
     Commit(Which),
-    /// The end of a body that streams is here: judged again.
+    /// The end of a streaming body is here: the write is judged again.
     Complete(Which),
     BackOut(Which),
     Send(Which),
@@ -54,7 +54,7 @@ pub enum Action {
 }
 
 impl GateModel {
-    /// What may be tried.
+    /// Lists the steps that may be tried.
     pub fn possible(&self, world: &World, actions: &mut Vec<Action>) {
         if world.now < self.scope.last_tick {
             actions.push(Action::Tick);
@@ -77,7 +77,7 @@ impl GateModel {
         match write.phase {
             Phase::Idle => {
                 let (holder, place) = which;
-                // One after the other: they are alike.
+                // A holder's writes begin in order, since they are alike.
                 let is_next = place == 0 || world.writes[usize::from(holder)][place - 1].phase != Phase::Idle;
                 if world.gate.is_some() && is_next {
                     let tokens = (1..=FENCE_MAX).filter(|seq| world.granted[usize::from(*seq)] == Some(holder));
@@ -129,7 +129,7 @@ impl GateModel {
         }
         let fence = gate.newest().fence;
         if fence < FENCE_MAX {
-            // Whoever is first is called A.
+            // The first holder is always called A.
             let askers = if fence == 0 { 1 } else { HOLDERS };
             actions.extend((0..askers).map(Action::Acquire));
             actions.extend(self.scope.renewals.then_some(Action::Rotate));

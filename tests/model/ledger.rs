@@ -1,5 +1,5 @@
-//! The ledger's steps: decide, seal, persist, publish, drain, the second step, answer. Anything else may
-//! happen between any two of them.
+//! The ledger's steps: decide, seal, persist, publish, drain, the second step, answer. Any other step may happen
+//! between two of them.
 
 use fencegate::fence::{Event, Outcome, order::SecondStep};
 
@@ -17,7 +17,7 @@ impl GateModel {
         Some(if self.is(Mutant::DecidesOnPublished) { gate.row } else { gate.newest() })
     }
 
-    /// The open lease, if its holder knows of it.
+    /// The open lease, if its holder knows it.
     pub fn held(&self, world: &World) -> Option<Held> {
         match self.newest(world)?.standing {
             Standing::Open(held) => Some(held).filter(|held| world.granted[usize::from(held.seq)] == Some(held.holder)),
@@ -25,11 +25,11 @@ impl GateModel {
         }
     }
 
-    /// One event, by the product, taken into the round.
+    /// Lets the product decide one event, and adds the result to the round.
     pub fn decide(&self, world: &mut World, event: Event) -> Option<()> {
         let (newest, stamp) = (self.newest(world)?, unused_stamp(world)?);
         let step = self.product.step(newest, event, world.now, stamp);
-        // Refused, or nothing to do: nobody can tell from the state.
+        // Refused, or nothing to do: the state does not change.
         let row = step.row.filter(|row| *row != newest)?;
         let round = world.gate.as_mut()?.round();
         (round.newest, round.to_seal) = (row, step.advance);
@@ -43,11 +43,11 @@ impl GateModel {
         }
     }
 
-    /// A repeated request whose answer went down with the gate.
+    /// A repeated request whose answer was lost with the gate.
     pub fn ask_again(&self, world: &mut World) -> Option<()> {
         let gate = world.gate.as_ref()?;
         let held = self.product.replay(gate.row, world.now)?;
-        // One whose advance is under way waits for that one's answer.
+        // A request whose advance is under way waits for that one's answer.
         let waits = gate.advances.iter().any(|advance| advance.seq == held.seq);
         if waits || world.granted[usize::from(held.seq)].is_some() {
             return None;
@@ -56,8 +56,8 @@ impl GateModel {
         Some(())
     }
 
-    /// Closes the object to new writes, and reads what is on its way in the same instant. Where that is
-    /// nothing, the second step is taken at once; else the advance waits.
+    /// Closes the object to new writes, and reads which writes are on their way in the same instant. Without any,
+    /// the second step is taken at once; else the advance waits.
     pub fn seal(&self, world: &mut World) -> Option<()> {
         let is_drained = self.is_drained(world) || self.is(Mutant::NoDrain);
         let gate = world.gate.as_mut()?;
@@ -77,7 +77,7 @@ impl GateModel {
         Some(())
     }
 
-    /// An advance that has drained is taken to its end; so is one that was overtaken.
+    /// Ends an advance that has drained or was overtaken.
     pub fn finish(&self, world: &mut World, place: usize) -> Option<()> {
         let is_drained = self.is_drained(world) || self.is(Mutant::NoDrain);
         let gate = world.gate.as_mut()?;
@@ -99,15 +99,15 @@ impl GateModel {
     fn open(&self, world: &mut World, advance: Advance) -> Option<()> {
         let mut newest = world.gate.as_ref()?.newest();
         if self.is(Mutant::NoStep4Check) {
-            // The check is inside `step`. It is got round by showing it the row as this advance left it, so
-            // that it finds what it looks for, whatever the row has become since.
+            // `step` itself checks this. The mutant avoids the check: it shows `step` the row as this advance left
+            // it, whatever has changed since.
             newest = Row { fence: advance.seq, standing: Standing::Draining(advance.id) };
         }
         let Step { outcome, row, .. } = self.product.step(newest, self.product.drained(&advance), world.now, 0);
         let answer = match (outcome, advance.then) {
             (Outcome::Granted(_), Some(holder)) => Answer::Granted(holder, advance.seq),
             (Outcome::Freed, None) => Answer::Freed(advance.seq),
-            // LEASE_FENCED: the advance is forgotten, and the row is another's.
+            // LEASE_FENCED: the advance is forgotten, and the row belongs to another one.
             (Outcome::Refused(_), _) => return Some(()),
             (other, then) => panic!("{other:?} of a drain for {then:?}"),
         };
@@ -129,7 +129,7 @@ impl GateModel {
         Some(())
     }
 
-    /// What is published opens the seal.
+    /// Publishing opens the seal.
     pub fn publish(&self, world: &mut World) -> Option<()> {
         let gate = world.gate.as_mut()?;
         let round = gate.round.as_mut()?;
@@ -148,7 +148,7 @@ impl GateModel {
     }
 }
 
-/// Advances are told apart by their names alone, so any name that nobody bears will do.
+/// A stamp for an advance. Advances differ only by their stamps, so any unused one will do.
 fn unused_stamp(world: &World) -> Option<u8> {
     let gate = world.gate.as_ref()?;
     let is_borne = |stamp: u8| {

@@ -2,14 +2,14 @@
 //! clock and crashes can follow each other, for one object and two holders, with the product's own
 //! `Record::step` and `judge` deciding.
 //!
-//! - `state`: what there is. `actions`: who can do what, and when. `model`, `ledger`, `writes`: what it does.
-//! - `product`: the way to the product's rules.
+//! - `state`: the states. `actions`: which steps are possible. `model`, `ledger`, `writes`: what the steps do.
+//! - `product`: calls the product's rules.
 //! - `promises`: what must always hold, and what must be reached.
-//! - `mutants`: gates with one thing wrong, each of which must be caught by a promise's name.
+//! - `mutants`: gates with one thing wrong. The promise that each one breaks must catch it by name.
 //!
-//! Time is abstract. A lost write may land until `BoundPasses`, which the gate waits for; leases expire by
-//! ticks that come whenever they like. One object, always in memory; nothing is forced: loads, `force`,
-//! reloads and steps of the wall clock are the simulation's.
+//! Time is abstract. A lost write may land until `BoundPasses`, which the gate waits for; leases expire by ticks
+//! that may come at any time. There is one object, always in memory. The simulation covers loads, `force`, reloads
+//! and steps of the wall clock.
 
 #![allow(unreachable_pub, reason = "a test program exports nothing; pub says what a module offers")]
 #![allow(clippy::pedantic, reason = "tests are read, not called")]
@@ -33,17 +33,17 @@ use mutants::Mutant;
 use promises::Promise;
 use state::World;
 
-/// Leases that change hands, over and over, with crashes in between.
+/// Leases that change hands again and again, with crashes in between.
 const HANDOVERS: Scope =
     Scope { writes: 2, streams: false, renewals: false, ttl: 1, last_tick: 3, restarts: 2, revokes: 1 };
 /// Leases that are renewed, also under a new number.
 const RENEWALS: Scope = Scope { writes: 1, renewals: true, ttl: 2, last_tick: 4, ..HANDOVERS };
-/// Bodies of which part is sent before the rest is judged again.
+/// Bodies of which part is sent before the whole write is judged again.
 const STREAMS: Scope = Scope { writes: 1, streams: true, ..HANDOVERS };
 
 type Way = Path<World, Action>;
 
-/// The steps that lead somewhere, for people.
+/// Prints the steps that change something, for people.
 fn tell(way: Way) -> String {
     let (worlds, actions): (Vec<World>, Vec<Option<Action>>) = way.into_vec().into_iter().unzip();
     let steps = actions.iter().flatten().zip(&worlds[1..]);
@@ -54,13 +54,13 @@ fn tell(way: Way) -> String {
 }
 
 fn say(line: &str) {
-    // Not captured, so that a run that passes shows it too.
+    // Written to standard output directly, so that the test harness does not capture it.
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").unwrap();
 }
 
-/// The shortest way that breaks a promise, if one does, and how many states were looked at to find one.
-/// The checker keeps the last way that it finds before it stops, so it is asked for shorter ones.
+/// The shortest path that breaks a promise, if one does, and how many states were checked to find it. The checker
+/// keeps the last path that it finds before it stops, so it is run again for shorter ones.
 fn broken(scope: Scope, wrong: Option<(Mutant, Promise)>, name: &'static str) -> (Option<Way>, usize) {
     let look = |deepest: usize| {
         let wanted = HasDiscoveries::AnyOf(BTreeSet::from([name]));
@@ -74,11 +74,11 @@ fn broken(scope: Scope, wrong: Option<(Mutant, Promise)>, name: &'static str) ->
     (way, checker.unique_state_count())
 }
 
-/// Looks at every state there is: no promise is broken, and all that matters is reached. `least`: so many
-/// states there have to be, lest the model become trivial unseen.
+/// Checks every state: no promise is broken, and all goals are reached. `least`: the number of states must be at
+/// least this, so that a change cannot make the model trivial unnoticed.
 fn keeps_every_promise(what: &str, scope: Scope, least: usize) {
     let model = GateModel::new(scope, None);
-    // Two threads find the same states; only the ways to them differ.
+    // Two threads find the same states; only the paths to them differ.
     let checker = model.checker().finish_when(HasDiscoveries::AnyFailures).threads(2).spawn_bfs().join();
     let (unique, all, depth) = (checker.unique_state_count(), checker.state_count(), checker.max_depth());
     say(&format!("model: {what}: {unique} unique states of {all} generated, depth {depth}"));
@@ -111,7 +111,7 @@ fn no_order_of_events_breaks_a_promise_while_bodies_are_streamed() {
     keeps_every_promise("streams", STREAMS, 300_000);
 }
 
-/// The gate with this wrong breaks this promise.
+/// Checks that the gate with this mutant breaks this promise.
 fn is_caught(scope: Scope, mutant: Mutant, promise: Promise) {
     let name = promise.name();
     let (way, states) = broken(scope, Some((mutant, promise)), name);

@@ -1,6 +1,6 @@
-//! The model: how much of everything there is, which step does what, and how a run of the gate begins and
-//! ends. Where the gate decides something, the product decides it (`product`); the model only says when it
-//! is asked and what is done with its answer, as the ledger, the stripes and the write path do it.
+//! The model: how many of everything there are, which function takes a step, and how a run of the gate begins and
+//! ends. Every decision of the gate is the product's (`product`). The model only says when a decision is made and
+//! what follows from it, as the ledger, the stripes and the write path do.
 
 use fencegate::fence::{Event, write::Event as Life};
 use stateright::{Model, Property};
@@ -15,10 +15,10 @@ use crate::{
 
 pub const FIRST_TICK: Tick = 1;
 
-/// How much there is of everything.
+/// How many of everything there are.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
-    /// Of each holder.
+    /// Writes of each holder.
     pub writes: usize,
     pub streams: bool,
     pub renewals: bool,
@@ -28,11 +28,11 @@ pub struct Scope {
     pub revokes: u8,
 }
 
-/// The gate, or a gate with one thing wrong.
+/// The gate, or a gate with a mutant.
 pub struct GateModel {
     pub product: Product,
     pub scope: Scope,
-    /// What is wrong, and the promise that is looked at.
+    /// The mutant, and the promise that is checked.
     wrong: Option<(Mutant, Promise)>,
 }
 
@@ -45,7 +45,7 @@ impl GateModel {
         self.wrong.is_some_and(|(wrong, _)| wrong == mutant)
     }
 
-    /// Whether an advance has nothing to wait for.
+    /// Whether an advance has no write to wait for.
     pub fn is_drained(&self, world: &World) -> bool {
         !world.in_flight() && !world.gate.as_ref().is_some_and(|gate| gate.unknown)
     }
@@ -55,7 +55,7 @@ impl Model for GateModel {
     type State = World;
     type Action = Action;
 
-    /// A new table, that an operator has said is new, and a gate that is not running.
+    /// A new table, and a gate that is not running.
     fn init_states(&self) -> Vec<World> {
         vec![World {
             now: FIRST_TICK,
@@ -70,7 +70,7 @@ impl Model for GateModel {
         }]
     }
 
-    /// Nothing is tried after a broken promise, or after the one that is looked at.
+    /// No step follows a broken promise, or the checked one where there is a mutant.
     fn actions(&self, world: &World, actions: &mut Vec<Action>) {
         let goes_on = match self.wrong {
             None => world.story.broken == 0,
@@ -94,7 +94,7 @@ impl Model for GateModel {
 }
 
 impl GateModel {
-    /// `None`: nothing comes of it.
+    /// Takes a step. `None`: the step changes nothing.
     fn take(&self, world: &mut World, action: Action) -> Option<()> {
         match action {
             Action::Acquire(holder) => self.decide(world, self.product.acquire(self.newest(world)?, holder)),
@@ -134,8 +134,8 @@ impl GateModel {
         }
     }
 
-    /// Begins a run: the flag is cleared before anyone is served. A drain that was left behind goes on, for
-    /// nobody.
+    /// Begins a run: the flag is cleared before any call is answered. An advance that was still draining goes on
+    /// without a caller.
     fn start(&self, world: &mut World) -> Option<()> {
         let was_clean = std::mem::take(&mut world.clean);
         let row = self.product.read_back(world.disk, world.now);
@@ -154,8 +154,8 @@ impl GateModel {
         Some(())
     }
 
-    /// Memory and connections are gone; the disk and the store stay. The flag is set last of all, in the
-    /// instant in which nothing is on its way.
+    /// Ends a run: memory and connections are gone; the disk and the store stay. The flag is set last, in an
+    /// instant in which no write is on its way.
     fn go_down(&self, world: &mut World, clean: bool) -> Option<()> {
         let gate = world.gate.take()?;
         if clean && self.is(Mutant::Unsynced) {
@@ -168,7 +168,7 @@ impl GateModel {
     }
 }
 
-/// Nothing that was lost can land any more, and the gate knows.
+/// No lost write can land any more, and the gate knows it.
 fn bound_passes(world: &mut World) -> Option<()> {
     for write in world.writes.iter_mut().flatten() {
         if matches!(write.phase, Phase::Lost | Phase::Landed) {

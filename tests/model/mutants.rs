@@ -1,32 +1,32 @@
-//! Gates with one thing wrong, each of which the model has to catch breaking a promise.
+//! Gates with one thing wrong. The model must catch each of them breaking a promise.
 
-/// What is wrong.
+/// The mutants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
-    /// An advance waits for nothing.
+    /// An advance does not wait for older writes.
     NoDrain,
     /// An advance does not close its object to writes of the old lease.
     NoSeal,
     /// The first step names the new holder already, on the disk too; only the answer waits for the drain.
     NoDrainingState,
-    /// An advance opens its object whoever has overtaken it.
+    /// An advance opens its object even where another one has overtaken it.
     NoStep4Check,
-    /// The clean flag is set whatever may still land.
+    /// The clean flag is set even where writes may still land.
     EarlyCleanFlag,
     /// A write is not judged again before it is sent.
     NoCommitCheck,
-    /// A write whose answer was lost is taken for one that has settled.
+    /// A write whose answer was lost counts as settled.
     NoUnknownWait,
-    /// A write of which part was sent is taken for one that was not begun.
+    /// A write of which part was sent counts as not begun.
     PartialIsNone,
-    /// A round is published and answered though nothing of it was synced.
+    /// A round is published and answered though none of it was synced.
     Unsynced,
-    /// The end of a lease is told though it was not synced.
+    /// The end of a lease is answered though it was not synced.
     UnsyncedEnd,
-    /// The ledger decides against what is published, not against its own newest.
+    /// The ledger decides against the published row, not against its own newest one.
     DecidesOnPublished,
     /// A write whose answer was lost is sent again.
     Retry,
-    /// Writes are judged by a clock that stands still.
+    /// Writes are judged by a clock that never moves.
     StoppedClock,
 }

@@ -1,5 +1,5 @@
-//! The way to the product's own rules: records are made of rows, `Record::step` and `judge` decide, and
-//! rows are made of what they say. No rule of the gate is written down here.
+//! Calls the product's rules: records are made of rows, `Record::step` and `judge` decide, and rows are made of the
+//! results. This file contains no rule of the gate.
 
 use std::array;
 
@@ -17,17 +17,17 @@ use crate::state::{Advance, FENCE_MAX, HOLDERS, Held, Holder, NAMES, Row, Seq, S
 const TICK_MS: u64 = 1_000;
 const WALL_START: u64 = 1_800_000_000_000;
 
-/// What every record and token is made with.
+/// What is needed to make every record and token.
 pub struct Product {
     object: ObjectId,
     key: TableKey,
     ttl: Ttl,
     holders: [HolderId; HOLDERS as usize],
-    /// By holder and number.
+    /// The leases by holder and number.
     leases: [[(LeaseId, Proof); FENCE_MAX as usize + 1]; HOLDERS as usize],
 }
 
-/// What a step has changed.
+/// The result of a step.
 pub struct Step {
     pub outcome: Outcome,
     pub row: Option<Row>,
@@ -35,13 +35,13 @@ pub struct Step {
 }
 
 impl Product {
-    /// Leases live for so many ticks.
+    /// Leases live for this many ticks.
     pub fn new(ttl: Tick) -> Self {
         let object = ObjectId::new("o").unwrap();
         let key = TableKey::from_bytes([7; TableKey::BYTES]);
         let holders = NAMES.map(|name| HolderId::new(name).unwrap());
-        // One id for one holder and number. The gate's own are never repeated; that they might be here only
-        // makes more tokens valid.
+        // One id for each holder and number. The gate never repeats an id; repeating them here only makes more
+        // tokens valid.
         let leases = array::from_fn(|holder| {
             array::from_fn(|seq| {
                 let id = LeaseId::new(&format!("{holder}-{seq}")).unwrap();
@@ -52,7 +52,7 @@ impl Product {
         Self { object, key, ttl: Ttl(u64::from(ttl) * TICK_MS), holders, leases }
     }
 
-    /// One event, decided by the product against a row. `stamp` names the advance that it may begin.
+    /// Lets the product decide one event against a row. `stamp` names the advance that it may begin.
     pub fn step(&self, row: Row, event: Event, now: Tick, stamp: u8) -> Step {
         let at = At { now: instant(now), stamp: hlc(stamp), key: &self.key };
         let (outcome, effects) = self.record(row).step(event, &at);
@@ -78,14 +78,14 @@ impl Product {
         verdict::judge(View::Known { record: &record, sealed }, &presented, instant(now))
     }
 
-    /// The number that a repeated request of this holder gets again, if it does.
+    /// The number that a repeated request of this holder gets again, if it gets one.
     pub fn replay(&self, row: Row, now: Tick) -> Option<Held> {
         let Standing::Open(held) = row.standing else { return None };
         let (lease_id, _) = self.lease_id(held.holder, held.seq);
         self.record(row).replay(lease_id, instant(now)).map(|lease| self.held(lease))
     }
 
-    /// A row of an earlier run, as a run that begins now reads it.
+    /// A row of an earlier run, as a new run reads it.
     pub fn read_back(&self, row: Row, now: Tick) -> Row {
         let frame = Frame { run: 2, start: instant(now), behind_mark: false };
         let again = |held: Held| Held { until: tick(frame.deadline(instant(held.until).wall, self.ttl)), ..held };

@@ -1,5 +1,5 @@
-//! The promises, judged from outside: by what was durable, published, answered, forwarded and applied. None
-//! of this asks the gate's rules. And what has to be reached for the promises to mean anything.
+//! The promises, checked from outside: by what was durable, published, answered, forwarded and applied. None of
+//! these checks uses the gate's rules. The goals are here too: without them the promises would mean nothing.
 
 use stateright::Property;
 
@@ -8,7 +8,7 @@ use crate::{
     state::{Answer, Gate, Held, Holder, InStore, Phase, Row, Seq, Standing, Story, Tick, World, Write},
 };
 
-/// A promise. A step that breaks it leaves its mark in the story.
+/// A promise. A step that breaks it is noted in the story.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     Monotonic,
@@ -17,7 +17,7 @@ pub enum Promise {
     Expiry,
     DurableBeforeVisible,
     Drain,
-    /// To an operator who was told that nothing older lands any more.
+    /// For an operator who got the answer that no older write lands any more.
     DrainForOperators,
     OneAttempt,
     NoRevival,
@@ -120,7 +120,7 @@ fn has_write(world: &World, is: impl Fn(&Write) -> bool) -> bool {
     world.each_write().any(is)
 }
 
-/// An advance waits for a write in the store; `is`: its new holder, and the writer.
+/// An advance waits for a write in the store. `is` gets the new holder and the writer.
 fn hands_over_under_a_write(world: &World, is: impl Fn(usize, usize) -> bool) -> bool {
     let has_sent = |holder: Holder| {
         let mut each = world.writes.iter().enumerate();
@@ -136,7 +136,7 @@ impl World {
         self.story.broken & promise.bit() == 0
     }
 
-    /// Whether a crash now could take back something that was published or granted.
+    /// Checks that a crash now could not take back a published row or a grant.
     pub fn look_at_what_is_shown(&mut self) {
         let is_published_durable = !is_up(self, |gate| how_far(gate.row) > how_far(self.disk));
         let is_durable = |(seq, holder): (usize, &Option<Holder>)| match (holder, self.disk.standing) {
@@ -152,7 +152,7 @@ impl World {
     }
 }
 
-/// Rows in the order in which an object goes through them.
+/// Orders rows as an object goes through them.
 fn how_far(row: Row) -> (Seq, u8, Tick) {
     match row.standing {
         Standing::Draining(_) => (row.fence, 0, 0),
@@ -168,13 +168,13 @@ impl Story {
         }
     }
 
-    /// A row is on the disk.
+    /// Notes that a row is on the disk.
     pub fn persisted(&mut self, row: Row) {
         self.expect(Promise::Monotonic, row.fence >= self.durable);
         self.durable = self.durable.max(row.fence);
     }
 
-    /// Everyone can see a row.
+    /// Notes that a row is visible.
     pub fn published(&mut self, row: Row) {
         self.expect(Promise::Monotonic, row.fence >= self.published);
         self.published = self.published.max(row.fence);
@@ -186,7 +186,7 @@ impl Story {
         }
     }
 
-    /// An answer leaves the gate.
+    /// Notes that an answer leaves the gate.
     pub fn answered(&mut self, answer: Answer, granted: &mut [Option<Holder>]) {
         match answer {
             Answer::Granted(holder, seq) => {
@@ -198,7 +198,7 @@ impl Story {
         }
     }
 
-    /// A write is let through, while this is published and this is on the disk.
+    /// Checks a write that is let through, against the published row and the one on the disk.
     pub fn let_through(&mut self, (holder, seq): (Holder, Seq), row: Row, disk: Row, now: Tick) {
         let is_open_for = |row: Row| match row.standing {
             Standing::Open(held) => (held.holder, held.seq, row.fence) == (holder, seq, seq),
@@ -211,12 +211,12 @@ impl Story {
         }
     }
 
-    /// A write leaves for the store, for the so-and-so-manieth time.
+    /// Checks a write that leaves for the store; `sends` counts its sends.
     pub fn sent(&mut self, sends: u8) {
         self.expect(Promise::OneAttempt, sends == 1);
     }
 
-    /// The store has applied a write, or part of it.
+    /// Checks a write of which the store has applied all or part.
     pub fn applied(&mut self, holder: Holder, seq: Seq) {
         self.expect(Promise::Drain, seq >= self.granted && seq >= self.applied);
         self.expect(Promise::DrainForOperators, seq >= self.freed);

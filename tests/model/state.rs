@@ -1,7 +1,7 @@
-//! What the model remembers: as little of a gate, its disk, its store and its writers as the promises need.
+//! What the model remembers: only what the promises need of a gate, its disk, its store and its writers.
 //!
-//! A [`Row`] is a `fence::Record` without what no rule looks at (stamps, wall times, ids that follow from
-//! holder and number); [`crate::product`] makes a record of it for every decision.
+//! A [`Row`] is a `fence::Record` without what no rule reads (stamps, wall times, ids that follow from holder and
+//! number); [`crate::product`] makes a record of it for every decision.
 
 use std::fmt;
 
@@ -10,18 +10,18 @@ use fencegate::fence::{
     write::{Stage, Write as Life},
 };
 
-/// Who asks for leases and writes.
+/// How many holders ask for leases and write.
 pub const HOLDERS: u8 = 2;
 /// How many writes each of them sends, at most.
 pub const WRITES: usize = 2;
-/// The highest fence; 0 is where an object begins.
+/// The highest fence; an object begins at 0.
 pub const FENCE_MAX: u8 = 3;
 
 pub const NAMES: [&str; HOLDERS as usize] = ["A", "B"];
 
 pub type Holder = u8;
 pub type Seq = u8;
-/// A reading of the clock. 0 is before all of them: a deadline that has passed.
+/// A reading of the clock. 0 is earlier than all readings: a deadline that has passed.
 pub type Tick = u8;
 
 /// An object's row.
@@ -31,11 +31,11 @@ pub struct Row {
     pub standing: Standing,
 }
 
-/// What stands at a fence.
+/// The state at a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
     Free,
-    /// By this advance.
+    /// With the advance that drains.
     Draining(u8),
     Open(Held),
     Ended(Held),
@@ -49,13 +49,13 @@ pub struct Held {
     pub until: Tick,
 }
 
-/// A gate that runs: all that a crash takes with it.
+/// A running gate: all that a crash removes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Gate {
-    /// What is published.
+    /// The published row.
     pub row: Row,
     pub sealed: bool,
-    /// Writes may still land of which the gate knows no more.
+    /// Writes may still land that the gate no longer has.
     pub unknown: bool,
     pub round: Option<Round>,
     /// Advances that wait for their drain.
@@ -66,7 +66,7 @@ pub struct Gate {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Round {
     pub newest: Row,
-    /// What is done next, once no more is decided.
+    /// The next step, once all calls are decided.
     pub next: RoundStep,
     /// The fence has moved in `newest`, and the object has yet to be sealed.
     pub to_seal: Option<Advance>,
@@ -78,17 +78,17 @@ pub struct Round {
 pub struct Advance {
     pub seq: Seq,
     pub id: u8,
-    /// Whom it is for, if not for nobody.
+    /// The holder that it is for, if there is one.
     pub then: Option<Holder>,
-    /// The second step was taken with the first, and only the answer waits: never, but with a mutant.
+    /// The second step was taken with the first, and only the answer waits. Only a mutant does this.
     pub opened: bool,
 }
 
-/// What somebody is told once the round is published.
+/// What a caller gets once the round is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
     Granted(Holder, Seq),
-    /// To an operator: nothing older than this lands any more.
+    /// For an operator: no write below this number lands any more.
     Freed(Seq),
 }
 
@@ -104,23 +104,23 @@ pub struct Write {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InStore {
     Nothing,
-    /// It may apply that.
+    /// The store may apply this part.
     Part,
     All,
-    /// It has applied the write, and the gate does not know.
+    /// The store has applied the write, and the gate does not know it.
     Applied,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Not asked for yet.
+    /// Not begun.
     #[default]
     Idle,
     /// Admitted: the product's own state machine, and what the store has.
     Live(Life, InStore),
-    /// Its connection is gone; the store may still apply it.
+    /// The write's connection is gone; the store may still apply it.
     Lost,
-    /// Applied, when its connection was gone already.
+    /// Applied after the write's connection was gone.
     Landed,
     Over,
 }
@@ -128,7 +128,7 @@ pub enum Phase {
 impl Write {
     pub const OVER: Self = Self { phase: Phase::Over, seq: 0, sends: 0 };
 
-    /// Whether an advance waits for it.
+    /// Whether an advance waits for this write.
     pub fn is_in_flight(&self) -> bool {
         match self.phase {
             Phase::Live(life, _) => matches!(life.stage(), Stage::Streaming | Stage::Committed),
@@ -136,12 +136,12 @@ impl Write {
         }
     }
 
-    /// Whether the store has all of it, or this much.
+    /// Whether the store has this much of the write.
     pub fn is_in_store(&self, so_much: InStore) -> bool {
         matches!(self.phase, Phase::Live(_, in_store) if in_store == so_much)
     }
 
-    /// Its connection is closed, whatever its gate knows of that.
+    /// Closes the write's connection. The gate may not know of it.
     pub fn close(&mut self) {
         *self = match self.phase {
             Phase::Idle | Phase::Lost | Phase::Landed => *self,
@@ -151,7 +151,7 @@ impl Write {
     }
 }
 
-/// Everything.
+/// The complete state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct World {
     pub now: Tick,
@@ -160,14 +160,14 @@ pub struct World {
     pub clean: bool,
     pub gate: Option<Gate>,
     pub writes: [[Write; WRITES]; HOLDERS as usize],
-    /// Who was told that it holds this number: its token stays with it for ever.
+    /// The holder that was granted each number: it keeps the token for ever.
     pub granted: [Option<Holder>; FENCE_MAX as usize + 1],
     pub story: Story,
     pub restarts: u8,
     pub revokes: u8,
 }
 
-/// What the promises are judged by: what was seen of the gate so far, from outside.
+/// What the promises are checked by: what was seen of the gate so far, from outside.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Story {
     /// The highest fence that was ever durable.
@@ -176,13 +176,13 @@ pub struct Story {
     pub published: Seq,
     /// The highest number handed out.
     pub granted: Seq,
-    /// The highest number below which an operator was told that nothing lands.
+    /// The highest number of which an operator got the answer that no older write lands.
     pub freed: Seq,
     /// The highest number that the store has applied.
     pub applied: Seq,
     /// Leases, by number, that were published as over.
     pub over: [bool; FENCE_MAX as usize + 1],
-    /// Who has had a write applied.
+    /// The holders of which a write was applied.
     pub wrote: [bool; HOLDERS as usize],
     /// Promises that were broken, by [`crate::promises::Promise`].
     pub broken: u16,
@@ -200,7 +200,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// What memory and disk say, in a line.
+/// Memory and disk, in a line.
 impl fmt::Display for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.gate {
@@ -226,7 +226,7 @@ impl World {
 }
 
 impl Gate {
-    /// What the ledger decides against: its own newest, published or not.
+    /// The row that the ledger decides against: its own newest, published or not.
     pub fn newest(&self) -> Row {
         self.round.as_ref().map_or(self.row, |round| round.newest)
     }

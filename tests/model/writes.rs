@@ -1,5 +1,5 @@
-//! A write on its way: the product's own state machine says what comes next, the model does it. What the store makes of
-//! it is the model's.
+//! A write on its way. The product's own state machine says what comes next, and the model does it. The store's
+//! part is the model's own.
 
 use fencegate::fence::{
     Denial,
@@ -27,7 +27,7 @@ impl GateModel {
         Some(())
     }
 
-    /// Takes an event into a write's life, and does what it says. `None`: nothing comes of it.
+    /// Applies an event to a write's life, and carries out the effect. `None`: nothing changes.
     pub fn on(&self, world: &mut World, which: Which, mut event: Event) -> Option<()> {
         let Write { phase: Phase::Live(mut life, in_store), seq, .. } = *write(world, which) else { return None };
         let was_partial = life.stage() == Stage::Streaming;
@@ -36,7 +36,7 @@ impl GateModel {
             write(world, which).phase = Phase::Live(life, in_store);
             event = match effect {
                 Effect::Judge(stage) => self.judge(world, which, seq, stage),
-                // Its lease has to be ended first, by a step of the ledger's.
+                // The ledger has to end the lease first, in a step of its own.
                 Effect::Clear(_) => return None,
                 Effect::Close if self.is(Mutant::Retry) => Event::Closed { left: false },
                 Effect::Close => Event::Closed { left: in_store != InStore::Nothing },
@@ -49,7 +49,7 @@ impl GateModel {
         }
     }
 
-    /// Judged by the product. If it may go on, it counts as in flight from the same instant on.
+    /// Lets the product judge the write. If it is permitted, it counts as in flight from the same instant on.
     fn judge(&self, world: &mut World, which: Which, seq: Seq, stage: Stage) -> Event {
         let Some(gate) = &world.gate else { return Event::Interrupted };
         let token = (which.0, seq);
@@ -66,7 +66,7 @@ impl GateModel {
         Event::Permitted(stage)
     }
 
-    /// What the judge takes for now.
+    /// The judge's reading of the clock.
     fn clock(&self, world: &World) -> Tick {
         if self.is(Mutant::StoppedClock) { FIRST_TICK } else { world.now }
     }
@@ -84,7 +84,7 @@ impl GateModel {
         }
     }
 
-    /// All of it leaves, or part of it, or its end.
+    /// Sends the whole write, a part of it, or its end.
     pub fn send(&self, world: &mut World, which: Which, so_much: InStore) -> Option<()> {
         let sent = write(world, which);
         let Phase::Live(life, before) = sent.phase else { return None };
@@ -106,17 +106,17 @@ impl GateModel {
         Some(())
     }
 
-    /// The store applies what it has got so far. It may do so again.
+    /// The store applies the part that it has. It may do so again.
     pub fn apply_part(&self, world: &mut World, which: Which) -> Option<()> {
         let (seq, before) = (write(world, which).seq, world.story.clone());
         world.story.applied(which.0, seq);
         (world.story != before).then_some(())
     }
 
-    /// Its connection is closed: what was sent of it may land for a while.
+    /// Closes the write's connection: what was sent of it may land for a while.
     pub fn lose(&self, world: &mut World, which: Which) -> Option<()> {
         if self.is(Mutant::Retry) {
-            // A gate that sends again what may have been applied.
+            // This gate sends again what may have been applied.
             if let Phase::Live(life, _) = write(world, which).phase {
                 write(world, which).phase = Phase::Live(life, InStore::Nothing);
             }

@@ -1,4 +1,4 @@
-//! Writers whose numbers an outside lock service has given, a higher one while lower ones are on their way.
+//! Writers with numbers of an outside lock service: a higher number comes while lower ones are on their way.
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ fn number(seq: u64) -> Number {
     Number { seq: LeaseSeq::new(seq).unwrap(), terms }
 }
 
-/// Moves the fence there, and waits for what is on its way below.
+/// Moves the fence to a number, and waits for the writes with lower ones.
 fn follow(world: &World, object: &ObjectId, seq: u64) {
-    // A lower one is refused, and one that is overtaken is told so.
+    // A lower number is refused; a number that was overtaken gets that answer.
     if let Ok(moved) = block_on(world.gate.ledger.follow(object.clone(), number(seq)))
         && moved.record.fence.get() == seq
         && matches!(moved.record.state, State::Open { .. })
@@ -31,7 +31,8 @@ fn follow(world: &World, object: &ObjectId, seq: u64) {
     }
 }
 
-/// As `decide` has it: judged, the fence moved if it has to be, and judged from the start. Whether it was sent.
+/// Does what `decide` does: judges, moves the fence if it must, and judges from the start. Returns whether the
+/// write was sent.
 fn write(world: &World, object: &ObjectId, seq: u64) -> bool {
     let presented = Presented::Number(number(seq));
     let judge = |record: &_, sealed| verdict::judge(View::Known { record, sealed }, &presented, world.gate.now());
@@ -56,14 +57,14 @@ fn write(world: &World, object: &ObjectId, seq: u64) -> bool {
 fn writer(world: &Arc<World>, object: &ObjectId, seq: u64) -> JoinHandle<()> {
     let object = object.clone();
     world.spawn(move |world| {
-        // Whether it was sent is the oracle's affair.
+        // The oracle checks whether it was sent.
         for _ in 0..2 {
             write(world, &object, seq);
         }
     })
 }
 
-/// Three numbers, one of them twice, and somebody who looks.
+/// Three numbers, one of them twice, and a thread that reads the fence.
 pub fn numbers() {
     let (world, users) = (World::new(64), object("users"));
     assert!(write(&world, &users, 5), "the first may be any");

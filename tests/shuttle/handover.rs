@@ -1,4 +1,4 @@
-//! Writers of a lease, and whoever is next.
+//! Writers of a lease, and its next holder.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn writer(world: &Arc<World>, held: &Held) -> JoinHandle<()> {
     })
 }
 
-/// All of its writes is there when they are judged.
+/// A writer whose writes are complete when they are judged.
 fn quick_writer(world: &Arc<World>, held: &Held) -> JoinHandle<()> {
     let held = held.clone();
     world.spawn(move |world| {
@@ -28,7 +28,7 @@ fn quick_writer(world: &Arc<World>, held: &Held) -> JoinHandle<()> {
     })
 }
 
-/// Its first connection is dead.
+/// A writer whose first connection is dead.
 fn unlucky_writer(world: &Arc<World>, held: &Held) -> JoinHandle<()> {
     let held = held.clone();
     world.spawn(move |world| {
@@ -41,7 +41,7 @@ fn watcher(world: &Arc<World>, object: &ObjectId) -> JoinHandle<()> {
     world.spawn(move |world| (0..3).for_each(|_| world.look(&object)))
 }
 
-/// Takes over and writes, unless somebody else is about to.
+/// Takes over and writes, unless another successor is about to.
 fn successor(world: &Arc<World>, objects: &[&ObjectId]) -> JoinHandle<()> {
     let objects: Vec<ObjectId> = objects.iter().map(|object| (*object).clone()).collect();
     world.spawn(move |world| {
@@ -56,7 +56,7 @@ fn operator(world: &Arc<World>, object: &ObjectId, force: bool) -> JoinHandle<()
     world.spawn(move |world| world.revoke(&object, force))
 }
 
-/// Everyone is done: the object is to be had, and only its last lease counts.
+/// All threads are done: the object is free, and only its last lease counts.
 fn end(world: Arc<World>, first: &Held) {
     world.look(first.object());
     let last = world.acquire(first.object()).expect("nothing is on its way");
@@ -65,7 +65,7 @@ fn end(world: Arc<World>, first: &Held) {
     world.end();
 }
 
-/// Two who take over, one perhaps from the other.
+/// Two threads take over, one perhaps from the other.
 pub fn to_the_next() {
     let (world, users, first) = begin();
     join([
@@ -78,7 +78,7 @@ pub fn to_the_next() {
     end(world, &first);
 }
 
-/// The same, with writes that are judged once only.
+/// The same, with writes that are judged only once.
 pub fn past_quick_ones() {
     let (world, users, first) = begin();
     join([
@@ -91,7 +91,7 @@ pub fn past_quick_ones() {
     end(world, &first);
 }
 
-/// A write that was taken back waits for a connection for longer than the handover takes.
+/// A write that was taken back waits for a connection longer than the handover takes.
 pub fn past_one_that_waits() {
     let (world, users, first) = begin();
     let (granted, is_granted) = sync_channel(1);
@@ -114,7 +114,7 @@ pub fn past_one_that_waits() {
     end(world, &first);
 }
 
-/// The holder gives its lease back while its own writes are on their way, and somebody waits for it.
+/// The holder releases its lease while its own writes are on their way, and another thread waits for the lease.
 pub fn to_one_who_waits() {
     let (world, users, first) = begin();
     let wanted = users.clone();
@@ -144,7 +144,7 @@ pub fn overtaken() {
     end(world, &first);
 }
 
-/// An operator does not wait: whoever gets the lease while older writes may land is told so.
+/// An operator does not wait: the next holder gets the answer that older writes may land.
 pub fn forced() {
     let (world, users, first) = begin();
     join([

@@ -1,5 +1,4 @@
-//! Loads from the table while fences move, in a memory with room for one record: each load pushes another
-//! record out.
+//! Loads from the table while fences move, with memory for one record: each load evicts another record.
 
 use std::sync::Arc;
 
@@ -8,7 +7,7 @@ use shuttle::thread::JoinHandle;
 
 use crate::world::{Held, World, join, neighbour, object};
 
-/// The object is in the table, and another one's record is in memory.
+/// The object is in the table, and another object's record is in memory.
 fn begin() -> (Arc<World>, ObjectId, ObjectId, Held) {
     let (world, users) = (World::new(1), object("users"));
     let other = neighbour(&users);
@@ -37,14 +36,14 @@ fn end(world: Arc<World>, first: &Held) {
     world.end();
 }
 
-/// Loads of the object, of the one that takes its place, and whoever is next.
+/// Loads of the object, of the other one that evicts it, and the next holder.
 pub fn among_evictions() {
     let (world, users, other, first) = begin();
     join([loader(&world, &users), loader(&world, &users), loader(&world, &other), successor(&world, &users)]);
     end(world, &first);
 }
 
-/// Writers whose record is pushed out as soon as nothing of theirs is on its way.
+/// Writers whose record is evicted as soon as no write of theirs is on its way.
 pub fn by_writers() {
     let (world, users, other, first) = begin();
     let writer = |first: &Held| {
@@ -55,7 +54,7 @@ pub fn by_writers() {
             }
         })
     };
-    // It looks where its record was before, and there may be another one by then.
+    // The write is looked for where its record was before, and another record may be there by then.
     let quick_writer = |first: &Held| {
         let first = first.clone();
         world.spawn(move |world| {

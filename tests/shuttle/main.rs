@@ -1,14 +1,14 @@
-//! The product's own ledger, stripes, in-flight counts, loads and generations of routes on threads whose
-//! order is drawn by shuttle at every lock, atomic and channel: at random, and by PCT, which looks for
-//! what takes a few switches at the worst moments. By seed, so each run plays the same orders;
-//! `SHUTTLE_RANDOM_SEED` draws others. Shuttle knows no weak memory: every atomic is as if SeqCst.
+//! The product's own ledger, stripes, in-flight counts, loads and generations of routes, on threads whose order
+//! shuttle draws at every lock, atomic and channel: at random, and by PCT, which searches for faults that need a
+//! few switches at the worst moments. The orders come from a seed, so each run plays the same ones;
+//! `SHUTTLE_RANDOM_SEED` draws others. Shuttle does not model weak memory: every atomic acts like SeqCst.
 //!
 //! - `world`: a gate without sockets, and the steps of a write on it.
-//! - `oracle`: what anyone was told and what has landed; the promises.
-//! - `handover`, `streams`, `loads`, `reload`, `several`, `external`: who meets whom.
+//! - `oracle`: what callers were answered and what has landed; the promises.
+//! - `handover`, `streams`, `loads`, `reload`, `several`, `external`: the scenarios.
 //!
-//! A promise that is not kept ends in `VIOLATION` and its name; somebody who waits for ever, in shuttle's
-//! `deadlock!`. The controls below start this program anew with a test fault, and it has to fail.
+//! A broken promise ends in `VIOLATION` and its name; a thread that waits for ever ends in shuttle's `deadlock!`.
+//! The controls below start this program again with a test fault, and it has to fail.
 
 #![allow(unreachable_pub, reason = "a test program exports nothing; pub says what world and oracle offer")]
 #![allow(clippy::pedantic, reason = "tests are read, not called")]
@@ -31,10 +31,10 @@ use shuttle::{
 
 const SEED: u64 = 20_260_101;
 
-/// How often a scenario is played by each way to draw.
+/// How often each way of drawing plays a scenario.
 const TIMES: usize = 6_000;
 
-/// Switches at the worst moments that PCT looks for, at most.
+/// How many switches at the worst moments PCT tries, at most.
 const DEPTH: usize = 4;
 
 fn config() -> Config {
@@ -138,7 +138,7 @@ fn the_same_draw_plays_the_same_way() {
     }
 }
 
-/// The fault is found by the very test that passes without it.
+/// Checks that a fault is found by the same test that passes without it.
 #[track_caller]
 fn finds(fault: &str, test: &str, violation: &str) {
     let program = std::env::current_exe().unwrap();

@@ -1,5 +1,5 @@
-//! What anyone was told, and what the store has applied. It knows the promises and nothing of how the
-//! gate keeps them.
+//! What callers were answered, and what the store has applied. The oracle knows the promises, but not how the gate
+//! keeps them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +9,19 @@ use shuttle::sync::{Mutex, MutexGuard};
 #[derive(Default)]
 struct Story {
     granted: BTreeSet<u64>,
-    /// Nothing below it may land any more: someone was told so.
+    /// A caller got the answer that no write below this number lands any more.
     floor: u64,
-    /// The highest fence that anyone was told, or has seen in memory.
+    /// The highest fence that a caller got, or has seen in memory.
     fence: u64,
-    /// The highest fence that watchers were told.
+    /// The highest fence that watchers got.
     announced: u64,
     /// The highest number that the store has applied.
     applied: u64,
-    /// The newest lease is: its holder was told that older writes may land.
+    /// The newest lease is tainted: its holder got the answer that older writes may land.
     tainted: bool,
 }
 
-/// All objects' stories. Shuttle may switch whenever it is asked.
+/// All objects' stories. Shuttle may switch threads at each call.
 #[derive(Default)]
 pub struct Oracle(Mutex<BTreeMap<ObjectId, Story>>);
 
@@ -34,12 +34,12 @@ impl Oracle {
         self.0.lock().unwrap()
     }
 
-    /// The highest fence that anyone knows of.
+    /// The highest fence that a caller knows.
     pub fn fence(&self, object: &ObjectId) -> u64 {
         self.stories().get(object).map_or(0, |story| story.fence)
     }
 
-    /// A grant was answered; `before`: the highest fence known when it was asked for.
+    /// Checks a grant that was answered; `before`: the highest fence known when the lease was asked for.
     pub fn granted(&self, object: &ObjectId, seq: u64, before: u64, tainted: bool) {
         let mut stories = self.stories();
         let story = stories.entry(object.clone()).or_default();
@@ -55,7 +55,8 @@ impl Oracle {
         }
     }
 
-    /// An operator was told that the object is nobody's: nothing below its fence lands any more.
+    /// Notes that an operator got the answer that the object has no holder: no write below its fence lands any
+    /// more.
     pub fn freed(&self, object: &ObjectId, fence: u64) {
         let mut stories = self.stories();
         let story = stories.entry(object.clone()).or_default();
@@ -65,7 +66,7 @@ impl Oracle {
         }
     }
 
-    /// A fence was read; `before` as for a grant.
+    /// Checks a fence that was read; `before` as for a grant.
     pub fn read(&self, object: &ObjectId, fence: u64, before: u64) {
         let mut stories = self.stories();
         let story = stories.entry(object.clone()).or_default();
@@ -75,7 +76,7 @@ impl Oracle {
         story.fence = story.fence.max(fence);
     }
 
-    /// A fence that memory shows. Ask under the lock that it is shown under.
+    /// Checks a fence that memory shows. To be called under the lock under which it was read.
     pub fn seen(&self, object: &ObjectId, fence: u64) {
         let mut stories = self.stories();
         let story = stories.entry(object.clone()).or_default();
@@ -85,7 +86,7 @@ impl Oracle {
         story.fence = fence;
     }
 
-    /// Watchers were told, in this order.
+    /// Checks what watchers got, in this order.
     pub fn announced(&self, object: &ObjectId, granted: Option<u64>, fence: u64) {
         let mut stories = self.stories();
         let story = stories.entry(object.clone()).or_default();
@@ -96,7 +97,7 @@ impl Oracle {
         story.announced = fence;
     }
 
-    /// The store applies a write, if it still can at this moment.
+    /// Applies a write, if the store still can at this moment.
     pub fn apply(&self, object: &ObjectId, seq: u64, can: impl FnOnce() -> bool) {
         let mut stories = self.stories();
         let story = stories.entry(object.clone()).or_default();

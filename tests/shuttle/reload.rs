@@ -1,5 +1,5 @@
-//! A reload that changes a route: writes that went by the old version may be to what is another object
-//! by now, so nothing is granted, and nothing goes by the new one, before they have landed.
+//! A reload that changes a route. Writes of the old version may go to what is another object by now, so before they
+//! have landed, no lease is granted and no write uses the new version.
 
 use std::{
     rc::Rc,
@@ -19,16 +19,16 @@ use fencegate::{
 
 use crate::world::{BOUND, Guard, World, is_sent, join, object};
 
-/// The route as it is now: `Plan` without the rest of the settings.
+/// The present route: `Plan` without the other settings.
 struct Route {
     place: ObjectId,
-    /// The number of the version, the version, and the older ones that it waits for.
+    /// The number of the version, the version, and the older versions that it waits for.
     now: Mutex<(u64, Arc<Generation>, Vec<Arc<Generation>>)>,
 }
 
 impl World {
-    /// A write of a route that does not look at leases. `loses`: its
-    /// connection breaks, and the store takes its time.
+    /// A write on a route that does not check leases. `loses`: its connection breaks, and the store applies it
+    /// late.
     fn write_by(&self, route: &Route, loses: bool) {
         let (version, generation, waits_for) = route.now.lock().unwrap().clone();
         if !waits_for.iter().all(|older| older.is_over(self.now())) {
@@ -48,12 +48,12 @@ impl World {
             return;
         }
         let closed = self.now();
-        // Dropped with something on its way: its outcome is unknown.
+        // Dropped while the write is on its way: its outcome is unknown.
         drop(write);
         self.oracle.apply(&route.place, version, || self.now().since(closed) < BOUND.0);
     }
 
-    /// As `Plane::reload`.
+    /// Does what `Plane::reload` does.
     fn reload(&self, route: &Route) {
         let (version, old, _) = route.now.lock().unwrap().clone();
         self.gate.records.stripes.generations.retire(std::iter::once(Arc::clone(&old)));
@@ -61,7 +61,7 @@ impl World {
     }
 }
 
-/// Writers by the old route and by the new one, and whoever gets a lease for what the new one writes to.
+/// Writers on the old route and on the new one, and the next holder of the object that the new one writes to.
 pub fn one_route() {
     let (world, users) = (World::new(64), object("users"));
     let route =
@@ -76,7 +76,7 @@ pub fn one_route() {
     let next = world.spawn(move |world| {
         world.reload(&changed);
         let next = world.acquire(&users).expect("nobody else wants it");
-        // Nothing that goes by the old route lands from here on.
+        // No write on the old route lands from here on.
         world.oracle.freed(&changed.place, 2);
         assert!(world.write(&next), "the lease is open");
     });

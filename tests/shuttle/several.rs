@@ -1,4 +1,4 @@
-//! Writes to two objects at once, which meet in both orders, while both are handed over.
+//! Writes to two objects at once, in both orders, while both objects are handed over.
 
 use crate::world::{Held, World, join, neighbour, object};
 
@@ -6,7 +6,7 @@ use crate::world::{Held, World, join, neighbour, object};
 pub fn crossing() {
     let world = World::new(100);
     let users = object("users");
-    // Of two stripes, the other one: whatever is not a neighbour of the first.
+    // There are two stripes: an object that is not the first one's neighbour is in the other stripe.
     let near = neighbour(&users);
     let far = (0..).map(|n| object(&format!("far-{n}")));
     let far = far.into_iter().find(|other| *other != near && neighbour(other) != neighbour(&users)).unwrap();

@@ -1,5 +1,5 @@
-//! Writes that stream: told to stop by whoever is next, or committed at the last moment. What was sent of
-//! one that broke off may land until its bound has passed.
+//! Writes that stream: the next holder's advance stops them, or they commit at the last moment. What was sent of a
+//! write that broke off may land until its bound has passed.
 
 use std::{
     future::Future,
@@ -13,8 +13,8 @@ use shuttle::future::block_on;
 use crate::world::{BOUND, Guard, Held, World, is_sent, join, object};
 
 impl World {
-    /// Part of a write is sent, then its end, unless it is told to stop first. `waits`: the end never
-    /// comes, so it is told to stop or waits for ever.
+    /// Sends part of a write, then its end, unless it is stopped first. `waits`: the end never comes, so the write
+    /// waits until it is stopped.
     fn stream(&self, held: &Held, waits: bool) {
         let Some(write) = self.admit(held) else { return };
         if !is_sent(&write.on(Event::Connected { whole: false })) {
@@ -44,7 +44,7 @@ fn is_told(cancel: &Cancel) -> bool {
     pin!(cancel.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-/// One that sends its end, one whose end never comes, one that is whole, and the next in line.
+/// A stream that sends its end, one whose end never comes, a whole write, and the next holder.
 pub fn stopped() {
     let (world, users) = (World::new(64), object("users"));
     let first = world.acquire(&users).expect("nobody has it");
@@ -56,7 +56,7 @@ pub fn stopped() {
     threads.push(world.spawn(move |world| {
         world.write(&first);
     }));
-    // Time passes at any moment.
+    // Time may pass at any moment.
     threads.push(world.spawn(|world| world.pass(BOUND.0)));
     let wanted = users.clone();
     let next = world.spawn(move |world| {
@@ -64,13 +64,13 @@ pub fn stopped() {
         assert!(world.write(&next), "the next lease is open");
     });
     join(threads);
-    // Whatever was unknown is over by then.
+    // All unknown writes have passed their bound by then.
     world.pass(BOUND.0);
     join([next]);
     world.end();
 }
 
-/// One whose end never comes, and the next in line: it waits for ever unless it is told to stop.
+/// A stream whose end never comes, and the next holder, which waits for ever unless the stream is stopped.
 pub fn endless() {
     let (world, users) = (World::new(64), object("users"));
     let first = world.acquire(&users).expect("nobody has it");

@@ -1,5 +1,5 @@
-//! A gate without sockets: the real ledger on its thread, on a table in memory, and the steps that
-//! `write_path` takes with a write, each on whichever thread calls.
+//! A gate without sockets: the real ledger on its thread, on a table in memory, and the steps that `write_path`
+//! takes with a write, each on the thread that calls it.
 
 use std::{
     rc::Rc,
@@ -50,27 +50,27 @@ const HOUR: Ttl = Ttl(3_600_000);
 /// How long a write may still land once its connection is gone.
 pub const BOUND: Ttl = Ttl(100);
 
-/// Nothing is drawn while they are counted, so one set does for all.
+/// Counting has no switch point for shuttle, so one set of metrics is enough for all runs.
 static METRICS: LazyLock<Arc<Metrics>> = LazyLock::new(|| Arc::new(Metrics::new()));
 
-/// An admitted write, as the data plane has it.
+/// An admitted write, as in the data plane.
 pub type Guard = InFlight<Rc<Arc<Gate>>, NoKey>;
 
-/// Whether what came of an event lets something be sent.
+/// Whether an effect sends something.
 pub fn is_sent(effect: &Effect) -> bool {
     matches!(effect, Effect::Send(_))
 }
 
 pub struct World {
     pub gate: Arc<Gate>,
-    /// The version of the route that all writes are admitted by.
+    /// The version of the route that admits all writes.
     route: Arc<Generation>,
     pub oracle: Oracle,
     driver: Driver,
     begun: Hlc,
 }
 
-/// A lease that somebody was told of.
+/// A lease, as its holder knows it.
 #[derive(Clone)]
 pub struct Held {
     token: FenceToken,
@@ -92,7 +92,7 @@ pub fn object(name: &str) -> ObjectId {
     ObjectId::new(name).unwrap()
 }
 
-/// Some object that shares its stripe with this one: the record of one pushes the other's out.
+/// An object in the same stripe as this one: the record of one evicts the other's.
 pub fn neighbour(of: &ObjectId) -> ObjectId {
     let unknown = |object: &ObjectId| Record::unknown(object.clone(), Incarnation::default());
     let shares_stripe = |other: &ObjectId| {
@@ -105,7 +105,7 @@ pub fn neighbour(of: &ObjectId) -> ObjectId {
 }
 
 impl World {
-    /// A gate with room for about so many records in memory.
+    /// A gate with room for about this many records in memory.
     pub fn new(capacity: usize) -> Arc<Self> {
         let table = Arc::new(MemoryTable::default());
         let meta = Meta::new(&key(), true);
@@ -130,8 +130,8 @@ impl World {
             unclean: !was_clean,
             terms,
         });
-        // A clock calls back under a lock that shuttle does not know, so the ledger hears of the time by
-        // `pass` alone: the clock that it listens to stands still.
+        // A clock calls back under a lock that shuttle does not know. So the ledger's own clock never moves, and
+        // only `pass` wakes the ledger.
         let ledger = Ledger::start(core, &Clock::driven(START).0);
         let about = METRICS.kubernetes.clone();
         let gate = Gate {
@@ -154,7 +154,7 @@ impl World {
         Arc::new(Self { gate: Arc::new(gate), route: Arc::default(), oracle: Oracle::default(), driver, begun: mark })
     }
 
-    /// Somebody does something on a thread of its own.
+    /// Runs a function on a new thread.
     pub fn spawn<T: Send + 'static>(self: &Arc<Self>, does: impl FnOnce(&Self) -> T + Send + 'static) -> JoinHandle<T> {
         let world = Arc::clone(self);
         spawn(move || does(&world))
@@ -164,23 +164,23 @@ impl World {
         self.gate.now().boot
     }
 
-    /// Time passes, and the ledger looks what is due.
+    /// Lets time pass, and wakes the ledger for what is due.
     pub fn pass(&self, ms: u64) {
         self.driver.advance(ms);
         block_on(self.gate.ledger.end(vec![])).unwrap();
     }
 
-    /// A lease for the next in line, who takes it over from whoever has it. `None`: another is about to.
+    /// Takes a lease over from its holder. `None`: another caller is about to.
     pub fn acquire(&self, object: &ObjectId) -> Option<Held> {
         self.acquire_all(std::slice::from_ref(object), true)?.pop()
     }
 
-    /// A lease for somebody else, who waits until it is to be had.
+    /// Waits for a lease until it is free.
     pub fn wait_for(&self, object: &ObjectId) -> Held {
         self.acquire_all(std::slice::from_ref(object), false).unwrap().pop().unwrap()
     }
 
-    /// Leases for all of these.
+    /// Takes leases on all of these objects.
     pub fn acquire_all(&self, objects: &[ObjectId], takeover: bool) -> Option<Vec<Held>> {
         let before: Vec<u64> = objects.iter().map(|object| self.oracle.fence(object)).collect();
         let wanted = Wanted {
@@ -203,12 +203,12 @@ impl World {
         Some(held.collect())
     }
 
-    /// Its holder gives a lease back.
+    /// Releases a lease, for its holder.
     pub fn release(&self, held: &Held) {
         block_on(self.gate.ledger.release(held.lease_id.clone(), None, held.token.clone())).unwrap();
     }
 
-    /// An operator moves the fence. `force`: whatever is on its way.
+    /// Revokes a lease, for an operator. `force`: without waiting for writes on their way.
     pub fn revoke(&self, object: &ObjectId, force: bool) {
         let revoked = block_on(self.gate.ledger.revoke(object.clone(), "a test".to_owned(), force, false)).unwrap();
         if let State::Free { .. } = revoked.record.state
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// A write that was judged, and is counted at this stage.
+    /// The guard of a write that was judged, and is counted at this stage.
     pub fn guard(&self, permitted: Permitted, stage: Stage) -> Guard {
         let mut life = Write::new(Life::default());
         let _ = life.on(Event::Arrived { whole: stage == Stage::Committed });
@@ -227,7 +227,7 @@ impl World {
         InFlight::new(Rc::new(Arc::clone(&self.gate)), life, Admission::Permitted(permitted), route)
     }
 
-    /// As `decide`: reads the record if it is not in memory. `None`: refused.
+    /// Does what `decide` does: reads the record if it is not in memory. `None`: refused.
     pub fn admit(&self, Held { token, .. }: &Held) -> Option<Guard> {
         let (object, text) = (&token.object, token.expose());
         let judge = |record: &_, sealed| verdict::judge_text(record, sealed, &text, self.gate.now());
@@ -239,7 +239,7 @@ impl World {
         }
     }
 
-    /// As `decide` where all of a write is there: judged once, and committed by that. `near`: where its record was.
+    /// Does what `decide` does for a complete write: judged once, which commits it. `near`: where its record was.
     pub fn admit_committed(&self, Held { token, .. }: &Held, near: Option<Place>) -> Option<Guard> {
         let (object, text) = (&token.object, token.expose());
         let judge = |record: &_, sealed| verdict::judge_text(record, sealed, &text, self.gate.now());
@@ -251,13 +251,13 @@ impl World {
         }
     }
 
-    /// A write that is held and then sent whole. Whether it was.
+    /// Sends a write that is held first, whole. Returns whether it was sent.
     pub fn write(&self, held: &Held) -> bool {
         let Some(write) = self.admit(held) else { return false };
         self.send(held, &write)
     }
 
-    /// The same, judged and committed in one step, twice: the second time it is looked for where it was.
+    /// Sends two writes that are judged and committed in one step; the second is looked for where the record was.
     pub fn write_at_once(&self, held: &Held) -> bool {
         let mut near = None;
         (0..2).all(|_| {
@@ -267,7 +267,7 @@ impl World {
         })
     }
 
-    /// A write to two objects, all or nothing. Whether it was sent.
+    /// Sends a write to two objects, all or nothing. Returns whether it was sent.
     pub fn write_to_both(&self, pair: &[Held; 2]) -> bool {
         let objects = pair.each_ref().map(Held::object);
         let judge = |n: usize, record: &_, sealed| {
@@ -286,7 +286,7 @@ impl World {
         is_sent
     }
 
-    /// The same, on a connection that turns out to be dead first.
+    /// Sends a write whose first connection turns out to be dead.
     pub fn write_twice(&self, held: &Held) -> bool {
         let Some(write) = self.admit(held) else { return false };
         if !is_sent(&write.on(Event::Connected { whole: true })) {
@@ -296,7 +296,7 @@ impl World {
         self.send(held, &write)
     }
 
-    /// Sends a write whole, and has it answered. Whether it was sent.
+    /// Sends a write whole, and lets the store answer. Returns whether it was sent.
     pub fn send(&self, held: &Held, write: &Guard) -> bool {
         let is_sent = is_sent(&write.on(Event::Connected { whole: true }));
         if is_sent {
@@ -306,12 +306,12 @@ impl World {
         is_sent
     }
 
-    /// The store applies a write, if it still can.
+    /// Lets the store apply a write, if it still can.
     pub fn land(&self, held: &Held, can: impl FnOnce() -> bool) {
         self.oracle.apply(&held.token.object, held.token.seq.get(), can);
     }
 
-    /// What memory shows of an object, if anything.
+    /// Checks what memory shows of an object, if the object is in memory.
     pub fn look(&self, object: &ObjectId) {
         self.gate.records.stripes.view(object, |found| {
             if let Some((record, _)) = found {
@@ -328,7 +328,7 @@ impl World {
         self.look(object);
     }
 
-    /// Everyone is done: nothing may be left on its way, and the ledger ends.
+    /// Ends the run: no write may be on its way any more, and the ledger ends.
     pub fn end(self: Arc<Self>) {
         let Self { gate, oracle, driver, begun, .. } = Arc::into_inner(self).expect("everyone is done");
         let After::Items(news) = gate.news.after(begun) else { panic!("the ring is too small") };
@@ -340,7 +340,7 @@ impl World {
         assert!(gate.records.stripes.is_idle(), "a write was left behind");
         assert!(gate.records.stripes.is_all_settled(gate.now().boot), "something may still land");
         let Gate { ledger, elections, .. } = Arc::into_inner(gate).expect("every write is over");
-        // It has a way to the ledger, too.
+        // It has a handle of the ledger, too.
         drop(elections);
         ledger.abandon();
     }

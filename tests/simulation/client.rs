@@ -1,5 +1,5 @@
-//! Clients: they acquire, write, renew, release, stall, wake up and write with what they had long ago.
-//! Some are adversaries: they take whatever they can get.
+//! Clients: they acquire, write, renew, release, stall, wake up and write with old tokens. Some are adversaries:
+//! they take every lease that they can get.
 
 use std::collections::BTreeMap;
 
@@ -18,19 +18,19 @@ const WRITES_MAX: usize = 10;
 pub(super) struct Client {
     id: u64,
     holder: HolderId,
-    /// Every lease that it ever had.
+    /// Every lease that the client ever had.
     leases: Vec<(LeaseId, FenceToken)>,
-    /// The one that it takes for its own.
+    /// The lease that the client takes for its own.
     current: Option<(LeaseId, FenceToken)>,
     call: Option<Call>,
-    /// Its answer is on its way back.
+    /// The answer on its way back.
     heard: Option<Heard>,
     /// The request that it may repeat.
     last_request: Option<Wanted>,
     pub(super) asleep_until: u64,
 }
 
-/// A call of the ledger that was not answered yet.
+/// A call to the ledger that was not answered yet.
 enum Call {
     Acquire(oneshot::Receiver<Result<Vec<Granted>, Refused>>),
     Renew(FenceToken, oneshot::Receiver<Result<Granted, Refused>>),
@@ -38,18 +38,18 @@ enum Call {
     Revoke(oneshot::Receiver<Result<Moved, Refused>>),
 }
 
-/// What the ledger has said.
+/// An answer of the ledger.
 enum Said {
     Renewed(FenceToken),
     Granted(Vec<Granted>),
     Released(FenceToken),
     Revoked(Record),
-    /// The token is the one that the call was about, if it was about one.
+    /// The token is that of the call's lease, if it had one.
     Refused(Option<FenceToken>, Refused),
 }
 
 impl Said {
-    /// In which order answers of one round are looked at.
+    /// In which order the answers of one round are read.
     fn rank(&self) -> (u8, u64) {
         match self {
             Self::Renewed(_) => (0, 0),
@@ -60,7 +60,7 @@ impl Said {
 }
 
 impl Call {
-    /// The answer, or the call while there is none. A ledger that is gone does not answer.
+    /// Returns the answer, or the call while there is none. A ledger that is gone does not answer.
     fn poll(self) -> Result<Option<Said>, Self> {
         match self {
             Self::Acquire(mut answer) => match answer.try_recv() {
@@ -92,7 +92,7 @@ impl Call {
     }
 }
 
-/// What a client makes of it.
+/// What the client learns from the answer.
 enum Heard {
     Leases { leases: Vec<(LeaseId, FenceToken)>, can_ask_again: bool },
     Other,
@@ -112,18 +112,18 @@ enum Deed {
 
 impl Client {
     pub(super) fn new(id: u64) -> Self {
-        // The first two are one holder's, so that one can take over from the other.
+        // The first two clients are one holder, so that one can take over from the other.
         let holder = HolderId::new(&format!("h{}", id.max(1))).expect("a holder's id");
         let (leases, current, call, heard, last_request) = (vec![], None, None, None, None);
         Self { id, holder, leases, current, call, heard, last_request, asleep_until: 0 }
     }
 
-    /// It was told that this lease is over.
+    /// Forgets its present lease, after an answer that this lease is over.
     pub(super) fn give_up(&mut self, token: &FenceToken) {
         self.current = self.current.take().filter(|(_, current)| current != token);
     }
 
-    /// The gate is gone, and what it was asked with it.
+    /// Forgets the present call: the gate is gone.
     pub(super) fn lose_call(&mut self) {
         self.call = None;
     }
@@ -148,7 +148,7 @@ impl World {
         if self.led.is_some() { self.candidate_step(place) } else { self.act(place) }
     }
 
-    /// The answer arrives, or is lost: then the gate takes back what nobody can ask for again.
+    /// Delivers an answer or loses it. The gate takes back lost grants whose request cannot be repeated.
     fn learn(&mut self, place: usize, heard: Heard) {
         let Heard::Leases { leases, can_ask_again } = heard else { return };
         if !self.rng.percent(5) {
@@ -294,7 +294,7 @@ impl World {
         self.calls.push(Command::Revoke { object, reason: "simulated".to_owned(), force, is_external: false, reply });
     }
 
-    /// Takes in what the ledger has answered. The oracle hears it at once, the client when it comes round.
+    /// Reads the ledger's answers. The oracle gets each at once, the client later.
     pub(super) fn hear(&mut self) {
         let told = |object: &ObjectId| (object.clone(), self.oracle.fence(object));
         let before: BTreeMap<ObjectId, u64> = self.lot.objects.iter().map(told).collect();
@@ -306,7 +306,7 @@ impl World {
                 Err(waiting) => client.call = Some(waiting),
             }
         }
-        // All of this was said in one round: what ends a lease came behind what it still allowed.
+        // All of these answers are of one round: the end of a lease came after what the lease still allowed.
         said.sort_by_key(|(_, said)| said.rank());
         for (place, said) in said {
             self.clients[place].heard = Some(self.hear_one(place, said, &before));
@@ -366,7 +366,7 @@ impl World {
         let before = before.get(&record.object).copied().unwrap_or(0);
         let kept = self.oracle.revoked(&record.object, record.fence.get(), before);
         self.judge(kept);
-        // An answer while it drains says that much, and promises nothing about older writes yet.
+        // While it drains, the answer says only that, and promises nothing about older writes yet.
         if let State::Free { .. } = record.state {
             self.oracle.freed(&record.object, record.fence.get());
         }

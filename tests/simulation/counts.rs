@@ -1,17 +1,17 @@
-//! What was seen, in numbers: a simulation in which nothing went wrong on its way has shown nothing.
+//! What a run has seen, in numbers: a simulation in which nothing went wrong has shown nothing.
 
 use std::fmt;
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What was seen.
+        /// The counts.
         #[derive(Clone, Copy, Debug, Default)]
         pub(super) struct Counts {
             $($(#[$doc])* pub(super) $name: u64,)*
         }
 
         impl Counts {
-            /// Adds another seed's.
+            /// Adds the counts of another seed.
             pub(super) fn add(&mut self, other: &Self) {
                 $(self.$name += other.$name;)*
             }
@@ -29,32 +29,32 @@ macro_rules! counts {
 counts! {
     steps,
     grants,
-    /// Of these, by force.
+    /// Of these, those by force.
     tainted,
-    /// Writes that were judged and let go on, once per judgement.
+    /// Writes that were judged and released, once per judgement.
     admitted,
     /// Writes, and parts of writes, that the store has applied.
     applied,
     partial,
-    /// Writes that were let go before an acquire was asked for, and applied after.
+    /// Writes that were released before an acquire was asked for, and applied after.
     overtakes,
-    /// Writes that landed behind the end of their connection, when the bound had passed since they were let go, but
-    /// not since that end.
+    /// Writes that landed after the end of their connection, when the bound had passed since their release, but not
+    /// since that end.
     late,
-    /// Writes that were told to stop while they streamed.
+    /// Writes that an advance stopped while they streamed.
     cancelled,
     unknown,
-    /// Steps that others took while the ledger waited for its disk.
+    /// Steps of others while the ledger waited for its disk.
     during_syncs,
-    /// Acquires that waited for a drain and were told that another advance has overtaken them.
+    /// Acquires that waited for a drain and got the answer that another advance has overtaken them.
     overtaken_advances,
     crashes,
     clean_stops,
-    /// Records that were pushed out of memory.
+    /// Records that were evicted from memory.
     evictions,
     wall_steps,
     disk_faults,
-    /// Terms of leadership, by Leases; the gate's reads of those; routes that came to name another.
+    /// Terms of leadership, by Leases; the gate's reads of those; routes that changed to another Lease.
     terms,
     lease_reads,
     reroutes,

@@ -1,7 +1,7 @@
-//! Other objects of the same gate, whose records take the places of ours in memory.
+//! Other objects of the same gate, whose records evict ours from memory.
 //!
-//! Which stripe an object is in is chance, and not the seed's: it is another in each run of a gate. So nothing
-//! that happens here may depend on it. Ours are kept apart, and each has others that share its stripe.
+//! The stripe of an object does not depend on the seed: it differs in each run of a gate. So nothing that happens
+//! here may depend on it. Our objects are kept in different stripes, and each has others in its stripe.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -11,14 +11,14 @@ use fencegate::{
     table::records::Records,
 };
 
-/// Objects for each of ours that share its stripe.
+/// For each of our objects, others in its stripe.
 pub(super) type Crowd = VecDeque<(ObjectId, ObjectId)>;
 
-/// How many there are for each.
+/// How many others each has.
 const EACH: usize = 2;
 
-/// A gate's memory in which none of ours share a stripe: where two did, a change of one would send whoever loads the
-/// other back to read it again, and the seed would play differently each time.
+/// Makes a memory in which our objects are in different stripes. In one stripe, a change of one would make a load
+/// of the other read again, and the seed would play differently each time.
 pub(super) fn keep_apart(memory: impl Fn() -> Arc<Records>, objects: &[ObjectId]) -> Arc<Records> {
     loop {
         let records = memory();
@@ -31,7 +31,7 @@ pub(super) fn keep_apart(memory: impl Fn() -> Arc<Records>, objects: &[ObjectId]
     }
 }
 
-/// The objects that share ours' stripes. One of each is in memory from now on.
+/// Finds the objects in our objects' stripes. One of each is in memory from now on.
 pub(super) fn find(records: &Records, objects: &[ObjectId]) -> Crowd {
     let others_of = |object| others(&records.stripes, object).take(EACH).map(|other| (ObjectId::clone(object), other));
     let mut crowd = objects.iter().flat_map(others_of).collect();
@@ -46,7 +46,7 @@ fn others(stripes: &Stripes, object: &ObjectId) -> impl Iterator<Item = ObjectId
     named.filter(|other| stripes.are_together(object, other))
 }
 
-/// Publishes another object's record in the stripe of ours. `true`: ours has lost its place.
+/// Publishes another object's record in the stripe of ours. `true`: ours was evicted.
 pub(super) fn press(records: &Records, crowd: &mut Crowd, object: &ObjectId) -> bool {
     let Some(place) = crowd.iter().position(|(each, _)| each == object) else { return false };
     let Some((object, other)) = crowd.remove(place) else { return false };
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn no_two_of_ours_share_a_stripe_and_each_shares_it_with_others() {
-        // So many that by chance they would be apart in one of two memories.
+        // With so many objects, one of two memories keeps them apart by chance.
         let objects: Vec<ObjectId> = (0..40).map(|n| ObjectId::new(&format!("o{n}")).unwrap()).collect();
         for _ in 0..30 {
             let records = keep_apart(memory, &objects);

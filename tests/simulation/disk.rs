@@ -1,5 +1,5 @@
-//! The gate's disk: the table in memory, behind which others go on while a commit waits for its sync, and
-//! which can lose the power before or after it.
+//! The gate's disk: the table in memory. Other steps happen while a commit waits for its sync, and the power can be
+//! lost before or after it.
 
 use std::{
     path::Path,
@@ -16,7 +16,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// What happens elsewhere while a commit takes its time.
+    /// Plays other steps while a commit takes its time.
     fn meanwhile(&self) {
         let Some(world) = self.world.upgrade() else { return };
         let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! The gate's runs: the ledger's rounds on a disk, crashes, stops in good order, and starts on what they
-//! leave behind.
+//! The gate's runs: the ledger's rounds on a disk, crashes, stops in good order, and starts on the table that they
+//! leave.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,7 +28,7 @@ use fencegate::{
     },
 };
 
-/// Room in memory for more records than there are.
+/// Room in memory for more records than exist.
 const ROOMY: usize = 65_536;
 
 /// One seed's simulation.
@@ -36,7 +36,7 @@ pub(super) struct Simulation {
     world: Arc<Mutex<World>>,
     metrics: LedgerMetrics,
     gate: Option<Gate>,
-    /// What the last run has left.
+    /// The table that the last run has left.
     left: Option<MemoryTable>,
 }
 
@@ -79,7 +79,7 @@ impl Simulation {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Plays the seed to its end, or to the first promise that is not kept.
+    /// Plays the seed to its end, or to the first broken promise.
     pub(super) fn play(mut self) -> World {
         let steps = self.world().lot.steps;
         while self.world().step < steps && self.world().violation.is_none() {
@@ -169,7 +169,7 @@ impl Simulation {
         self.world().begin_run(Run { records, news, seen: mark, closing: false, crowd }, was_clean);
     }
 
-    /// A round of the ledger; others go on while its disk is at work.
+    /// Plays a round of the ledger; other steps happen while its disk is busy.
     fn round(&mut self, more: Vec<Command>) {
         let Some(gate) = &mut self.gate else { return };
         let calls = {
@@ -204,7 +204,7 @@ impl Simulation {
         self.end_run(left);
     }
 
-    /// The gate is gone. What was sent may still land.
+    /// Ends the run. What was sent may still land.
     fn end_run(&mut self, left: MemoryTable) {
         self.gate = None;
         let mut world = self.world();
@@ -214,7 +214,7 @@ impl Simulation {
         self.left = Some(left);
     }
 
-    /// SIGTERM: nothing more is granted, no more writes are let in.
+    /// SIGTERM: no more leases are granted, and no more writes are let in.
     fn begin_stop(&mut self) {
         let stops_at = {
             let mut world = self.world();
@@ -231,7 +231,7 @@ impl Simulation {
         }
     }
 
-    /// Stops once nothing is on its way any more; when its time is up, whatever still is is let go.
+    /// Stops once no write is on its way any more. When the time is up, the remaining writes are dropped.
     fn go_on_stopping(&mut self) {
         let Some(Gate { stops_at: Some(stops_at), .. }) = &self.gate else { return };
         {
@@ -287,7 +287,7 @@ fn stored_fence(records: &Records, object: &ObjectId) -> u64 {
 }
 
 impl World {
-    /// Some of the calls that wait for the ledger.
+    /// Some of the calls that wait in the queue.
     fn some_calls(&mut self) -> Vec<Command> {
         self.round_at = self.now().boot;
         let take = if self.rng.percent(70) || self.calls.is_empty() {
@@ -311,7 +311,7 @@ impl World {
         calls
     }
 
-    /// A gate is there. What it reads of its table must include all that anyone was told.
+    /// Begins a run. What it reads of its table must include every fence that a caller got.
     fn begin_run(&mut self, run: Run, was_clean: bool) {
         self.say(if was_clean { "the gate starts, clean" } else { "the gate starts, unclean" });
         if self.counts.wall_steps > 0 {
@@ -324,7 +324,7 @@ impl World {
         self.run = Some(run);
     }
 
-    /// The gate is gone: with it its writes, its connections and all that it was asked.
+    /// Ends the run: its writes, its connections and its calls are gone.
     fn end_run(&mut self) {
         self.run = None;
         self.crashed = None;

@@ -1,9 +1,9 @@
-//! Objects that Kubernetes Leases lead: an API server, candidates that take its Leases, renew, lose and delete them,
-//! routes that come to name other ones; and the gate's reads of it, whose answers may be late.
+//! Objects that Kubernetes Leases lead: an API server; candidates that take, renew, lose and delete its Leases;
+//! routes that change to other Leases; and the gate's reads of them, whose answers may be late.
 //!
-//! `kubernetes::known`, the ledger and the judge are the product's own. What `kubernetes::elections` does with tasks and
-//! locks is done here step by step: reads of one Lease one behind the other, each told to the ledger before the next
-//! begins; a watch that lags; whoever asks under older routes is turned away.
+//! `kubernetes::known`, the ledger and the judge are the product's own. What `kubernetes::elections` does with
+//! tasks and locks is done here step by step: reads of one Lease follow each other, and the ledger gets each result
+//! before the next read begins; the watch lags; a write that asks under older routes is refused.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -24,24 +24,24 @@ use fencegate::{
     table::ledger::{Command, Moved, Refused},
 };
 
-/// How many there are.
+/// How many Leases there are.
 const LEASES: usize = 2;
 
 /// The Leases, and what the gate knows of them.
 pub(super) struct Led {
     leases: Vec<Lease>,
-    /// Which of them governs an object.
+    /// Which Lease governs an object.
     routes: BTreeMap<ObjectId, usize>,
-    /// Counts the changes of those.
+    /// Counts the changes of the routes.
     generation: u64,
     last_uid: u128,
-    /// Every term that there ever was, in the order in which they began.
+    /// Every term so far, in the order in which they began.
     pub(super) terms: Vec<Begun>,
-    /// What those who asked are told.
+    /// The answers for the writes that asked.
     answers: BTreeMap<u64, Asked>,
 }
 
-/// A term of leadership, as whoever has won it knows it.
+/// A term of leadership, as its winner knows it.
 #[derive(Clone)]
 pub(super) struct Begun {
     pub(super) election: Election,
@@ -51,20 +51,20 @@ pub(super) struct Begun {
 
 struct Lease {
     name: Arc<LeaseName>,
-    /// As the API server has it.
+    /// The Lease at the API server.
     now: Option<Seen>,
-    /// Changes that the watch has still to show.
+    /// Changes that the watch has not shown yet.
     unshown: VecDeque<Option<Seen>>,
-    /// What the gate knows; it is gone with the gate, and so is all that follows.
+    /// What the gate knows. This and the following fields are gone with the gate.
     known: Option<Known>,
     told: BTreeSet<ObjectId>,
     asking: Vec<Ask>,
-    /// The watch has shown something new.
+    /// The watch has shown a change.
     is_hinted: bool,
     read: Option<Read>,
 }
 
-/// A write that wants to know whether its term is the present one.
+/// A write that asks whether its term is the present one.
 struct Ask {
     write: u64,
     object: ObjectId,
@@ -72,18 +72,18 @@ struct Ask {
     generation: u64,
 }
 
-/// A read on its way.
+/// A read that is under way.
 struct Read {
     sent: Now,
-    /// What the API server has found, and how many terms had begun by then.
+    /// The result of the read, and how many terms had begun by then.
     found: Option<(Option<Seen>, usize)>,
     askers: Vec<Ask>,
 }
 
-/// What came of an ask.
+/// The answer to an ask.
 pub(super) enum Asked {
     No(Refusal),
-    /// Its term, and the ledger's word on its object.
+    /// The write's term, and the ledger's answer about its object.
     Moved(Arc<Term>, oneshot::Receiver<Result<Moved, Refused>>),
 }
 
@@ -124,7 +124,7 @@ impl Led {
         }
     }
 
-    /// The gate is gone, and all that it knew.
+    /// Forgets what the gate knew: the gate is gone.
     pub(super) fn forget(&mut self) {
         self.answers.clear();
         for lease in &mut self.leases {
@@ -134,22 +134,22 @@ impl Led {
         }
     }
 
-    /// Whether the gate has something to read, or to hear of.
+    /// Whether the gate has a read to make or a change to receive.
     pub(super) fn is_busy(&self) -> bool {
         self.leases.iter().any(Lease::is_busy)
     }
 
-    /// The answer to a write's question, once.
+    /// Takes the answer to a write's question.
     pub(super) fn answer(&mut self, write: u64) -> Option<Asked> {
         self.answers.remove(&write)
     }
 
-    /// Which Lease a term is of.
+    /// The Lease that a term is of.
     fn lease_of(&self, election: Election) -> Option<usize> {
         self.terms.iter().find(|term| term.election.uid == election.uid).map(|term| term.lease)
     }
 
-    /// Whether a term is of the Lease that a write by it was judged by: else nothing is said of it for ever.
+    /// Whether a term is of the Lease that its write was judged by. If not, an answer about it is not final.
     pub(super) fn is_of(&self, claimant: &Claimant) -> bool {
         self.lease_of(claimant.election).is_some_and(|lease| self.leases[lease].name == claimant.lease)
     }
@@ -169,7 +169,7 @@ impl Lease {
 /// A write by a term.
 pub(super) struct Claim {
     pub(super) claimant: Claimant,
-    /// The routes that it goes by.
+    /// The version of the routes that the write uses.
     generation: u64,
 }
 
@@ -178,7 +178,7 @@ impl World {
         self.led.as_mut().expect("this seed has Leases")
     }
 
-    /// A candidate, or an administrator, does something.
+    /// One step of a candidate or of an administrator.
     pub(super) fn candidate_step(&mut self, place: usize) {
         let own = self.led().terms.iter().any(|term| term.holder == place);
         let has_room = self.writes.len() < 12 && self.run.as_ref().is_some_and(|run| !run.closing);
@@ -210,13 +210,13 @@ impl World {
         }
     }
 
-    /// The candidates' clock, in microseconds: it is right.
+    /// The candidates' clock, in microseconds. It is always right.
     fn renewed_us(&self) -> i64 {
         let since = self.now().boot.since(START.boot);
         i64::try_from((START.wall.0 + since) * 1_000).unwrap_or(i64::MAX)
     }
 
-    /// Takes a Lease that nobody holds or renews any more; or by force.
+    /// Takes a Lease that has no holder or is not renewed any more; or takes it by force.
     fn take(&mut self, place: usize, lease: usize) {
         let (now, ttl, renewed_us) = (self.now().boot, Duration::from_millis(self.lot.ttl_ms), self.renewed_us());
         let by_force = self.rng.percent(10);
@@ -243,7 +243,7 @@ impl World {
         self.say(format!("client {place} takes Lease {lease}: {}.{transitions}", uid.0));
     }
 
-    /// Changes a Lease that this one holds.
+    /// Changes a Lease that this candidate holds.
     fn change_own(&mut self, place: usize, lease: usize, change: impl FnOnce(&mut Seen)) -> bool {
         let found = self.led().leases[lease].now.clone();
         let Some(mut seen) = found.filter(|seen| seen.holder.as_deref() == Some(&*format!("h{place}"))) else {
@@ -265,7 +265,7 @@ impl World {
         }
     }
 
-    /// Somebody makes it another's, and does not count that.
+    /// An administrator gives the Lease to another holder without a transition.
     fn edit(&mut self, place: usize, lease: usize) {
         let other = self.rng.place(self.clients.len());
         if self.change_own(place, lease, |seen| seen.holder = Some(format!("h{other}"))) {
@@ -283,7 +283,7 @@ impl World {
         }
     }
 
-    /// A reload names another Lease for an object: nobody is told of the old one any more.
+    /// A reload names another Lease for an object. From then on no object gets the changes of its old Lease.
     fn reroute(&mut self) {
         let object = self.any_object();
         let lease = self.rng.place(LEASES);
@@ -295,7 +295,8 @@ impl World {
         self.say(format!("{object} is led by Lease {lease} from now on"));
     }
 
-    /// A write by the last term that this client has won, or by any: mostly to an object that its Lease leads.
+    /// A write by the last term that this client has won, or by any of all terms: mostly to an object that its
+    /// Lease leads.
     fn write_by_term(&mut self, place: usize, is_old: bool) {
         let own: Vec<Begun> = self.led().terms.iter().filter(|term| term.holder == place).cloned().collect();
         let term = if is_old { own[self.rng.place(own.len())].clone() } else { own[own.len() - 1].clone() };
@@ -315,7 +316,7 @@ impl World {
         self.begin_write_by_term(place, object, claim);
     }
 
-    /// `Elections::ask`: its turn comes with the next read.
+    /// Does what `Elections::ask` does: the write is answered after the next read.
     pub(super) fn ask_about(&mut self, write: u64, object: &ObjectId, claim: &Claim) {
         let (election, generation) = (claim.claimant.election, claim.generation);
         let led = self.led();
@@ -324,7 +325,7 @@ impl World {
         }
     }
 
-    /// The API server, the watch or the gate's reader does something.
+    /// One step of the API server, the watch or the gate's reader.
     pub(super) fn cluster_step(&mut self) {
         let now = self.now();
         let busy: Vec<usize> = (0..self.led().leases.len()).filter(|n| self.led().leases[*n].is_busy()).collect();
@@ -332,7 +333,7 @@ impl World {
         let (shows, begun) = (self.rng.percent(30), self.led().terms.len());
         let lease = &mut self.led().leases[place];
         if shows && let Some(seen) = lease.unshown.pop_front() {
-            // Before the first read there is nothing to compare it with.
+            // Before the first read there is nothing to compare the change with.
             let until = held_until(seen.as_ref(), now);
             lease.is_hinted |= lease.known.as_mut().is_some_and(|known| !known.hear(seen, now));
             if let Some((election, until)) = until {
@@ -345,7 +346,7 @@ impl World {
             Some(_) => self.take_in(place),
             None if lease.is_hinted || !lease.asking.is_empty() => {
                 let is_hinted = std::mem::take(&mut lease.is_hinted);
-                // Who asks about what is known, and held, needs no read.
+                // A question about a term that is known and held needs no read.
                 let is_known = |ask: &Ask| lease.known.as_ref().is_some_and(|known| known.is_in(ask.election, now));
                 let (known, askers): (Vec<Ask>, Vec<Ask>) =
                     std::mem::take(&mut lease.asking).into_iter().partition(is_known);
@@ -361,7 +362,7 @@ impl World {
         }
     }
 
-    /// The answer to a read: what is known, and who is told.
+    /// Takes the result of a read: updates what is known, and answers the writes that asked.
     fn take_in(&mut self, place: usize) {
         let led = self.led();
         let lease = &mut led.leases[place];
@@ -369,7 +370,7 @@ impl World {
         let present = seen.as_ref().map(|seen| seen.election);
         let holder = seen.as_ref().and_then(|seen| seen.holder.clone());
         let until = held_until(seen.as_ref(), sent);
-        // Held by another one without a transition: neither may write what was open to the first.
+        // Another holder without a transition: neither may write what was open to the first.
         let before = lease.known.as_ref().and_then(|known| known.seen.clone());
         let is_shared = before.is_some_and(|before| {
             Some(before.election) == present && before.holder.is_some() && before.holder != holder && holder.is_some()
@@ -390,7 +391,7 @@ impl World {
                 self.oracle.term_shared(object, election);
             }
             if holder.is_none() {
-                // It was given back, and nobody takes it again without a transition.
+                // The Lease was given back, and cannot be taken again without a transition.
                 self.oracle.terms_over(&[election]);
             }
         }
@@ -406,7 +407,7 @@ impl World {
         }
     }
 
-    /// `Elections::tell`, and `elect::take_in`.
+    /// Does what `Elections::tell` and `elect::take_in` do.
     fn tell(&mut self, place: usize, Ask { write, object, election, generation }: Ask) {
         let led = self.led();
         let lease = &mut led.leases[place];
@@ -435,7 +436,7 @@ impl World {
     }
 }
 
-/// Until when a term can be held, if its Lease was renewed at this very moment.
+/// Until when a term can be held, if its Lease was renewed at this moment.
 fn held_until(seen: Option<&Seen>, at: Now) -> Option<(Election, BootMs)> {
     let seen = seen.filter(|seen| seen.holder.is_some())?;
     let ms = u64::try_from(seen.duration.as_millis()).unwrap_or(u64::MAX);
@@ -443,7 +444,7 @@ fn held_until(seen: Option<&Seen>, at: Now) -> Option<(Election, BootMs)> {
 }
 
 impl Led {
-    /// `Elections::stand`: what is known without asking anyone.
+    /// Does what `Elections::stand` does: fills in what is known without a read.
     fn stand(&self, object: &ObjectId, lease: usize, claimant: &mut Claimant) {
         let Lease { told, known, .. } = &self.leases[lease];
         let known = known.as_ref().filter(|_| told.contains(object));

@@ -1,20 +1,20 @@
-//! The gate, its store, several writers and an adversary, simulated: by seed, in one thread, without a
-//! clock of its own. `make simulate` runs this program; so does tests/it/simulation.rs.
+//! The gate, its store, several writers and an adversary, simulated: by seed, in one thread, without reading a
+//! clock. `make simulate` runs this program; so does tests/it/simulation.rs.
 //!
-//! The product's own ledger, stripes, judge and table run here, one step at a time; which step comes next
-//! is drawn. Between any two anything else may happen: a pause, a crash that loses what was not synced,
-//! a slow, lost or early answer, a step of the wall clock. The adversary takes leases and must never see
-//! an older write land; it knows nothing of the gate's rules. The same seed plays the same way each time.
+//! The product's own ledger, stripes, judge and table run here, one step at a time. The next step is drawn. Between
+//! any two steps anything else may happen: a pause, a crash that loses what was not synced, a slow, lost or early
+//! answer, a step of the wall clock. The adversary takes leases and must never see an older write land; it does not
+//! know the gate's rules. The same seed plays the same way each time.
 //!
-//! - `world`: who there is, and whose turn it is. `rng`: chance, by seed.
+//! - `world`: the participants, and the next step. `rng`: chance, by seed.
 //! - `client`: writers and the adversary. `write`: a write on its way through the gate.
-//! - `led`: Kubernetes Leases in their place, an API server and the gate's reads of it.
+//! - `led`: Kubernetes Leases in place of the gate's own, an API server and the gate's reads of it.
 //! - `store`: the store and the network. `disk`: the table, and what happens while it syncs.
-//! - `gate`: rounds of the ledger, crashes, stops and starts. `crowd`: what pushes records out of memory.
-//! - `oracle`: what was told and what has landed; the promises. `counts`: what was seen.
+//! - `gate`: rounds of the ledger, crashes, stops and starts. `crowd`: objects that evict records from memory.
+//! - `oracle`: what callers were answered and what has landed; the promises. `counts`: what was seen.
 //!
-//! It is an example target, so that `cargo test` runs its unit tests and the program takes arguments. Built with
-//! feature `failpoints`, it plays the gate with the fault that `FENCEGATE_TEST_FAULT` names.
+//! The program is an example target, so that `cargo test` runs its unit tests and the program takes arguments.
+//! Built with feature `failpoints`, it plays the gate with the fault that `FENCEGATE_TEST_FAULT` names.
 
 mod client;
 mod counts;
@@ -38,9 +38,9 @@ use counts::Counts;
 use fencegate::{config, failpoints, metrics::Metrics};
 use oracle::Violation;
 
-/// How many seeds are played twice, to see that they play the same way.
+/// How many seeds are played twice, to check that they play the same way.
 const TWICE: u64 = 5;
-/// How much of a log is shown where a promise was not kept.
+/// How many lines of a log are shown for a broken promise.
 const TAIL: usize = 40;
 
 /// Plays the gate, its store and an adversary through by seed, to see every promise kept.
@@ -53,7 +53,7 @@ struct Args {
     /// The first of them.
     #[arg(long, default_value_t = 1)]
     first: u64,
-    /// Look at one promise only: DRAIN, STALE, UNIQUE, MONOTONIC, UNFENCED, EXPIRY, "NO REVIVAL" or "ONE ATTEMPT".
+    /// Check one promise only: DRAIN, STALE, UNIQUE, MONOTONIC, UNFENCED, EXPIRY, "NO REVIVAL" or "ONE ATTEMPT".
     #[arg(long, value_name = "NAME")]
     promise: Option<String>,
     /// Kubernetes Leases say who may write.
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     }
     match play_all(&args) {
         Ok(()) => ExitCode::SUCCESS,
-        // A reader that has gone away, as `head` does.
+        // The reader of standard output has closed it, as `head` does.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("simulate: {error}");
@@ -81,10 +81,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Plays the seeds, and prints what was seen.
+/// Plays the seeds, and prints the counts.
 ///
 /// # Errors
-/// With the first violation, whose history is on standard output then, or with a fault of standard output.
+/// With the first violation, whose history is on standard output then, or when standard output fails.
 fn play_all(args: &Args) -> io::Result<()> {
     let metrics = Metrics::new();
     let play = |seed| {

@@ -1,11 +1,11 @@
-//! The adversary's memory: what anyone was ever told, and what the store has applied. It knows the
-//! promises and nothing of how the gate keeps them.
+//! The adversary's memory: what callers were ever answered, and what the store has applied. The oracle knows the
+//! promises, but not how the gate keeps them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use fencegate::fence::{BootMs, LeaseId, ObjectId, election::Election};
 
-/// A promise that was not kept.
+/// A promise that was broken.
 #[derive(Clone, Debug)]
 pub(super) struct Violation {
     pub(super) name: &'static str,
@@ -18,20 +18,20 @@ fn broken(name: &'static str, what: String) -> Kept {
     Err(Violation { name, what })
 }
 
-/// What was said about one object, and done to it.
+/// What was answered about one object, and done to it.
 #[derive(Default)]
 struct Story {
-    /// Every grant that was answered: its lease, and when it is over at the latest.
+    /// Every grant that was answered: its lease, and the latest end of it.
     granted: BTreeMap<u64, Told>,
-    /// The highest number that was handed out, or below which an operator was told that nothing lands.
+    /// The highest number that was granted, or of which an operator got the answer that no older write lands.
     floor: u64,
-    /// The highest fence that anyone was told or the memory of the gate has shown.
+    /// The highest fence that a caller got or that the gate's memory has shown.
     fence: u64,
     /// The highest number that the store has applied.
     applied: u64,
-    /// Numbers whose lease someone was told is over.
+    /// Numbers of leases of which a caller learned that they are over.
     over: BTreeSet<u64>,
-    /// Which term of leadership has written under a number, and which terms someone was told are over.
+    /// Which term of leadership has written under a number, and of which terms a caller learned that they are over.
     led: BTreeMap<u64, Election>,
     terms_over: Vec<Election>,
     /// Terms that two holders have had.
@@ -49,11 +49,12 @@ struct Told {
 #[derive(Default)]
 pub(super) struct Oracle {
     stories: BTreeMap<ObjectId, Story>,
-    /// Writes that an operator has said nobody shall wait for.
+    /// Writes for which an operator has said that a handover need not wait.
     forgiven: BTreeSet<u64>,
-    /// Writes of which the store has seen something.
+    /// Writes that have begun to reach the store.
     sent: BTreeSet<u64>,
-    /// Terms that the gate has read are over, and until when one can be held at the latest by what it has seen.
+    /// Terms that the gate has read to be over, and until when a term can be held at the latest by what the gate
+    /// has seen.
     read_over: Vec<Election>,
     terms_until: Vec<(Election, BootMs)>,
 }
@@ -63,12 +64,13 @@ impl Oracle {
         self.stories.entry(object.clone()).or_default()
     }
 
-    /// The highest fence that anyone was told of.
+    /// The highest fence that a caller got.
     pub(super) fn fence(&self, object: &ObjectId) -> u64 {
         self.stories.get(object).map_or(0, |story| story.fence)
     }
 
-    /// A grant was answered. `before`: the highest fence that was told before the round of this answer.
+    /// Checks a grant that was answered. `before`: the highest fence that a caller got before the round of this
+    /// answer.
     pub(super) fn granted(&mut self, object: &ObjectId, seq: u64, lease: (&LeaseId, bool), before: u64) -> Kept {
         let (lease, tainted) = lease;
         let story = self.story(object);
@@ -98,7 +100,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A lease may have been asked to live until then.
+    /// Notes that a lease may have been renewed with this lifetime at this time.
     pub(super) fn extended(&mut self, object: &ObjectId, seq: u64, now: BootMs, ttl_ms: u64) {
         if let Some(told) = self.story(object).granted.get_mut(&seq) {
             told.until = told.until.max(BootMs(now.0 + ttl_ms));
@@ -106,7 +108,7 @@ impl Oracle {
         }
     }
 
-    /// A renewal was answered.
+    /// Checks a renewal that was answered.
     pub(super) fn renewed(&mut self, object: &ObjectId, seq: u64) -> Kept {
         if self.story(object).over.contains(&seq) {
             return broken("NO REVIVAL", format!("{object}: {seq} was renewed though it was told to be over"));
@@ -114,15 +116,14 @@ impl Oracle {
         Ok(())
     }
 
-    /// The gate starts again on a machine whose wall clock may have been set: a lease may live for its
-    /// whole ttl again.
+    /// Notes a start of the gate, perhaps with another wall clock: a lease may live for its whole ttl again.
     pub(super) fn restarted(&mut self, now: BootMs) {
         for told in self.stories.values_mut().flat_map(|story| story.granted.values_mut()) {
             told.until = told.until.max(BootMs(now.0 + told.ttl_ms));
         }
     }
 
-    /// Someone was told that a lease is over.
+    /// Notes that a caller learned that a lease is over.
     pub(super) fn over(&mut self, object: &ObjectId, seq: u64) {
         let story = self.story(object);
         story.over.insert(seq);
@@ -130,7 +131,7 @@ impl Oracle {
         story.terms_over.extend(shared);
     }
 
-    /// Someone was told, or can see, an object's fence.
+    /// Checks a fence that a caller got, or can see.
     pub(super) fn fence_told(&mut self, object: &ObjectId, fence: u64) -> Kept {
         let story = self.story(object);
         if fence < story.fence {
@@ -140,7 +141,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// An operator was told a fence; `before` is as for a grant.
+    /// Checks a fence that an operator got; `before` is as for a grant.
     pub(super) fn revoked(&mut self, object: &ObjectId, fence: u64, before: u64) -> Kept {
         if fence < before {
             return broken("MONOTONIC", format!("{object}: revoked up to {fence}, though its fence was {before}"));
@@ -150,7 +151,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// An operator was told that nothing below `fence` lands any more.
+    /// Notes that an operator got the answer that no write below `fence` lands any more.
     pub(super) fn freed(&mut self, object: &ObjectId, fence: u64) {
         let story = self.story(object);
         story.floor = story.floor.max(fence);
@@ -158,7 +159,7 @@ impl Oracle {
         story.over.extend(over);
     }
 
-    /// A write was let through, to wait or to land.
+    /// Checks a write that was let through, to wait or to land.
     pub(super) fn admitted(&mut self, object: &ObjectId, seq: u64, now: BootMs) -> Kept {
         let story = self.story(object);
         if seq < story.floor {
@@ -183,12 +184,12 @@ impl Oracle {
         }
     }
 
-    /// The gate has read that these terms are over.
+    /// Notes that the gate has read that these terms are over.
     pub(super) fn terms_over(&mut self, terms: &[Election]) {
         self.read_over.extend(terms.iter().filter(|term| !self.read_over.contains(term)).copied().collect::<Vec<_>>());
     }
 
-    /// The gate has seen a term's Lease, and may count it as held until then.
+    /// Notes that the gate has seen a term's Lease, and may count it as held until this time.
     pub(super) fn term_until(&mut self, term: Election, until: BootMs) {
         match self.terms_until.iter_mut().find(|(each, _)| *each == term) {
             Some((_, known)) => *known = until.max(*known),
@@ -196,17 +197,18 @@ impl Oracle {
         }
     }
 
-    /// Someone was told that a term may write this object no more.
+    /// Notes that a caller learned that a term may not write this object any more.
     pub(super) fn term_over(&mut self, object: &ObjectId, term: Election) {
         self.story(object).terms_over.push(term);
     }
 
-    /// The gate has read that a term has come to another holder: once the first one's lease is over, so is the term.
+    /// Notes that the gate has read that a term has come to another holder. Once the first holder's lease is over,
+    /// so is the term.
     pub(super) fn term_shared(&mut self, object: &ObjectId, term: Election) {
         self.story(object).shared.push(term);
     }
 
-    /// A write by a term of leadership was let through, to wait or to land.
+    /// Checks a write by a term of leadership that was let through, to wait or to land.
     pub(super) fn admitted_by(&mut self, object: &ObjectId, seq: u64, term: Election, now: BootMs) -> Kept {
         let is_over = self.read_over.contains(&term);
         let until = self.terms_until.iter().find(|(each, _)| *each == term).map(|(_, until)| *until);
@@ -234,13 +236,13 @@ impl Oracle {
         }
     }
 
-    /// A write by a term of leadership was answered: none of an older one lands any more.
+    /// Notes that a write by a term of leadership was answered: no write of an older term lands any more.
     pub(super) fn answered(&mut self, object: &ObjectId, seq: u64) {
         let story = self.story(object);
         story.floor = story.floor.max(seq);
     }
 
-    /// A write begins to reach the store.
+    /// Checks a write that begins to reach the store.
     pub(super) fn sent(&mut self, write: u64) -> Kept {
         if !self.sent.insert(write) {
             return broken("ONE ATTEMPT", format!("write {write} was sent twice"));
@@ -248,17 +250,17 @@ impl Oracle {
         Ok(())
     }
 
-    /// An operator forces a handover while these writes may still land.
+    /// Notes that an operator forces a handover while these writes may still land.
     pub(super) fn forgive(&mut self, writes: Vec<u64>) {
         self.forgiven.extend(writes);
     }
 
-    /// The store has applied a write, or part of it.
+    /// Checks a write of which the store has applied all or part.
     pub(super) fn applied(&mut self, object: &ObjectId, seq: u64, write: u64) -> Kept {
         let is_forgiven = self.forgiven.contains(&write);
         let story = self.story(object);
         if is_forgiven {
-            // Whoever has a newer lease was told.
+            // The holder of a newer, tainted lease knows of the older writes.
             return match story.granted.range(seq + 1..).find(|(_, told)| !told.tainted) {
                 Some((newer, _)) => broken(
                     "DRAIN",
@@ -285,14 +287,14 @@ mod tests {
     const TTL: u64 = 1_000;
     const START: BootMs = BootMs(5_000);
 
-    /// One object's story, told by hand.
+    /// One object's story, made by hand.
     struct Teller {
         oracle: Oracle,
         object: ObjectId,
     }
 
     impl Teller {
-        /// The first lease was granted, to be over a ttl later.
+        /// A story with a first lease, which ends a ttl later.
         fn new() -> Self {
             let mut teller = Self { oracle: Oracle::default(), object: ObjectId::new("o").unwrap() };
             teller.grants(1, "one").unwrap();
@@ -351,12 +353,12 @@ mod tests {
     fn expiry_is_broken_by_a_write_at_the_very_deadline() {
         let mut teller = Teller::new();
         breaks("EXPIRY", teller.admits(1, TTL));
-        // A renewal moves the deadline, and never back.
+        // A renewal moves the deadline, and only forward.
         teller.oracle.extended(&teller.object.clone(), 1, BootMs(START.0 + 10), TTL);
         teller.oracle.extended(&teller.object.clone(), 1, START, 1);
         teller.admits(1, TTL + 9).unwrap();
         breaks("EXPIRY", teller.admits(1, TTL + 10));
-        // So does a restart, which may have another wall clock: by a whole ttl, not by more.
+        // So does a restart, which may have another wall clock: by one ttl at most.
         teller.oracle.restarted(BootMs(START.0 + 500));
         teller.admits(1, TTL + 499).unwrap();
         breaks("EXPIRY", teller.admits(1, TTL + 500));
@@ -381,7 +383,7 @@ mod tests {
         let mut teller = Teller::new();
         teller.grants(2, "two").unwrap();
         breaks("STALE", teller.admits(1, 0));
-        // And below what an operator was told is free of older writes.
+        // And below a fence of which an operator got the answer that no older write lands.
         let mut teller = Teller::new();
         teller.admits(1, 0).unwrap();
         teller.oracle.freed(&teller.object.clone(), 2);
@@ -419,7 +421,7 @@ mod tests {
         let mut teller = Teller::new();
         teller.grants(2, "two").unwrap();
         breaks("DRAIN", teller.applies(1, 1));
-        // Where nobody was told of a newer lease, the store itself shows it.
+        // Where no grant of a newer lease was answered, the store itself shows the newer lease.
         let mut teller = Teller::new();
         teller.applies(2, 2).unwrap();
         breaks("DRAIN", teller.applies(1, 1));

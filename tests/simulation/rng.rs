@@ -21,12 +21,12 @@ impl Rng {
         self.next() % end
     }
 
-    /// A number from `from` up to, and with, `to`.
+    /// A number from `from` to `to`, both included.
     pub(super) fn range(&mut self, from: u64, to: u64) -> u64 {
         from + self.below(to - from + 1)
     }
 
-    /// A place in a list of `length`.
+    /// An index into a list of `length`.
     pub(super) fn place(&mut self, length: usize) -> usize {
         usize::try_from(self.below(length as u64)).expect("a place in a list")
     }
@@ -35,7 +35,7 @@ impl Rng {
         self.below(100) < percent
     }
 
-    /// One of several, each as often as its weight says.
+    /// One of several values, each as often as its weight says.
     pub(super) fn pick<T: Copy>(&mut self, weighted: &[(u64, T)]) -> T {
         let mut left = self.below(weighted.iter().map(|(weight, _)| weight).sum());
         for (weight, choice) in weighted {

@@ -1,6 +1,5 @@
-//! The store, and the network before it. It applies a write when it likes; once the write's connection is
-//! gone, within the bound or never: that is what is assumed of it. How it answers, and whether, is drawn
-//! per write.
+//! The store, and the network before it. It applies a write at any time; once the write's connection is gone,
+//! within the bound or never, as the promises assume. Its answer, or silence, is drawn per write.
 
 use super::{oracle::Violation, world::World};
 use fencegate::fence::{BootMs, ObjectId, Ttl};
@@ -10,21 +9,21 @@ use fencegate::fence::{BootMs, ObjectId, Ttl};
 pub(super) enum Manner {
     /// Applies it, then answers.
     Settles,
-    /// Answers that it will not.
+    /// Answers that it will not apply it.
     Refuses,
     /// Answers with a head, applies, then sends the rest.
     HeadFirst,
-    /// Answers with a status that says nothing, and applies or does not, sooner or later.
+    /// Answers with a status that says nothing, and applies the write or not, sooner or later.
     Unsettling,
     /// Never answers.
     Silent,
     /// Sends a head and hangs up.
     BreaksOff,
-    /// Answers before the body is there.
+    /// Answers before the complete body has come.
     Early,
 }
 
-/// What of the answer is on its way back.
+/// The part of the answer that is on its way back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Nothing,
@@ -36,28 +35,28 @@ pub(super) enum Answer {
     },
 }
 
-/// A write, or part of one, on its way to the store or in its hands.
+/// A write, or part of one, on its way to the store or in the store.
 pub(super) struct Message {
     pub(super) write: u64,
     object: ObjectId,
     seq: u64,
-    /// All of it has been sent.
+    /// All of the write has been sent.
     whole: bool,
     manner: Manner,
-    /// The store has other things to do until then.
+    /// The store is busy with other work until then.
     not_before: BootMs,
-    /// When its connection went away.
+    /// When the write's connection was closed.
     closed: Option<BootMs>,
     applied: bool,
     applied_part: bool,
     pub(super) answer: Answer,
-    /// When the gate let it go, in steps, and by the clock.
+    /// When the gate released the write, in steps, and by the clock.
     committed: u64,
     let_go: BootMs,
 }
 
 impl World {
-    /// Something of a write leaves the gate.
+    /// Part of a write leaves the gate.
     pub(super) fn send(&mut self, write: u64, object: &ObjectId, seq: u64, whole: bool) {
         let manner = self.rng.pick(&[
             (50, Manner::Settles),
@@ -96,27 +95,27 @@ impl World {
         }
     }
 
-    /// What the gate has heard of a write.
+    /// What the gate has received of a write's answer.
     pub(super) fn answer_to(&self, write: u64) -> Answer {
         self.messages.iter().find(|message| message.write == write).map_or(Answer::Nothing, |message| message.answer)
     }
 
-    /// The writes of an object that the store has, or has part of.
+    /// The writes of an object that the store has, in whole or in part.
     pub(super) fn in_store(&self, object: &ObjectId) -> impl Iterator<Item = u64> {
         self.messages.iter().filter(|message| message.object == *object).map(|message| message.write)
     }
 
-    /// The store has answered for a write, and the gate has heard all of it.
+    /// Removes a write: the store has answered it, and the gate has the complete answer.
     pub(super) fn forget(&mut self, write: u64) {
         self.messages.retain(|message| message.write != write);
     }
 
-    /// A write's connection is closed.
+    /// Closes a write's connection.
     pub(super) fn close_connection(&mut self, write: u64) {
         self.close_where(|message| message.write == write);
     }
 
-    /// The gate is gone, and all its connections.
+    /// Closes all connections: the gate is gone.
     pub(super) fn close_connections(&mut self) {
         self.close_where(|_| true);
     }
@@ -125,7 +124,7 @@ impl World {
         let now = self.now().boot;
         for message in self.messages.iter_mut().filter(|message| which(message)) {
             message.close(now);
-            // What is still to come of it comes when it likes, within the bound.
+            // The rest of it comes at any time within the bound.
             if self.rng.percent(50) {
                 message.not_before = now.after(Ttl(self.rng.below(self.lot.bound_ms)));
             }
@@ -146,7 +145,7 @@ impl World {
         }
     }
 
-    /// `false`: nothing more will come of it.
+    /// `false`: the write can have no more effect.
     fn take_up(&mut self, message: &mut Message) -> bool {
         let (now, bound) = (self.now().boot, self.lot.bound_ms);
         let is_closed = message.closed.is_some();
@@ -190,7 +189,7 @@ impl World {
         if !message.applied && self.rng.percent(40) {
             self.land(message);
         }
-        // Once its connection is gone and it has landed, nobody hears of it again.
+        // Its connection is gone and it has landed, so it has no more effect.
         !(message.applied && message.closed.is_some())
     }
 
@@ -203,7 +202,7 @@ impl World {
         self.apply(message, "landed");
     }
 
-    /// Part of a write lands, at a store that keeps what it got.
+    /// Lands part of a write, at a store that keeps partial bodies.
     fn land_in_part(&mut self, message: &mut Message) {
         if self.lot.discards || message.applied_part || !self.rng.percent(30) {
             return;

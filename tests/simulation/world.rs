@@ -1,5 +1,5 @@
-//! Everything but the ledger: clients, writes on their way through the gate, the store, time. One step
-//! at a time, each drawn; also while the ledger waits for its disk.
+//! Everything except the ledger: clients, writes on their way through the gate, the store, time. One step at a
+//! time, each drawn; also while the ledger waits for its disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,10 +28,10 @@ use fencegate::{
     },
 };
 
-/// Where the clocks begin.
+/// The start of the clocks.
 pub(super) const START: Now = Now { wall: WallMs(1_800_000_000_000), boot: BootMs(5_000_000) };
 
-/// What a seed decides before anything happens.
+/// What a seed decides before the first step.
 pub(super) struct Lot {
     pub(super) objects: Vec<ObjectId>,
     pub(super) steps: u64,
@@ -40,9 +40,9 @@ pub(super) struct Lot {
     pub(super) bound_ms: u64,
     /// How long the gate waits for an answer.
     pub(super) patience_ms: u64,
-    /// The store throws away bodies that break off.
+    /// The store discards bodies that break off.
     pub(super) discards: bool,
-    /// How often things go wrong, in one step of a thousand.
+    /// How often a fault happens, in a thousand steps.
     pub(super) crashes: u64,
     pub(super) stops: u64,
     pub(super) wall_steps: u64,
@@ -69,7 +69,7 @@ impl Lot {
     }
 }
 
-/// The run of a gate that there is now.
+/// The present run of a gate.
 pub(super) struct Run {
     pub(super) records: Arc<Records>,
     pub(super) news: Arc<News>,
@@ -77,7 +77,7 @@ pub(super) struct Run {
     pub(super) seen: Hlc,
     /// No more writes are let in.
     pub(super) closing: bool,
-    /// Objects of others whose records take the places of ours in memory.
+    /// Other objects whose records evict ours from memory.
     pub(super) crowd: Crowd,
 }
 
@@ -95,15 +95,15 @@ pub(super) struct World {
     pub(super) last_write: u64,
     pub(super) messages: Vec<Message>,
     pub(super) oracle: Oracle,
-    /// Where Kubernetes Leases say who may write.
+    /// Set where Kubernetes Leases say who may write.
     pub(super) led: Option<Led>,
-    /// When the ledger's last round began: what it decides is decided then.
+    /// When the ledger's last round began: its decisions have this time.
     pub(super) round_at: BootMs,
     /// When each object was last asked for, in steps.
     pub(super) asked: BTreeMap<ObjectId, u64>,
-    /// The gate crashed while its ledger was at work: what the crash has left.
+    /// The table that a crash has left, where the gate crashed in the middle of the ledger's work.
     pub(super) crashed: Option<MemoryTable>,
-    /// The only promise that is looked at, if there is one.
+    /// The only promise that is checked, if there is one.
     promise: Option<String>,
     pub(super) violation: Option<Violation>,
     pub(super) counts: Counts,
@@ -161,7 +161,7 @@ impl World {
         self.log.push(format!("{:4} {ms:6} ms  {}", self.step, what.as_ref()));
     }
 
-    /// Takes note of a promise that was not kept. The first one counts.
+    /// Notes a broken promise. The first one counts.
     pub(super) fn judge(&mut self, kept: Result<(), Violation>) {
         if let Err(violation) = kept
             && self.violation.is_none()
@@ -172,7 +172,7 @@ impl World {
         }
     }
 
-    /// Somebody does something.
+    /// Plays one step.
     pub(super) fn take_turn(&mut self) {
         self.step += 1;
         let busy = |list: usize, weight: u64| if list == 0 { 0 } else { weight };
@@ -223,7 +223,7 @@ impl World {
         self.say(format!("the wall clock is set by {ms} ms"));
     }
 
-    /// What watchers are told: a lease that has ended stays so.
+    /// Checks what watchers get: a lease that has ended stays ended.
     pub(super) fn watch(&mut self) {
         let Some(run) = &mut self.run else { return };
         let After::Items(items) = run.news.after(run.seen) else { return };
@@ -237,7 +237,7 @@ impl World {
         }
     }
 
-    /// What the ledger's memory shows of each object: a fence never goes down.
+    /// Checks what the gate's memory shows of each object: a fence never goes down.
     pub(super) fn look_at_fences(&mut self) {
         let Some(records) = self.run.as_ref().map(|run| Arc::clone(&run.records)) else { return };
         for object in self.lot.objects.clone() {

@@ -1,6 +1,6 @@
 //! A write on its way through the gate. The product's own guard runs its life, on the product's own stripes and
-//! judge; the connection, the body and the table's reads are played here, and between any two steps anything else may
-//! happen.
+//! judge. The connection, the body and the table's reads are simulated here, and between any two steps anything
+//! else may happen.
 
 use std::{
     future::Future,
@@ -37,7 +37,7 @@ use fencegate::{
     },
 };
 
-/// What a write in flight needs of the gate.
+/// The parts of the gate that a write in flight needs.
 pub(super) struct Gate {
     records: Arc<Records>,
     clock: Clock,
@@ -64,54 +64,54 @@ impl Barrier for Gate {
 /// A write.
 pub(super) struct Write {
     id: u64,
-    /// Who sent it.
+    /// The client that sent the write.
     client: usize,
     object: ObjectId,
-    /// Of a term's, once it was admitted.
+    /// For a write by a term: once it was admitted.
     seq: u64,
     brings: Brings,
     streams: bool,
     phase: Phase,
-    /// Before it is admitted.
+    /// The write's life before it is admitted.
     life: Life,
-    /// Once it was admitted.
+    /// The write's guard, once it was admitted.
     guard: Option<InFlight<Gate, NoKey>>,
-    /// Part of it was sent.
+    /// Part of the write was sent.
     sent: bool,
     sent_at: BootMs,
-    /// Nothing happens to it before this step.
+    /// The write takes no step before this one.
     paused_until: u64,
 }
 
-/// By what right it comes.
+/// The right that the write presents.
 enum Brings {
     Token(FenceToken),
     Term(Box<Claim>),
 }
 
-/// What happens to it next.
+/// The next step of the write.
 enum Phase {
-    /// It is judged for the first time.
+    /// The write is judged for the first time.
     Judge,
-    /// Its object's row is about to be read.
+    /// The object's row is about to be read.
     Read(Ticket),
     /// The row was read, and is about to be offered to memory.
     Offer(Ticket, Box<Record>),
-    /// Its lease is being ended, since it is past its deadline.
+    /// The lease is past its deadline and is being ended.
     End(oneshot::Receiver<Result<(), Refused>>),
-    /// The API server is asked about its term.
+    /// The API server is asked about the write's term.
     Ask,
-    /// It has answered, and the ledger hears of it.
+    /// The API server has answered, and the ledger gets the result.
     Told(Arc<Term>, oneshot::Receiver<Result<Moved, Refused>>),
-    /// There will be a connection.
+    /// The write waits for a connection.
     Held,
-    /// Part of it may go.
+    /// Part of the write may be sent.
     Streaming,
-    /// All of it may go.
+    /// All of the write may be sent.
     Committed,
-    /// Its answer is waited for.
+    /// The write waits for its answer.
     Sent,
-    /// Its connection is closed.
+    /// The write's connection is closed.
     Closed {
         left: bool,
     },
@@ -208,14 +208,14 @@ impl World {
             Phase::Sent => self.wait_for_answer(write),
             Phase::Closed { left } => {
                 let next = self.on(write, Event::Closed { left });
-                // Nothing was sent, and it is given up.
+                // Nothing was sent, and the write is given up.
                 if let Phase::Held = next { self.on(write, Event::Interrupted) } else { next }
             }
             Phase::Done => Phase::Done,
         }
     }
 
-    /// What kept it from being judged is out of the way.
+    /// Goes on with a write whose obstacle was removed.
     fn cleared(&mut self, write: &mut Write, records: &Arc<Records>) -> Phase {
         if write.guard.is_some() {
             return self.on(write, Event::Cleared(true));
@@ -224,7 +224,7 @@ impl World {
         self.decide(write, records)
     }
 
-    /// `decide`: one look, under the lock.
+    /// Does what `decide` does: one judgement, under the lock.
     fn decide(&mut self, write: &mut Write, records: &Arc<Records>) -> Phase {
         if records.latched().is_some() {
             return self.refuse(write, &Refusal::Unusable(Unusable::Table));
@@ -284,7 +284,7 @@ impl World {
         self.judge(kept);
     }
 
-    /// What the API server has said of its term.
+    /// Takes the API server's answer about the write's term.
     fn hear_of_term(&mut self, write: &Write) -> Phase {
         match self.led.as_mut().and_then(|led| led.answer(write.id)) {
             None => Phase::Ask,
@@ -293,7 +293,7 @@ impl World {
         }
     }
 
-    /// Whoever sent it is told why.
+    /// Sends the client the refusal.
     fn refuse(&mut self, write: &Write, refusal: &Refusal) -> Phase {
         let code = refusal.code().as_str();
         self.say(format!("gate: write {} of {} at {} is refused: {code}", write.id, write.object, write.seq));
@@ -318,7 +318,7 @@ impl World {
         Phase::Done
     }
 
-    /// Takes an event into an admitted write's life, and does what it says.
+    /// Applies an event to an admitted write's life, and carries out the effect.
     fn on(&mut self, write: &mut Write, event: Event) -> Phase {
         let Some(guard) = &write.guard else { return Phase::Done };
         let was_over = matches!(guard.stage(), Stage::Over(_));
@@ -344,7 +344,7 @@ impl World {
             (Effect::Clear(Obstacle::Overdue), Some(Denied { object, why: Denial::Overdue(lease) })) => {
                 self.end_lease(object, lease)
             }
-            // Whether its Lease is still held is not asked again here.
+            // The simulation does not ask again whether the Lease is still held.
             (Effect::Clear(_), _) => {
                 self.refuse(write, &unheard());
                 self.on(write, Event::Cleared(false))
@@ -374,7 +374,7 @@ impl World {
         self.say(format!("gate: write {} ends: {word}", write.id));
     }
 
-    /// Part of the body, or its end, or the news that it has to stop.
+    /// The next part of the body, its end, or an order to stop.
     fn stream(&mut self, write: &mut Write) -> Phase {
         let cancel = write.guard.as_ref().and_then(InFlight::cancel);
         if cancel.is_some_and(|cancel| is_told(&cancel)) {
@@ -401,13 +401,13 @@ impl World {
         self.on(write, Event::Complete)
     }
 
-    /// The write, or its end, leaves.
+    /// Sends the write, or its end.
     fn release(&mut self, write: &mut Write) -> Phase {
         write.sent_at = self.now().boot;
         if write.sent {
             self.send_rest(write.id);
         } else if self.rng.percent(5) {
-            // The connection died while it was idle: another is tried.
+            // The connection died while it was idle: another one is tried.
             return self.on(write, Event::Closed { left: false });
         } else {
             write.sent = true;
@@ -416,7 +416,7 @@ impl World {
         Phase::Sent
     }
 
-    /// A complete answer settles it. Otherwise it is unknown from the close of its connection on.
+    /// A complete answer settles the write. Otherwise it is unknown from the close of its connection on.
     fn wait_for_answer(&mut self, write: &mut Write) -> Phase {
         let is_late = self.now().boot.since(write.sent_at) >= self.lot.patience_ms;
         match self.answer_to(write.id) {
@@ -442,7 +442,7 @@ impl World {
         }
     }
 
-    /// Its task is gone.
+    /// Drops a write: its task is gone.
     fn drop_write(&mut self, write: &mut Write) -> Phase {
         self.close_connection(write.id);
         if let Some(guard) = write.guard.take() {
@@ -455,7 +455,7 @@ impl World {
         Phase::Done
     }
 
-    /// The writes of an object that may land, and that an operator may say not to wait for.
+    /// The writes of an object that may land, for which an operator may decide not to wait.
     pub(super) fn on_their_way(&self, object: &ObjectId) -> Vec<u64> {
         let may_land = |write: &&Write| {
             let stage = write.guard.as_ref().map(InFlight::stage);
@@ -465,7 +465,7 @@ impl World {
         in_gate.chain(self.in_store(object)).collect()
     }
 
-    /// Drops whatever is still on its way: the gate stops.
+    /// Drops the writes that are still on their way: the gate stops.
     pub(super) fn drop_writes(&mut self) {
         for mut write in std::mem::take(&mut self.writes) {
             self.drop_write(&mut write);
@@ -478,7 +478,7 @@ fn unheard() -> Refusal {
     Refusal::Unheard { fence: Fence::default() }
 }
 
-/// Whether an advance has told a write to stop.
+/// Whether an advance has ordered a write to stop.
 fn is_told(cancel: &Cancel) -> bool {
     pin!(cancel.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::fence::{Hlc, HolderId, LeaseId, LeaseSeq, ObjectId, WallMs, authority::MigrationState};
 
-/// A row of certificates: of each the bytes that were signed, and the signature behind them.
+/// A row of certificates: of each the signed bytes, followed by the signature.
 #[must_use]
 pub fn encode_signed(all: &[Vec<u8>]) -> Vec<u8> {
     let count = u32::try_from(all.len()).expect("they are bounded");
@@ -16,7 +16,7 @@ pub fn encode_signed(all: &[Vec<u8>]) -> Vec<u8> {
 /// Reads a row of certificates.
 ///
 /// # Errors
-/// Where the bytes are no such row.
+/// When the bytes are not such a row.
 pub fn decode_signed(value: &[u8]) -> Result<Vec<Vec<u8>>, CodecFault> {
     let mut reader = Reader::row(value)?;
     let count = reader.u32()?;
@@ -40,7 +40,7 @@ impl MigrationState {
     }
 }
 
-/// A migration: who asked for what, how far it is, and what was signed on the way.
+/// A migration: who asked for what, how far it is, and what was signed so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigrationRow {
     pub domain: ObjectId,
@@ -48,20 +48,20 @@ pub struct MigrationRow {
     pub requester: HolderId,
     pub reason: String,
     pub ttl_ms: u64,
-    /// When the requester says that it asked: the same request is the same migration.
+    /// The requester's time of the request: the same request with the same time is the same migration.
     pub asked: Hlc,
     pub state: MigrationState,
     /// The lease that is fenced, if there was one.
     pub fenced: Option<(LeaseId, LeaseSeq)>,
     /// The certificate, signed. Empty where there was no lease to fence.
     pub certificate: Vec<u8>,
-    /// What was left behind: the hash over the settled writes, and how many they are.
+    /// The state that the old holder left: the hash over the settled writes, and their number.
     pub left: Option<([u8; 32], u64)>,
-    /// FENCE_ACKNOWLEDGED, signed; empty until then, and where there was no lease to fence.
+    /// FENCE_ACKNOWLEDGED, signed. Empty before that, and where there was no lease to fence.
     pub acknowledged: Vec<u8>,
-    /// LEASE_GRANT, signed; empty until then.
+    /// LEASE_GRANT, signed. Empty before that.
     pub grant: Vec<u8>,
-    /// When each state was reached, in the order they were.
+    /// When each state was reached, in their order.
     pub reached: Vec<(MigrationState, WallMs)>,
 }
 
@@ -92,7 +92,7 @@ impl MigrationRow {
     /// Reads a migration's row.
     ///
     /// # Errors
-    /// Where the bytes are no such row.
+    /// When the bytes are not such a row.
     pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
         let mut reader = Reader::row(value)?;
         let (domain, next_holder, requester) = (reader.object()?, reader.holder()?, reader.holder()?);
@@ -139,7 +139,7 @@ pub struct JournalHead {
 }
 
 impl JournalHead {
-    /// Of an object of which nothing was written yet.
+    /// The head of an object that has no journal entry yet.
     pub const EMPTY: Self = Self { count: 0, hash: [0; 32], run: 0 };
 
     #[must_use]
@@ -150,7 +150,7 @@ impl JournalHead {
     /// Reads a journal's head.
     ///
     /// # Errors
-    /// Where the bytes are no such row.
+    /// When the bytes are not such a row.
     pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
         let mut reader = Reader::row(value)?;
         let head = Self { count: reader.u64()?, hash: reader.array()?, run: reader.u64()? };
@@ -159,21 +159,21 @@ impl JournalHead {
     }
 }
 
-/// What a journal says of one write, or of what it cannot know.
+/// What a journal says of one write, or of writes that the gate cannot know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrote {
-    /// The store has answered for it.
+    /// The store has answered the write.
     Settled { method: String, target: String, digest: [u8; 32], status: u16 },
-    /// It may have landed, or not: nobody knows.
+    /// The write may have landed; its outcome is unknown.
     Unknown { method: String, target: String },
-    /// The gate ended badly here: writes that were on their way then may have landed.
+    /// The gate ended badly here, and writes that were on their way may have landed.
     Gap,
 }
 
 /// One line of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JournalEntry {
-    /// The lease that it was written with; `None` for a gap.
+    /// The lease that the write was made with; `None` for a gap.
     pub seq: Option<LeaseSeq>,
     pub wrote: Wrote,
     pub at: WallMs,
@@ -198,7 +198,7 @@ impl JournalEntry {
     /// Reads a journal's entry.
     ///
     /// # Errors
-    /// Where the bytes are no such row.
+    /// When the bytes are not such a row.
     pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
         let mut reader = Reader::row(value)?;
         let (seq, at, hash) = (LeaseSeq::new(reader.u64()?), WallMs(reader.u64()?), reader.array()?);

@@ -1,4 +1,4 @@
-//! Bytes of a value: a writer, and a reader that takes nothing but what the writer makes.
+//! Bytes of a value: a writer, and a reader that accepts only what the writer makes.
 
 use super::{CodecFault, FORMAT};
 use crate::fence::{Hlc, HolderId, IssuerId, LeaseId, LeaseSeq, ObjectId, RequestId};
@@ -40,7 +40,7 @@ impl Writer {
         self.blob(text.as_bytes())
     }
 
-    /// Bytes behind their length.
+    /// Bytes, after their length.
     pub(super) fn blob(self, bytes: &[u8]) -> Self {
         let len = u32::try_from(bytes.len()).expect("nothing in the table is longer than 4 GiB");
         self.u32(len).bytes(bytes)
@@ -58,7 +58,7 @@ impl Writer {
 pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// Begins to read a value; its format must be ours.
+    /// Begins to read a value; its format must be [`FORMAT`](super::FORMAT).
     pub(super) fn row(value: &'a [u8]) -> Result<Self, CodecFault> {
         let mut reader = Self(value);
         if reader.u8()? == FORMAT {
@@ -135,7 +135,7 @@ impl<'a> Reader<'a> {
         RequestId::new(self.text()?).map(Some).map_err(|_| CodecFault("a bad request id"))
     }
 
-    /// Bytes behind their length.
+    /// Bytes, after their length.
     pub(super) fn blob(&mut self) -> Result<&'a [u8], CodecFault> {
         let len = self.u32()? as usize;
         self.take(len)

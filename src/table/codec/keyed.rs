@@ -41,7 +41,7 @@ pub fn encode_entry(entry: &Entry) -> Vec<u8> {
 /// Reads a keyed write.
 ///
 /// # Errors
-/// Where the bytes are none.
+/// When the bytes are not such a row.
 pub fn decode_entry(value: &[u8]) -> Result<Entry, CodecFault> {
     let mut reader = Reader::row(value)?;
     let (seq, lease_id) = (reader.seq()?, reader.lease_id()?);

@@ -1,4 +1,4 @@
-//! The table's schema: every key family, its bytes and its value. The only place that knows them.
+//! The table's schema: every key family, its bytes and its value. Only this module knows them.
 //!
 //! | first byte | key | value | changed by |
 //! |---|---|---|---|
@@ -9,16 +9,16 @@
 //! | `i` | lease_id | object_id and lease_seq of that lease | with its `l` row |
 //! | `q` | holder_id, 0, request_id | [`RequestRow`]: what that request was granted | ledger; deleted with its leases |
 //! | `c` | object_id, 0, lease_seq | a fence certificate for that lease, as it was signed. Never deleted | ledger |
-//! | `p` | object_id, 0, lease_seq | one that would move the fence too far, until an operator confirms it | ledger |
+//! | `p` | object_id, 0, lease_seq | a certificate that moves the fence too far, until an operator confirms | ledger |
 //! | `g` | migration id | [`MigrationRow`]: how far it is | ledger; deleted a day after its end |
 //! | `j` | object_id | [`JournalHead`]: how many writes have settled, and the hash over them. Never deleted | ledger |
 //! | `e` | object_id, 0, number (8 bytes, big endian) | [`JournalEntry`]: one settled write | ledger; the oldest are deleted |
 //! | `k` | object_id, 0, holder_id, 0, idempotency key | [`Entry`](crate::fence::idempotency::Entry): a keyed write, and its answer | ledger; deleted after `idempotency.keep_ms` |
-//! | `t` | time (8 bytes, big endian), and the rest of a `k` key | nothing: that one was remembered then | with its `k` row |
+//! | `t` | time (8 bytes, big endian), and the rest of a `k` key | nothing: the key dates from then | with its `k` row |
 //!
-//! Ids hold no control characters, so byte 0 separates. Numbers are big endian and sort as numbers.
-//! Every value begins with [`FORMAT`]; a value has exactly one encoding, and whatever is not it
-//! does not decode. Secrets are not stored: decoding a record makes them anew from the table's key.
+//! Ids hold no control characters, so byte 0 separates them. Numbers are big endian, so keys sort as numbers. Every
+//! value begins with [`FORMAT`]. A value has exactly one encoding, and all other bytes fail to decode. Secrets are
+//! not stored: decoding a record makes them anew from the table's key.
 
 mod authority;
 mod bytes;
@@ -136,7 +136,7 @@ impl Family {
         }
     }
 
-    /// Where the keys of keyed writes that were remembered up to a time begin and end.
+    /// The range of the keys of keyed writes that were remembered up to a time.
     #[must_use]
     pub fn keyed_until(at: WallMs) -> (Vec<u8>, Vec<u8>) {
         let from = vec![Self::KeyedAt.byte()];
@@ -144,18 +144,18 @@ impl Family {
         (from, until)
     }
 
-    /// Where this family's keys whose next bytes are `prefix` begin and end.
+    /// The range of this family's keys whose next bytes are `prefix`.
     #[must_use]
     pub fn range(self, prefix: &str) -> (Vec<u8>, Vec<u8>) {
         let mut from = vec![self.byte()];
         from.extend_from_slice(prefix.as_bytes());
         let mut until = from.clone();
-        // The first key behind all that share the prefix. UTF-8 never holds 0xff.
+        // The first key after all keys with the prefix. UTF-8 never has the byte 0xff.
         until.push(0xff);
         (from, until)
     }
 
-    /// Where this family's keys of one object that have a number behind it begin and end.
+    /// The range of this family's keys of one object that end with a number.
     #[must_use]
     pub fn range_of(self, object: &ObjectId) -> (Vec<u8>, Vec<u8>) {
         let mut from = vec![self.byte()];
@@ -178,7 +178,7 @@ impl Key {
         bytes
     }
 
-    /// Puts the key's bytes behind others.
+    /// Appends the key's bytes.
     pub fn encode_into(&self, bytes: &mut Vec<u8>) {
         bytes.push(self.family().byte());
         match self {
@@ -206,7 +206,7 @@ impl Key {
     /// Reads a key.
     ///
     /// # Errors
-    /// Where the bytes are no key of this schema.
+    /// When the bytes are not a key of this schema.
     pub fn decode(key: &[u8]) -> Result<Self, CodecFault> {
         let (&family, rest) = key.split_first().ok_or(CodecFault("an empty key"))?;
         match family {
@@ -311,7 +311,7 @@ pub fn encode_mark(mark: Hlc) -> Vec<u8> {
 /// Reads the mark.
 ///
 /// # Errors
-/// Where the bytes are no mark.
+/// When the bytes are not a mark.
 pub fn decode_mark(value: &[u8]) -> Result<Hlc, CodecFault> {
     let mut reader = Reader::row(value)?;
     let mark = reader.hlc()?;
@@ -319,16 +319,16 @@ pub fn decode_mark(value: &[u8]) -> Result<Hlc, CodecFault> {
     Ok(mark)
 }
 
-/// Where a lease id leads.
+/// The value of a lease id's row: the object and number of the lease.
 #[must_use]
 pub fn encode_index(object: &ObjectId, seq: LeaseSeq) -> Vec<u8> {
     Writer::row().text(object.as_str()).u64(seq.get()).done()
 }
 
-/// Reads where a lease id leads.
+/// Reads the object and number of a lease id's row.
 ///
 /// # Errors
-/// Where the bytes are no index row.
+/// When the bytes are not an index row.
 pub fn decode_index(value: &[u8]) -> Result<(ObjectId, LeaseSeq), CodecFault> {
     let mut reader = Reader::row(value)?;
     let found = (reader.object()?, reader.seq()?);
@@ -336,7 +336,7 @@ pub fn decode_index(value: &[u8]) -> Result<(ObjectId, LeaseSeq), CodecFault> {
     Ok(found)
 }
 
-/// A record's value. `run` says in which run of the gate the lease's deadline counts.
+/// A record's value. `run` is the run of the gate in which the lease's deadline counts.
 #[must_use]
 pub fn encode_record(record: &Record, run: u64) -> Vec<u8> {
     rows::write_record(record, run)
@@ -345,7 +345,7 @@ pub fn encode_record(record: &Record, run: u64) -> Vec<u8> {
 /// Reads an object's row as this run of the gate sees it.
 ///
 /// # Errors
-/// Where the bytes are no record.
+/// When the bytes are not a record.
 pub fn decode_record(object: ObjectId, value: &[u8], context: &Context) -> Result<Record, CodecFault> {
     rows::read_record(object, value, context)
 }
@@ -359,7 +359,7 @@ pub fn encode_lease(row: &LeaseRow) -> Vec<u8> {
 /// Reads a lease's row.
 ///
 /// # Errors
-/// Where the bytes are no lease row.
+/// When the bytes are not a lease row.
 pub fn decode_lease(object: ObjectId, seq: LeaseSeq, value: &[u8]) -> Result<LeaseRow, CodecFault> {
     rows::read_lease_row(object, seq, value)
 }

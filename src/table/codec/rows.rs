@@ -1,4 +1,4 @@
-//! The values of the larger rows, field by field in the order they are stored.
+//! The values of the larger rows, field by field in their stored order.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::fence::{
 };
 use crate::{route::Terms, table::lineage::Lineage};
 
-/// What a stored record is read against: this run's clocks, the table's incarnation and its key.
+/// What is needed to read a stored record: this run's clocks, the table's incarnation and its key.
 #[derive(Clone, Debug)]
 pub struct Context {
     pub frame: Frame,
@@ -27,17 +27,17 @@ pub struct Context {
     pub key: TableKey,
 }
 
-/// The table about itself.
+/// The table's row about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meta {
     pub incarnation: Incarnation,
-    /// How often a gate has been started on it.
+    /// How often a gate has been started on the table.
     pub run: u64,
     /// The last run ended in good order.
     pub clean: bool,
-    /// Of the key that its tokens are made with.
+    /// The fingerprint of the key that the table's tokens are made with.
     pub key_fingerprint: [u8; 16],
-    /// Of whatever may still land if this run ends badly.
+    /// The routes and the bound of all writes that may still land if this run ends badly.
     pub terms: Terms,
     /// The last run that did not end in good order; 0 if there was none.
     pub broken_run: u64,
@@ -46,12 +46,12 @@ pub struct Meta {
 }
 
 const HAS_BROKEN: u8 = 2;
-/// Its incarnation does not have the lowest floor of its number.
+/// The incarnation does not have the lowest floor of its number.
 const HAS_OFFSET: u8 = 4;
 const HAS_LINEAGE: u8 = 8;
 
 impl Meta {
-    /// Of a table on which no gate has run yet, and which has no name.
+    /// The row of a table that has no name, and on which no gate has run yet.
     #[must_use]
     pub fn new(key: &TableKey, clean: bool) -> Self {
         let (incarnation, terms) = (Incarnation::default(), Terms::default());
@@ -72,7 +72,8 @@ impl Meta {
             .bytes(&self.key_fingerprint)
             .bytes(&self.terms.routes)
             .u64(self.terms.bound_ms);
-        // Absent where there was none, as in tables that never heard of it; said beside the clean flag.
+        // Absent where there was none, and in tables of versions that did not have it. A flag beside the clean flag
+        // says which.
         let row = if self.broken_run == 0 { row } else { row.u64(self.broken_run) };
         let row = if offset == 0 { row } else { row.u32(offset) };
         match &self.lineage {
@@ -84,7 +85,7 @@ impl Meta {
     /// Reads the meta row.
     ///
     /// # Errors
-    /// Where the bytes are no meta row.
+    /// When the bytes are not a meta row.
     pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
         let mut reader = Reader::row(value)?;
         let (number, run, flags) = (reader.u32()?, reader.u64()?, reader.u8()?);
@@ -138,7 +139,7 @@ impl RequestRow {
     /// Reads a request row.
     ///
     /// # Errors
-    /// Where the bytes are no request row.
+    /// When the bytes are not a request row.
     pub fn decode(value: &[u8]) -> Result<Self, CodecFault> {
         let mut reader = Reader::row(value)?;
         let count = reader.u32()?;
@@ -163,7 +164,7 @@ const FREE: u8 = 0;
 const FREE_AFTER: u8 = 1;
 const DRAINING: u8 = 2;
 const OPEN: u8 = 3;
-/// The same as draining, and opens by itself for whoever has its number.
+/// Draining, and then open by itself for the holder of the number.
 const DRAINING_TO_OPEN: u8 = 4;
 
 pub(super) fn write_record(record: &Record, run: u64) -> Vec<u8> {
@@ -201,14 +202,15 @@ pub(super) fn write_record(record: &Record, run: u64) -> Vec<u8> {
     }
 }
 
-/// What only objects have that certificates or signed grants were for; said beside the state.
+/// Flags beside the state, for fields that only objects with certificates or signed grants have.
 const HAS_START: u8 = 0x40;
 const HAS_CERTIFIED: u8 = 0x80;
-/// Its numbers are an outside lock service's.
+/// The object's numbers are an outside lock service's.
 const IS_EXTERNAL: u8 = 0x20;
-/// A Kubernetes Lease says, or has said, who may write it.
+/// A Kubernetes Lease says, or has said, who may write the object.
 const IS_ELECTED: u8 = 0x10;
-/// Its incarnations do not have the lowest floors of their numbers: how far they lie above them comes last.
+/// The object's incarnations do not have the lowest floors of their numbers. How far they are above them comes
+/// last.
 const HAS_OFFSETS: u8 = 0x08;
 
 fn has_offsets(incarnation: Incarnation, elected: Option<&Elected>) -> bool {
@@ -273,7 +275,7 @@ fn write_signed_part(mut row: Writer, start: Option<Start>, certified: Option<&C
     }
 }
 
-/// When a lease begins to count, as it was written; and the newest certificate.
+/// The start of a lease, as it was written, and the newest certificate.
 type SignedPart = (Option<Start>, Option<Arc<Certified>>);
 
 fn read_signed_part(reader: &mut Reader<'_>, flags: u8) -> Result<SignedPart, CodecFault> {
@@ -320,7 +322,7 @@ pub(super) fn read_record(object: ObjectId, value: &[u8], context: &Context) -> 
             lease.start = start.map(|start| Start { boot: boot(start), ..start });
             let is_outside = numbers == Numbers::External || elected.is_some() && lease.ttl >= Ttl::FOR_EVER;
             if is_outside && run != context.frame.run {
-                // Nobody knows when its holder was heard of last: it is listened for anew, or looked up.
+                // It is unknown when the holder last wrote: it gets its full time again, or its Lease is read.
                 lease.deadline = context.frame.start.boot.after(lease.ttl);
             }
         }

@@ -130,7 +130,7 @@ fn migration() -> impl Strategy<Value = MigrationRow> {
     )
 }
 
-/// With the lowest floor of its number, as earlier versions made them all, or with another.
+/// An incarnation with the lowest floor of its number, as all were in earlier versions, or with another floor.
 fn incarnation() -> impl Strategy<Value = Incarnation> {
     prop_oneof![any::<u32>().prop_map(Incarnation::new), any::<u64>().prop_map(Incarnation::at)]
 }
@@ -224,8 +224,8 @@ fn key() -> impl Strategy<Value = Key> {
     ]
 }
 
-/// Every shortened, lengthened or otherwise changed value either fails to decode, or decodes to
-/// something that encodes to these very bytes.
+/// Every shortened, lengthened or otherwise changed value either fails to decode, or decodes to something that
+/// encodes to the same bytes.
 fn assert_one_encoding(bytes: &[u8], flip: (usize, u8), recode: impl Fn(&[u8]) -> Option<Vec<u8>>) {
     for cut in 0..bytes.len() {
         assert_ne!(recode(&bytes[..cut]).as_deref(), Some(bytes), "{cut} bytes of {bytes:?}");
@@ -423,7 +423,7 @@ fn a_record_of_an_earlier_incarnation_is_raised_and_one_of_a_later_is_refused() 
     record.fence = Fence::new((1 << 32) + 9);
     let read = |record: &Record| decode_record(object.clone(), &encode_record(record, RUN), &context());
     assert_eq!(read(&record).unwrap().fence, Fence::new((3 << 32) + 9));
-    // Written behind a restore, which draws its floor.
+    // Written after a restore, which draws its floor.
     record.incarnation = Incarnation::at((1 << 32) + 4);
     assert_eq!(read(&record).unwrap().fence, Fence::new((3 << 32) + 5));
     record.incarnation = Incarnation::new(4);

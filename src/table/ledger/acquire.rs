@@ -1,4 +1,4 @@
-//! Acquiring: one object or a batch, at once or in turn, once per request.
+//! Acquiring: one object or a batch, at once or after waiting, once per request.
 
 use super::{
     GrantReply, Granted, Refused, Wanted,
@@ -14,26 +14,26 @@ use crate::fence::{
     step::{Grant, LeaseRefusal, Source},
 };
 
-/// When to ask again for an object that is being migrated.
+/// How long a caller waits before it asks again for an object that is being migrated.
 const MIGRATION_RETRY_MS: u64 = 1_000;
 
 /// How an attempt ended.
 enum Attempt {
     Done(Result<Vec<Granted>, Refused>),
-    /// This object is someone else's for now.
+    /// This object has another holder for now.
     Blocked {
         object: ObjectId,
         why: LeaseRefusal,
     },
-    /// The fences have moved; what was on its way has to drain first.
+    /// The fences have moved; older writes have to drain first.
     Draining(Vec<Drain>),
 }
 
 impl Core {
-    /// Grants what is wanted, or lets the caller wait for its turn, or says why not.
+    /// Grants what is wanted, lets the caller wait for its turn, or refuses with the reason.
     pub(super) fn acquire(&mut self, round: &mut Round, wanted: Wanted, reply: GrantReply) {
         for object in &wanted.objects {
-            // Whoever waits goes first, also where the old lease has just run out.
+            // Waiting callers go first, also where the old lease has just run out.
             if self.waiters.is_waiting(object) {
                 self.serve(round, object);
             }
@@ -43,8 +43,8 @@ impl Core {
         self.acquire_or_wait(round, Waiter { id, wanted, until, reply }, true);
     }
 
-    /// A waiter's timer: its time is up, or what it waits for may be to be had. Whoever waits longer
-    /// goes first, and whoever has hung up does not act any more.
+    /// Handles a waiter's timer: its time is up, or its object may be free. The caller that has waited longest goes
+    /// first, and a caller that has hung up gets nothing.
     pub(super) fn wake(&mut self, round: &mut Round, object: &ObjectId, id: u64) {
         self.serve(round, object);
         match self.waiters.take(object, id) {
@@ -82,13 +82,13 @@ impl Core {
 
     fn wait(&mut self, round: &Round, object: &ObjectId, why: &LeaseRefusal, waiter: Waiter) {
         let now = self.setup.clock.now().boot;
-        // The lease in the way may be an earlier run's, whose deadline nobody watches over yet.
+        // The blocking lease may be an earlier run's, whose deadline has no timer yet.
         let end = |record: &Record| record.open_lease().map(|lease| (lease.deadline, lease.lease_id.clone()));
         if let Ok(Some((deadline, lease_id))) = round.look(&self.setup.records, object, end) {
             self.timers.arm(deadline, object, &lease_id);
         }
         let wake_at = match why {
-            // A takeover that came too soon is to be had before the lease ends.
+            // A takeover that came too early becomes possible before the lease ends.
             LeaseRefusal::Held { retry_ms, .. } if waiter.wanted.takeover => {
                 waiter.until.min(now.after(Ttl(*retry_ms)))
             }
@@ -98,7 +98,7 @@ impl Core {
         self.waiters.push(object, waiter);
     }
 
-    /// Gives an object that nobody holds to whoever has waited longest for it.
+    /// Gives an object without a holder to the caller that has waited longest for it.
     pub(super) fn serve(&mut self, round: &mut Round, object: &ObjectId) {
         while self.is_to_be_had(round, object) {
             let Some(waiter) = self.waiters.pop(object) else { return };
@@ -107,7 +107,7 @@ impl Core {
     }
 
     fn is_to_be_had(&mut self, round: &Round, object: &ObjectId) -> bool {
-        // Where that cannot be read, nobody is served.
+        // Where that cannot be read, no waiter is served.
         if self.migration_of(object).map_or(true, |migration| migration.is_some()) {
             return false;
         }
@@ -117,14 +117,14 @@ impl Core {
             State::Open { lease } => !lease.is_live(now),
             State::Draining { .. } => false,
         };
-        // Where nobody can be served, each will be told so when its time is up.
+        // Where no waiter can be served, each gets that answer when its time is up.
         round.look(&self.setup.records, object, is_free).unwrap_or(false)
     }
 
     fn attempt(&mut self, round: &mut Round, wanted: &Wanted) -> Attempt {
         if wanted.request.is_some() {
-            // Whatever has run out is ended first, so that no answer depends on an end that a crash
-            // could forget. Where that fails, so does what follows.
+            // Leases that have run out are ended first, so that no answer depends on an end that a crash could
+            // forget. Where that fails, the next steps fail too.
             for object in &wanted.objects {
                 let _ = self.end_if_over(round, object);
             }
@@ -151,7 +151,7 @@ impl Core {
         }
     }
 
-    /// The answer that this request got before, if it did.
+    /// The answer that this request got before, if there is one.
     fn replayed(&self, round: &Round, wanted: &Wanted) -> Option<Result<Vec<Granted>, Refused>> {
         let request = wanted.request.as_ref()?;
         let row = match round.request(&self.setup.records, &wanted.holder, request) {
@@ -176,7 +176,7 @@ impl Core {
         let mut draft = Draft::default();
         for object in &wanted.objects {
             if self.migration_of(object)?.is_some() {
-                // It is being handed over to somebody.
+                // The object is being handed over to a holder.
                 let why = LeaseRefusal::Held { lease: None, retry_ms: MIGRATION_RETRY_MS, takeover_after_ms: None };
                 return Ok(Attempt::Blocked { object: object.clone(), why });
             }
@@ -211,7 +211,7 @@ impl Core {
         Ok(Attempt::Done(Ok(leases)))
     }
 
-    /// Answers an acquire, and twins of the same request with it.
+    /// Answers an acquire, and other calls with the same request.
     pub(super) fn answer_grant(
         &mut self,
         round: &mut Round,
@@ -242,7 +242,7 @@ impl Core {
     }
 }
 
-/// A grant whose caller is gone is given back, unless its request can be asked for again.
+/// Answers an acquire. A grant whose caller is gone is given back, unless the caller can repeat its request.
 fn push_answer(round: &mut Round, wanted: &Wanted, reply: GrantReply, result: Result<Vec<Granted>, Refused>) {
     let gives_back = wanted.request.is_none();
     round.answers.push(Box::new(move |committed| {

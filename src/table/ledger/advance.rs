@@ -1,8 +1,9 @@
-//! Advances that wait: the fence has moved, older leases are refused, and their last writes are still on
-//! their way to the store. The object opens, or is nobody's, once they have settled, or the bound on
-//! those of unknown outcome has passed.
+//! Advances that wait: the fence has moved, older leases are refused, and their last writes are still on their way
+//! to the store. Once those have settled, or the bound on those of unknown outcome has passed, the object opens, or
+//! is left without a holder.
 //!
-//! Whoever asked for the advance is answered then, or told that it takes longer; the drain goes on.
+//! The callers that asked for the advance are answered then, or get the answer that it takes longer; the drain goes
+//! on.
 
 use std::collections::HashMap;
 
@@ -21,10 +22,10 @@ use crate::{
     },
 };
 
-/// How long a caller waits for a drain at least.
+/// How long a caller waits for a drain, at least.
 const PATIENCE: Ttl = Ttl(5_000);
 
-/// How often it is looked whether writes that go by a changed route have settled.
+/// How often the ledger checks whether writes on a changed route have settled.
 const LOOK_AGAIN: Ttl = Ttl(50);
 
 /// An advance whose first step has been taken.
@@ -34,33 +35,33 @@ pub(super) struct Advance {
     begun: BootMs,
 }
 
-/// Who asked for it.
+/// The callers that asked for an advance.
 pub(super) enum Asked {
-    /// Several calls, if they are the same request.
+    /// Several calls where they are the same request.
     Acquire {
         wanted: Wanted,
         replies: Vec<Waiting>,
     },
     Rotate(Reply<Granted>),
-    /// An operator or a certificate: the fence is what they wanted to move.
+    /// An operator or a certificate, which asked only for the fence to move.
     Move(Vec<Reply<Moved>>),
-    /// An issuer's grant. It can be asked for again, so it is kept if nobody waits.
+    /// An issuer's grant. The issuer can ask for it again, so it is kept even where no call waits for it.
     Grant {
         signed: Box<SignedGrant>,
         replies: Vec<(Reply<Granted>, BootMs)>,
     },
-    /// Nobody any more, or nobody in this run.
+    /// No caller is left, or the advance is an earlier run's.
     Nobody,
 }
 
-/// A call that waits for a drain, and until when.
+/// A call that waits for a drain, and its deadline.
 pub(super) struct Waiting {
     pub(super) reply: GrantReply,
     pub(super) until: BootMs,
 }
 
 impl Asked {
-    /// Whether the lease is for someone.
+    /// Whether the lease has a taker.
     fn is_there(&self) -> bool {
         match self {
             Self::Acquire { wanted, replies } => {
@@ -73,7 +74,7 @@ impl Asked {
     }
 }
 
-/// All of them.
+/// All advances.
 #[derive(Default)]
 pub(super) struct Advances {
     all: HashMap<u64, Advance>,
@@ -86,7 +87,7 @@ impl Advances {
         self.all.len()
     }
 
-    /// How long the oldest of them has waited.
+    /// How long the oldest advance has waited.
     pub(super) fn oldest_ms(&self, now: BootMs) -> u64 {
         self.all.values().map(|advance| now.since(advance.begun)).max().unwrap_or(0)
     }
@@ -117,7 +118,7 @@ impl Advances {
         self.by_object.get(object).cloned().unwrap_or_default()
     }
 
-    /// The one that the very same request has begun.
+    /// The advance that the same request has begun.
     fn of_request(&self, wanted: &Wanted) -> Option<u64> {
         wanted.request.as_ref()?;
         let is_same = |advance: &Advance| match &advance.asked {
@@ -131,22 +132,22 @@ impl Advances {
     }
 }
 
-/// What an advance found when it sealed its objects.
+/// The result of sealing the objects of an advance.
 pub(super) enum Drained {
-    /// Nothing: both steps are one.
+    /// No older write was on its way: both steps are one.
     Now(Vec<(ObjectId, Outcome, DrainReport)>),
     Later(Vec<Drain>),
 }
 
 impl Core {
-    /// Seals the objects whose fences the draft moves. Where nothing is on its way to the store, the
-    /// second step is taken at once, in the same synced batch.
+    /// Seals the objects whose fences the draft moves. Where no write is on its way to the store, the second step
+    /// is taken at once, in the same synced batch.
     pub(super) fn drain(&mut self, round: &Round, draft: &mut Draft, force: bool) -> Result<Drained, Refused> {
         let drains = draft.take_drains();
         let published: Result<Vec<Record>, _> =
             drains.iter().map(|drain| self.setup.records.read(&drain.object)).collect();
         let now = self.setup.clock.now().boot;
-        // Nothing is sealed unless all can be: from here on nothing fails but the table itself.
+        // All records are read before any object is sealed: after this point only the table itself can fail.
         let flying: Vec<Flying> =
             published.map_err(|fault| unreadable(&fault))?.iter().map(|record| self.seal(record, force)).collect();
         failpoints::reach(Point::Sealed);
@@ -162,7 +163,7 @@ impl Core {
         drains.into_iter().map(open).collect::<Result<_, _>>().map(Drained::Now)
     }
 
-    /// `force`: what is on its way now is not waited for.
+    /// `force`: writes that are on their way now are not waited for.
     fn seal(&self, record: &Record, force: bool) -> Flying {
         let stripes = &self.setup.records.stripes;
         let found = stripes.seal(record);
@@ -185,7 +186,8 @@ impl Core {
         let stripes = &self.setup.records.stripes;
         let (tally, flying) = stripes.end_drain(&object);
         let is_tainted = flying.is_tainted(self.setup.clock.now().boot);
-        // What is for whoever has an outside number, or was elected, is for someone, whoever waits.
+        // A grant for the holder of an outside number, or for an elected holder, has a taker even where no call
+        // waits.
         let then = then.filter(|grant| is_wanted || grant.source.is_outside()).map(|mut grant| {
             grant.tainted |= is_tainted;
             grant
@@ -207,16 +209,16 @@ impl Core {
         if let Some(patience) = patience {
             self.timers.push(patience, Due::Answer(id));
         }
-        // What is unknown passes by itself; this sets the clock for it.
+        // The bound of unknown writes ends without an event, so this sets the timer for it.
         self.timers.push(now, Due::Advance(id));
     }
 
-    /// Until when a call waits for a drain that it is willing to wait for until `until` anyway.
+    /// Until when a call waits for a drain, where it would wait until `until` in any case.
     pub(super) fn patience(&self, until: BootMs) -> BootMs {
         self.setup.clock.now().boot.after(PATIENCE).max(until)
     }
 
-    /// Another call of a request whose advance is under way waits for the same.
+    /// Lets another call with the request of a running advance wait for the same result.
     pub(super) fn join_advance(&mut self, wanted: &Wanted, reply: GrantReply, until: BootMs) -> Result<(), GrantReply> {
         let Some(id) = self.advances.of_request(wanted) else { return Err(reply) };
         let until = self.patience(until);
@@ -227,7 +229,7 @@ impl Core {
         Ok(())
     }
 
-    /// Another call for the same move waits for the drain of it, if that is under way.
+    /// Lets another call for the same move wait for its drain, if that is under way.
     pub(super) fn join_move(&mut self, object: &ObjectId, reply: Reply<Moved>) -> Result<(), Reply<Moved>> {
         let until = self.patience(BootMs::PAST);
         for id in self.advances.of(object) {
@@ -243,7 +245,7 @@ impl Core {
         Err(reply)
     }
 
-    /// Another call with the very same grant waits for the drain of it, if that is under way.
+    /// Lets another call with the same grant wait for its drain, if that is under way.
     pub(super) fn join_grant(
         &mut self,
         object: &ObjectId,
@@ -263,8 +265,9 @@ impl Core {
         Err(reply)
     }
 
-    /// Takes up the drain of a record that an earlier run left behind: nobody knows what was on its way
-    /// then, so the full bound is waited for, and the object is nobody's, or whoever's who has its number.
+    /// Goes on with the drain of a record that an earlier run left. It is unknown which writes were on their way
+    /// then, so the full bound is waited for. Then the object has no holder, or opens for the holder of its outside
+    /// number.
     pub(super) fn resume_drain(&mut self, round: &mut Round, object: &ObjectId) {
         if self.advances.by_object.contains_key(object) {
             return;
@@ -275,7 +278,7 @@ impl Core {
             State::Free { .. } | State::Open { .. } => None,
         };
         let Ok(Some((advance, seq, opens))) = round.look(&self.setup.records, object, draining) else { return };
-        // It is in memory: it was just read.
+        // The record is in memory: it was just read.
         self.setup.records.stripes.set_unknown(object, self.bound_from_start());
         let then = opens.and_then(|(silence, numbers, record)| match numbers {
             Numbers::External => Some(self.external_grant(silence)),
@@ -287,7 +290,7 @@ impl Core {
         self.look_at_advance(round, id);
     }
 
-    /// Looks at the advances of every object that has drained.
+    /// Checks the advances of every object that has drained.
     pub(super) fn look_at_drained(&mut self, round: &mut Round) {
         if self.setup.records.latched().is_some() {
             return;
@@ -298,7 +301,7 @@ impl Core {
         }
     }
 
-    /// Looks at every advance of one object.
+    /// Checks every advance of one object.
     pub(super) fn look_at_advances_of(&mut self, round: &mut Round, object: &ObjectId) {
         for id in self.advances.of(object) {
             self.look_at_advance(round, id);
@@ -319,7 +322,7 @@ impl Core {
         let is_drained = flying.iter().all(|flying| flying.is_drained(now));
         if SecondStep::of(overtaken.is_some(), is_drained) == SecondStep::Wait {
             if flying.iter().any(|flying| flying.retiring) {
-                // Nobody tells when the last of them has settled.
+                // No event comes when the last of them has settled.
                 self.timers.push(now.after(LOOK_AGAIN), Due::Advance(id));
             }
             if let Some(until) = flying.iter().filter_map(|flying| flying.unknown_until).max()
@@ -339,7 +342,7 @@ impl Core {
             return true;
         }
         let is_current = |record: &Record| record.is_draining_at(drain.seq, drain.advance);
-        // Where it cannot be read, the step itself will say so.
+        // Where it cannot be read, the step itself fails with that error.
         round.look(&self.setup.records, &drain.object, is_current).unwrap_or(true)
     }
 
@@ -348,7 +351,7 @@ impl Core {
         let waited_ms = self.setup.clock.now().boot.since(begun);
         let is_wanted = asked.is_there() && overtaken.is_none();
         let mut draft = Draft::default();
-        // What another advance has taken over is that one's to end.
+        // The advance that overtook this one ends these.
         let (ours, _): (Vec<_>, Vec<_>) = drains.into_iter().partition(|drain| self.is_current(round, drain));
         let opened: Result<Vec<_>, Refused> = ours
             .into_iter()
@@ -402,7 +405,7 @@ impl Core {
             Asked::Move(replies) => {
                 let (object, drain) = match opened {
                     Ok(opened) => opened.into_iter().next().map(|(object, _, report)| (object, report)).unzip(),
-                    // Another advance has overtaken it; its fence has moved all the same.
+                    // Another advance has overtaken this one; its fence has moved all the same.
                     Err(Refused::Lease { object, .. }) => (Some(object), None),
                     Err(refused) => {
                         return replies.into_iter().for_each(|reply| answer(round, reply, Err(refused.clone())));
@@ -419,7 +422,7 @@ impl Core {
         }
     }
 
-    /// A caller has waited long enough for a drain: it goes on without it.
+    /// Answers a caller that has waited long enough for a drain: the drain goes on without it.
     pub(super) fn stop_waiting(&mut self, round: &mut Round, id: u64) {
         let now = self.setup.clock.now().boot;
         let Some(advance) = self.advances.all.get_mut(&id) else { return };
@@ -450,7 +453,7 @@ impl Core {
         }
     }
 
-    /// Whoever moved a fence is told how far that is: it has moved.
+    /// Answers a caller that moved a fence: the fence has moved, and the answer says how far the drain is.
     fn tell_operator(&mut self, round: &mut Round, id: u64) {
         let now = self.setup.clock.now().boot;
         let Some(Advance { asked: Asked::Move(replies), drains, begun }) = self.advances.all.get_mut(&id) else {
@@ -465,7 +468,7 @@ impl Core {
         }
     }
 
-    /// Whoever waits for a revocation is told how far it is.
+    /// Answers the callers that wait for a revocation with the state of its drain.
     pub(super) fn tell_operators(&mut self, round: &mut Round) {
         let mut ids: Vec<u64> = self.advances.all.keys().copied().collect();
         ids.sort_unstable();
@@ -474,13 +477,13 @@ impl Core {
         }
     }
 
-    /// Nothing more is granted: whoever waits for a drain is told so, and the drains go on for nobody.
+    /// Nothing more is granted: refuses all callers that wait for a drain. The drains go on without them.
     pub(super) fn dismiss_advances(&mut self, why: &Refused) {
         for advance in self.advances.all.values_mut() {
             match std::mem::replace(&mut advance.asked, Asked::Nobody) {
                 Asked::Acquire { replies, .. } => {
                     for Waiting { reply, .. } in replies {
-                        // Whoever has hung up is not waiting for an answer.
+                        // A caller that has hung up needs no answer.
                         let _ = reply.send(Err(why.clone()));
                     }
                 }
@@ -508,7 +511,7 @@ fn report(tally: Tally, waited_ms: u64) -> DrainReport {
     DrainReport { settled, cancelled, unknown, waited_ms }
 }
 
-/// All leases, or why there are none.
+/// All leases, or the reason why there are none.
 pub(super) fn all_granted(opened: Vec<(ObjectId, Outcome, DrainReport)>) -> Result<Vec<Granted>, Refused> {
     let each = |(object, outcome, drain)| match outcome {
         Outcome::Granted(lease) => Ok(Granted { drain, ..granted(object, lease) }),
@@ -517,7 +520,7 @@ pub(super) fn all_granted(opened: Vec<(ObjectId, Outcome, DrainReport)>) -> Resu
     opened.into_iter().map(each).collect()
 }
 
-/// Writes down what a request was granted.
+/// Notes what a request was granted.
 pub(super) fn remember_request(round: &mut Round, wanted: &Wanted, granted: &[Granted]) {
     if let Some(request) = &wanted.request {
         let lease = |granted: &Granted| (granted.object.clone(), granted.lease.lease_id.clone(), granted.drain);

@@ -1,9 +1,9 @@
 //! Signed certificates and grants, and the migrations that they are part of.
 //!
-//! Every certificate is kept, whether or not it moves a fence; of those for one lease, the highest. One that would
-//! move a fence too far is parked: whoever brings certificates looks at the parked ones again, so the order in
-//! which they come makes no difference, and an operator can let one through. While an object is being migrated,
-//! nobody else is given it.
+//! Every certificate is kept, whether or not it moves a fence; for one lease, the highest ones. A certificate that
+//! would move a fence too far is parked. When new certificates come, the parked ones are tried again, so the order
+//! in which they come makes no difference; an operator can also confirm one. While an object is being migrated, no
+//! other caller is given it.
 
 use std::collections::HashMap;
 
@@ -35,11 +35,12 @@ pub(super) struct Signed {
     migrations: HashMap<MigrationId, MigrationRow>,
 }
 
-/// Which objects are being migrated; read from the table when it is first asked for.
+/// The objects that are being migrated; read from the table at the first use.
 #[derive(Default)]
 pub(super) struct Migrating(Option<HashMap<ObjectId, MigrationId>>);
 
-/// How many certificates are kept of one lease. The highest: which ones that are does not depend on their order.
+/// How many certificates are kept for one lease. The highest are kept, so their order of arrival makes no
+/// difference.
 const KEPT_MAX: usize = 64;
 
 impl Core {
@@ -74,7 +75,7 @@ impl Core {
         let record = self.newest(round, domain);
         let is_draining = record.as_ref().is_ok_and(|record| matches!(record.state, State::Draining { .. }));
         let reply = if is_draining && !is_superseded {
-            // It has moved the fence before; its last writes are still on their way.
+            // The certificate has moved the fence before; the fenced lease's last writes are still on their way.
             self.resume_drain(round, domain);
             match self.join_move(domain, reply) {
                 Ok(()) => return self.look_at_advances_of(round, domain),
@@ -86,11 +87,11 @@ impl Core {
         let moved = self.newest(round, domain);
         let moved = moved.map(|record| Moved { record, drain: drain.unwrap_or_default(), is_superseded });
         answer(round, reply, moved);
-        // Whoever waited for an older drain of this object has been overtaken.
+        // Callers that wait for an older drain of this object have been overtaken.
         self.look_at_advances_of(round, domain);
     }
 
-    /// One certificate, decided and kept. Refused ones are not kept, but for those that are parked.
+    /// Decides and keeps one certificate. Refused ones are not kept, except for those that are parked.
     fn take_certificate(
         &mut self,
         round: &mut Round,
@@ -99,7 +100,7 @@ impl Core {
     ) -> Result<Changed, Refused> {
         let Certificate { domain, by, .. } = certificate;
         let keys = (Key::Certificate(domain.clone(), by.seq), Key::Parked(domain.clone(), by.seq));
-        // All that can fail to be read is read before anything is changed.
+        // Every read that can fail comes before the first change.
         let (kept, parked) = (self.kept(round, &keys.0)?, self.kept(round, &keys.1)?);
         match self.change(round, domain, Event::Fence { by: by.clone(), max_jump })? {
             Changed::To(Outcome::Refused(why)) => {
@@ -120,7 +121,7 @@ impl Core {
         }
     }
 
-    /// The certificates in a row, as this round has left it.
+    /// The certificates in a row, with the changes of this round.
     fn kept(&self, round: &Round, key: &Key) -> Result<Vec<Vec<u8>>, Refused> {
         let key = key.encode();
         match round.signed.kept.get(&key) {
@@ -129,7 +130,7 @@ impl Core {
         }
     }
 
-    /// An operator throws a parked certificate away.
+    /// Deletes a parked certificate, for an operator.
     pub(super) fn unpark(&mut self, round: &mut Round, certificate: &Certificate) -> Result<(), Refused> {
         let key = Key::Parked(certificate.domain.clone(), certificate.by.seq);
         let parked = self.kept(round, &key)?;
@@ -179,8 +180,8 @@ impl Core {
         self.look_at_advances_of(round, domain);
     }
 
-    /// Whether this grant may be looked at: the object is nobody's migration but its own, and the lease's id is
-    /// no other lease's. (Issuers choose the ids of leases.)
+    /// Checks that this grant may be decided: the object has no other migration than the grant's own, and no other
+    /// lease has the lease's id. (Issuers choose the ids of leases.)
     fn may_grant(
         &mut self,
         round: &Round,
@@ -203,7 +204,7 @@ impl Core {
         Err(Refused::Lease { object: domain.clone(), why: LeaseRefusal::GrantUsed })
     }
 
-    /// The signatures of all certificates that are kept for a grant's predecessor: each of them proves its fence.
+    /// The signatures of all certificates that are kept for a grant's predecessor: each proves that it was fenced.
     fn proofs(&self, round: &Round, domain: &ObjectId, signed: &SignedGrant) -> Result<Vec<FenceProof>, Refused> {
         let Some(predecessor) = &signed.predecessor else { return Ok(vec![]) };
         let certified = |record: &Record| record.certified.as_ref().map(|certified| certified.seq);
@@ -235,7 +236,7 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a migration is where it is thought to be, and the only one of its object.
+    /// Checks that a migration is in the state that the caller expects, and is the only one of its object.
     fn may_go_on(&mut self, round: &Round, progress: &Progress) -> Result<(), Refused> {
         let Progress { id, from, row } = progress;
         if let Some(other) = self.migration_of(&row.domain)?.filter(|other| other != id) {
@@ -279,7 +280,7 @@ impl Core {
     }
 }
 
-/// Keeps a certificate in a row: those that are there, and this one if it is not.
+/// Keeps a certificate in a row, beside those that are in it.
 fn keep(round: &mut Round, key: &Key, mut kept: Vec<Vec<u8>>, certificate: &Certificate) -> Result<(), Refused> {
     if kept.contains(&certificate.signed) {
         return Ok(());
@@ -296,7 +297,7 @@ fn keep(round: &mut Round, key: &Key, mut kept: Vec<Vec<u8>>, certificate: &Cert
     Ok(())
 }
 
-/// Takes a certificate out of a row.
+/// Deletes a certificate from a row.
 fn discard(round: &mut Round, key: &Key, mut kept: Vec<Vec<u8>>, certificate: &Certificate) {
     let before = kept.len();
     kept.retain(|each| *each != certificate.signed);
@@ -315,13 +316,13 @@ pub(super) fn forget_migrations(round: &mut Round, ids: Vec<MigrationId>) {
     }
 }
 
-/// How many migrations are looked at, at most: no more are begun when half as many are remembered.
+/// How many migrations are read, at most: no more are begun when half as many are remembered.
 pub const MIGRATIONS_MAX: usize = 65_536;
 
 /// All migrations that the table remembers.
 ///
 /// # Errors
-/// Where a row cannot be read.
+/// When a row cannot be read.
 pub fn migrations(table: &dyn Table) -> Result<Vec<(MigrationId, MigrationRow)>, TableFault> {
     let (from, until) = Family::Migration.range("");
     let rows = table.scan(&from, &until, MIGRATIONS_MAX)?;
@@ -335,7 +336,7 @@ pub fn migrations(table: &dyn Table) -> Result<Vec<(MigrationId, MigrationRow)>,
 /// The certificates in a row; none where there is no such row.
 ///
 /// # Errors
-/// Where it cannot be read.
+/// When it cannot be read.
 pub fn row(table: &dyn Table, key: &[u8]) -> Result<Vec<Vec<u8>>, TableFault> {
     let row = table.get(key)?;
     Ok(row.map(|row| decode_signed(&row)).transpose()?.unwrap_or_default())
@@ -344,7 +345,7 @@ pub fn row(table: &dyn Table, key: &[u8]) -> Result<Vec<Vec<u8>>, TableFault> {
 /// A certificate as it was kept.
 ///
 /// # Errors
-/// Where it does not read: its signature held when it was taken.
+/// When it cannot be read, although its signature was valid when it was kept.
 pub fn read(signed: Vec<u8>, domain: &ObjectId) -> Result<Certificate, TableFault> {
     let foreign = |_| TableFault::Corrupt(format!("a certificate of {domain} does not read"));
     let SignedStatement { statement, signature } =

@@ -16,7 +16,7 @@ use crate::{
     metrics::RenewalRejection,
 };
 
-/// What a refused renewal counts as.
+/// The metric's label for a refused renewal.
 fn rejection(refused: &Refused) -> RenewalRejection {
     match refused {
         Refused::NotFound => RenewalRejection::NotFound,
@@ -46,7 +46,7 @@ fn rejection(refused: &Refused) -> RenewalRejection {
 }
 
 impl Core {
-    /// `is_new`: it was rotated, so the lease is given back where its caller is gone.
+    /// `is_new`: the lease was rotated, so it is given back where its caller is gone.
     pub(super) fn answer_renewal(
         &self,
         round: &mut Round,
@@ -128,7 +128,7 @@ impl Core {
             Err(refused) => Err(refused),
         };
         answer(round, reply, revoked);
-        // Whoever waited for an older drain of this object has been overtaken.
+        // Callers that wait for an older drain of this object have been overtaken.
         self.look_at_advances_of(round, object);
     }
 

@@ -1,4 +1,4 @@
-//! The end of a round: what its calls have changed is persisted, published and answered, as `fence::order` says.
+//! The end of a round: the changes of its calls are persisted, published and answered, as `fence::order` says.
 
 use super::{
     Refused,
@@ -55,7 +55,7 @@ impl Core {
         Closing { writes, records, news, answers: round.answers, changes: round.changes, now: now.boot }
     }
 
-    /// Writes and syncs what has changed. `false`: the table is shut.
+    /// Writes and syncs the changes. `false`: the table is shut.
     fn persist(&mut self, closing: &mut Closing) -> bool {
         let mut writes = std::mem::take(&mut closing.writes);
         if writes.is_empty() {

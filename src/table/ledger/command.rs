@@ -1,4 +1,4 @@
-//! What the ledger is asked, and what it answers.
+//! The calls of the ledger, and their answers.
 
 use std::sync::Arc;
 
@@ -48,11 +48,11 @@ pub enum Refused {
     },
     NotFound,
     RequestIdUsed,
-    /// The table is latched, or a row that this needs cannot be read. Nothing was changed.
+    /// The table is latched, or a row that the call needs cannot be read. Nothing was changed.
     Unavailable,
-    /// The write or its sync failed: whether the change survives a restart is not known.
+    /// The write or its sync failed: it is not known whether the change survives a restart.
     Unsure,
-    /// The table has stood still for too long: the change may be made once it gets on.
+    /// The table has hung for too long: the change may be made once it goes on.
     Stalled,
     Overloaded,
     Stopping,
@@ -65,7 +65,7 @@ pub enum Refused {
         object: ObjectId,
         id: MigrationId,
     },
-    /// The migration is not where it was thought to be.
+    /// The migration is not in the state that the caller expected.
     MigrationMoved,
 }
 
@@ -74,44 +74,44 @@ pub enum Refused {
 pub struct Moved {
     pub record: Record,
     pub drain: DrainReport,
-    /// A newer certificate was known, so this one has moved nothing.
+    /// A newer certificate was known, so this one moved nothing.
     pub is_superseded: bool,
 }
 
-/// A certificate whose signature holds.
+/// A certificate whose signature was checked.
 #[derive(Clone, Debug)]
 pub struct Certificate {
     pub domain: ObjectId,
     pub by: Arc<Certified>,
-    /// As it was signed.
+    /// The signed bytes.
     pub signed: Vec<u8>,
 }
 
-/// What became of writes, for the journals of their objects.
+/// The outcomes of writes, for the journals of their objects.
 pub type JournalLines = Vec<(ObjectId, Option<LeaseSeq>, Wrote)>;
 
-/// What goes with a migration's next state, in the same write.
+/// What is done with a migration's next state, in the same write.
 #[derive(Clone, Debug)]
 pub enum Deed {
     Nothing,
-    /// The lease that it has granted is taken back.
+    /// The lease that the migration has granted is taken back.
     Withdraw(LeaseId),
-    /// The lease that it has granted must be open and live.
+    /// The lease that the migration has granted must be open and live.
     Needs(LeaseId),
 }
 
-/// A migration goes on, if it is where it is thought to be.
+/// A migration's next state, if it is in the state that the caller expects.
 #[derive(Clone, Debug)]
 pub struct Progress {
     pub id: MigrationId,
-    /// `None`: it begins.
+    /// `None`: the migration begins.
     pub from: Option<MigrationState>,
     pub row: MigrationRow,
 }
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T, Refused>>;
 pub(super) type GrantReply = Reply<Vec<Granted>>;
-/// What a call that was sent is answered.
+/// The answer to a call that was sent.
 pub type Answer<T> = oneshot::Receiver<Result<T, Refused>>;
 
 /// One call.
@@ -139,7 +139,7 @@ pub enum Command {
         leases: Vec<(ObjectId, LeaseId)>,
         reply: Reply<()>,
     },
-    /// Grants that nobody was there to take are given back.
+    /// Gives back grants whose callers were gone.
     Withdraw {
         leases: Vec<(ObjectId, LeaseId)>,
         reply: Reply<()>,
@@ -151,21 +151,21 @@ pub enum Command {
         is_external: bool,
         reply: Reply<Moved>,
     },
-    /// A certificate moves a fence. With a migration, both or neither.
+    /// A certificate moves a fence. With a migration, both are written or neither.
     Certify {
         certificate: Box<Certificate>,
         max_jump: u64,
         migration: Option<Box<Progress>>,
         reply: Reply<Moved>,
     },
-    /// An issuer gives an object to someone. With a migration, both or neither.
+    /// An issuer gives an object to a holder. With a migration, both are written or neither.
     Grant {
         domain: ObjectId,
         signed: Box<SignedGrant>,
         migration: Option<Box<Progress>>,
         reply: Reply<Granted>,
     },
-    /// A fence follows an outside lock service's number.
+    /// A fence moves to an outside lock service's number.
     Follow {
         object: ObjectId,
         number: Number,
@@ -177,15 +177,15 @@ pub enum Command {
         lowest: LeaseSeq,
         reply: Reply<Moved>,
     },
-    /// The API server has said how the Kubernetes Lease of an object is.
+    /// What the API server says of the Kubernetes Lease of an object.
     Sight {
         object: ObjectId,
         sighting: Sighting,
-        /// Somebody has come with its present term: it may be new to the object.
+        /// A writer has come with the Lease's present term: it may be new to the object.
         begins: bool,
         reply: Reply<Moved>,
     },
-    /// The same, of many objects that one Lease governs. Nobody waits for it.
+    /// The same for many objects that one Lease governs. No caller waits for it.
     SightAll {
         objects: Vec<ObjectId>,
         sighting: Sighting,
@@ -203,12 +203,12 @@ pub enum Command {
         deed: Deed,
         reply: Reply<()>,
     },
-    /// A parked certificate is thrown away.
+    /// Deletes a parked certificate.
     Unpark {
         certificate: Box<Certificate>,
         reply: Reply<()>,
     },
-    /// Migrations that ended long ago are forgotten.
+    /// Forgets migrations that ended long ago.
     ForgetMigrations {
         ids: Vec<MigrationId>,
         reply: Reply<()>,
@@ -218,35 +218,35 @@ pub enum Command {
         attempt: Box<Attempt>,
         reply: Reply<Begun>,
     },
-    /// What became of it; `None`: nothing was sent.
+    /// The outcome of a keyed write; `None`: nothing was sent.
     EndKeyed {
         scope: Scope,
         attempt: u64,
         entry: Option<Box<Entry>>,
         reply: Reply<()>,
     },
-    /// Writes have settled, or nobody knows what became of them.
+    /// Writes have settled, or their outcome is unknown.
     Journal {
         lines: JournalLines,
         reply: Reply<()>,
     },
-    /// Writes will go by these terms too.
+    /// Writes will use these terms too.
     Announce {
         terms: Terms,
         reply: Reply<()>,
     },
-    /// Writes go by these terms only, but for those that are on their way.
+    /// New writes use these terms only.
     Adopt {
         terms: Terms,
         reply: Reply<()>,
     },
-    /// Grant nothing more, and let everyone who waits go. Answers behind all that came before.
+    /// Grant nothing more, and dismiss every waiting caller. Answered after all earlier calls.
     Close {
         reply: Reply<()>,
     },
     /// An object has drained, or a driven clock has moved.
     Tick,
-    /// The last call: answers when the table is closed in good order.
+    /// The last call: it is answered when the table is closed in good order.
     Stop {
         reply: Reply<()>,
     },

@@ -1,5 +1,5 @@
-//! A round of the ledger: what is decided. `closing` persists, publishes and answers it. An advance that has to drain
-//! first is answered by a later round: see `advance`.
+//! A round of the ledger: its decisions. `closing` persists, publishes and answers them. An advance that has to
+//! drain first is answered by a later round: see `advance`.
 
 use std::sync::Arc;
 
@@ -42,15 +42,15 @@ pub struct Setup {
     pub clock: Clock,
     pub metrics: LedgerMetrics,
     pub meta: Meta,
-    /// No stamp in the table is later.
+    /// Every stamp in the table is at most this one.
     pub mark: Hlc,
     /// How old a lease must be before its own holder may take it over.
     pub takeover_after_ms: u64,
     /// How many acquires may wait for their turn at once.
     pub waiters_max: usize,
-    /// The last run did not end in good order: writes of it may still land.
+    /// The last run did not end in good order: its writes may still land.
     pub unclean: bool,
-    /// What this run's writes go by.
+    /// The routes and the bound of this run's writes.
     pub terms: Terms,
     /// How many entries of each journal are kept.
     pub journal_keep: u64,
@@ -72,9 +72,9 @@ pub struct Core {
     pub(super) keyed: Keyed,
     lease_ids: LeaseIds,
     step_meter: StepMeter,
-    /// Grants whose clients were gone when the answer came: to be taken back in the next round.
+    /// Grants whose clients were gone when the answer came. The next round takes them back.
     pub(super) orphans: Vec<(ObjectId, LeaseId)>,
-    /// Objects that this round has freed while others wait for them.
+    /// Objects that this round has freed and that callers wait for.
     freed: Vec<ObjectId>,
     pub(super) last_commit: BootMs,
     /// What the last round has changed.
@@ -84,12 +84,12 @@ pub struct Core {
     stopped: bool,
 }
 
-/// How much that is due one round takes.
+/// How many due timers one round takes.
 const DUE_MAX: usize = 1_024;
-/// A mark is due this long after the last: a little less than the second between two looks.
+/// A mark is due this long after the last: a little less than the second between two checks.
 const MARK_AFTER_MS: u64 = 900;
 const SECOND: Ttl = Ttl(1_000);
-/// Two clocks are not read at the very same moment; less than this is not a step.
+/// The two clocks are not read at exactly the same moment; a difference below this is not a step.
 const STEP_NOISE_MS: u64 = 100;
 
 impl Core {
@@ -142,7 +142,7 @@ impl Core {
         !self.orphans.is_empty() || self.next_at().is_some_and(|at| at <= self.setup.clock.now().boot)
     }
 
-    /// When nothing of an earlier run can land any more.
+    /// The instant from which nothing of an earlier run can land.
     pub(super) fn bound_from_start(&self) -> BootMs {
         self.setup.records.context.frame.start.boot.after(Ttl(self.setup.meta.terms.bound_ms))
     }
@@ -152,10 +152,10 @@ impl Core {
         self.stopped
     }
 
-    /// Carries out one round: these calls, and whatever is due. Each is taken when the one before it has been
-    /// decided, so whatever comes meanwhile may come along.
+    /// Carries out one round: these calls, and all that is due. Each call is taken when the one before it has been
+    /// decided, so calls that come meanwhile can join the round.
     pub fn run(&mut self, calls: impl IntoIterator<Item = Command>) {
-        // About as many as the last time.
+        // About as many changes as in the last round.
         let mut round = Round::for_changes(self.last_changes);
         let mut stop = None;
         self.take_back_orphans(&mut round);
@@ -176,7 +176,7 @@ impl Core {
         }
     }
 
-    /// Why a call is not looked at now, if it is not.
+    /// Why a call is refused without a decision, if it is.
     fn turns_away(&self, call: &Command) -> Option<Refused> {
         match call {
             Command::Tick | Command::Stop { .. } | Command::Close { .. } | Command::Adopt { .. } => None,
@@ -189,7 +189,7 @@ impl Core {
         }
     }
 
-    /// Answers a call that is not looked at.
+    /// Answers a call that is refused without a decision.
     fn turn_away(&mut self, round: &mut Round, call: Command, why: Refused) {
         match call {
             Command::Tick | Command::SightAll { .. } => {}
@@ -223,8 +223,8 @@ impl Core {
             return self.turn_away(round, call, why);
         }
         match call {
-            // What has drained may have done so behind the round's own look. What is due by now is the next
-            // round's, which then begins at once.
+            // An object may have drained after the round's own check. What is due by now is for the next round,
+            // which then begins at once.
             Command::Tick => self.look_at_drained(round),
             Command::Stop { reply } => *stop = Some(reply),
             Command::Close { reply } => {
@@ -316,12 +316,12 @@ impl Core {
         round.newest(&self.setup.records, &Draft::default(), object).map_err(|fault| unreadable(&fault))
     }
 
-    /// One event on one object, taken into the round.
+    /// Applies one event on one object to the round.
     pub(super) fn change(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Changed, Refused> {
         self.change_by_force(round, object, event, false)
     }
 
-    /// The same; `force`: what is on its way now is not waited for.
+    /// The same; `force`: writes that are on their way now are not waited for.
     pub(super) fn change_by_force(
         &mut self,
         round: &mut Round,
@@ -360,7 +360,7 @@ impl Core {
         Ok(outcome)
     }
 
-    /// Takes a draft into the round, and notes what follows from it.
+    /// Adds a draft to the round, with its timers and waiters.
     pub(super) fn apply(&mut self, round: &mut Round, draft: Draft) {
         for line in &draft.news {
             match line.kind {
@@ -370,7 +370,7 @@ impl Core {
         }
         for record in &draft.records {
             match &record.state {
-                // Nobody has to watch over what has no end.
+                // A lease without an end needs no timer.
                 State::Open { lease } if lease.ttl >= Ttl::FOR_EVER => {}
                 State::Open { lease } => self.timers.arm(lease.deadline, &record.object, &lease.lease_id),
                 State::Free { .. } if self.waiters.is_waiting(&record.object) => {
@@ -382,7 +382,7 @@ impl Core {
         round.apply(draft);
     }
 
-    /// Nothing keeps an object from whoever waits for it any more.
+    /// Notes that an object is free for the callers that wait for it.
     pub(super) fn is_free_again(&mut self, object: &ObjectId) {
         if self.waiters.is_waiting(object) {
             self.freed.push(object.clone());
@@ -397,7 +397,7 @@ impl Core {
 
     fn take_back_orphans(&mut self, round: &mut Round) {
         for (object, lease_id) in std::mem::take(&mut self.orphans) {
-            // Where this fails the lease runs out by itself.
+            // Where this fails, the lease runs out by itself.
             let _ = self.change(round, &object, Event::Withdraw { lease_id });
         }
         self.serve_freed(round);
@@ -406,7 +406,7 @@ impl Core {
     fn do_what_is_due(&mut self, round: &mut Round) {
         let latched = self.setup.records.latched().is_some();
         let now = self.setup.clock.now().boot;
-        // Whatever is left over is due in the next round, which then begins at once.
+        // What is left over is due in the next round, which then begins at once.
         for _ in 0..DUE_MAX {
             let Some(due) = self.timers.pop_due(now) else { return };
             match due {
@@ -422,7 +422,7 @@ impl Core {
     }
 
     fn end_or_look_again(&mut self, round: &mut Round, object: &ObjectId, lease_id: &LeaseId) {
-        // Where the object's row cannot be read now, whoever asks for it will end the lease.
+        // Where the object's row cannot be read now, a later call for the object ends the lease.
         let outcome = self.change(round, object, Event::End { lease_id: lease_id.clone() });
         if let Ok(Changed::To(Outcome::Unchanged)) = outcome
             && let Ok(record) = self.newest(round, object)
@@ -451,7 +451,7 @@ impl Core {
             self.settle_terms(round, now.boot);
             self.sweep_some(round);
             self.sweep_keys(round);
-            // Until the sweep has been through once, leases of earlier runs may live unseen.
+            // Before the sweep has read all leases once, live leases of earlier runs may have no timer.
             let may_live = self.timers.live() > 0 || !self.sweep.has_seen_all();
             if may_live && now.boot.since(self.last_commit) >= MARK_AFTER_MS {
                 self.hlc = self.hlc.tick(now);
@@ -463,7 +463,7 @@ impl Core {
 
     pub(super) fn dismiss_waiters(&mut self, why: &Refused) {
         for waiter in self.waiters.take_all() {
-            // Whoever has hung up is not waiting for an answer.
+            // A caller that has hung up needs no answer.
             let _ = waiter.reply.send(Err(why.clone()));
         }
     }
@@ -500,21 +500,21 @@ impl Core {
     }
 }
 
-/// What an event has led to.
+/// The result of an event.
 pub(super) enum Changed {
     To(Outcome),
-    /// A fence has moved, and nothing was on its way.
+    /// A fence has moved, and no older write was on its way.
     Opened(Vec<(ObjectId, Outcome, DrainReport)>),
-    /// A fence has moved; what was on its way is waited for.
+    /// A fence has moved; older writes are waited for.
     Draining(Vec<Drain>),
 }
 
-/// What a lease looks like in an answer.
+/// A lease as an answer has it.
 pub(super) fn granted(object: ObjectId, lease: Lease) -> Granted {
     Granted { object, lease, drain: DrainReport::default() }
 }
 
-/// An answer that holds nothing to take back.
+/// Sends an answer that has no lease to take back.
 pub(super) fn answer<T: Send + 'static>(round: &mut Round, reply: Reply<T>, result: Result<T, Refused>) {
     round.answers.push(Box::new(move |committed| {
         let result = if committed { result } else { Err(not_committed(&result)) };
@@ -523,7 +523,7 @@ pub(super) fn answer<T: Send + 'static>(round: &mut Round, reply: Reply<T>, resu
     }));
 }
 
-/// What to say when the round was not made durable: of a change, that nobody knows.
+/// The refusal when the round was not made durable. Whether a change was made is then unknown.
 pub(super) fn not_committed<T>(result: &Result<T, Refused>) -> Refused {
     if result.is_ok() { Refused::Unsure } else { Refused::Unavailable }
 }

@@ -1,7 +1,7 @@
 //! Fences that follow terms of leadership by a Kubernetes Lease.
 //!
-//! A term that is new to an object is an advance like any other. It opens for whoever was elected, also where nobody
-//! waits for it any more, and after a crash.
+//! A term that is new to an object is an advance like any other. It opens for the elected holder, also where no
+//! call waits for it any more, and after a crash.
 
 use super::{
     Moved, Reply,
@@ -30,9 +30,9 @@ impl Core {
                     self.keep_advance(drains, Asked::Nobody);
                     self.look_at_advances_of(round, object);
                 }
-                // Whoever waited for an older drain of this object has been overtaken.
+                // Callers that wait for an older drain of this object have been overtaken.
                 Ok(Changed::Opened(_)) => self.look_at_advances_of(round, object),
-                // It is so already; or else it is told to whoever writes to it.
+                // Nothing has changed, or the sighting was refused: then the object's next write gets the reason.
                 Ok(Changed::To(_)) | Err(_) => {}
             }
         }

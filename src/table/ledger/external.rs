@@ -1,7 +1,7 @@
 //! Fences that follow the numbers of an outside lock service.
 //!
-//! A higher number is an advance like any other: sealed, made durable, published, drained. What is left open by it
-//! is for whoever has the number, so it opens also where nobody waits for it any more, and after a crash.
+//! A higher number is an advance like any other: sealed, made durable, published, drained. The object then opens
+//! for the holder of the number, also where no call waits for it any more, and after a crash.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ use crate::fence::{
 /// How long a jump counts against the next.
 const WINDOW: Ttl = Ttl(60_000);
 
-/// Where fences stood that have followed an outside number within the last minute.
+/// Where fences were before they followed an outside number within the last minute.
 #[derive(Debug, Default)]
 pub(super) struct Jumps(HashMap<ObjectId, (BootMs, Fence)>);
 
@@ -30,7 +30,7 @@ impl Jumps {
         self.0.retain(|_, (since, _)| now.since(*since) < WINDOW.0);
     }
 
-    /// Where a fence stood a minute ago, or when it was first moved within it.
+    /// Where a fence was a minute ago, or when it first moved within the minute.
     fn from(&self, object: &ObjectId, now: BootMs) -> Option<Fence> {
         self.0.get(object).filter(|(since, _)| now.since(*since) < WINDOW.0).map(|(_, fence)| *fence)
     }
@@ -51,7 +51,8 @@ impl Core {
         self.answer_move(round, object, changed, reply);
     }
 
-    /// Answers whoever has moved a fence for an outside holder, once older writes are done or a while has passed.
+    /// Answers the callers that moved a fence to an outside number, once older writes are done or a while has
+    /// passed.
     pub(super) fn answer_move(
         &mut self,
         round: &mut Round,
@@ -73,7 +74,7 @@ impl Core {
         let moved = self.newest(round, object).map(|record| Moved { record, drain, is_superseded: false });
         let is_draining = |moved: &Moved| matches!(moved.record.state, State::Draining { .. });
         let reply = if moved.as_ref().is_ok_and(is_draining) {
-            // The fence is there; what is still on its way below it is waited for.
+            // The fence has this number already; writes below it that are on their way are waited for.
             match self.join_move(object, reply) {
                 Ok(()) => return,
                 Err(reply) => reply,
@@ -82,11 +83,11 @@ impl Core {
             reply
         };
         answer(round, reply, moved);
-        // Whoever waited for an older drain of this object has been overtaken.
+        // Callers that wait for an older drain of this object have been overtaken.
         self.look_at_advances_of(round, object);
     }
 
-    /// The record before, if this minute's numbers together do not go too far.
+    /// The present record, if the numbers of this minute together do not move its fence too far.
     fn may_follow(&self, round: &Round, object: &ObjectId, Number { seq, terms }: Number) -> Result<Record, Refused> {
         let before = self.newest(round, object)?;
         let from = self.jumps.from(object, self.setup.clock.now().boot);
@@ -101,13 +102,13 @@ impl Core {
     fn has_jumped(&mut self, object: &ObjectId, before: &Record, seq: LeaseSeq) {
         let now = self.setup.clock.now().boot;
         if self.jumps.from(object, now).is_none() {
-            // The first of all may be any number.
+            // The first outside number of an object may be any.
             let from = if before.numbers == Numbers::External { before.fence } else { seq.into() };
             self.jumps.0.insert(object.clone(), (now, from));
         }
     }
 
-    /// An operator's word on an object whose past is lost.
+    /// Applies an operator's confirmation for an object whose past is lost.
     pub(super) fn confirm(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Moved, Refused> {
         match self.change(round, object, event)? {
             Changed::To(Outcome::Freed | Outcome::Unchanged) => {
@@ -119,7 +120,7 @@ impl Core {
         }
     }
 
-    /// What opens an object for whoever has its number.
+    /// The grant that opens an object for the holder of its number.
     pub(super) fn external_grant(&mut self, silence: Ttl) -> Grant {
         Grant {
             lease_id: self.new_lease_id(),

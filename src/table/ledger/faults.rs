@@ -1,5 +1,5 @@
-//! Test faults in lease changes. `Record::step` is pure and knows none, so a fault changes the record that the step is
-//! shown, or takes back part of what the step said.
+//! Test faults in lease changes. `Record::step` is pure and knows none, so a fault changes the record that the step
+//! gets, or removes a part of its effects.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use crate::{
     fence::{Effect, Event, Record, State},
 };
 
-/// The record that a step is shown: the newest. With [`Fault::NoStep4Check`], the end of a drain is shown the record as
-/// its own advance left it, whatever has overtaken that.
+/// The record that a step gets: the newest. With [`Fault::NoStep4Check`], the end of a drain gets the record as its
+/// own advance left it, even where another one has overtaken that.
 pub(super) fn shown(newest: Record, event: &Event) -> Record {
     match event {
         Event::Drained { seq, advance, .. } if failpoints::on(Fault::NoStep4Check) => {
@@ -19,7 +19,7 @@ pub(super) fn shown(newest: Record, event: &Event) -> Record {
     }
 }
 
-/// What a step of `before` said. With [`Fault::NoFloors`], the Lease that led the object before is forgotten.
+/// The effects of a step of `before`. With [`Fault::NoFloors`], the Lease that led the object before is forgotten.
 pub(super) fn said(before: &Record, mut effects: Vec<Effect>) -> Vec<Effect> {
     if !failpoints::on(Fault::NoFloors) {
         return effects;

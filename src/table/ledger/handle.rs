@@ -1,7 +1,8 @@
-//! The way to the ledger: a call for each thing that it can be asked.
+//! The handle of the ledger: one method for each of its calls.
 //!
-//! No call waits for a table that stands still: it is refused after a while, and at once where that while has passed
-//! already. Calls that have to wait for others, for their turn or for a drain, do so as long as the ledger gets on.
+//! No call waits without a bound for a table that hangs: it is refused after a while, and at once where that while
+//! has passed already. Calls that wait for other callers, for their turn or for a drain, wait as long as the ledger
+//! goes on.
 
 use std::{
     pin::pin,
@@ -34,10 +35,10 @@ use crate::{
     sync::thread::{self, JoinHandle},
 };
 
-/// Calls that may wait for a round; more are turned away.
+/// How many calls may wait for a round; more are refused.
 const QUEUE: usize = 8_192;
 
-/// The way to the ledger. Clone it freely.
+/// The handle of the ledger. Cloning is cheap.
 #[derive(Clone)]
 pub struct Ledger {
     queue: Arc<Queue>,
@@ -47,16 +48,16 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Starts the ledger on a thread of its own.
+    /// Starts the ledger on its own thread.
     ///
     /// # Panics
-    /// Where the system has no thread to give.
+    /// When the system cannot start a thread.
     #[must_use]
     pub fn start(core: Core, clock: &Clock) -> Self {
         let (queue, calls) = queue(QUEUE);
         let queue = Arc::new(queue);
         let wake = |queue: &Weak<Queue>| {
-            // A full queue wakes the ledger anyway, and one that is gone needs no waking.
+            // A full queue wakes the ledger anyway, and a queue that is gone needs no wake.
             let _ = queue.upgrade().map(|queue| queue.send(Command::Tick));
         };
         let (by_clock, by_writes) = (Arc::downgrade(&queue), Arc::downgrade(&queue));
@@ -72,19 +73,19 @@ impl Ledger {
         Self { queue, thread: Arc::new(Mutex::new(Some(thread))), pulse, patience: PATIENCE }
     }
 
-    /// The same ledger, waited for no longer than this where it stands still.
+    /// The same ledger, with another limit for the wait for a table that hangs.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// How long a table that stands still is waited for.
+    /// How long a call waits for a table that hangs.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.patience
     }
 
-    /// Whether it gets on.
+    /// Shows whether the ledger goes on.
     #[must_use]
     pub fn pulse(&self) -> Arc<Pulse> {
         Arc::clone(&self.pulse)
@@ -94,12 +95,12 @@ impl Ledger {
         self.pulse.age() >= self.patience
     }
 
-    /// Nothing is asked of a table that stands still: nothing is changed then.
+    /// Refuses a call while the table hangs: nothing is changed then.
     fn gets_on(&self) -> Result<(), Refused> {
         if self.is_stalled() { Err(Refused::Unavailable) } else { Ok(()) }
     }
 
-    /// A call that waits for nothing but the table.
+    /// A call that waits only for the table.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
@@ -107,14 +108,14 @@ impl Ledger {
         self.in_time(answer).await
     }
 
-    /// The same, also where the table stands still, and where the queue is full: what this says must not be lost.
+    /// The same, also where the table hangs, and where the queue is full: this call must not be lost.
     async fn call_anyway<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
         let (reply, answer) = oneshot::channel();
         self.capacity_in_time().await?.send(command(reply))?;
         self.in_time(answer).await
     }
 
-    /// An answer that waits for nothing but the table.
+    /// Waits for an answer that depends only on the table.
     async fn in_time<T>(&self, answer: Answer<T>) -> Result<T, Refused> {
         if !has_timers() {
             return answer.await.unwrap_or(Err(Refused::Stopping));
@@ -123,25 +124,25 @@ impl Ledger {
         answered.map_or(Err(Refused::Stalled), |answer| answer.unwrap_or(Err(Refused::Stopping)))
     }
 
-    /// Waits for room for one call, however long the table stands still.
+    /// Waits for room for one call, however long the table hangs.
     ///
     /// # Errors
-    /// Where the ledger is gone.
+    /// When the ledger is gone.
     pub async fn capacity(&self) -> Result<Room<'_>, Refused> {
         self.queue.capacity().await
     }
 
-    /// Waits for room for one call, as long as the ledger gets on.
+    /// Waits for room for one call, as long as the ledger goes on.
     ///
     /// # Errors
-    /// Where the table stands still, or the ledger is gone.
+    /// When the table hangs, or the ledger is gone.
     pub async fn capacity_in_time(&self) -> Result<Room<'_>, Refused> {
         let capacity = pin!(self.queue.capacity());
-        // There will be no room before the table gets on.
+        // There is no room before the table goes on.
         self.while_it_gets_on(capacity).await.unwrap_or(Err(Refused::Unavailable))
     }
 
-    /// A call that may have to wait for others, such as for older writes to settle.
+    /// A call that may have to wait for other callers or for older writes.
     async fn call_in_turn<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
         self.gets_on()?;
         let (reply, mut answer) = oneshot::channel();
@@ -149,23 +150,23 @@ impl Ledger {
         self.wait(&mut answer).await
     }
 
-    /// A call that ends the ledger's work: the stop around it has a deadline of its own.
+    /// A call that ends the ledger's work: the stop that sends it has its own deadline.
     async fn call_at_last(&self, command: impl FnOnce(Reply<()>) -> Command) -> Result<(), Refused> {
         let (reply, answer) = oneshot::channel();
         self.send(command(reply))?;
         answer.await.unwrap_or(Err(Refused::Stopping))
     }
 
-    /// Waits for an answer, as long as the ledger gets on.
+    /// Waits for an answer, as long as the ledger goes on.
     ///
     /// # Errors
-    /// As the answer says; where the table stands still; where the ledger is gone.
+    /// As the answer says; when the table hangs; when the ledger is gone.
     pub async fn wait<T>(&self, answer: &mut Answer<T>) -> Result<T, Refused> {
         let answered = self.while_it_gets_on(answer).await;
         answered.map_or(Err(Refused::Stalled), |answer| answer.unwrap_or(Err(Refused::Stopping)))
     }
 
-    /// Waits as long as the ledger gets on; `None`: the table stands still.
+    /// Waits as long as the ledger goes on; `None`: the table hangs.
     pub async fn while_it_gets_on<T>(&self, mut waiting: impl Future<Output = T> + Unpin) -> Option<T> {
         if !has_timers() {
             return Some(waiting.await);
@@ -175,17 +176,17 @@ impl Ledger {
             match tokio::time::timeout(left, &mut waiting).await {
                 Ok(done) => return Some(done),
                 Err(_) if self.is_stalled() => return None,
-                // It waits for its turn, or for others.
+                // The ledger goes on: the call waits for its turn, or for other callers.
                 Err(_) => {}
             }
         }
     }
 
     /// Grants leases, all or none. Dropping the future takes the call back. Leases that were granted and not taken
-    /// are given back (unless the call has a `request_id` to ask for them again).
+    /// are given back, unless the call has a `request_id` with which it can be repeated.
     ///
     /// # Errors
-    /// With why not.
+    /// With the reason of the refusal.
     pub async fn acquire(&self, wanted: Wanted) -> Result<Offer<'_, Vec<Granted>>, Refused> {
         let gives_back = wanted.request.is_none();
         let command = |reply| Command::Acquire { wanted, reply };
@@ -208,7 +209,7 @@ impl Ledger {
     /// Renews a lease, or rotates it. A rotated lease that is not taken is given back.
     ///
     /// # Errors
-    /// With why not.
+    /// With the reason of the refusal.
     pub async fn renew(
         &self,
         lease_id: LeaseId,
@@ -221,10 +222,10 @@ impl Ledger {
         self.call_for_leases(command, rotate).await
     }
 
-    /// Releases a lease. The record is the object's, as the release left it.
+    /// Releases a lease. Returns the object's record as the release left it.
     ///
     /// # Errors
-    /// With why not.
+    /// With the reason of the refusal.
     pub async fn release(
         &self,
         lease_id: LeaseId,
@@ -234,20 +235,20 @@ impl Ledger {
         self.call(|reply| Command::Release { lease_id, holder, token, reply }).await
     }
 
-    /// Makes the end of leases past their deadline durable. Those that live on are left alone.
+    /// Makes the end of leases past their deadline durable. Leases that are live are not changed.
     ///
     /// # Errors
-    /// Where the table is not usable.
+    /// When the table is not usable.
     pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Refused> {
         self.call(|reply| Command::End { leases, reply }).await
     }
 
-    /// Moves an object's fence past whoever holds it. The record is as the revocation left it. `force`:
-    /// do not wait for writes that are on their way; the next lease is tainted. `is_external`: its lock is kept
-    /// elsewhere.
+    /// Moves an object's fence past its present holder. Returns the record as the revocation left it. `force`: do
+    /// not wait for writes that are on their way; the next lease is tainted. `is_external`: the object's lock is
+    /// kept elsewhere.
     ///
     /// # Errors
-    /// With why not.
+    /// With the reason of the refusal.
     pub async fn revoke(
         &self,
         object: ObjectId,
@@ -258,11 +259,11 @@ impl Ledger {
         self.call_in_turn(|reply| Command::Revoke { object, reason, force, is_external, reply }).await
     }
 
-    /// Moves an object's fence past the lease that a certificate names, and waits a while for its last writes:
-    /// the record says whether they are done.
+    /// Moves an object's fence past the lease that a certificate names, and waits a while for its last writes. The
+    /// returned record says whether they are done.
     ///
     /// # Errors
-    /// With why not.
+    /// With the reason of the refusal.
     pub async fn certify(
         &self,
         certificate: Certificate,
@@ -273,10 +274,10 @@ impl Ledger {
         self.call_in_turn(|reply| Command::Certify { certificate, max_jump, migration, reply }).await
     }
 
-    /// Gives an object to whom an issuer says.
+    /// Gives an object to the holder that an issuer names.
     ///
     /// # Errors
-    /// With why not.
+    /// With the reason of the refusal.
     pub async fn grant(
         &self,
         domain: ObjectId,
@@ -287,22 +288,24 @@ impl Ledger {
         self.call_in_turn(|reply| Command::Grant { domain, signed, migration, reply }).await
     }
 
-    /// Takes in what the API server says of the Kubernetes Lease of an object. It is behind all that was sent before
-    /// when this returns; the answer comes once it is durable, and a while may be waited for the last writes of an
-    /// earlier term. `begins`: somebody has come with its present term; else an object that knows of none stays so.
+    /// Takes in what the API server says of the Kubernetes Lease of an object. When this returns, the call is
+    /// queued after all earlier ones. The answer comes once the change is durable, and may wait a while for the
+    /// last writes of an earlier term. `begins`: a writer has come with the present term; without it, an object
+    /// that knows no term is not changed.
     ///
     /// # Errors
-    /// Where the ledger cannot take it.
+    /// When the ledger cannot take the call.
     pub fn sight(&self, object: ObjectId, sighting: Sighting, begins: bool) -> Result<Answer<Moved>, Refused> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
         self.send(Command::Sight { object, sighting, begins, reply }).map(|()| answer)
     }
 
-    /// An operator says which term of its Kubernetes Lease is the earliest that may still write an object.
+    /// Notes an operator's confirmation: which term of its Kubernetes Lease is the earliest that may still write an
+    /// object.
     ///
     /// # Errors
-    /// With why not.
+    /// With the reason of the refusal.
     pub async fn confirm_term(
         &self,
         object: ObjectId,
@@ -314,17 +317,18 @@ impl Ledger {
 
     fn send(&self, command: Command) -> Result<(), Refused> {
         self.queue.send(command).map_err(|refused| match refused {
-            // There will be no room before the table gets on.
+            // There is no room before the table goes on.
             Refused::Overloaded if self.is_stalled() => Refused::Unavailable,
             refused => refused,
         })
     }
 
-    /// Moves an object's fence to an outside lock service's number, unless it is there, and waits a while for the
-    /// last writes of lower ones: the record says whether they are done, or whether a higher one has overtaken.
+    /// Moves an object's fence to an outside lock service's number, unless it is there already, and waits a while
+    /// for the last writes of lower numbers. The returned record says whether they are done, or whether a higher
+    /// number has overtaken.
     ///
     /// # Errors
-    /// With why not.
+    /// With the reason of the refusal.
     pub async fn follow(&self, object: ObjectId, number: Number) -> Result<Moved, Refused> {
         self.call_in_turn(|reply| Command::Follow { object, number, reply }).await
     }
@@ -332,24 +336,24 @@ impl Ledger {
     /// Opens a locked object to outside numbers from `lowest` on.
     ///
     /// # Errors
-    /// With why not.
+    /// With the reason of the refusal.
     pub async fn confirm(&self, object: ObjectId, lowest: LeaseSeq) -> Result<Moved, Refused> {
         self.call(|reply| Command::Confirm { object, lowest, reply }).await
     }
 
-    /// Writes down how far a migration is.
+    /// Writes a migration's next state.
     ///
     /// # Errors
-    /// Where it is not where it was thought to be, or the table is not usable.
+    /// When it is not in the state that the caller expects, or the table is not usable.
     pub async fn migrate(&self, progress: Progress, deed: Deed) -> Result<(), Refused> {
         let progress = Box::new(progress);
         self.call(|reply| Command::Migrate { progress, deed, reply }).await
     }
 
-    /// Throws a parked certificate away.
+    /// Deletes a parked certificate.
     ///
     /// # Errors
-    /// Where the table is not usable.
+    /// When the table is not usable.
     pub async fn unpark(&self, certificate: Certificate) -> Result<(), Refused> {
         let certificate = Box::new(certificate);
         self.call(|reply| Command::Unpark { certificate, reply }).await
@@ -358,7 +362,7 @@ impl Ledger {
     /// Forgets migrations that ended long ago.
     ///
     /// # Errors
-    /// Where the table is not usable.
+    /// When the table is not usable.
     pub async fn forget_migrations(&self, ids: Vec<MigrationId>) -> Result<(), Refused> {
         self.call(|reply| Command::ForgetMigrations { ids, reply }).await
     }
@@ -366,8 +370,8 @@ impl Ledger {
     /// Remembers a keyed write, unless its key is known: durable when this returns.
     ///
     /// # Errors
-    /// Where the table is not usable. `Unavailable` and `Overloaded` say that nothing was begun, and that there is
-    /// nothing to take back.
+    /// When the table is not usable. After `Unavailable` and `Overloaded` nothing was begun, and nothing has to be
+    /// undone.
     pub async fn begin_keyed(&self, attempt: Attempt) -> Result<Begun, Refused> {
         let attempt = Box::new(attempt);
         self.call(|reply| Command::BeginKeyed { attempt, reply }).await
@@ -376,7 +380,7 @@ impl Ledger {
     /// Remembers a keyed write's answer: durable when this returns. Waits for room in the queue.
     ///
     /// # Errors
-    /// Where the table is not usable.
+    /// When the table is not usable.
     pub async fn end_keyed(&self, scope: Scope, attempt: u64, entry: Entry) -> Result<(), Refused> {
         let entry = Some(Box::new(entry));
         self.call_anyway(|reply| Command::EndKeyed { scope, attempt, entry, reply }).await
@@ -385,46 +389,47 @@ impl Ledger {
     /// Room for one call, if there is some now.
     ///
     /// # Errors
-    /// Where there is none, or the ledger is gone.
+    /// When there is none, or the ledger is gone.
     pub fn room(&self) -> Result<Room<'_>, Refused> {
         self.queue.room()
     }
 
-    /// Writes down what became of writes: durable when this returns. Waits for room in the queue.
+    /// Writes the outcomes of writes into their journals: durable when this returns. Waits for room in the queue.
     ///
     /// # Errors
-    /// Where the table is not usable.
+    /// When the table is not usable.
     pub async fn journal(&self, lines: JournalLines) -> Result<(), Refused> {
         self.call_anyway(|reply| Command::Journal { lines, reply }).await
     }
 
-    /// Writes are about to go by other terms: durable when this returns.
+    /// Notes that writes are about to use other terms too: durable when this returns.
     ///
     /// # Errors
-    /// Where the table is not usable.
+    /// When the table is not usable.
     pub async fn announce(&self, terms: Terms) -> Result<(), Refused> {
         self.call(|reply| Command::Announce { terms, reply }).await
     }
 
-    /// From here on writes go by these terms only, but for those that are on their way.
+    /// Notes that new writes use these terms only.
     ///
     /// # Errors
-    /// Where the table stands still: `Stalled` says that it will be done. Where the ledger has no room, or is gone.
+    /// When the table hangs: after `Stalled` the change will still be made. When the ledger has no room, or is
+    /// gone.
     pub async fn adopt(&self, terms: Terms) -> Result<(), Refused> {
         self.call_anyway(|reply| Command::Adopt { terms, reply }).await
     }
 
-    /// Grants nothing more from here on: whoever waits or asks gets [`Refused::Stopping`]. Renewals
-    /// and releases go on. Returns when every change before it is done.
+    /// Grants nothing more from here on: waiting and new callers get [`Refused::Stopping`]. Renewals and releases
+    /// go on. Returns when every earlier change is done.
     ///
     /// # Errors
-    /// Where the ledger is gone already.
+    /// When the ledger is gone already.
     pub async fn close(&self) -> Result<(), Refused> {
         self.call_at_last(|reply| Command::Close { reply }).await
     }
 
-    /// Ends the ledger's thread where it stands, as a crash would: nothing more is written. For tests, which begin on
-    /// the same table again; this must be the last handle of the ledger.
+    /// Ends the ledger's thread at once, like a crash: nothing more is written. For tests, which begin on the same
+    /// table again; this must be the last handle of the ledger.
     pub fn abandon(self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(self.queue);
@@ -436,47 +441,48 @@ impl Ledger {
     /// Closes the table in good order and ends the ledger's thread.
     ///
     /// # Errors
-    /// Where the clean flag could not be set: the next start counts as unclean.
+    /// When the clean flag could not be set: the next start counts as unclean.
     pub async fn stop(&self) -> Result<(), Refused> {
         let closed = self.call_at_last(|reply| Command::Stop { reply }).await;
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // It has answered, so it is about to end.
+            // The thread has answered, so it is about to end.
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
         closed
     }
 }
 
-/// What a caller says without waiting for an answer. Where the ledger is gone, nothing is said.
+/// Calls that need no answer. Where the ledger is gone, they do nothing.
 impl Room<'_> {
     /// Takes in what the API server says of the Kubernetes Lease of many objects.
     ///
     /// # Errors
-    /// Where the ledger is gone.
+    /// When the ledger is gone.
     pub fn sight_all(self, objects: Vec<ObjectId>, sighting: Sighting) -> Result<(), Refused> {
         self.send(Command::SightAll { objects, sighting })
     }
 
-    /// Forgets a keyed write of which nothing was sent, before what is asked from here on. A ledger that is gone leaves
-    /// the write as it is: unknown, which is safe.
+    /// Forgets a keyed write of which nothing was sent, before all later calls. Where the ledger is gone, the write
+    /// stays unknown, which is safe.
     pub fn void_keyed(self, scope: Scope, attempt: u64) {
         let (reply, _) = oneshot::channel();
         let _ = self.send(Command::EndKeyed { scope, attempt, entry: None, reply });
     }
 
-    /// Writes down what became of writes, behind what was asked before, and before what is asked from here on. A ledger
-    /// that is gone has ended its run; where that was not in good order, the journal has a gap.
+    /// Writes the outcomes of writes into their journals, after all earlier calls and before all later ones. A
+    /// ledger that is gone has ended its run; where that was not in good order, the journal has a gap.
     pub fn journal(self, lines: JournalLines) {
         let (reply, _) = oneshot::channel();
         let _ = self.send(Command::Journal { lines, reply });
     }
 }
 
-/// How soon a ledger that may have stalled is looked at again.
+/// How soon a ledger that may hang is checked again.
 const LEAST_LOOK: Duration = Duration::from_millis(5);
 
-/// Whether this is one of the gate's threads. Tests that put threads in order have no time to wait.
+/// Whether this thread has a runtime with timers, as all of the gate's have. Tests under shuttle do not measure
+/// time.
 fn has_timers() -> bool {
     tokio::runtime::Handle::try_current().is_ok()
 }

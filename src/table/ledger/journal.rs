@@ -1,8 +1,8 @@
-//! Journals: per object a hash chain over the writes that have settled, in the order in which they did.
+//! Journals: for each object a hash chain over its settled writes, in the order in which they settled.
 //!
-//! `hash(n) = SHA-256(hash(n-1) || entry n)`, from 32 zeros on. A write is settled for its client only when
-//! its entry is durable. What cannot be known is in the chain, too: a write whose outcome is unknown, and
-//! runs of the gate that ended badly, in which a write may have landed that nobody has written down.
+//! `hash(n) = SHA-256(hash(n-1) || entry n)`, starting from 32 zeros. A write is settled for its client only when
+//! its entry is durable. The chain also has entries for what the gate cannot know: writes of unknown outcome, and
+//! runs of the gate that ended badly, in which writes without an entry may have landed.
 
 use sha2::{Digest, Sha256};
 
@@ -30,12 +30,12 @@ impl Core {
                 Some(head) => *head,
                 None => head(&*self.setup.records.table, &object).map_err(|fault| unreadable(&fault))?,
             };
-            // Also where nothing was written down before: the first write of all may have been on its way.
+            // Also where the journal was empty: the object's first write may have been on its way.
             let broken = self.setup.meta.broken_run;
             if broken > 0 && head.run <= broken {
                 self.append(round, &object, &mut head, None, Wrote::Gap);
             }
-            // Whoever brings a gap only wants to know that it is there if it must be.
+            // A caller that brings a gap only asks for the gap to be there if it must be.
             if wrote != Wrote::Gap {
                 self.append(round, &object, &mut head, seq, wrote);
             }
@@ -63,17 +63,17 @@ impl Core {
     }
 }
 
-/// An object's journal as it stands.
+/// The head of an object's journal.
 ///
 /// # Errors
-/// Where its row cannot be read.
+/// When its row cannot be read.
 pub fn head(table: &dyn Table, object: &ObjectId) -> Result<JournalHead, TableFault> {
     let row = table.get(&Key::Journal(object.clone()).encode())?;
     Ok(row.map(|row| JournalHead::decode(&row)).transpose()?.unwrap_or(JournalHead::EMPTY))
 }
 
-/// The hash over an entry and all before it. Times are no part of it: whoever compares two copies has his
-/// own clock.
+/// The hash over an entry and all before it. It leaves times out, because two copies that are compared have
+/// different clocks.
 #[must_use]
 pub fn chain(before: &[u8; 32], seq: Option<LeaseSeq>, wrote: &Wrote) -> [u8; 32] {
     let mut hash = Sha256::new();

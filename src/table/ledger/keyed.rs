@@ -1,8 +1,8 @@
-//! Keyed writes: remembered before they may land, and their answers behind it.
+//! Keyed writes: remembered before they may land, with their answers afterwards.
 //!
-//! A write is remembered only under the lease that stands open at its object's fence, so a fenced holder never
-//! leaves one behind. What was remembered longer ago than `idempotency.keep_ms` is forgotten, by an index of times:
-//! never by a step of the wall clock, and never while its write is on its way.
+//! A write is remembered only under the lease that is open at its object's fence, so a fenced holder never leaves
+//! one behind. Entries older than `idempotency.keep_ms` are forgotten, by an index of times: never because of a
+//! step of the wall clock, and never while their write is on its way.
 
 use std::{collections::HashMap, sync::Weak};
 
@@ -30,9 +30,9 @@ pub struct Attempt {
     /// `None` where the body is not known yet.
     pub payload: Option<Payload>,
     pub seq: LeaseSeq,
-    /// Names it among all others.
+    /// Names this attempt among all others.
     pub attempt: u64,
-    /// Gone once nothing more can become of it.
+    /// Gone once this attempt can have no more effect.
     pub alive: Weak<()>,
 }
 
@@ -41,7 +41,7 @@ pub struct Attempt {
 pub(super) struct Keyed {
     /// Attempts of this run that have not been answered: they may be on their way.
     flying: HashMap<Scope, Flying>,
-    /// Nothing is due for the sweep before this.
+    /// The sweep has nothing to do before this instant.
     rests_until: BootMs,
 }
 
@@ -53,7 +53,7 @@ struct Flying {
 }
 
 impl Flying {
-    /// It ended, and has no answer: its outcome is unknown.
+    /// The attempt ended without an answer: its outcome is unknown.
     fn is_lost(&self) -> bool {
         self.alive.strong_count() == 0
     }
@@ -71,18 +71,18 @@ impl Keyed {
     }
 }
 
-/// What its key is.
+/// What the ledger found under a key.
 #[derive(Clone, Debug)]
 pub enum Begun {
-    /// New, and remembered.
+    /// The key is new, and is remembered now.
     Fresh(Entry),
-    /// Known before.
+    /// The key was known before.
     Known(Entry),
-    /// Its lease does not stand open any more; nothing is remembered.
+    /// The write's lease is not open any more; nothing is remembered.
     Fenced,
 }
 
-/// More than can be remembered in a second.
+/// How many rows one sweep reads: more than can be remembered in a second.
 const ROWS_EACH_SECOND: usize = 65_536;
 
 impl Core {
@@ -109,8 +109,8 @@ impl Core {
         Ok(Begun::Fresh(entry))
     }
 
-    /// What became of an attempt; `None`: nothing of it was sent, so its key is free again. Where another attempt
-    /// has the key by now, nothing is changed.
+    /// Ends an attempt with its outcome; `None`: nothing of it was sent, so its key is free again. Where another
+    /// attempt has the key by now, nothing is changed.
     pub(super) fn end_keyed(
         &mut self,
         round: &mut Round,
@@ -126,13 +126,13 @@ impl Core {
         Ok(())
     }
 
-    /// A moment of this run.
+    /// This instant, as a moment of this run.
     fn since(&self, now: Now) -> Since {
         Since { run: self.setup.records.context.frame.run, boot: now.boot }
     }
 
-    /// A write of this run has ended, and nobody knows how. Like an answer, that is kept from now on: what was sent of
-    /// it may land yet.
+    /// Restarts the age of an entry whose write ended in this run with an unknown outcome, as an answer does: what
+    /// was sent of the write may still land.
     fn keep_lost(&mut self, round: &mut Round, scope: &Scope) -> Result<(), Refused> {
         let Some(lost) = self.keyed.flying.get(scope) else { return Ok(()) };
         let (attempt, age_ms) = (lost.attempt, self.setup.clock.now().boot.since(lost.since));
@@ -146,7 +146,7 @@ impl Core {
         Ok(())
     }
 
-    /// An answer that was long in coming is kept for as long as any other.
+    /// Keeps an answer that came late for as long as any other.
     fn kept_from_now(&self, entry: Entry) -> Entry {
         let now = self.setup.clock.now();
         if entry.age_ms(now, &self.setup.records.context.frame) < self.setup.keys_keep_ms / 2 {
@@ -155,13 +155,13 @@ impl Core {
         Entry { at: now.wall, since: Some(self.since(now)), ..entry }
     }
 
-    /// Whether it has been remembered for long enough, and is not on its way.
+    /// Whether the entry is old enough, and its write is not on its way.
     fn is_forgettable(&self, scope: &Scope, entry: &Entry, now: Now) -> bool {
         let age_ms = entry.age_ms(now, &self.setup.records.context.frame);
         age_ms >= self.setup.keys_keep_ms && !self.may_land(scope, entry, now)
     }
 
-    /// Whether its write may be on its way, from this run or from an earlier one.
+    /// Whether the entry's write may be on its way, from this run or from an earlier one.
     fn may_land(&self, scope: &Scope, entry: &Entry, now: Now) -> bool {
         let is_earlier = !entry.is_of(self.setup.records.context.frame.run);
         let is_left = is_earlier && entry.answer == Answer::None && now.boot < self.bound_from_start();
@@ -175,7 +175,7 @@ impl Core {
         }
     }
 
-    /// Forgets what has been remembered for long enough; only what is due is read.
+    /// Forgets entries that are old enough; only rows that are due are read.
     pub(super) fn sweep_keys(&mut self, round: &mut Round) {
         let now = self.setup.clock.now();
         self.keep_all_lost(round);
@@ -193,7 +193,7 @@ impl Core {
         };
         for (key, _) in rows {
             match Key::decode(&key) {
-                // This round may have something newer to say about it.
+                // This round may have something newer about this entry.
                 Ok(Key::KeyedAt(at, scope)) if !round.keyed.contains_key(&scope) => {
                     if !self.sweep_key(round, scope, WallMs(at), now) {
                         break;
@@ -205,17 +205,17 @@ impl Core {
         }
     }
 
-    /// Looks after writes that have ended without an answer.
+    /// Keeps the entries of all writes that have ended without an answer.
     fn keep_all_lost(&mut self, round: &mut Round) {
         let lost = self.keyed.flying.iter().filter(|(_, flying)| flying.is_lost());
         let lost: Vec<Scope> = lost.map(|(scope, _)| scope.clone()).collect();
         for scope in lost {
-            // One that cannot be read is looked at again.
+            // An entry that cannot be read is tried again later.
             let _ = self.keep_lost(round, &scope);
         }
     }
 
-    /// Looks at one key that is due by the wall clock. `false`: it is not due by the boot clock, and those behind it
+    /// Handles one key that is due by the wall clock. `false`: it is not due by the boot clock, and the later ones
     /// are not either.
     fn sweep_key(&mut self, round: &mut Round, scope: Scope, at: WallMs, now: Now) -> bool {
         let Ok(entry) = self.keyed(round, &scope) else { return true };
@@ -226,7 +226,7 @@ impl Core {
             }
             if age_ms < self.setup.keys_keep_ms {
                 if entry.answer == Answer::None && !entry.is_of(self.setup.records.context.frame.run) {
-                    // It counts from this run's start; those behind it do not.
+                    // This entry counts from this run's start; the later ones do not.
                     return true;
                 }
                 self.keyed.rests_until = now.boot.after(Ttl(self.setup.keys_keep_ms - age_ms));
@@ -235,14 +235,14 @@ impl Core {
             self.keyed.lands(&scope, entry.attempt);
             put(round, scope, Some(at), None);
         } else {
-            // The index leads to nothing, or to a later attempt.
+            // The index names no entry, or a later attempt.
             round.writes.delete(&Key::KeyedAt(at.0, scope));
         }
         true
     }
 }
 
-/// Puts an entry, or none, in the place of one that was remembered at `before`.
+/// Replaces an entry that was remembered at `before` by another one, or by none.
 fn put(round: &mut Round, scope: Scope, before: Option<WallMs>, entry: Option<Entry>) {
     let at = entry.as_ref().map(|entry| entry.at);
     if let Some(before) = before.filter(|before| Some(*before) != at) {
@@ -262,7 +262,7 @@ fn put(round: &mut Round, scope: Scope, before: Option<WallMs>, entry: Option<En
 /// What is remembered of a keyed write.
 ///
 /// # Errors
-/// Where its row cannot be read.
+/// When its row cannot be read.
 pub fn read(table: &dyn Table, scope: &Scope) -> Result<Option<Entry>, TableFault> {
     let row = table.get(&Key::Keyed(scope.clone()).encode())?;
     Ok(row.map(|row| decode_entry(&row)).transpose()?)

@@ -1,5 +1,6 @@
-//! Names for new leases: in one run each behind the one before it, unique by chance. Random bytes are taken from
-//! the system for many at once; nothing secret is made of them. Nothing but speed rests on their order.
+//! Ids for new leases: in one run each is higher than the one before, and random bytes make it unique. The random
+//! bytes are taken from the system for many ids at once; no secret is made of them. The order of the ids serves
+//! only speed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,8 +8,8 @@ use uuid::Uuid;
 
 use crate::fence::{LeaseId, WallMs};
 
-/// Nobody but this ledger and issuers chooses the ids of leases, and issuers are trusted with more: a map by them
-/// needs no hash that withstands an enemy.
+/// Only this ledger and issuers choose the ids of leases, and issuers are trusted with more than this. So a map by
+/// these ids needs no hash that resists attacks.
 pub(super) type Quick = foldhash::fast::RandomState;
 pub(super) type ByLease<V> = HashMap<LeaseId, V, Quick>;
 pub(super) type Leases = HashSet<LeaseId, Quick>;
@@ -19,12 +20,12 @@ const AT_ONCE: usize = 64;
 #[derive(Default)]
 pub(super) struct LeaseIds {
     random: Vec<[u8; EACH]>,
-    /// Also when the clock goes back.
+    /// The last id. The next one is higher, also when the clock goes back.
     last: Uuid,
 }
 
 impl LeaseIds {
-    /// An id that was never given out before.
+    /// Returns an id that was never used before.
     pub(super) fn next(&mut self, now: WallMs) -> LeaseId {
         let random = match self.random.pop() {
             Some(random) => random,
@@ -46,10 +47,10 @@ impl LeaseIds {
     }
 }
 
-/// How much of a name counts on within its millisecond: all that is behind the variant.
+/// How much of an id counts on within its millisecond: all bits after the variant.
 const COUNTED: u128 = (1 << 62) - 1;
 
-/// A name a little behind another, by a random step; in the next millisecond where there is no room.
+/// An id a little higher than another, by a random step; in the next millisecond where there is no room.
 #[allow(clippy::cast_possible_truncation, reason = "48 bits are left")]
 fn after(last: Uuid, random: &[u8; EACH]) -> Uuid {
     let last = last.as_u128();
@@ -62,10 +63,10 @@ fn after(last: Uuid, random: &[u8; EACH]) -> Uuid {
     }
 }
 
-/// An id that was never given out before, for what is made rarely.
+/// An id that was never used before, for things that are made rarely.
 ///
 /// # Panics
-/// Where the system has no random numbers.
+/// When the system has no random numbers.
 #[must_use]
 pub fn rare_id(now: WallMs) -> String {
     let mut random = [0; EACH];

@@ -1,16 +1,16 @@
 //! The ledger: the single writer of the fence table.
 //!
-//! Lease changes from everywhere queue up here. A round takes all that wait or come meanwhile, decides each against
-//! the newest state (this round's own changes included), makes them durable with one synced write,
-//! publishes the records in the order they changed, and only then answers. So a refusal, too, never
-//! cites a fence that a crash could forget.
+//! Lease changes from all callers queue up here. A round takes all calls that wait or come meanwhile, decides each
+//! against the newest state (this round's own changes included), makes them durable with one synced write,
+//! publishes the records in the order they changed, and only then answers. So a refusal, too, never cites a fence
+//! that a crash could forget.
 //!
-//! - `command`: what the ledger is asked, and what it answers. `handle`: the way to it, from other threads. `pending`:
-//!   calls for leases that a caller waits for, and giving back what is not taken. `queue`: where calls wait, and how
-//!   callers wait for room there.
-//! - `core`: what a round decides. `closing`: how it is persisted, published and answered. Neither has threads or waits,
-//!   and the simulation drives both.
-//! - `acquire`: acquiring, waiting for one's turn, repeated requests.
+//! - `command`: the ledger's calls and their answers. `handle`: sends the calls, from other threads. `pending`:
+//!   calls for leases that a caller waits for, and giving back leases that are not taken. `queue`: where calls
+//!   wait, and how callers wait for room there.
+//! - `core`: the decisions of a round. `closing`: how they are persisted, published and answered. Neither has threads or
+//!   waits, and the simulation drives both.
+//! - `acquire`: acquiring, waiting for a turn, repeated requests.
 //! - `advance`: fences that have moved while older writes are on their way: seal, drain, open.
 //! - `calls`: renewing, releasing, revoking.
 //! - `external`: numbers of an outside lock service. `elected`: terms of leadership by a Kubernetes Lease.
@@ -18,12 +18,12 @@
 //! - `keyed`: writes with an idempotency key, and their answers.
 //! - `journal`: a hash chain over the writes of an object that have settled.
 //! - `terms`: which routes' writes may land if this run ends badly.
-//! - `round`: the changes of one round; `lease_ids`: names for what it grants.
-//! - `pulse`: whether it gets on. `faults`: test faults of lease changes.
-//! - `waiters`, `timers`, `sweep`: who waits, what is due later, forgetting what ended long ago.
+//! - `round`: the changes of one round; `lease_ids`: ids for new leases.
+//! - `pulse`: whether the ledger goes on. `faults`: test faults of lease changes.
+//! - `waiters`, `timers`, `sweep`: callers that wait, work that is due later, forgetting what ended long ago.
 //!
-//! After a failed write or sync the table is latched: every call gets [`Refused::Unavailable`]
-//! until the process is started anew.
+//! After a failed write or sync the table is latched: every call gets [`Refused::Unavailable`] until the process is
+//! started again.
 
 mod acquire;
 mod advance;
@@ -71,10 +71,10 @@ use crate::{
     sync::{mpsc::RecvTimeoutError, thread},
 };
 
-/// Calls that one round takes.
+/// How many calls one round takes.
 const ROUND_MAX: usize = 1_024;
 
-/// Shuts the table if the ledger's thread dies: what it was about to do is unknown.
+/// Shuts the table if the ledger's thread dies: whether its last change was made is unknown.
 struct Lifeline(Arc<Records>);
 
 impl Drop for Lifeline {

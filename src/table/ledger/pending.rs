@@ -1,4 +1,5 @@
-//! Calls for leases that a caller waits for, and may stop waiting for: what is granted and not taken is given back.
+//! Calls for leases whose callers wait, and may stop waiting: leases that were granted and not taken are given
+//! back.
 
 use tokio::sync::oneshot;
 
@@ -25,8 +26,8 @@ impl Leases for Vec<Granted> {
     }
 }
 
-/// Leases that were granted to a caller who has not taken them yet. Dropped before that, they are given back, unless the
-/// caller can ask for them again.
+/// Leases that were granted to a caller that has not taken them yet. Dropped before that, they are given back,
+/// unless the caller can repeat its request.
 #[must_use = "leases that are not taken are given back"]
 pub struct Offer<'a, T: Leases> {
     granted: Option<T>,
@@ -35,16 +36,16 @@ pub struct Offer<'a, T: Leases> {
 }
 
 impl<T: Leases> Offer<'_, T> {
-    /// The leases: from here on they are the caller's to release.
+    /// Returns the leases: from here on the caller has to release them.
     ///
     /// # Panics
-    /// Never: only this takes them.
+    /// Never: only this method takes them, and it consumes the offer.
     #[must_use]
     pub fn take(mut self) -> T {
         self.granted.take().expect("only `take` takes them, and takes the offer with them")
     }
 
-    /// Whether the leases are given back where the caller is gone.
+    /// Whether the leases are given back when the caller is gone.
     #[must_use]
     pub fn gives_back(&self) -> bool {
         self.gives_back
@@ -55,14 +56,14 @@ impl<T: Leases> Drop for Offer<'_, T> {
     fn drop(&mut self) {
         if let Some(unwanted) = self.granted.take().filter(|_| self.gives_back) {
             let (reply, _) = oneshot::channel();
-            // Where the ledger has no time for it, the leases run out by themselves.
+            // Where the ledger cannot take the call, the leases run out by themselves.
             let _ = self.queue.send(Command::Withdraw { leases: unwanted.ids(), reply });
         }
     }
 }
 
-/// A call for leases whose answer is being waited for. A caller that stops waiting is offered what was granted
-/// meanwhile, and does not take it.
+/// A call for leases whose answer is awaited. If the caller stops waiting, the leases that were granted meanwhile
+/// are treated as not taken.
 pub(super) struct Pending<'a, T: Leases> {
     pub(super) answer: oneshot::Receiver<Result<T, Refused>>,
     pub(super) queue: &'a Queue,
@@ -85,8 +86,8 @@ impl<T: Leases> Drop for Pending<'_, T> {
     }
 }
 
-/// Answers a call for leases. Returns those that are to be given back: the caller does not wait any more, and cannot
-/// ask for them again.
+/// Answers a call for leases. Returns the leases to give back: their caller no longer waits, and cannot repeat its
+/// request.
 pub(super) fn answer_leases<T: Leases>(
     reply: Reply<T>,
     result: Result<T, Refused>,

@@ -1,5 +1,5 @@
-//! Whether the ledger gets on. A disk that hangs holds it in the middle of a round. Calls must not wait for that without
-//! a bound, and an operator must see it.
+//! Shows whether the ledger goes on. A disk that hangs holds the ledger in the middle of a round. Calls must not
+//! wait for that without a bound, and an operator must see it.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// Since when the ledger has been at its round.
+/// Since when the ledger has been working on its round.
 #[derive(Debug, Default)]
 pub struct Pulse {
-    /// On the machine's boot clock, in milliseconds, and at least 1; 0: it rests.
+    /// On the machine's boot clock, in milliseconds, and at least 1; 0: the ledger has no round.
     since: AtomicU64,
 }
 
-/// How long is waited for a table that stands still, unless a setting says otherwise.
+/// How long a call waits for a table that hangs, unless a setting says otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Pulse {
@@ -29,7 +29,7 @@ impl Pulse {
         self.since.store(0, Ordering::Relaxed);
     }
 
-    /// For how long the ledger has been at its round.
+    /// For how long the ledger has been working on its round.
     #[must_use]
     pub fn age(&self) -> Duration {
         match self.since.load(Ordering::Relaxed) {
@@ -39,7 +39,7 @@ impl Pulse {
     }
 }
 
-/// Not the clock that leases go by, which a test may hold: a disk hangs in the machine's own time.
+/// Not the clock that leases use, which a test may hold: a disk hangs in the machine's own time.
 fn machine_ms() -> u64 {
     Stopwatch::start().begun().0
 }

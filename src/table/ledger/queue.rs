@@ -1,7 +1,7 @@
 //! The queue of calls to the ledger. It has a bound, and a caller can wait for room in it.
 //!
-//! The room is counted beside the channel: a caller takes a place first, then sends. The ledger gives the places of the
-//! calls that it has taken back.
+//! The room is counted beside the channel: a caller takes a place first, then sends. The ledger frees the places of
+//! the calls that it has taken.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
 use super::command::{Command, Refused};
 use crate::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 
-/// A queue for so many calls: the callers' end, and the ledger's.
+/// A queue for this many calls: the callers' end, and the ledger's.
 pub(super) fn queue(bound: usize) -> (Queue, Calls) {
     let (sender, receiver) = sync_channel(bound);
     let room = Arc::new(Semaphore::new(bound));
@@ -36,7 +36,7 @@ impl Queue {
         }
     }
 
-    /// Waits for room for one call. Callers get it in the order in which they came.
+    /// Waits for room for one call. Callers get room in the order in which they came.
     ///
     /// # Errors
     /// `Stopping` where the ledger is gone.
@@ -54,7 +54,7 @@ impl Queue {
     }
 }
 
-/// Room for one call in the ledger's queue. Unused, it is given back.
+/// Room for one call in the ledger's queue. Dropped unused, the room is free again.
 pub struct Room<'a> {
     queue: &'a Queue,
     place: SemaphorePermit<'a>,
@@ -67,9 +67,9 @@ impl Room<'_> {
     /// `Stopping` where the ledger is gone.
     pub(super) fn send(self, command: Command) -> Result<(), Refused> {
         let Self { queue, place } = self;
-        // Who has a place finds room: the channel is no shorter than there are places.
+        // A caller with a place finds room: the channel has at least as many entries as there are places.
         queue.sender.try_send(command).map_err(|_| Refused::Stopping)?;
-        // The ledger gives it back.
+        // The ledger frees the place.
         place.forget();
         Ok(())
     }
@@ -82,10 +82,10 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Waits for the next call: for so long, or however long it takes.
+    /// Waits for the next call: up to `nap`, or without a limit.
     ///
     /// # Errors
-    /// Where none came in time, or there are no callers any more.
+    /// When none came in time, or there are no callers any more.
     pub(super) fn next(&self, nap: Option<Duration>) -> Result<Command, RecvTimeoutError> {
         match nap {
             Some(nap) => self.receiver.recv_timeout(nap),
@@ -93,7 +93,7 @@ impl Calls {
         }
     }
 
-    /// This call, and then those that are queued. Their places are given back when this is dropped.
+    /// Returns this call, and then the queued ones. Their places are freed when this is dropped.
     pub(super) fn batch(&self, first: Option<Command>) -> impl Iterator<Item = Command> {
         let mut taken = Taken { room: &self.room, places: 0 };
         first.into_iter().chain(self.receiver.try_iter()).inspect(move |_| taken.one_more())
@@ -101,7 +101,7 @@ impl Calls {
 }
 
 impl Drop for Calls {
-    /// Who waits for room waits for nothing.
+    /// Callers that wait for room would wait for ever.
     fn drop(&mut self) {
         self.room.close();
     }
@@ -145,12 +145,12 @@ mod tests {
         let mut batch = calls.batch(None);
         assert!(batch.next().is_some());
         drop(batch);
-        // The place is theirs who have waited.
+        // The place belongs to the callers that have waited.
         assert_eq!(queue.send(Command::Tick), Err(Refused::Overloaded));
         let Poll::Ready(Ok(room)) = first.as_mut().poll(&mut context) else { panic!("there is room") };
         assert_eq!(room.send(Command::Tick), Ok(()));
         assert_eq!(calls.batch(None).count(), 2);
-        // Room that is not used is room.
+        // Room that is not used is free again.
         drop((queue.room(), queue.room()));
         assert_eq!((queue.send(Command::Tick), queue.send(Command::Tick)), (Ok(()), Ok(())));
     }

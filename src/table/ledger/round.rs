@@ -1,6 +1,6 @@
-//! One round of the ledger: what a batch of commands changes, before any of it is durable.
+//! One round of the ledger: the changes of a batch of commands, before any of them is durable.
 //!
-//! Later commands of a round see what earlier ones decided. A command's changes come in a
+//! Later commands of a round are decided against the changes of earlier ones. A command's changes come in a
 //! [`Draft`]: all of them, or none.
 
 use std::{
@@ -33,7 +33,7 @@ pub(super) struct Drain {
     pub(super) then: Option<Grant>,
 }
 
-/// What one command changes.
+/// The changes of one command.
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) records: Vec<Record>,
@@ -43,12 +43,12 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// Takes over what a step of `object` asked for.
+    /// Adds the effects of a step of `object`.
     pub(super) fn add(&mut self, object: &ObjectId, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
                 Effect::Store(record) => match self.records.last_mut() {
-                    // Nobody has seen what is between two steps of one command.
+                    // The state between two steps of one command was never visible.
                     Some(last) if last.object == record.object => *last = record,
                     Some(_) | None => self.records.push(record),
                 },
@@ -70,8 +70,7 @@ impl Draft {
     }
 }
 
-/// Sends an answer once the round's fate is known: durable, or not. Gives back the leases that
-/// nobody was there to take.
+/// Sends an answer once it is known whether the round is durable. Returns the leases whose callers were gone.
 pub(super) type Answer = Box<dyn FnOnce(bool) -> Vec<(ObjectId, LeaseId)> + Send>;
 
 /// The round.
@@ -87,7 +86,7 @@ pub(super) struct Round {
     pub(super) journals: HashMap<ObjectId, JournalHead>,
     /// Keyed writes; `None`: forgotten.
     pub(super) keyed: HashMap<Scope, Option<idempotency::Entry>>,
-    /// In the order they changed, and where each is among them.
+    /// In the order they changed, and the index of each object's record among them.
     records: Vec<Record>,
     places: HashMap<ObjectId, usize>,
     pub(super) news: Vec<Announcement>,
@@ -96,7 +95,7 @@ pub(super) struct Round {
 }
 
 impl Round {
-    /// A round with room for so many changes.
+    /// A round with room for this many changes.
     pub(super) fn for_changes(changes: usize) -> Self {
         Self {
             writes: Batch::for_leases(changes),
@@ -110,7 +109,7 @@ impl Round {
         }
     }
 
-    /// An object's newest record: this draft's, this round's, the published one.
+    /// An object's newest record: this draft's, else this round's, else the published one.
     pub(super) fn newest(&self, records: &Records, draft: &Draft, object: &ObjectId) -> Result<Record, TableFault> {
         match draft.record(object).or_else(|| self.record(object)) {
             Some(record) => Ok(record.clone()),
@@ -118,7 +117,7 @@ impl Round {
         }
     }
 
-    /// Looks at an object's newest record: this round's, or the published one, under its stripe's lock.
+    /// Calls `look` with an object's newest record: this round's, or the published one, under its stripe's lock.
     pub(super) fn look<R>(
         &self,
         records: &Records,
@@ -175,7 +174,7 @@ impl Round {
         self.requests.insert((holder.clone(), request.clone()), row);
     }
 
-    /// Takes a draft in.
+    /// Adds a draft.
     pub(super) fn apply(&mut self, draft: Draft) {
         self.changes += usize::from(!draft.records.is_empty());
         for row in draft.rows {
@@ -197,10 +196,11 @@ impl Round {
         self.news.extend(draft.news);
     }
 
-    /// Everything to be written, and the records to publish behind it, in the order they changed.
+    /// The rows to write, and the records to publish after that, in the order they changed.
     pub(super) fn finish(&mut self, run: u64) -> (Batch, Vec<Record>) {
         self.places.clear();
-        // One after the other: nearly always their names are in order, so RocksDB looks for the place of the first only.
+        // The rows of one kind follow each other: their ids are nearly always in order, so RocksDB searches only
+        // for the place of the first.
         for row in std::mem::take(&mut self.granted) {
             self.writes.put(&Key::LeaseIndex(row.lease_id.clone()), encode_index(&row.object, row.seq));
         }

@@ -1,11 +1,11 @@
-//! Looking after leases that nobody asks for: forgetting what ended a day ago, and ending what an
-//! earlier run of the gate granted and nobody has touched since.
+//! Handles leases that no caller asks for: forgets what ended a day ago, and ends leases that an earlier run of the
+//! gate granted and that were not used since.
 //!
-//! A few rows each second, from the first lease to the last and then again. It is bounded by leases
-//! that live or ended lately, not by objects known, and nothing at start waits for it. A floor is
-//! never forgotten: it is in the object's record, which is not touched here.
+//! The sweep reads a few rows each second, from the first lease to the last and then again. Its work grows with the
+//! leases that are live or ended lately, not with the objects known, and a start does not wait for it. A floor is
+//! never forgotten: it is in the object's record, which the sweep does not change.
 //!
-//! A wall clock that is set forward makes nothing be forgotten earlier: what it was set by does not count.
+//! A wall clock that is set forward does not make the sweep forget earlier: the step is not counted.
 
 use std::collections::VecDeque;
 
@@ -25,7 +25,7 @@ use crate::{
 const REMEMBER_MS: u64 = 24 * 60 * 60 * 1_000;
 const ROWS_EACH_SECOND: usize = 2_048;
 
-/// Where the sweep goes on.
+/// Where the sweep continues.
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
     after: Option<Vec<u8>>,
@@ -33,24 +33,25 @@ pub(super) struct Sweep {
     steps: Steps,
 }
 
-/// Steps of the wall clock forward in this run, the newest last: what was noted before one looks older than it is.
+/// Steps of the wall clock forward in this run, the newest last. Times noted before a step look older than they
+/// are.
 #[derive(Debug, Default)]
 struct Steps(VecDeque<Step>);
 
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    /// What the wall clock would have said.
+    /// What the wall clock would have read without the step.
     before: WallMs,
     by_ms: u64,
     at: BootMs,
 }
 
-/// More are added up: then what lies between them looks younger than it is.
+/// Further steps are added up: times between them then look younger than they are.
 const STEPS_MAX: usize = 64;
 
 impl Steps {
     fn note(&mut self, now: Now, by_ms: u64) {
-        // What was noted before a step that long ago is old enough.
+        // Times noted before a step that long ago are old enough.
         while self.0.front().is_some_and(|step| now.boot.since(step.at) >= REMEMBER_MS) {
             self.0.pop_front();
         }
@@ -64,7 +65,7 @@ impl Steps {
         }
     }
 
-    /// How long ago something was noted, by the wall clock and without its steps since.
+    /// How long ago a time was noted, by the wall clock without its steps since.
     fn age_ms(&self, then: WallMs, now: Now) -> u64 {
         let since = self.0.iter().filter(|step| then <= step.before);
         let stepped = since.fold(0_u64, |sum, step| sum.saturating_add(step.by_ms));
@@ -73,12 +74,12 @@ impl Steps {
 }
 
 impl Sweep {
-    /// Whether it has been through all leases once.
+    /// Whether the sweep has read all leases once.
     pub(super) fn has_seen_all(&self) -> bool {
         self.rounds > 0
     }
 
-    /// The wall clock was set forward.
+    /// Notes that the wall clock was set forward.
     pub(super) fn clock_stepped(&mut self, now: Now, by_ms: u64) {
         self.steps.note(now, by_ms);
     }
@@ -109,7 +110,7 @@ impl Core {
         let now = self.setup.clock.now();
         for (key, value) in rows {
             match read(&key, &value) {
-                // This round has something newer to say about it.
+                // This round has something newer about this lease.
                 Ok(row) if round.has_row(&row.lease_id) => {}
                 Ok(row) => self.sweep_one(round, row, now),
                 Err(fault) => tracing::error!(%fault, "a lease's row cannot be read"),
@@ -129,7 +130,7 @@ impl Core {
                     Some(_) => {
                         let _ = self.change(round, &row.object, Event::End { lease_id: row.lease_id.clone() });
                     }
-                    // Passed by in a new incarnation, which leaves no end behind.
+                    // A new incarnation has moved the fence past it, and that leaves no end in the row.
                     None if self.sweep.is_long_ago(row.expires_at, now) => self.forget(round, row),
                     None => {}
                 }

@@ -1,15 +1,15 @@
-//! Which routes' writes may land if this run ends badly, and for how long: kept in the table, so that the
-//! next run knows what to wait for.
+//! Which routes' writes may land if this run ends badly, and for how long. The table keeps this, so that the next
+//! run knows what to wait for.
 //!
-//! While writes go by two sets of routes, the table names neither, and a run that finds it so waits as
-//! it does where its own routes are others. The bound is the longest that this run has known.
+//! While writes use two sets of routes, the table names neither. A run that finds it so waits as it does after a
+//! change of its routes. The bound is the longest that this run has had.
 
 use super::{core::Core, round::Round};
 use crate::{fence::BootMs, route::Terms, table::codec::Key};
 
-/// What this run's writes go by.
+/// The terms of this run's writes.
 pub(super) struct InUse {
-    /// `None` while that is about to change.
+    /// `None` while they are about to change.
     now: Option<Terms>,
     longest_ms: u64,
 }
@@ -25,14 +25,14 @@ impl InUse {
 }
 
 impl Core {
-    /// Writes are about to go by these terms too.
+    /// Notes that writes are about to use these terms too.
     pub(super) fn announce(&mut self, round: &mut Round, terms: Terms) {
         self.terms.now = None;
         self.terms.longest_ms = self.terms.longest_ms.max(terms.bound_ms);
         self.write_terms(round, self.setup.meta.terms.and(terms));
     }
 
-    /// Once nothing that went by other routes can land, the table says by which routes writes go now.
+    /// Writes the present routes into the table, once no write of other routes can land.
     pub(super) fn settle_terms(&mut self, round: &mut Round, now: BootMs) {
         if let Some(terms) = self.terms.now
             && self.setup.records.stripes.is_past_older_routes(now)

@@ -1,4 +1,4 @@
-//! What the ledger has to do later: end leases, let waiters go, look after itself each second.
+//! What the ledger has to do later: end leases, dismiss waiting callers, do its own upkeep each second.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -10,7 +10,7 @@ use crate::fence::{BootMs, LeaseId, ObjectId};
 pub(super) enum Due {
     Lease(ObjectId, LeaseId),
     Waiter(ObjectId, u64),
-    /// An advance whose unknown writes have had their time.
+    /// An advance whose unknown writes have passed their bound.
     Advance(u64),
     /// A caller has waited long enough for an advance.
     Answer(u64),
@@ -20,7 +20,7 @@ pub(super) enum Due {
 #[derive(Debug)]
 struct Entry {
     at: BootMs,
-    /// Ties go to whoever came first, so that the order is always the same.
+    /// Of two timers for one instant, the earlier entry comes first, so that the order is always the same.
     turn: u64,
     due: Due,
 }
@@ -45,12 +45,12 @@ impl Ord for Entry {
     }
 }
 
-/// How many timers without purpose are put up with. Beyond it, and waiters' own, they are cleared out
-/// when they outnumber the live ones.
+/// How many timers without a purpose may remain. Above this number, and beside the waiters' timers, they are
+/// removed when they outnumber the live ones.
 const SPARE: usize = 16_384;
 
-/// All that is due later. One timer per live lease: a renewal does not add one, the old one looks
-/// again when it fires.
+/// All that is due later. A live lease has one timer: a renewal adds none, and the timer reads the new deadline
+/// when it fires.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<Entry>>,
@@ -64,17 +64,17 @@ impl Timers {
         self.heap.push(Reverse(Entry { at, turn: self.turn, due }));
     }
 
-    /// Watches over a lease's deadline, unless that is being done.
+    /// Sets the timer for a lease's deadline, unless there is one.
     pub(super) fn arm(&mut self, at: BootMs, object: &ObjectId, lease: &LeaseId) {
         if self.armed.insert(lease.clone()) {
             self.push(at, Due::Lease(object.clone(), lease.clone()));
         }
     }
 
-    /// The lease has ended: its timer has nothing to do when it fires.
+    /// Marks the timer of a lease that has ended: it has nothing to do when it fires.
     pub(super) fn disarm(&mut self, lease: &LeaseId) {
         self.armed.remove(lease);
-        // Most timers may be of leases that were released long before their time.
+        // Most timers may be for leases that were released long before their deadlines.
         if self.heap.len() > 2 * self.armed.len() + SPARE {
             let armed = &self.armed;
             self.heap.retain(|Reverse(entry)| match &entry.due {
@@ -84,7 +84,7 @@ impl Timers {
         }
     }
 
-    /// How many leases are watched over: the live ones.
+    /// How many leases have a timer: the live ones.
     pub(super) fn live(&self) -> usize {
         self.armed.len()
     }
@@ -93,7 +93,7 @@ impl Timers {
         self.heap.peek().map(|Reverse(entry)| entry.at)
     }
 
-    /// The next thing that is due by now.
+    /// The next timer that is due by now.
     pub(super) fn pop_due(&mut self, now: BootMs) -> Option<Due> {
         while self.next_at().is_some_and(|at| at <= now) {
             let Reverse(entry) = self.heap.pop()?;

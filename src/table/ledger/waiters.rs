@@ -1,6 +1,5 @@
-//! Acquires that wait their turn: per object, first come, first served. Whoever has hung up leaves
-//! the queue. A batch waits at the first of its objects that is not to be had, and holds nothing
-//! meanwhile.
+//! Acquires that wait for their turn: per object, first come, first served. A caller that has hung up leaves the
+//! queue. A batch waits at the first of its objects that is not free, and holds nothing meanwhile.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -41,7 +40,7 @@ impl Waiters {
         self.queues.contains_key(object)
     }
 
-    /// The first in the queue who is still there.
+    /// Takes the first waiter whose caller is still there.
     pub(super) fn pop(&mut self, object: &ObjectId) -> Option<Waiter> {
         loop {
             let waiter = self.remove(object, |_| true)?;
@@ -51,18 +50,18 @@ impl Waiters {
         }
     }
 
-    /// One by its id: its time is up.
+    /// Takes the waiter with this id, whose time is up.
     pub(super) fn take(&mut self, object: &ObjectId, id: u64) -> Option<Waiter> {
         self.remove(object, |waiter| waiter.id == id)
     }
 
-    /// Another call for the very same request.
+    /// Takes the waiter of another call with the same request.
     pub(super) fn take_twin(&mut self, object: &ObjectId, of: &Wanted) -> Option<Waiter> {
         of.request.as_ref()?;
         self.remove(object, |waiter| waiter.wanted.holder == of.holder && waiter.wanted.request == of.request)
     }
 
-    /// Whether no more may wait. Those who have hung up do not count.
+    /// Whether no more callers may wait. Those that have hung up do not count.
     pub(super) fn is_full(&mut self, max: usize) -> bool {
         if self.count >= max {
             self.forget_the_gone();
@@ -70,7 +69,7 @@ impl Waiters {
         self.count >= max
     }
 
-    /// Lets go of everyone who has hung up.
+    /// Removes all waiters whose callers have hung up.
     pub(super) fn forget_the_gone(&mut self) {
         self.queues.retain(|_, queue| {
             queue.retain(|waiter| !waiter.reply.is_closed());
@@ -79,7 +78,7 @@ impl Waiters {
         self.count = self.queues.values().map(VecDeque::len).sum();
     }
 
-    /// Everyone, for a gate that cannot grant any more.
+    /// Takes all waiters, for a gate that cannot grant any more.
     pub(super) fn take_all(&mut self) -> Vec<Waiter> {
         self.count = 0;
         self.queues.drain().flat_map(|(_, queue)| queue).collect()
