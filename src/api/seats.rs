@@ -184,7 +184,7 @@ impl Seats {
         Occupied { seat, id, seats: Arc::clone(self), _permit: permit }
     }
 
-    /// Asks the connection that has waited longest for its peer to leave; `false` where none waits.
+    /// Asks the connection that has waited longest for its peer to leave. Returns `false` if none waits.
     fn make_room(&self) -> bool {
         let at = Stopwatch::start().begun();
         let mut taken = self.taken();
