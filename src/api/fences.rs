@@ -104,7 +104,7 @@ pub(super) fn untrusted(untrusted: Untrusted) -> Problem {
     Problem::new(untrusted.code, untrusted.what)
 }
 
-/// Apply a fence certificate. From anyone, in any order, any number of times.
+/// Apply a fence certificate. From any caller, in any order, any number of times.
 ///
 /// # Errors
 /// In this order: `InvalidFenceSignature`, `UnauthorizedFence`, `FenceBeforeLease`; `FENCE_JUMP` where it is

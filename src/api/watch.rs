@@ -119,7 +119,7 @@ impl Watching {
         }
     }
 
-    /// Waits for news; `false` when the stream has to end.
+    /// Waits for events. Returns `false` when the stream must end.
     async fn wait(&mut self) -> bool {
         tokio::select! {
             changed = self.newer.changed() => changed.is_ok(),

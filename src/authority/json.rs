@@ -50,7 +50,7 @@ macro_rules! id {
     };
 }
 
-/// FENCE_REQUEST: someone asks for a lease to be fenced, or for the object to be handed over.
+/// FENCE_REQUEST: a requester asks for a lease to be fenced, or for the object to be handed over.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FenceRequestMessage {
@@ -301,7 +301,7 @@ pub struct PredecessorMessage {
     pub fence_proof: Option<String>,
 }
 
-/// LEASE_GRANT: an issuer gives an object to someone.
+/// LEASE_GRANT: an issuer gives an object to a holder.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GrantMessage {

@@ -56,7 +56,7 @@ enum Command {
     Demo(demo::Args),
     /// Check a configuration, and list everything that is wrong with it.
     Check(ConfigArgs),
-    /// Acquire, renew, release and look at leases of a running gate.
+    /// Acquire, renew, release and show leases of a running gate.
     #[command(subcommand)]
     Lease(lease::Command),
     /// Run a command while holding a lease, like flock(1).

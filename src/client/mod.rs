@@ -7,7 +7,7 @@
 //! let api = LeaseApi::new("http://127.0.0.1:8081")?;
 //! let wanted = Wanted::new(ObjectId::new("users")?, HolderId::new("pod-a")?).with_ttl_ms(15_000);
 //! let lease = api.acquire(&wanted, |_| {}).await?;     // waits its turn
-//! while let Ok(token) = lease.token() {                // looks at the clock every time
+//! while let Ok(token) = lease.token() {                // checks the clock every time
 //!     # let _ = token.expose(); break;
 //!     // send a write with the header `Fence-Token: {token.expose()}`
 //! }

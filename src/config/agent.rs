@@ -31,7 +31,7 @@ pub struct AgentPort {
     pub listen_beyond_loopback: bool,
     /// Names that a request's Host may have besides `localhost` and IP addresses.
     pub hosts: Vec<String>,
-    /// The former name of the two above: a fault that names them.
+    /// The former key of the two above. A file with it gets a fault that names them.
     #[serde(skip_serializing)]
     pub allow_remote: Option<bool>,
     pub connections_max: usize,

@@ -2,7 +2,7 @@
 //!
 //! A key `[section] key` can also be given as `FENCEGATE__SECTION__KEY`. Unknown keys and unusable
 //! values stop the start, and all of them are listed at once (`load.rs`). `config/fencegate.toml` holds every
-//! key with its default and advice; a test keeps the two the same. The agent has settings of its own, read in the
+//! key with its default and advice; a test keeps the two the same. The agent has its own settings, read in the
 //! same way: `agent.rs`, `config/agent.toml`.
 //!
 //! Each part of the program decides what its settings mean, and what is wrong with them beyond single values:

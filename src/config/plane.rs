@@ -161,7 +161,7 @@ pub struct RouteSettings {
     pub drain_wait_ms: u64,
     /// Keep a hash chain over the writes that have settled.
     pub journal: bool,
-    /// Treat Idempotency-Key here; otherwise the store treats it.
+    /// The gate handles Idempotency-Key; otherwise the store does.
     pub idempotency: bool,
     /// The header that an outside lock service's token comes in.
     pub token_header: String,
@@ -178,7 +178,7 @@ pub struct RouteSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PartialBody {
-    /// Unknown: so is the write.
+    /// This is not known, so the outcome of the write is unknown.
     Unknown,
     /// The store discards it: nothing was written.
     Discards,

@@ -148,7 +148,7 @@ impl Stage {
 }
 
 fn print(text: &str) {
-    // A reader that has gone still gets the exit code.
+    // Closed output does not change the exit code.
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
 }
 

@@ -61,7 +61,7 @@ impl fmt::Display for Away {
     }
 }
 
-/// A write of a Lease that did not go through.
+/// Why a write of a Lease failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotWritten {
     /// Another client was first: read the Lease again.

@@ -65,7 +65,7 @@ pub struct Problem {
     migration_id: Option<String>,
     /// The id of this refusal in `GET /v1/receipts`.
     receipt_id: Option<String>,
-    /// Who holds the object, if an agent does not.
+    /// Who holds the object, in an agent's refusal.
     #[schema(value_type = Option<String>)]
     leader: Option<HolderId>,
     #[schema(ignore)]

@@ -154,7 +154,7 @@ pub struct WatchQuery {
     pub after: Option<String>,
 }
 
-/// Where a lease stands.
+/// The state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LeaseState {
@@ -260,7 +260,7 @@ pub enum NumberSource {
     Kubernetes,
 }
 
-/// What stands at an object's fence.
+/// The state of an object's fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ObjectState {
