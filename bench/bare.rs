@@ -1,5 +1,5 @@
-//! The plainest proxy that hyper gives: one `LocalRuntime`, a pool of `client::conn`, no check, no metrics,
-//! no timeouts, headers as they came. What the gate is measured against: all that it does on top is its own.
+//! The plainest proxy that hyper gives: one `LocalRuntime`, a pool of `client::conn`, no check, no metrics, no
+//! timeouts, headers unchanged. The gate is measured against it: the difference is the cost of the gate's own work.
 //!
 //! Usage: bare --listen 127.0.0.1:0 --store 127.0.0.1:9000      prints `ready PORT`
 
@@ -20,7 +20,7 @@ use tokio::{
     task::spawn_local,
 };
 
-/// The gate's own allocator, so that the difference is not that.
+/// The gate's own allocator, so that allocators make no difference.
 #[global_allocator]
 static MEMORY: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -83,7 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             stream.set_nodelay(true)?;
             let pool = Rc::clone(&pool);
             let service = service_fn(move |request| answer(Rc::clone(&pool), request));
-            // A connection that broke is the peer's affair.
+            // A broken connection concerns the peer only.
             spawn_local(
                 async move { drop(http1::Builder::new().serve_connection(TokioIo::new(stream), service).await) },
             );

@@ -1,5 +1,5 @@
-//! What instructions are counted of: `counted NAME TIMES`. bench/instructions runs it under callgrind, which
-//! counts only while a function of `measured` runs.
+//! The programs whose instructions are counted: `counted NAME TIMES`. bench/instructions runs this under callgrind,
+//! which counts only while a function of `measured` runs.
 
 mod in_memory;
 
@@ -22,7 +22,7 @@ use tokio::{
 use self::in_memory::{acquire, gate};
 
 const OBJECT: &str = "bench";
-/// An id as long as people's are.
+/// An id as long as usual ones.
 const LONGER: &str = "/tenants/17/objects/123456";
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nserver: store\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\nok";
 
@@ -39,7 +39,7 @@ mod measured {
     };
     use tokio::runtime::LocalRuntime;
 
-    /// A write with its token, judged by what is in memory, and counted in flight.
+    /// Judges a write with its token from memory, and counts it in flight.
     #[inline(never)]
     pub(super) fn judge(records: &Records, object: &str, token: &str, now: Now) -> Option<(Permit, Place)> {
         records.stripes.admit(object, |record, sealed| verdict::judge_text(record, sealed, token, now))?.ok()
@@ -50,14 +50,14 @@ mod measured {
         black_box(FenceToken::parse(token)).is_ok()
     }
 
-    /// A record's row, written and read.
+    /// Encodes and decodes a record's row.
     #[inline(never)]
     pub(super) fn codec(record: &Record, object: &ObjectId, context: &Context) -> bool {
         let row = encode_record(record, 1);
         black_box(decode_record(object.clone(), &row, context)).is_ok()
     }
 
-    /// Requests, one after the other, over pipes in memory.
+    /// Sends requests, one after the other, over pipes in memory.
     #[inline(never)]
     pub(super) fn requests(runtime: &LocalRuntime, talk: impl Future<Output = ()>) {
         runtime.block_on(talk);
@@ -77,7 +77,8 @@ async fn store(mut pipe: DuplexStream, end: &'static [u8]) {
 
 const BODY: &[u8; 256] = &[b'x'; 256];
 
-/// So many writes through a worker, each checked. `mode`: of the route; `stale`: the token is an older lease's.
+/// Sends this many writes through a worker, and checks each. `mode`: of the route; `stale`: the token is an older
+/// lease's.
 fn requests(runtime: &LocalRuntime, mode: Mode, stale: bool, times: usize) {
     let gate = gate();
     let route = RouteSettings {
@@ -116,7 +117,7 @@ fn requests(runtime: &LocalRuntime, mode: Mode, stale: bool, times: usize) {
             assert!(answer.starts_with(wanted), "{}", String::from_utf8_lossy(&answer));
         }
     };
-    // What is made once is not counted.
+    // The first requests set things up, and are not counted.
     runtime.block_on(talk(10));
     measured::requests(runtime, talk(times));
 }

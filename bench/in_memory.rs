@@ -1,4 +1,4 @@
-//! A gate on a table in memory, without sockets: what counts and fuzzes drive.
+//! A gate on a table in memory, without sockets: used to count instructions and to fuzz.
 
 use std::{
     sync::{Arc, atomic::AtomicBool},
@@ -73,7 +73,7 @@ pub(crate) fn gate() -> Arc<Gate> {
     })
 }
 
-/// A lease; its token.
+/// Acquires a lease and returns its token.
 pub(crate) async fn acquire(gate: &Gate, object: &str) -> String {
     let wanted = Wanted {
         objects: vec![ObjectId::new(object).expect("an id")],

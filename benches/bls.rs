@@ -1,6 +1,6 @@
-//! What checking a certificate costs, beside blst itself; and how much a batch gains. In turns in one run.
-//! Fails where a check costs more than a tenth more than blst's own, or a batch gains less than half.
-//! `bench/out/bls.json` gets the rounds.
+//! What checking a certificate costs, compared with blst alone, and how much a batch gains. Both run in turns. Fails
+//! if a check costs over a tenth more than blst's own, or a batch gains less than half. `bench/out/bls.json` gets the
+//! rounds.
 
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a bench measures time")]
 #![allow(clippy::pedantic, reason = "a bench is read, not called")]
@@ -25,7 +25,7 @@ const BATCH: usize = 1_000;
 const OVER_BLST: f64 = 1.10;
 const BATCH_GAIN: f64 = 1.5;
 const NOW: Now = Now { wall: WallMs(1_800_000_000_000), boot: BootMs(1) };
-/// As the product has it.
+/// The same tag as in the product.
 const TAG: &[u8] = b"FENCEGATE_FENCE_CERTIFICATE_V1_BLS_SIG_BLS12381G2_XMD:SHA-256_SSWU_RO_POP_";
 
 fn certificate(n: u64) -> FenceCertificate {
@@ -75,12 +75,12 @@ fn main() {
     let stored: Vec<Vec<u8>> = all.iter().map(Signed::to_bytes).collect();
     let bytes: Vec<Vec<u8>> = all.iter().map(|signed| signed.statement.bytes()).collect();
     let point = min_pk::PublicKey::key_validate(&public.to_bytes()).unwrap();
-    // From the bytes as they come: read, points checked, signature, authority and timeline.
+    // The whole check from the raw bytes: read, points checked, signature, authority and timeline.
     let ours = |n: usize| {
         let signed = Signed::<FenceCertificate>::from_bytes(black_box(&stored[n % BATCH])).unwrap();
         authority.certificate(&signed, NOW).unwrap();
     };
-    // The same of blst alone: the point read and checked, then the signature.
+    // The same with blst alone: the point read and checked, then the signature.
     let theirs = |n: usize| {
         let (message, signature) = stored[n % BATCH].split_at(bytes[n % BATCH].len());
         let signature = min_pk::Signature::sig_validate(black_box(signature), true).unwrap();

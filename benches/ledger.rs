@@ -1,5 +1,5 @@
-//! How much group commit gains: lease changes with 256 callers at once, against one synced write at a
-//! time, in turns in one run. Fails below 15 times. `bench/out/ledger.json` gets the rounds.
+//! How much group commit gains: lease changes with 256 callers at once, compared with one synced write at a time, in
+//! turns in one run. Fails below 15 times. `bench/out/ledger.json` gets the rounds.
 
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a bench measures time")]
 #![allow(clippy::pedantic, reason = "a bench is read, not called")]
@@ -23,7 +23,7 @@ use fencegate::{
 };
 use tokio::{runtime::Runtime, task::JoinSet};
 
-/// As in the gate itself.
+/// The same allocator as in the gate.
 #[global_allocator]
 static MEMORY: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -66,7 +66,7 @@ fn start() -> Bench {
     Bench { runtime, ledger: Ledger::start(core, &clock), table, _folder: folder }
 }
 
-/// Takes an object over from its last holder, or as the first.
+/// Acquires a lease on an object, by takeover if it has a holder.
 async fn acquire(ledger: &Ledger, object: &str) {
     let wanted = Wanted {
         objects: vec![ObjectId::new(object).unwrap()],

@@ -1,5 +1,5 @@
-//! Whether the gate and this agent make the same objects of paths: where they do not, the gate refuses the writes as
-//! another object's.
+//! Checks whether the gate and this agent derive the same objects from paths. Where they differ, the gate refuses the
+//! writes, because their tokens are of another object.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,13 +15,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// First and longest wait between tries.
 const BACKOFF_MS: (u64, u64) = (1_000, 60_000);
 
-/// A route of the agent's.
+/// One of the agent's routes.
 #[derive(Clone, Debug)]
 pub struct Own {
     name: Arc<str>,
     path: Arc<str>,
     object: Arc<str>,
-    /// Its leases are the gate's.
+    /// Its leases come from the gate.
     by_gate: bool,
 }
 
@@ -37,10 +37,10 @@ pub fn to_compare(routes: &Routes) -> Vec<Own> {
     routes.all().iter().map(own).collect()
 }
 
-/// Asks the gate for its routes until it answers, and logs each route of the agent's that the gate does not have, and
-/// each of the gate's that takes paths of one that it has.
+/// Asks the gate for its routes until it answers. Logs each route of the agent that the gate does not have, and each
+/// route of the gate that takes paths of a route that it does have.
 pub async fn compare(api: LeaseApi, own: Vec<Own>) {
-    // An agent without leases of the gate's may not reach its api.
+    // An agent that takes no leases from the gate may be unable to reach its api.
     if !own.iter().any(|route| route.by_gate) {
         return;
     }
@@ -48,7 +48,7 @@ pub async fn compare(api: LeaseApi, own: Vec<Own>) {
     let theirs = loop {
         match api.routes(PATIENCE).await {
             Ok(list) => break list.routes,
-            // A gate that is older than this call.
+            // This gate is older than the call.
             Err(Failed::Refused(refusal)) if !refusal.retryable => return,
             Err(failed) => tokio::time::sleep(backoff.next(failed.asked_ms())).await,
         }
@@ -86,7 +86,8 @@ struct Compared<'a> {
 }
 
 impl<'a> Compared<'a> {
-    /// `None` where a template is of a kind that this program does not know: it may say the same in another way.
+    /// Returns `None` where a template is of a kind that this program does not know: it may mean the same in another
+    /// form.
     fn read(own: &'a [Own], theirs: &'a [RouteBody]) -> Option<Self> {
         let read = |path: &str, object: &str| {
             let path = PathTemplate::parse(path).ok()?;
@@ -99,7 +100,7 @@ impl<'a> Compared<'a> {
         })
     }
 
-    /// Whether the gate has this route. Names do not matter, nor do the names of captures.
+    /// Whether the gate has this route. Names of routes and captures do not matter.
     fn is_known(&self, (path, object): &Templates) -> bool {
         self.theirs.iter().any(|(_, (their_path, their_object))| {
             path.covers(their_path) && their_path.covers(path) && object == their_object
@@ -112,14 +113,15 @@ impl<'a> Compared<'a> {
         own.map(|(route, _)| *route).collect()
     }
 
-    /// The gate's routes that take paths of a route that the agent has, too, and make other objects of them; each with
-    /// that route. Those that come first on neither side do not count, nor do routes on which nothing is refused.
+    /// The routes of the gate that take paths of one of the agent's routes and derive other objects from them; each
+    /// with that route of the agent. Routes that another route hides on either side do not count, nor do routes that
+    /// refuse nothing.
     fn missing(&self) -> Vec<(&'a RouteBody, &'a Own)> {
         let mut found = vec![];
         for (place, (theirs, (their_path, their_object))) in self.theirs.iter().enumerate() {
             for (own_place, (own, templates)) in self.own.iter().enumerate() {
                 let (own_path, own_object) = templates;
-                // A route that the gate does not have is logged anyway.
+                // A route that the gate does not have is logged elsewhere.
                 if theirs.mode == Mode::Off || !own.by_gate || !self.is_known(templates) {
                     continue;
                 }
@@ -175,7 +177,7 @@ mod tests {
         type Pairs = &'static [(&'static str, &'static str)];
         const ALL: (&str, &str) = ("/{object}/{rest...}", "{object}");
         const DATA: (&str, &str) = ("/data/{d}/{rest...}", "/data/{d}/");
-        // In their order: the most specific first.
+        // In order: the most specific first.
         let cases: [(Pairs, Pairs, Pairs); 8] = [
             (&[ALL], &[DATA, ALL], &[DATA]),
             (&[DATA, ALL], &[DATA, ALL], &[]),
@@ -188,7 +190,7 @@ mod tests {
                 &[("/data/{x}/{y}", "{y}"), ("/data/{x}/{y}/{rest...}", "{y}"), ALL],
                 &[("/data/{x}/{y}/{rest...}", "{y}")],
             ),
-            // No path gets as far as DATA at the gate.
+            // At the gate, other routes take all paths before DATA.
             (&[ALL], &[("/data/{rest...}", "data"), ("/{a}/{b}", "{a}"), DATA, ALL], &[]),
         ];
         for (agent, gate, expected) in cases {

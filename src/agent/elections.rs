@@ -1,7 +1,7 @@
-//! The elections that an agent takes part in: one for each Lease that some object in use is led by.
+//! The elections that an agent takes part in: one for each Lease that leads an object in use.
 //!
-//! Objects that share a Lease share its election. Each has a [`Seat`] in it; when the last seat is given up, so is the
-//! Lease.
+//! Objects with the same Lease share its election. Each has a [`Seat`] in it; when the last seat is given up, the
+//! Lease is given back.
 
 use std::{
     collections::HashMap,
@@ -27,7 +27,7 @@ use crate::{
     metrics::AgentMetrics,
 };
 
-/// All of them.
+/// All elections of this agent.
 pub struct Elections {
     cluster: Cluster,
     identity: HolderId,
@@ -37,7 +37,7 @@ pub struct Elections {
     open: Mutex<HashMap<LeaseName, Arc<Race>>>,
 }
 
-/// One election, and how it stands for this agent.
+/// One election, and this agent's state in it.
 pub struct Race {
     at: LeaseName,
     standing: watch::Sender<Standing>,
@@ -53,7 +53,7 @@ impl Seat {
         Self(Arc::clone(race))
     }
 
-    /// How the election stands.
+    /// This agent's state in the election.
     pub(super) fn standing(&self) -> watch::Receiver<Standing> {
         self.0.standing.subscribe()
     }
@@ -66,15 +66,15 @@ impl Drop for Seat {
 }
 
 impl Race {
-    /// Returns when nobody is interested any more.
+    /// Returns when no object has a seat any more.
     async fn is_left(&self) {
-        // The sender is this one's own.
+        // The sender lives in this struct, so this cannot fail.
         let _ = self.seats.subscribe().wait_for(|seats| *seats == 0).await;
     }
 
     fn heard(&self, heard: Heard) {
         let lease = &self.at;
-        // What is said again and again is logged once.
+        // A repeated message is logged once.
         let (next, is_news) = match (heard, &*self.standing.borrow()) {
             (Heard::Held { by }, _) => (Standing::Following(HolderId::new(&by).ok()), false),
             (Heard::Away { why }, known) => (Standing::Cut(why), !matches!(known, Standing::Cut(_))),
@@ -100,7 +100,8 @@ impl Elections {
         Self { cluster, identity, timing, clock, metrics, open: Mutex::default() }
     }
 
-    /// A seat in the election on this Lease; and the election, if it is new: somebody must [`Elections::run`] it.
+    /// Returns a seat in the election on this Lease. A new election is returned too, and the caller must
+    /// [`Elections::run`] it.
     #[must_use]
     pub fn join(&self, at: &LeaseName) -> (Seat, Option<Arc<Race>>) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,9 +114,9 @@ impl Elections {
         (Seat::on(&race), Some(race))
     }
 
-    /// Forgets an election, unless somebody has taken a seat meanwhile.
+    /// Forgets an election, unless an object has taken a seat meanwhile.
     fn close(&self, race: &Race) -> bool {
-        // Whoever takes a seat holds this lock.
+        // Seats are taken under this lock.
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let is_left = *race.seats.borrow() == 0;
         if is_left {
@@ -124,7 +125,7 @@ impl Elections {
         is_left
     }
 
-    /// Takes part in an election until all seats are given up. Nothing is asked for any more once `drains` returns.
+    /// Takes part in an election until all seats are given up. Asks for no more terms once `drains` returns.
     pub async fn run<D: Future<Output = ()>>(&self, race: &Race, drains: impl Fn() -> D) {
         let candidate = Candidate {
             cluster: self.cluster.clone(),
@@ -148,9 +149,10 @@ impl Elections {
             }
             match candidate.campaign(|heard| race.heard(heard), given_up).await {
                 Some(term) => pause = self.lead(race, Arc::new(term)).await,
-                // Nothing is asked for any more, whoever still has a seat.
+                // The agent asks for no more terms; wait until all seats are given up.
                 None if is_draining => race.is_left().await,
-                // All had left. Giving back takes a while, and whoever came meanwhile wants a leader.
+                // All seats were given up. Giving back takes a while, and an object that took a seat meanwhile wants
+                // a leader.
                 None => pause = Duration::ZERO,
             }
             if self.close(race) {
@@ -159,7 +161,7 @@ impl Elections {
         }
     }
 
-    /// Leads; says how long to wait before the next election.
+    /// Leads for one term. Returns how long to wait before the next election.
     async fn lead(&self, race: &Race, term: Arc<Term>) -> Duration {
         let (lease, election) = (&race.at, term.election());
         let begun = self.clock.now().boot;
@@ -170,7 +172,7 @@ impl Elections {
             () = race.is_left() => None,
         };
         race.standing.send_replace(match &over {
-            // The API server is silent: nobody waits for it.
+            // The API server does not answer, so writers do not wait for it.
             Some(why @ Over::Deadline { last: Some(_) }) => Standing::Cut(why.to_string()),
             _ => Standing::Asking,
         });
@@ -188,7 +190,7 @@ impl Elections {
                 Err(why) => tracing::warn!(%lease, why, "a Lease was not released, and runs out"),
             }
         }
-        // A gate that refuses one term after the other is not asked as fast as it can refuse.
+        // Pause before the next term if the gate refuses one term after the other.
         let was_short = self.clock.now().boot.since(begun) < self.timing.renew_deadline.0;
         if is_refused && was_short { Duration::from_millis(self.timing.retry.0) } else { Duration::ZERO }
     }
@@ -208,10 +210,10 @@ mod tests {
         fence::{BootMs, Now, WallMs},
     };
 
-    /// For what must happen; nothing is measured.
+    /// The limit for an event that must happen; this measures nothing.
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// How far an API server is that hangs in the first take of a Lease.
+    /// How far an API server has come that hangs during the first take of a Lease.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum At {
         Begin,
@@ -220,7 +222,7 @@ mod tests {
         LetGo,
     }
 
-    /// Knows of no Lease, and makes whatever it is asked to.
+    /// Has no Lease, and creates every Lease that it is asked to.
     async fn serve(stream: TcpStream, at: watch::Sender<At>) -> std::io::Result<()> {
         let mut stream = BufStream::new(stream);
         loop {
@@ -320,7 +322,7 @@ mod tests {
         within("the election ends with its last seat", election).await.unwrap();
     }
 
-    /// An API server that takes its time to carry out the first creation, and says nothing of it.
+    /// An API server that carries out the first creation late, and sends no answer to it.
     #[derive(Default)]
     struct Slow {
         lease: Option<Value>,
@@ -372,7 +374,7 @@ mod tests {
         let mut seen = slow.subscribe();
         within("it is about to take it", seen.wait_for(|slow| slow.creates == 1)).await.unwrap();
         drop(seat);
-        // The first to look, and the next to give back: there is nothing yet.
+        // The first read belongs to the campaign, the second to the release: there is no Lease yet.
         within("it looks for what to give back", seen.wait_for(|slow| slow.reads >= 2)).await.unwrap();
         slow.send_modify(|slow| slow.is_let_go = true);
         let is_free = |slow: &Slow| slow.lease.as_ref().is_some_and(|lease| lease["spec"]["holderIdentity"] == "");

@@ -1,7 +1,7 @@
-//! Sends a request on to the gate, once, and its answer back. Bodies stream both ways.
+//! Forwards a request to the gate, once, and returns its answer. Bodies stream both ways.
 //!
-//! Only a write of which nothing has left may go another way, when the idle connection it was given to has died. From
-//! the first byte on, what became of it is the answer's to say; without one, nobody knows.
+//! A write is sent on another connection only if its idle connection has died and no byte of it was sent. After the
+//! first byte only the answer says what became of the write; without an answer that is unknown.
 
 use std::{
     future::Future,
@@ -37,21 +37,21 @@ use crate::{
     },
 };
 
-/// How long a body waits for a `100 Continue` that does not come, as curl does.
+/// How long a body waits for a `100 Continue` that does not come. curl uses the same time.
 const CONTINUE: Duration = Duration::from_secs(1);
 
-/// What a request is sent with.
+/// What is added to a request.
 pub enum Pass {
     Read,
-    /// The leases of its objects, in their order.
+    /// A write, with the leases of its objects in order.
     Write(Vec<Use>),
 }
 
-/// The way to the gate.
+/// Forwards requests to the gate.
 pub struct Forwarder {
     lanes: Arc<Lanes>,
     silence: Duration,
-    /// What a request is sent to that does not say, as HTTP/1.0 need not.
+    /// The `Host` of a request that has none, as HTTP/1.0 allows.
     host: HeaderValue,
 }
 
@@ -65,10 +65,10 @@ impl Forwarder {
         Self { lanes: Lanes::new(way, settings, clock), silence, host }
     }
 
-    /// Sends a request. `guard` lives as long as the request is on its way, its answer's body included.
+    /// Sends a request. `guard` is kept until the request is done, including the body of its answer.
     ///
     /// # Errors
-    /// With what is known where there is no answer.
+    /// What is known of the request when there is no answer.
     pub async fn send<G: Send + Unpin + 'static>(
         &self,
         head: Parts,
@@ -81,7 +81,7 @@ impl Forwarder {
         let mut request = outgoing(head, body, &self.host, Arc::clone(&moved));
         let (mut lane, answer) = loop {
             let mut lane = self.lanes.take().await.map_err(|error| unreachable(&error.to_string()))?;
-            // Nothing is between this look at the clock and the sending.
+            // This checks the clock. Nothing is between it and the sending.
             add_tokens(&mut request, &pass)?;
             let (sent, before) = (lane.sent(), lane.sent().load(Ordering::Acquire));
             let sending = lane.sender.try_send_request(request);
@@ -114,8 +114,7 @@ impl Forwarder {
         self.lanes.give_back(lane);
     }
 
-    /// The answer; or `None` when the gate neither takes more of the request nor answers, or the application sends no
-    /// more of it.
+    /// Returns the answer. Returns `None` after a time in which no part of the body moved and no answer came.
     async fn answered<T>(&self, sending: impl Future<Output = T>, moved: &Moved) -> Option<T> {
         let mut sending = std::pin::pin!(sending);
         loop {
@@ -129,16 +128,16 @@ impl Forwarder {
     }
 }
 
-/// How far a request's body is.
+/// How much of a request's body was sent.
 #[derive(Default)]
 struct Moved {
     /// Frames so far.
     frames: AtomicU64,
-    /// The gate would take more, and the application has not sent it.
+    /// The gate is ready for more, and the application has not sent it.
     is_awaited: AtomicBool,
 }
 
-/// A write that the gate has refused because its lease is over is this agent's loss.
+/// If the gate refused the write because its lease is over, this agent has lost the lease.
 fn note_refusal(headers: &HeaderMap, status: StatusCode, uses: &[Use]) {
     let code = headers.get("fence-error").and_then(|code| code.to_str().ok());
     let ends = ["WRITE_STALE_FENCE", "LEASE_EXPIRED", "WRITE_FENCE_AHEAD", "FENCE_TOKEN_INVALID"];
@@ -154,7 +153,7 @@ fn unreachable(why: &str) -> Problem {
     Problem::on(Plane::Data, Code::GateUnreachable, what)
 }
 
-/// What is known of a request of which the application has stopped sending.
+/// The problem for a request whose body the application stopped sending.
 fn stalled(sent: &AtomicU64, before: u64, is_write: bool, ms: u128) -> Problem {
     let why = format!("the application sent nothing more of its body for {ms} ms");
     if is_write && sent.load(Ordering::Acquire) != before {
@@ -163,7 +162,7 @@ fn stalled(sent: &AtomicU64, before: u64, is_write: bool, ms: u128) -> Problem {
     Problem::on(Plane::Data, Code::BodyUnreadable, format!("{why}, and the request was given up: send it whole"))
 }
 
-/// What is known of a request that was handed to a connection and has no answer.
+/// The problem for a request that was handed to a connection and got no answer.
 fn unanswered(sent: &AtomicU64, before: u64, is_write: bool, why: &str) -> Problem {
     if !is_write {
         let what = format!("the gate has not answered this read: {why}");
@@ -177,7 +176,7 @@ fn unanswered(sent: &AtomicU64, before: u64, is_write: bool, why: &str) -> Probl
     Problem::on(Plane::Data, Code::OutcomeUnknown, what)
 }
 
-/// Puts the tokens in: one field line, one token for each object.
+/// Adds the tokens: one field line, one token for each object.
 fn add_tokens(request: &mut Request<Upload>, pass: &Pass) -> Result<(), Problem> {
     let Pass::Write(uses) = pass else { return Ok(()) };
     let tokens = uses.iter().map(Use::token).collect::<Result<Vec<_>, _>>()?;
@@ -192,12 +191,12 @@ fn add_tokens(request: &mut Request<Upload>, pass: &Pass) -> Result<(), Problem>
     Ok(())
 }
 
-/// The request as the gate gets it: the same path, query, headers and body, but for what is of one hop only.
+/// The request as the gate gets it: the same path, query, headers and body, without the hop-by-hop headers.
 fn outgoing(mut head: Parts, body: Incoming, host: &HeaderValue, moved: Arc<Moved>) -> Request<Upload> {
     let says_trailers = head.headers.get_all(header::TE).iter().any(takes_trailers);
     hop::strip(&mut head.headers);
     if says_trailers {
-        // The application's `TE` ends here. The agent passes trailers on, so it takes them, too.
+        // The application's `TE` is for this hop only. The agent passes trailers on, so it accepts them too.
         head.headers.insert(header::TE, HeaderValue::from_static("trailers"));
     }
     let path = head.uri.path_and_query().cloned().unwrap_or_else(|| http::uri::PathAndQuery::from_static("/"));
@@ -208,7 +207,7 @@ fn outgoing(mut head: Parts, body: Incoming, host: &HeaderValue, moved: Arc<Move
     }
     head.headers.entry(header::HOST).or_insert_with(|| host.clone());
     if !body.is_end_stream() && !head.headers.contains_key(header::CONTENT_LENGTH) {
-        // Without it, the body of a read would not be sent.
+        // Without this header, the body of a read would not be sent.
         head.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     let asks_first = head.headers.contains_key(header::EXPECT) && !body.is_end_stream();
@@ -235,7 +234,7 @@ pub struct Upload {
     waits: Option<Waiting>,
 }
 
-/// For the gate's `100 Continue`: nothing of the body is asked of the application before.
+/// Waits for the gate's `100 Continue`. Until then the application is not asked for the body.
 struct Waiting {
     go: Pin<Box<dyn Future<Output = ()> + Send>>,
     patience: Pin<Box<Sleep>>,
@@ -278,7 +277,7 @@ impl http_body::Body for Upload {
     }
 }
 
-/// An answer's body, and what lives until it is over.
+/// The body of an answer, and the guards that are kept until it ends.
 struct Guarded<G> {
     body: Incoming,
     _guards: (Pass, G),

@@ -5,24 +5,24 @@ use std::{sync::Arc, time::Duration};
 use super::candidate::term::{self, Term};
 use crate::client::{Lease, Token, lease::NotRenewed};
 
-/// A lease in hand. Good for as long as [`Held::token`] says.
+/// A lease or a term. It is good while [`Held::token`] returns a token.
 #[derive(Clone, Debug)]
 pub enum Held {
     Gate(Arc<Lease>),
     Kubernetes(Arc<Term>),
 }
 
-/// Why it was not renewed.
+/// Why a renewal failed: the lease is lost, or the renewal was not confirmed.
 pub enum Not {
     Held(String),
     Confirmed(String),
 }
 
 impl Held {
-    /// The token, if it is held now by this machine's clock.
+    /// Returns the token if the lease is held now by this machine's clock.
     ///
     /// # Errors
-    /// With why it was lost.
+    /// Why it was lost.
     pub fn token(&self) -> Result<Token, String> {
         match self {
             Self::Gate(lease) => lease.token().map_err(|lost| lost.to_string()),
@@ -30,7 +30,7 @@ impl Held {
         }
     }
 
-    /// Whose it is.
+    /// The holder's id.
     #[must_use]
     pub fn holder(&self) -> &str {
         match self {
@@ -39,7 +39,7 @@ impl Held {
         }
     }
 
-    /// What a gate that checks the holder too wants to see: only a Lease's holder is known elsewhere.
+    /// The holder's id for a gate that checks it too. Only a Lease of Kubernetes has a holder outside the gate.
     #[must_use]
     pub fn shown_holder(&self) -> Option<&str> {
         match self {
@@ -56,10 +56,10 @@ impl Held {
         }
     }
 
-    /// Renews, and goes on only with the word of whoever has granted it.
+    /// Renews, and returns once the granter has confirmed.
     ///
     /// # Errors
-    /// Where it is lost, or nobody has confirmed.
+    /// When the lease is lost, or the granter has not confirmed.
     pub async fn renew(&self) -> Result<(), Not> {
         match self {
             Self::Gate(lease) => {
@@ -75,7 +75,7 @@ impl Held {
         }
     }
 
-    /// The gate has refused a write for the lease's sake.
+    /// The gate refused a write because of this lease.
     pub fn refused_write(&self, code: &str) {
         match self {
             Self::Gate(lease) => lease.refused_write(code),

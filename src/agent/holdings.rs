@@ -1,6 +1,7 @@
-//! The leases of an agent. Each object in use has a keeper of its own, which asks for the lease, keeps it, and asks
-//! again when it is lost; it gives the lease back when nobody has written for long, or when the agent stops. An object
-//! that a Kubernetes Lease leads follows that one's election instead, and leaves it in the same cases.
+//! The leases of an agent. Each object in use has its own keeper. The keeper asks for the lease, keeps it, and asks
+//! again when it is lost. It gives the lease back when there was no write for long, or when the agent stops. An
+//! object that a Kubernetes Lease leads follows the election on that Lease instead, and gives up its seat in the same
+//! cases.
 
 use std::{
     collections::HashMap,
@@ -27,7 +28,8 @@ use crate::{
     problem::Problem,
 };
 
-/// An object that this agent does not lead is forgotten after so long without a write, where leases are kept for ever.
+/// Where leases are kept for ever, an object that this agent does not lead is forgotten after this long without a
+/// write.
 const FORGET_MS: u64 = 600_000;
 /// An object, and the Kubernetes Lease that leads it, where one does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,20 +38,20 @@ pub struct Led {
     pub by: Option<LeaseName>,
 }
 
-/// How far a stop is.
+/// How far a stop has come.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub(super) enum Phase {
     Running,
-    /// No new writes, and no new leases; those that are held are kept.
+    /// No new writes and no new leases; held leases are kept.
     Draining,
     Releasing,
 }
 
-/// All of them.
+/// All leases of this agent.
 pub struct Holdings {
     pub(super) api: LeaseApi,
     pub(super) holder: HolderId,
-    /// Where some route has a Kubernetes Lease.
+    /// Present where a route has a Kubernetes Lease.
     elections: Option<Elections>,
     pub(super) settings: AgentLease,
     clock: Clock,
@@ -60,7 +62,7 @@ pub struct Holdings {
     phase: watch::Sender<Phase>,
 }
 
-/// A write's use of a lease that is held: what it takes to send it.
+/// The use of a held lease by one write: what the write needs to be sent.
 pub struct Use {
     writing: Writing,
     held: Held,
@@ -86,21 +88,21 @@ impl Holdings {
         Arc::new(Self { api, holder, elections, settings, clock, paces, metrics, slots, keepers, phase })
     }
 
-    /// Takes a lease and never gives it back for want of use.
+    /// Takes a lease that is never given back for lack of use.
     pub fn take_up_front(self: &Arc<Self>, led: &Led) {
-        // A second route to the same object finds it there.
+        // A second route to the same object finds it already taken.
         let _ = self.writing(led, true);
     }
 
     /// The lease of an object, for a write.
     ///
     /// # Errors
-    /// With what the writer is told: `NOT_LEADER`, `GATE_UNREACHABLE`, `GATE_OVERLOADED`, `GATE_STOPPING`.
+    /// What the writer gets: `NOT_LEADER`, `GATE_UNREACHABLE`, `GATE_OVERLOADED` or `GATE_STOPPING`.
     pub async fn hold(self: &Arc<Self>, led: &Led) -> Result<Use, Problem> {
         let (object, writing) = (&led.object, self.writing(led, false)?);
         let settled = writing.0.settled(Duration::from_millis(self.settings.wait_ms)).await;
         if matches!(settled, Standing::Asking) {
-            // Whoever comes next is told at once.
+            // The next writer gets its answer at once.
             writing.0.give_up_asking();
         }
         match settled {
@@ -141,7 +143,7 @@ impl Holdings {
         let writing = Writing::on(Arc::clone(&slot));
         drop(slots);
         let mut keepers = lock(&self.keepers);
-        // Those that have ended are forgotten.
+        // Forget the keepers that have ended.
         while keepers.try_join_next().is_some() {}
         let Some(at) = &led.by else {
             keepers.spawn(keeper::keep(Arc::clone(self), slot));
@@ -166,9 +168,9 @@ impl Holdings {
         self.clock.now().boot
     }
 
-    /// The leases of all objects of a write, in their order. They are taken in the order of their ids. Where one of them
-    /// is another holder's again and again, those behind it are given back: two agents that each hold one of two objects
-    /// would refuse each other's writes to both otherwise.
+    /// The leases of all objects of a write, in the write's order. They are taken in the order of their ids. If
+    /// another holder has one of them again and again, the others are given back: otherwise two agents that each hold
+    /// one of two objects would refuse each other's writes to both.
     ///
     /// # Errors
     /// As for one.
@@ -190,7 +192,7 @@ impl Holdings {
         Ok(uses.into_iter().map(|(_, each)| each).collect())
     }
 
-    /// Gives objects back where another holder has `missing`, if it is time to.
+    /// Gives back these objects if another holder has `missing` and their pace allows it.
     fn give_way<'a>(&self, missing: &ObjectId, objects: impl Iterator<Item = &'a ObjectId>) {
         let (slots, now) = (lock(&self.slots), self.now());
         let follows = |slot: &Arc<Slot>| matches!(&*slot.standing.borrow(), Standing::Following(_));
@@ -204,25 +206,25 @@ impl Holdings {
         }
     }
 
-    /// Whether writes are taken no more.
+    /// Whether new writes are refused.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         *self.phase.borrow() != Phase::Running
     }
 
-    /// Takes no more writes, and asks for no more leases.
+    /// Stops taking writes and asking for leases.
     pub fn drain(&self) {
         self.phase.send_replace(Phase::Draining);
     }
 
-    /// Releases every lease, and returns when that is done.
+    /// Releases every lease. Returns when all are released.
     pub async fn release(&self) {
         self.phase.send_replace(Phase::Releasing);
         let mut keepers = std::mem::take(&mut *lock(&self.keepers));
         while keepers.join_next().await.is_some() {}
     }
 
-    /// How many objects there are in use, by how this agent stands with them.
+    /// The number of objects in use, by their standing.
     #[must_use]
     pub fn count(&self) -> Standings {
         let mut count = Standings::default();
@@ -237,14 +239,14 @@ impl Holdings {
         count
     }
 
-    /// Every object in use, or one.
+    /// All objects in use, or the named one.
     #[must_use]
     pub fn show(&self, only: Option<&str>) -> Vec<(String, Shown)> {
         let slots = lock(&self.slots);
         let wanted = slots.iter().filter(|(object, _)| only.is_none_or(|only| only == object.as_str()));
         let mut shown: Vec<_> = wanted
             .map(|(object, slot)| {
-                // Whoever asks for one by name wants to write to it in its turn.
+                // A caller that names an object wants to write to it later.
                 if only.is_some() {
                     slot.touch(self.clock.now().boot);
                 }
@@ -255,13 +257,13 @@ impl Holdings {
         shown
     }
 
-    /// Returns when the phase is this far.
+    /// Returns when the stop has come as far as `phase`.
     pub(super) async fn reached(&self, phase: Phase) {
-        // A sender that is gone means the same.
+        // If the sender is gone, the phase was reached.
         let _ = self.phase.subscribe().wait_for(|now| *now >= phase).await;
     }
 
-    /// Returns when an object has not been written to for long enough to be given back.
+    /// Returns when the last write to the object is long enough ago to give the object back.
     pub(super) async fn idle(&self, slot: &Slot, leads: bool) {
         let after = match self.settings.idle_release_ms {
             0 if !leads => FORGET_MS,
@@ -279,9 +281,9 @@ impl Holdings {
         }
     }
 
-    /// Leads an object no more, unless somebody has come to write to it meanwhile.
+    /// Stops leading an object, unless a write has come meanwhile.
     pub(super) fn retire(&self, slot: &Slot) -> bool {
-        // Whoever comes to write holds this lock.
+        // New writes take this lock.
         let _slots = lock(&self.slots);
         let is_idle = !slot.is_written();
         if is_idle {
@@ -290,7 +292,7 @@ impl Holdings {
         is_idle
     }
 
-    /// Forgets an object, unless somebody has come to write to it meanwhile.
+    /// Forgets an object, unless a write has come meanwhile.
     pub(super) fn forget(&self, slot: &Slot) -> bool {
         let mut slots = lock(&self.slots);
         let is_wanted = slot.is_written() && *self.phase.borrow() == Phase::Running;
@@ -302,7 +304,7 @@ impl Holdings {
 }
 
 impl Use {
-    /// The token, if the lease is held now.
+    /// Returns the token if the lease is held now.
     ///
     /// # Errors
     /// `NOT_LEADER` where it was lost meanwhile.
@@ -310,16 +312,16 @@ impl Use {
         self.held.token().map_err(|lost| self.lost(&lost))
     }
 
-    /// Who this agent is, where the gate may want to know.
+    /// This agent's name as a holder, where the gate may check it.
     #[must_use]
     pub fn shown_holder(&self) -> Option<&str> {
         self.held.shown_holder()
     }
 
-    /// Renews first, and goes on only with the word of whoever grants it.
+    /// Renews first, and returns once the granter has confirmed.
     ///
     /// # Errors
-    /// `NOT_LEADER` where the lease is lost, `GATE_UNREACHABLE` where nobody says.
+    /// `NOT_LEADER` when the lease is lost, `GATE_UNREACHABLE` when the granter has not confirmed.
     pub async fn renew(&self) -> Result<(), Problem> {
         self.held.renew().await.map_err(|not| match not {
             Not::Held(lost) => self.lost(&lost),
@@ -327,7 +329,7 @@ impl Use {
         })
     }
 
-    /// The gate has refused a write for the lease's sake.
+    /// The gate refused a write because of this lease.
     pub fn refused(&self, code: &str) {
         self.held.refused_write(code);
     }

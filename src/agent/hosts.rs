@@ -1,5 +1,6 @@
-//! Which Host a request to this agent may carry. A web page whose own name leads here (DNS rebinding) would come with
-//! that name, and read and write as the application does. And which `Origin` a write may carry: no other page's.
+//! Which `Host` a request to this agent may carry. A web page can make its own name point to this machine (DNS
+//! rebinding). Its requests carry that name, and would read and write as the application does. Also which `Origin` a
+//! write may carry: only that of its own page.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -16,7 +17,7 @@ use crate::{
     problem::Problem,
 };
 
-/// The names that are taken besides `localhost` and IP addresses: no page's name is one of those.
+/// The accepted names besides `localhost` and IP addresses: none of them is the name of a web page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hosts(Vec<Taken>);
 
@@ -24,7 +25,7 @@ pub struct Hosts(Vec<Taken>);
 enum Taken {
     All,
     One(String),
-    /// With the dot before it.
+    /// All names that end in this text, which begins with a dot.
     Below(String),
 }
 
@@ -32,12 +33,12 @@ impl Hosts {
     /// Reads `agent.hosts`.
     ///
     /// # Errors
-    /// With what is no name.
+    /// The entry that is not a name.
     pub fn new(names: &[String]) -> Result<Self, String> {
         names.iter().map(|name| Taken::new(name)).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether a request's own words say that it is meant for this agent. HTTP/1.0 need not say.
+    /// Whether this agent accepts every host that the request names. HTTP/1.0 requests need not name one.
     #[must_use]
     pub fn take(&self, uri: &Uri, headers: &HeaderMap) -> bool {
         let named = uri.authority().map(Authority::as_str).into_iter().map(Some);
@@ -60,9 +61,9 @@ impl Hosts {
         is_taken && port.is_none_or(is_port)
     }
 
-    /// Whether a write may have come of a web page of another origin. A browser says so by itself, and a page cannot
-    /// make it say otherwise. Another port of this machine is another page's, too. By plain http from elsewhere than
-    /// this machine, browsers send an `Origin` only; programs that are no browsers send neither.
+    /// Whether a write may come from a web page of another origin. A browser adds these headers itself, and a page
+    /// cannot change them. A page on another port of this machine is another origin too. Over plain http from another
+    /// machine, browsers send only `Origin`. Programs other than browsers send neither header.
     #[must_use]
     pub fn is_of_other_page(uri: &Uri, headers: &HeaderMap) -> bool {
         if let Some(site) = headers.get("sec-fetch-site") {
@@ -70,11 +71,11 @@ impl Hosts {
         }
         let named = headers.get(header::HOST).and_then(|host| host.to_str().ok());
         let host = named.or_else(|| uri.authority().map(Authority::as_str)).unwrap_or("");
-        // The agent has no TLS of its own; something before it may have.
+        // The agent has no TLS itself; a proxy in front of it may have.
         !is_of_own_page(headers, &["http://", "https://"], host)
     }
 
-    /// The refusal of a request for another.
+    /// The refusal of a request for another host.
     #[must_use]
     pub fn refusal() -> Problem {
         let what = "the Host is neither localhost nor an IP address nor one of agent.hosts, so this may be a web page whose name leads here. Add the application's own Host to agent.hosts";
@@ -86,7 +87,7 @@ fn is_port(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Whether it is made as the names of hosts are.
+/// Whether the text has the form of a host name.
 fn is_name(text: &str) -> bool {
     let is_part =
         |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
@@ -188,7 +189,7 @@ mod tests {
         for (site, expected) in [("same-origin", false), ("none", false), ("same-site", true), ("cross-site", true)] {
             assert_eq!(is_other(&[("sec-fetch-site", site)]), expected, "{site}");
         }
-        // Something before the agent gives the Host another name.
+        // A proxy in front of the agent changes the Host.
         assert!(!is_other(&[("sec-fetch-site", "same-origin"), ("origin", "https://shown.example")]));
     }
 

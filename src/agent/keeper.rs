@@ -1,5 +1,5 @@
-//! What keeps one object's lease: asked for, held, asked for again when it is lost, given back; or follows the election
-//! on the Kubernetes Lease that leads the object. One task each.
+//! The task that keeps one object's lease: it asks for the lease, holds it, asks again when it is lost, and gives it
+//! back. Where a Kubernetes Lease leads the object, the task follows the election on it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,12 +15,12 @@ use crate::{
     wire::LeaseState,
 };
 
-/// After a refusal that asking again will hardly change.
+/// Wait after a refusal that will hardly change soon.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
-/// How long a look at who leads may take.
+/// How long a question who leads may take.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Follows the election that an object's seat is in, until the object is not wanted any more.
+/// Follows the election of an object's seat until the object is no longer wanted.
 pub(super) async fn follow(holdings: Arc<Holdings>, slot: Arc<Slot>, seat: Seat) {
     let mut standing = seat.standing();
     loop {
@@ -50,7 +50,7 @@ pub(super) async fn keep(holdings: Arc<Holdings>, slot: Arc<Slot>) {
             Err(NotHad::Refused(why)) => {
                 tracing::error!(object = %slot.object, %why, "the gate grants no lease");
                 slot.standing.send_replace(Standing::Refused(why.to_string()));
-                // Asked again only for those who still want to write.
+                // Ask again only while writers still want the object.
                 tokio::select! {
                     () = tokio::time::sleep(REFUSED_PAUSE) => slot.up_front,
                     () = holdings.reached(Phase::Draining) => false,
@@ -67,7 +67,7 @@ pub(super) async fn keep(holdings: Arc<Holdings>, slot: Arc<Slot>) {
     }
 }
 
-/// Waits for the lease, and finds out meanwhile who has it.
+/// Waits for the lease, and finds out meanwhile who holds it.
 async fn ask(holdings: &Holdings, slot: &Slot) -> Result<Lease, NotHad> {
     let wanted = Wanted::new(slot.object.clone(), holdings.holder.clone()).with_ttl_ms(holdings.settings.ttl_ms);
     let given_up = async {
@@ -106,9 +106,9 @@ struct Loss {
     ttl_ms: u64,
 }
 
-/// Waits before a lease that was lost is asked for again, where that is not to be at once: a gate that refuses each of
-/// them (`gate.url` and `gate.api` may be two gates) is not asked for the next one as fast as it can refuse. Says
-/// whether to ask for it.
+/// Waits before a lost lease is asked for again, if a pause is due. `gate.url` and `gate.api` may be two gates, and
+/// the gate then refuses every lease; without a pause the agent would ask as fast as it is refused. Returns whether
+/// to ask for the lease.
 async fn pause(holdings: &Holdings, slot: &Slot, loss: &Loss) -> bool {
     let Some(pause) = holdings.paces.lost(&slot.object, loss.held_ms, loss.ttl_ms, holdings.now()) else { return true };
     let why = format!(
@@ -127,7 +127,7 @@ async fn pause(holdings: &Holdings, slot: &Slot, loss: &Loss) -> bool {
     goes_on
 }
 
-/// Holds the lease; returns how it was lost, or `None` where it was given back.
+/// Holds the lease. Returns how it was lost, or `None` where it was given back.
 async fn lead(holdings: &Holdings, slot: &Slot, lease: Arc<Lease>) -> Option<Loss> {
     tracing::info!(object = %slot.object, lease_seq = lease.seq(), "leading");
     if let Some(warning) = lease.warning() {
@@ -154,12 +154,12 @@ async fn lead(holdings: &Holdings, slot: &Slot, lease: Arc<Lease>) -> Option<Los
         holdings.metrics.lost(why.reason());
     }
     slot.standing.send_replace(match &lost {
-        // The gate is silent: nobody waits for it.
+        // The gate does not answer, so writers do not wait for it.
         Some(why @ Lost::Deadline { last: Some(_) }) => Standing::Cut(why.to_string()),
         _ => Standing::Asking,
     });
-    // Where only this side has given it up, the gate may count it as held still. So it may be with a write to two
-    // objects, refused for one of them.
+    // If only this side has given up the lease, the gate may still count it as held. A write to two objects that was
+    // refused for one of them can lead to this.
     if matches!(lost, None | Some(Lost::Deadline { .. } | Lost::Write { .. }))
         && let Err(failed) = lease.release().await
     {

@@ -1,4 +1,4 @@
-//! Connections to the gate: one request at a time on each, and what has left on it is counted.
+//! Connections to the gate. Each carries one request at a time, and counts the bytes sent on it.
 
 use std::{
     io,
@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// After how much silence the other side is asked whether it is there, and how often then.
+/// The silence after which keepalive probes begin, and the time between probes.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
 
 /// The connections of an agent.
@@ -38,14 +38,14 @@ pub struct Lanes {
     settings: GateWay,
     clock: Clock,
     idle: Mutex<Vec<(Lane, BootMs)>>,
-    /// Why there was no connection when one was last made.
+    /// Why the last attempt to connect failed.
     fault: Mutex<Option<String>>,
 }
 
 /// One connection.
 pub struct Lane {
     pub sender: SendRequest<Upload>,
-    /// Bytes that have left on it, ever; of TLS, too.
+    /// All bytes ever sent on it, including those of TLS.
     sent: Arc<AtomicU64>,
     /// It has not carried a request yet.
     pub is_new: bool,
@@ -63,10 +63,10 @@ impl Lanes {
         Arc::new(Self { way, settings, clock, idle: Mutex::default(), fault: Mutex::default() })
     }
 
-    /// A connection: an idle one, or a new one.
+    /// Returns an idle connection, or a new one.
     ///
     /// # Errors
-    /// Where the gate cannot be reached.
+    /// When the gate cannot be reached.
     pub async fn take(&self) -> io::Result<Lane> {
         if let Some(lane) = self.take_idle() {
             return Ok(lane);
@@ -81,7 +81,7 @@ impl Lanes {
         connected
     }
 
-    /// Says what is in the way, once, and that nothing is any more.
+    /// Logs once why the gate cannot be reached, and once that it can be reached again.
     fn note(&self, error: Option<&io::Error>) {
         let fault = error.map(ToString::to_string);
         let mut last = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,7 +101,7 @@ impl Lanes {
         idle.pop().map(|(lane, _)| lane)
     }
 
-    /// Takes a connection back once its answer has been read to the end, if it can be used again.
+    /// Takes a connection back once its answer was read to the end, if the connection can be used again.
     pub fn give_back(self: &Arc<Self>, mut lane: Lane) {
         let lanes = Arc::clone(self);
         tokio::spawn(async move {
@@ -124,7 +124,7 @@ impl Lanes {
         };
         let stream = TcpStream::connect((host.as_str(), *port)).await?;
         stream.set_nodelay(true)?;
-        // A gate whose machine is gone is found out also while an answer is awaited.
+        // Keepalive also finds out that the gate's machine is gone while an answer is awaited.
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE.0).with_interval(KEEPALIVE.1);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
         let stream = Observed::with(stream, Sent(Arc::clone(&sent)));
@@ -141,12 +141,12 @@ impl Lanes {
 
 async fn begin<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S) -> hyper::Result<SendRequest<Upload>> {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // Whoever waits for its answer is told what went wrong.
+    // Errors go to the task that waits for the answer.
     tokio::spawn(connection);
     Ok(sender)
 }
 
-/// Counts what leaves.
+/// Counts the bytes that are sent.
 struct Sent(Arc<AtomicU64>);
 
 impl<S> Observer<S> for Sent {

@@ -1,17 +1,17 @@
-//! The writer-side agent: stands beside an application that cannot hold a lease, and writes in its name.
+//! The writer-side agent: runs beside an application that cannot hold a lease, and writes in its name.
 //!
-//! - [`port`]: the application's side: what is a read, what is a write, and what is refused. [`hosts`]: by which names
-//!   it may be called.
-//! - [`holdings`]: the leases of the objects in use ([`slot`]), for whoever writes. `keeper`: what asks for one, keeps
-//!   it, loses it, gives it back. `pace`: how soon the next one is asked for. [`held`]: one in hand.
-//! - [`elections`]: those on Kubernetes Leases, one for each Lease. [`candidate`]: taking part in one.
-//! - [`forward`]: sends a request on to the gate, once. [`lanes`]: the connections that it goes by.
+//! - [`port`]: the application's side: what is a read, what is a write, and what is refused. [`hosts`]: the names
+//!   that requests may use for it.
+//! - [`holdings`]: the leases of the objects in use ([`slot`]), for all writers. `keeper`: asks for a lease, keeps
+//!   it, gives it back. `pace`: how soon the next one is asked for. [`held`]: a lease that is held.
+//! - [`elections`]: the elections on Kubernetes Leases, one for each Lease. [`candidate`]: the rules of one.
+//! - [`forward`]: forwards a request to the gate, once. [`lanes`]: the connections for this.
 //! - [`status`]: who leads, for the application and for probes. [`compare`]: whether the gate has the same routes.
 //! - `settings`: what settings mean here, and what is wrong with them.
 //!
-//! A write leaves this process only with the token of a lease that is held at that moment by this machine's clock:
-//! [`forward`] takes the [`holdings::Use`]s of it, and only [`holdings`] makes them. Nothing is ever sent twice. What
-//! comes too late all the same is the gate's to refuse.
+//! A write is sent only with the token of a lease that is held at that moment by this machine's clock: [`forward`]
+//! takes its [`holdings::Use`]s, and only [`holdings`] makes them. Nothing is ever sent twice. The gate refuses what
+//! still comes too late.
 
 pub mod candidate;
 pub mod compare;
@@ -50,12 +50,12 @@ use crate::{
     metrics::AgentMetrics,
 };
 
-/// Connections to the status port.
+/// The most connections to the status port.
 const STATUS_ROOM: usize = 128;
-/// How long a stop waits for releases, and for the last answers.
+/// How long a stop waits for releases and for the last answers.
 const LAST_CALLS: Duration = Duration::from_secs(8);
 
-/// An agent that runs.
+/// A running agent.
 pub struct Running {
     pub agent: SocketAddr,
     pub status: SocketAddr,
@@ -70,7 +70,7 @@ pub struct Running {
 /// Starts an agent.
 ///
 /// # Errors
-/// With everything that stands in the way.
+/// Everything that prevents the start.
 pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
     let fault = |key: &str, what: String| Faults(vec![Fault::new(key, what)]);
     let routes = settings.routes().map_err(Faults)?;
@@ -118,7 +118,7 @@ fn elections(
     let fault = |key: String, what: String| Faults(vec![Fault::new(key, what)]);
     let cluster =
         Cluster::new(&settings.kubernetes.way()).map_err(|(key, what)| fault(format!("kubernetes.{key}"), what))?;
-    // A name that was given may come back with the next process, while others still count this one as the holder.
+    // The next process may use the same given name, while others still count this one as the holder.
     let identity = if settings.lease.holder_id.is_empty() {
         holder.clone()
     } else {
@@ -143,15 +143,15 @@ async fn bind_both(settings: &AgentSettings) -> Result<(TcpListener, TcpListener
 }
 
 impl Running {
-    /// Takes no more writes, finishes those on their way within the deadline, and releases the leases.
+    /// Takes no more writes, finishes the writes in flight within the deadline, and releases the leases.
     ///
     /// # Errors
-    /// With what was not in good order.
+    /// What did not end in good order.
     pub async fn stop(self, deadline: Duration) -> Result<(), &'static str> {
         self.holdings.drain();
         self.comparing.abort();
         let finished = tokio::time::timeout(deadline, self.port.idle()).await;
-        // A write that is still on its way is the gate's to settle before it hands the object on.
+        // The gate settles a write that is still in flight before it hands the object on.
         let released = tokio::time::timeout(LAST_CALLS, self.holdings.release()).await;
         self.stopping.send_replace(true);
         for server in self.servers {

@@ -1,8 +1,8 @@
-//! How soon one lease of an object may follow another. This is kept for longer than the task that keeps a lease: an
-//! application decides by its writes when such a task ends.
+//! How soon one lease of an object may follow another. This state outlives the task that keeps a lease, because the
+//! application's writes decide when such a task ends.
 //!
-//! Leases that are lost soon after they were granted follow each other with pauses. A lease is given back for a write
-//! that cannot have another object, but only where such writes are refused again and again, and each time later.
+//! Leases that are lost soon after their grant follow each other with pauses. An object's lease is given back for a
+//! write that cannot get another object, but only after repeated refusals, and each time later.
 
 use std::{
     collections::HashMap,
@@ -15,29 +15,29 @@ use crate::{
     fence::{BootMs, ObjectId},
 };
 
-/// First and longest pause between leases that end soon after they were granted.
+/// First and longest pause between leases that are lost soon after their grant.
 const SHORT_LIVED_MS: (u64, u64) = (100, 5_000);
-/// What has become of an object's leases is forgotten after so long.
+/// How long the history of an object's leases is kept.
 const FORGET_MS: u64 = 60_000;
 
 /// The paces of all objects.
 pub(super) struct Paces {
-    /// How many are kept at most. The one that was not needed for longest makes room.
+    /// How many are kept at most. The entry that was unused for longest is dropped for a new one.
     most: usize,
     all: Mutex<HashMap<ObjectId, Pace>>,
 }
 
-/// One object's.
+/// The pace of one object.
 struct Pace {
-    /// When it last counted.
+    /// When an event was last counted.
     at: BootMs,
-    /// Counts the losses, from the first lease on that was lost soon.
+    /// Counts the losses, beginning with the first lease that was lost early.
     losses: Option<Backoff>,
     /// Counts how often the lease was given back.
     ways: Backoff,
     /// For how long writes must have been refused before it is given back.
     patience: Duration,
-    /// The first write that was refused since it was last given back.
+    /// The first refused write since the lease was last given back.
     refused_since: Option<BootMs>,
 }
 
@@ -54,8 +54,8 @@ impl Paces {
         Self { most: most.max(1), all: Mutex::default() }
     }
 
-    /// A lease was lost: how long to wait before the next one is asked for. Not after the first that is lost within a
-    /// third of its ttl, and then longer each time.
+    /// Records a lost lease. Returns how long to wait before the next one is asked for: `None` after a lease that
+    /// lasted for a third of its ttl, and after the first that did not; then longer each time.
     pub(super) fn lost(&self, object: &ObjectId, held_ms: u64, ttl_ms: u64, now: BootMs) -> Option<Duration> {
         let granted = BootMs(now.0.saturating_sub(held_ms));
         self.count(object, granted, now, |pace| {
@@ -71,8 +71,8 @@ impl Paces {
         })
     }
 
-    /// A write to this object and another was refused, since another holder has the other one. Says whether to give
-    /// this object's lease back: not for one refused write, and later each time.
+    /// Records that a write to this object and another one was refused because another holder has the other one.
+    /// Returns whether to give this object's lease back: not after one refused write, and later each time.
     pub(super) fn gives_way(&self, object: &ObjectId, now: BootMs) -> bool {
         self.count(object, now, now, |pace| {
             let since = *pace.refused_since.get_or_insert(now);
@@ -80,7 +80,7 @@ impl Paces {
         })
     }
 
-    /// The lease was given back for such writes.
+    /// Records that the lease was given back for such writes.
     pub(super) fn gave_way(&self, object: &ObjectId, now: BootMs) {
         self.count(object, now, now, |pace| {
             pace.patience = pace.ways.next(None);
@@ -88,7 +88,7 @@ impl Paces {
         });
     }
 
-    /// Counts something that began at `begun`. What was before is forgotten where it is too long ago.
+    /// Counts an event that began at `begun`. Forgets an older history first.
     fn count<T>(&self, object: &ObjectId, begun: BootMs, now: BootMs, change: impl FnOnce(&mut Pace) -> T) -> T {
         let mut all = self.lock();
         if !all.contains_key(object) && all.len() >= self.most {
@@ -128,11 +128,11 @@ mod tests {
         for (at, most) in [(100_100, 100), (100_300, 200), (100_700, 400)] {
             assert!(lost(10, at).is_some_and(|pause| (most / 2..=most).contains(&pause)), "{most}");
         }
-        // One that lasted, and a pause of more than a minute, are each a new beginning.
+        // A lease that lasted, and a pause of more than a minute, each start a new history.
         assert_eq!((lost(10_000, 111_000), lost(10, 111_100)), (None, None));
         assert!(lost(10, 111_200).is_some());
         assert_eq!(lost(10, 111_200 + FORGET_MS + 10), None);
-        // How long the last one was held is no such pause.
+        // The time for which the last lease was held is not such a pause.
         let long = |at: u64| paces.lost(&object("long"), 90_000, 600_000, BootMs(at));
         assert!(long(200_000).is_none() && long(300_000).is_some());
     }
@@ -160,7 +160,7 @@ mod tests {
         assert!(!paces.gives_way(&users, BootMs(0)) && !paces.gives_way(&users, BootMs(0)));
         assert!(!paces.gives_way(&users, BootMs(FORGET_MS)), "too long ago to have to do with each other");
         assert!(paces.gives_way(&users, BootMs(FORGET_MS + 1_000)));
-        // It was not given back: a write was on its way. The next refusal says so again.
+        // The lease was not given back, since a write was in flight. The next refusal asks for it again.
         assert!(paces.gives_way(&users, BootMs(FORGET_MS + 1_001)));
         paces.gave_way(&users, BootMs(FORGET_MS + 1_002));
         assert!(!paces.gives_way(&users, BootMs(FORGET_MS + 1_003)));

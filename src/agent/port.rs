@@ -1,6 +1,7 @@
-//! The application's side: reads pass, writes get the token of their object, and what may not go on is told why.
+//! The application's side: reads pass, writes get the token of their object, and refused requests get the reason.
 //!
-//! What a request is, and which object it is about, is decided by the gate's own `classify`: the two must not differ.
+//! The gate's own `classify` decides what a request is and which object it names, because the two programs must not
+//! differ.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -33,12 +34,12 @@ use crate::{
     },
 };
 
-/// How long a stop waits for answers that are being given.
+/// How long a stop waits for the last answers.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 /// After a failed accept: file descriptors may have run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What the application talks to.
+/// The port that the application calls.
 pub struct Port {
     routes: Routes,
     limits: GateSettings,
@@ -47,11 +48,11 @@ pub struct Port {
     metrics: Arc<AgentMetrics>,
     renews_first: bool,
     hosts: Hosts,
-    /// How many writes are on their way.
+    /// The number of writes in flight.
     writes: Arc<watch::Sender<usize>>,
 }
 
-/// One of them.
+/// One write in flight.
 struct OnItsWay(Arc<watch::Sender<usize>>);
 
 impl OnItsWay {
@@ -82,9 +83,9 @@ impl Port {
         Self { routes, limits, holdings, forwarder, metrics, renews_first, hosts, writes }
     }
 
-    /// Returns when no write is on its way.
+    /// Returns when no write is in flight.
     pub async fn idle(&self) {
-        // The sender is this port's own.
+        // The sender lives in this struct, so this cannot fail.
         let _ = self.writes.subscribe().wait_for(|count| *count == 0).await;
     }
 
@@ -111,7 +112,7 @@ impl Port {
 
     /// The objects that a write goes to; `None` for a read.
     fn objects(&self, head: &Parts) -> Result<Option<Vec<Led>>, Problem> {
-        // Of reads, too: the agent may show the gate a certificate that no page has.
+        // Reads are checked too: the agent may send the gate a client certificate that a web page does not have.
         if !self.hosts.take(&head.uri, &head.headers) {
             return Err(Hosts::refusal());
         }
@@ -139,7 +140,7 @@ impl Port {
         Ok(Some(objects.map(|object| Led { object, by: by.clone() }).collect()))
     }
 
-    /// The Kubernetes Lease that leads the object that a write goes to.
+    /// The Kubernetes Lease that leads the object of a write.
     fn lease(&self, head: &Parts, kubernetes: &Kubernetes) -> Result<LeaseName, Problem> {
         let segments = canonical::segments(head.uri.path()).ok();
         let found = segments.as_ref().and_then(|segments| self.routes.find(segments));
@@ -160,7 +161,7 @@ impl Port {
     }
 }
 
-/// Serves the application until `stopping` turns true, and then until the last answer is given.
+/// Serves the application until `stopping` turns true, and then until the last answer was sent.
 pub fn serve(
     port: &Arc<Port>,
     listener: TcpListener,
@@ -212,7 +213,7 @@ fn serve_one(
     builder.timer(TokioTimer::new()).header_read_timeout(head_timeout);
     let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
     tokio::spawn(async move {
-        // A connection that broke is the application's affair.
+        // A broken connection concerns the application only.
         let _ = connection.await;
         drop(permit);
     });

@@ -1,4 +1,4 @@
-//! What the agent's settings mean to its parts, and what is wrong with them that no single value shows.
+//! What the settings mean to the agent's parts, and the faults that only several values together show.
 
 use std::{
     net::SocketAddr,
@@ -21,25 +21,25 @@ use crate::{
 };
 
 impl AgentPort {
-    /// Which Host a request may carry.
+    /// Which `Host` a request may carry.
     ///
     /// # Errors
-    /// With what is no name.
+    /// The entry that is not a name.
     pub fn hosts(&self) -> Result<Hosts, String> {
         Hosts::new(&self.hosts)
     }
 }
 
-/// A file, where one is named.
+/// The file, if the setting names one.
 fn given(path: &Path) -> Option<PathBuf> {
     (!path.as_os_str().is_empty()).then(|| path.to_owned())
 }
 
 impl GateWay {
-    /// Where the gate's own port is, and how to get there.
+    /// Where the gate's own port is, and how to connect to it.
     ///
     /// # Errors
-    /// With the key that is wrong, and what is.
+    /// The wrong key, and what is wrong with it.
     pub fn way(&self) -> Result<Way, (&'static str, String)> {
         let shown = self.shown()?;
         let address = Address::parse(&self.url).map_err(|what| ("url", what))?;
@@ -61,7 +61,7 @@ impl GateWay {
         Ok(Way { address, tls })
     }
 
-    /// The certificate to show, and its key.
+    /// The client certificate and its key.
     fn shown(&self) -> Result<Option<(PathBuf, PathBuf)>, (&'static str, String)> {
         match (given(&self.tls_cert_file), given(&self.tls_key_file)) {
             (None, None) => Ok(None),
@@ -71,7 +71,7 @@ impl GateWay {
         }
     }
 
-    /// Whether its own port is this one, as far as the URL says.
+    /// Whether the gate's own port has this address, as far as the URL says.
     fn is_at(&self, address: SocketAddr) -> bool {
         let Ok(url) = self.url.parse::<http::Uri>() else { return false };
         let name = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
@@ -86,7 +86,7 @@ impl AgentSettings {
     /// The routes, by the gate's own rules.
     ///
     /// # Errors
-    /// With everything that is wrong with them.
+    /// Everything that is wrong with them.
     pub fn routes(&self) -> Result<Routes, Vec<Fault>> {
         let given = if self.route.is_empty() { vec![AgentRoute::default()] } else { self.route.clone() };
         let route = given.iter().map(|given| RouteSettings {
@@ -99,15 +99,15 @@ impl AgentSettings {
                 name: given.kubernetes.name.clone(),
                 check_holder: false,
             },
-            // Whether a key is taken, and which, is the gate's to say.
+            // The gate decides whether a key is accepted, and which.
             idempotency: false,
-            // So is whether a read may have a body.
+            // The gate also decides whether a read may have a body.
             bodies_on_reads: true,
             ..RouteSettings::default()
         });
         let kubernetes = self.kubernetes.clone();
         let routes = Routes::new(&Settings { route: route.collect(), kubernetes, ..Settings::default() });
-        // What a gate's file says in this key, an agent's says by having the other.
+        // A gate's file says this by `lease_source`, an agent's file by `kubernetes`.
         let key = |fault: Fault| Fault { key: fault.key.replace("].lease_source", "].kubernetes"), ..fault };
         routes.map_err(|faults| faults.into_iter().map(key).collect())
     }

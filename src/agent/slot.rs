@@ -1,4 +1,4 @@
-//! An object in use: how this agent stands with it, what a writer is told of it, and who is writing to it now.
+//! An object in use: this agent's standing with it, what its writers get, and how many writes to it are in flight.
 
 use std::{
     pin::pin,
@@ -20,19 +20,19 @@ use crate::{
     problem::Problem,
 };
 
-/// Where an agent stands with an object. Who grants its lease is the gate, or a Kubernetes API server.
+/// This agent's standing with an object. The granter of its lease is the gate or a Kubernetes API server.
 #[derive(Clone, Debug)]
 pub(super) enum Standing {
-    /// It was asked, and has not answered yet.
+    /// The granter was asked, and has not answered yet.
     Asking,
     Leading(Held),
-    /// Somebody else does, if it is known who.
+    /// Another holder leads; its id, if known.
     Following(Option<HolderId>),
-    /// It cannot be reached, or cannot grant now.
+    /// The granter cannot be reached, or cannot grant now.
     Cut(String),
-    /// It will not grant it.
+    /// The granter refuses.
     Refused(String),
-    /// It is not asked for a while: the last leases were lost soon after they were granted.
+    /// The granter is not asked for a while: the last leases were lost soon after their grant.
     Pausing(String),
 }
 
@@ -45,11 +45,11 @@ pub(super) struct Slot {
     /// When it was last written to, on the boot clock.
     used_at: AtomicU64,
     writes: AtomicUsize,
-    /// It is to be given back: see [`Slot::give_way`].
+    /// The lease must be given back: see [`Slot::give_way`].
     yields: Notify,
 }
 
-/// A write is on its way to an object: its lease is not given back for want of use.
+/// A write in flight to an object. Meanwhile its lease is not given back for lack of use.
 pub(super) struct Writing(pub(super) Arc<Slot>);
 
 impl Writing {
@@ -68,19 +68,19 @@ impl Drop for Writing {
 /// One object, as `GET /leader` shows it.
 #[derive(Debug, Serialize)]
 pub struct Shown {
-    /// Whether this agent holds it.
+    /// Whether this agent leads the object.
     pub leader: bool,
-    /// Who does, as far as is known.
+    /// Who leads it, if known.
     pub holder_id: Option<String>,
     pub lease_seq: Option<u64>,
     pub expires_in_ms: Option<u64>,
-    /// The Kubernetes Lease that leads it, where one does, and how often that one had changed hands when this agent
-    /// took it.
+    /// The Kubernetes Lease that leads the object, if one does, and how often that Lease had changed hands when this
+    /// agent took it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubernetes_lease: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_transitions: Option<u32>,
-    /// Why this agent does not, where it is not that somebody else does.
+    /// Why this agent does not lead, unless another holder does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -103,39 +103,39 @@ impl Slot {
         !self.up_front && matches!(&*self.standing.borrow(), Standing::Leading(_))
     }
 
-    /// Gives its lease back, if no write is on its way: for a write to several objects that cannot have another one of
+    /// Gives its lease back if no write is in flight, because a write to several objects cannot get another one of
     /// them.
     pub(super) fn give_way(&self) {
         self.yields.notify_one();
     }
 
-    /// Keeps the lease that was just granted: a call of [`Slot::give_way`] that came too late meant the one before.
+    /// Keeps the lease that was just granted: a late call of [`Slot::give_way`] was for the lease before.
     pub(super) fn keep(&self) {
         let _ = pin!(self.yields.notified()).enable();
     }
 
-    /// Returns when it is to be given back.
+    /// Returns when the lease must be given back.
     pub(super) async fn yielded(&self) {
         self.yields.notified().await;
     }
 
-    /// Somebody wants to write to it.
+    /// Records that a writer wants the object.
     pub(super) fn touch(&self, now: BootMs) {
         self.used_at.store(now.0, Ordering::Release);
     }
 
-    /// How long ago that was.
+    /// How many milliseconds ago a writer wanted the object last.
     pub(super) fn untouched_for(&self, now: BootMs) -> u64 {
         now.since(BootMs(self.used_at.load(Ordering::Acquire)))
     }
 
-    /// Whether writes to it are on their way.
+    /// Whether writes to it are in flight.
     pub(super) fn is_written(&self) -> bool {
         self.writes.load(Ordering::Acquire) > 0
     }
 
-    /// Where it stands, once the gate has answered; or that it has not. A lease that was just lost is about to be
-    /// asked for again.
+    /// Returns the standing once the granter has answered, or after `patience` that it has not. A lease that was just
+    /// lost counts as not answered, since it is about to be asked for again.
     pub(super) async fn settled(&self, patience: Duration) -> Standing {
         let mut standing = self.standing.subscribe();
         let settled = standing.wait_for(|standing| match standing {
@@ -166,7 +166,7 @@ impl Slot {
         });
     }
 
-    /// Who grants its lease.
+    /// The granter's name for messages.
     fn granter(&self) -> &'static str {
         if self.by.is_some() { "the API server" } else { "the gate" }
     }

@@ -44,7 +44,7 @@ pub fn router(holdings: Arc<Holdings>, metrics: Arc<AgentMetrics>, hosts: Hosts)
         .with_state((holdings, metrics))
 }
 
-/// Every object in use with where this agent stands; or one of them alone.
+/// All objects in use with this agent's standing, or the named one.
 async fn leader(State((holdings, _)): State<Shared>, Query(query): Query<LeaderQuery>) -> Response {
     let shown = holdings.show(query.object.as_deref());
     match (query.object, shown) {
@@ -58,7 +58,7 @@ async fn leader(State((holdings, _)): State<Shared>, Query(query): Query<LeaderQ
     }
 }
 
-/// Ready from the start until it stops, whoever leads: reads pass always.
+/// Ready from the start until the stop, also while this agent does not lead: reads always pass.
 async fn ready(State((holdings, _)): State<Shared>) -> impl IntoResponse {
     if holdings.is_stopping() { (StatusCode::SERVICE_UNAVAILABLE, "stopping\n") } else { (StatusCode::OK, "ready\n") }
 }

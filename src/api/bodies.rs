@@ -37,8 +37,8 @@ impl From<DrainReport> for DrainBody {
 }
 
 impl LeaseBody {
-    /// A lease and where it stands. An overdue one is shown as held: whoever has not ended it first
-    /// must not call it expired.
+    /// A lease and its state. An overdue lease is shown as held: only the ledger may call it expired, once it has
+    /// ended the lease.
     #[must_use]
     pub fn new(view: &LeaseView) -> Self {
         let row = &view.row;

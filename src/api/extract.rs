@@ -1,4 +1,4 @@
-//! Reading requests: JSON bodies, queries and ids, with the field named where something is wrong.
+//! Reads requests: JSON bodies, queries and ids. An error names the wrong field.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         is_json(request.headers())?;
-        // It is all there: see `whole_body`.
+        // The body has arrived in full: see `whole_body`.
         let bytes = collect(request.into_body()).await?;
         if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
             return Err(Problem::invalid("body", "must be a JSON object"));
@@ -41,7 +41,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// Browsers ask before they send JSON to another site, so a page cannot call this api unasked.
+/// Browsers ask for permission before they send JSON to another site, so a web page cannot call this api without it.
 fn is_json(headers: &HeaderMap) -> Result<(), Problem> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     let essence = given.split(';').next().unwrap_or("").trim();
@@ -51,16 +51,15 @@ fn is_json(headers: &HeaderMap) -> Result<(), Problem> {
     Err(Problem::invalid("Content-Type", "must be application/json"))
 }
 
-/// The largest body that a call takes, and how much of a larger one is read over: a connection that is closed under a
-/// client that is still sending can cost it its answer.
+/// The largest body that a call takes, and how much of a larger body is read and dropped. A client that is still
+/// sending may lose its answer if the connection is closed.
 const BODY_BYTES_MAX: usize = 65_536;
 pub(super) const DISCARD_BYTES_MAX: usize = 16 << 20;
 
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Waits for a request's whole body before the call takes a place: a caller that is slow to send keeps no other one
-/// out.
+/// Waits for a request's whole body before the call takes a place, so that slow senders hold no places.
 pub async fn whole_body(request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
@@ -97,7 +96,7 @@ async fn collect(mut body: axum::body::Body) -> Result<Vec<u8>, Problem> {
     Err(body_too_large())
 }
 
-/// Whether a body was cut off where it is not even read over.
+/// Whether a body was cut off because it is longer than [`DISCARD_BYTES_MAX`].
 fn is_too_large(error: &axum::Error) -> bool {
     let mut source = std::error::Error::source(error);
     while let Some(error) = source {
@@ -114,7 +113,7 @@ pub(super) fn body_too_large() -> Problem {
     Problem::new(Code::RequestLimit(Limit::Body), "the body is larger than this call takes")
 }
 
-/// The field that an error is about. Serde names a missing field only in its message.
+/// The field that an error concerns. Serde names a missing field only in its message.
 pub(super) fn field_of(path: &serde_path_to_error::Path, error: &serde_json::Error) -> String {
     let message = error.to_string();
     if let Some(name) = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
@@ -210,7 +209,7 @@ pub fn wait_ms(given: Option<u64>, limits: &LeaseSettings) -> Result<u64, Proble
 }
 
 /// # Errors
-/// `FENCE_TOKEN_MALFORMED` with what is wrong; never with what was sent.
+/// `FENCE_TOKEN_MALFORMED` with what is wrong. The detail never holds the text itself.
 pub fn token(text: &str) -> Result<FenceToken, Problem> {
     FenceToken::parse(text).map_err(|fault| Problem::new(Code::FenceTokenMalformed, fault.to_string()))
 }
@@ -218,7 +217,7 @@ pub fn token(text: &str) -> Result<FenceToken, Problem> {
 /// The token of a call that has no body.
 ///
 /// # Errors
-/// `REQUEST_INVALID` where there is none or more than one, `FENCE_TOKEN_MALFORMED` where it is none.
+/// `REQUEST_INVALID` where there is no token or more than one, `FENCE_TOKEN_MALFORMED` where it cannot be read.
 pub fn token_header(headers: &HeaderMap) -> Result<FenceToken, Problem> {
     let mut given = headers.get_all("fence-token").iter();
     match (given.next(), given.next()) {

@@ -1,4 +1,4 @@
-//! Fence certificates: taken from whoever brings them, kept for ever, shown to whoever asks.
+//! Fence certificates: accepted from any caller, kept for ever, shown to any caller.
 
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ use crate::{
     wire::{DrainBody, ObjectBody, schema},
 };
 
-/// What `POST /v1/fences` takes: a certificate, or one that somebody passes on.
+/// What `POST /v1/fences` takes: a certificate, or a certificate that another party relays.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum FenceMessage {
@@ -43,8 +43,8 @@ pub struct FenceBody {
     pub code: Option<String>,
     pub object: ObjectBody,
     pub drain: DrainBody,
-    /// Absent while writes of the fenced lease are still on their way (send the certificate again to wait for
-    /// them), and once somebody else has had the object: the hash would have that one's writes in it.
+    /// Absent while writes of the fenced lease are still in flight (send the certificate again to wait for them), and
+    /// once another holder has had the object: the hash would include that holder's writes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub acknowledged: Option<AcknowledgedMessage>,
 }
@@ -89,7 +89,7 @@ pub struct ConfirmRequest {
 const LIMIT_DEFAULT: usize = 100;
 const LIMIT_MAX: usize = 1_000;
 
-/// A message that does not say what it must, as a refusal.
+/// The refusal of a message that is incomplete or cannot be read.
 pub(super) fn unreadable(fault: &JsonFault) -> Problem {
     if !fault.is_no_point {
         return Problem::invalid(fault.field, &fault.what);
@@ -99,12 +99,12 @@ pub(super) fn unreadable(fault: &JsonFault) -> Problem {
     problem
 }
 
-/// A statement that is not trusted, as a refusal.
+/// The refusal of a statement that is not trusted.
 pub(super) fn untrusted(untrusted: Untrusted) -> Problem {
     Problem::new(untrusted.code, untrusted.what)
 }
 
-/// Apply a fence certificate. From anyone, in any order, any number of times.
+/// Apply a fence certificate. From any caller, in any order, any number of times.
 ///
 /// # Errors
 /// In this order: `InvalidFenceSignature`, `UnauthorizedFence`, `FenceBeforeLease`; `FENCE_JUMP` where it is
@@ -128,7 +128,7 @@ pub async fn apply(
     answer(&gate, &signed, moved).await.map(Json)
 }
 
-/// A fence has moved: parked certificates may be near enough by now. Each is looked at like any other.
+/// A fence has moved, so parked certificates may be within the allowed jump by now. Each is checked like any other.
 pub async fn look_at_parked(gate: &Shared, domain: &ObjectId) {
     loop {
         let wanted = domain.clone();
@@ -140,7 +140,8 @@ pub async fn look_at_parked(gate: &Shared, domain: &ObjectId) {
         for message in parked {
             let authority = gate.authority.load_full();
             let Ok(signed) = message.signed() else { continue };
-            // Its key may have been retired meanwhile; then it waits for whoever throws it away.
+            // Its key may have been retired meanwhile. Then the certificate stays parked until an operator discards
+            // it.
             let Ok(by) = authority.certificate(&signed, gate.now()) else { continue };
             let certificate = Certificate { domain: domain.clone(), by, signed: signed.to_bytes() };
             has_moved |= gate.ledger.certify(certificate, authority.settings.max_jump, None).await.is_ok();
@@ -197,7 +198,7 @@ pub async fn list(State(gate): State<Shared>, Query(query): Query<FencesQuery>) 
             Ok((fences, certificates(records, Family::Parked, &domain, 0, LIMIT_MAX)?))
         })
         .await?;
-    // A lease may have several.
+    // The list may be longer than the limit, since one lease may have several certificates.
     let next_after = fences.last().filter(|_| fences.len() >= limit).map(|last| last.lease_seq);
     Ok(Json(FenceList { fences, parked, next_after }))
 }
@@ -227,7 +228,7 @@ fn certificates(
     Ok(all)
 }
 
-/// An operator's word that a parked certificate is meant: its fence moves as far as it says.
+/// An operator confirms a parked certificate: its fence moves as far as the certificate says.
 ///
 /// # Errors
 /// `NOT_FOUND` where no such certificate is parked.

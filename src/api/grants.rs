@@ -1,4 +1,4 @@
-//! Signed grants: an issuer gives an object to someone.
+//! Signed grants: an issuer gives an object to a holder.
 
 use axum::{Json, extract::State, http::StatusCode};
 

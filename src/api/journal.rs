@@ -74,7 +74,7 @@ pub struct EntryBody {
 
 const LIMIT_MAX: usize = 1_000;
 
-/// What was written to an object: digests, not bodies. For a new holder to hold against what it has.
+/// What was written to an object, as digests without bodies. A new holder compares it with what it has.
 ///
 /// # Errors
 /// `JOURNAL_OFF` where no route of this object keeps one.
@@ -115,7 +115,7 @@ fn read(
     after: u64,
     limit: usize,
 ) -> Result<(JournalHead, Vec<EntryBody>), TableFault> {
-    // The head first: entries that come meanwhile are behind it, and left out.
+    // Read the head first: entries that are added meanwhile come after it, and are left out.
     let head = journal::head(&*records.table, object)?;
     let (mut from, until) = Family::JournalEntry.range_of(object);
     from.extend_from_slice(&after.saturating_add(1).to_be_bytes());
@@ -150,10 +150,10 @@ fn body(number: u64, entry: &JournalEntry) -> EntryBody {
 }
 
 impl EntryBody {
-    /// What it stands for, as it is hashed.
+    /// What the entry records, in the form that is hashed.
     ///
     /// # Errors
-    /// Where it does not say what its outcome needs.
+    /// When a field that its outcome needs is missing.
     pub fn wrote(&self) -> Result<Wrote, &'static str> {
         let text = |field: &Option<String>| field.clone().ok_or("an entry without its method or target");
         match self.outcome.as_str() {

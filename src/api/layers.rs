@@ -1,7 +1,7 @@
-//! What stands around the calls, from the outside in, as layers of tower.
+//! The layers around the calls, from the outside in, as layers of tower.
 //!
-//! [`around`] is for all calls of the api, [`within_places`] for those that may be many, [`within_time`] for those that
-//! wait for nothing but the table. What a layer refuses is a [`Problem`] too.
+//! [`around`] is for all calls of the api, [`within_places`] for calls that may be many, [`within_time`] for calls
+//! that wait for the table only. A layer's refusal is a [`Problem`] too.
 
 use std::{any::Any, time::Duration};
 
@@ -47,21 +47,21 @@ pub fn around(calls: Router, refused: impl Fn(Code) + Clone + Send + Sync + 'sta
                 },
             ))
             .layer(PropagateRequestIdLayer::new(REQUEST_ID))
-            // A fault of one call is not the end of its connection.
+            // A panic in one call does not end its connection.
             .layer(CatchPanicLayer::custom(panicked))
-            // No web page may call.
+            // Web pages may not call.
             .layer(from_fn(origin::local_only))
             // A body that is far too long is not read to its end.
             .layer(map_response(as_problem))
             .layer(MapResponseBodyLayer::new(Body::new))
             .layer(RequestBodyLimitLayer::new(extract::DISCARD_BYTES_MAX))
             .layer(MapRequestBodyLayer::new(Body::new))
-            // The body is there before the call takes a place.
+            // The body has arrived before the call takes a place.
             .layer(from_fn(extract::whole_body)),
     )
 }
 
-/// The call's template, not its path: what a caller put there by mistake stays out of the log.
+/// The call's template instead of its path: text that a caller put there by mistake stays out of the log.
 fn span<B>(request: &Request<B>) -> Span {
     let call = request.extensions().get::<MatchedPath>().map_or("?", MatchedPath::as_str);
     let id = request.extensions().get::<RequestId>().and_then(|id| id.header_value().to_str().ok());
@@ -75,7 +75,7 @@ pub(super) fn panicked(_: Box<dyn Any + Send>) -> Response {
     Problem::new(Code::OutcomeUnknown, what).into_response()
 }
 
-/// What the layer that bounds bodies answers is no problem document.
+/// The layer that limits bodies does not answer with a problem document.
 async fn as_problem(response: Response) -> Response {
     let is_ours = response.extensions().get::<Code>().is_some();
     if is_ours || response.status() != StatusCode::PAYLOAD_TOO_LARGE {
@@ -84,8 +84,8 @@ async fn as_problem(response: Response) -> Response {
     extract::body_too_large().into_response()
 }
 
-/// At most so many of these calls at once, all groups with the same places together. A call that has to hold a place
-/// for a part of its work finds them in its extensions.
+/// Limits how many of these calls run at once; all groups with the same places share the limit. A call that holds a
+/// place for a part of its work finds the places in its extensions.
 pub fn within_places<S: Clone + Send + Sync + 'static>(calls: Router<S>, places: &Places) -> Router<S> {
     calls.layer(
         ServiceBuilder::new()
@@ -95,7 +95,7 @@ pub fn within_places<S: Clone + Send + Sync + 'static>(calls: Router<S>, places:
     )
 }
 
-/// At most so long for each of these calls: they read, and wait for the table only.
+/// Limits how long each of these calls takes: they read, and wait for the table only.
 pub fn within_time<S: Clone + Send + Sync + 'static>(calls: Router<S>, limit: Duration) -> Router<S> {
     calls.layer(
         ServiceBuilder::new()

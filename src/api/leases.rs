@@ -34,7 +34,7 @@ const LIMIT_MAX: usize = 1_000;
 /// Acquire a lease.
 ///
 /// # Errors
-/// `LEASE_HELD`, `REQUEST_ID_USED`, `REQUEST_INVALID` and what a gate can be in the way of.
+/// `LEASE_HELD`, `REQUEST_ID_USED`, `REQUEST_INVALID` and any error that says the gate is unavailable.
 #[utoipa::path(post, operation_id = "acquireLease", path = "/v1/leases", tag = "leases", request_body = AcquireRequest, responses(
     (status = 201, body = GrantBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
@@ -92,7 +92,7 @@ async fn grant(gate: &Gate, caller: &Caller, wanted: Wanted) -> Result<Vec<Grant
     take(caller, gate.ledger.acquire(wanted).await.map_err(refused)?)
 }
 
-/// Takes leases for a caller. Where the caller is gone and cannot ask for them again, they are given back.
+/// Takes leases for a caller. If the caller has hung up and cannot ask for them again, they are given back.
 fn take<T: Leases>(caller: &Caller, offer: Offer<'_, T>) -> Result<T, Problem> {
     if offer.gives_back() && caller.is_gone() {
         let what = "the caller had hung up when its turn came; the lease was given back";
@@ -147,7 +147,7 @@ pub async fn renew(
     Ok(Json(GrantBody::new(&renewed, gate.now())))
 }
 
-/// Release a lease. Answers with the object, which is nobody's then.
+/// Release a lease. Answers with the object, which then has no holder.
 ///
 /// # Errors
 /// As for a renewal.
@@ -231,7 +231,7 @@ fn list_body(page: &Page) -> LeaseList {
     }
 }
 
-/// The key that a cursor stands for: a lease's, under the same prefix.
+/// The key that a cursor means: that of a lease under the same prefix.
 fn cursor_key(cursor: &str, prefix: &str) -> Result<Vec<u8>, Problem> {
     let key = BASE64_URL_SAFE_NO_PAD.decode(cursor).ok();
     let is_ours =
@@ -265,7 +265,7 @@ impl Filter {
         })
     }
 
-    /// Overdue ones are wanted whatever the state: they may turn out to be expired, or renewed.
+    /// Overdue leases are kept for every state: they may turn out to be expired or renewed.
     fn wants(&self, view: &LeaseView) -> bool {
         let state = view.standing == Standing::Overdue || self.state.is_none_or(|state| state == view.standing.into());
         state && self.holder.as_ref().is_none_or(|holder| *holder == view.row.holder)

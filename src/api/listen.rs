@@ -1,10 +1,10 @@
-//! Serving a port of the api's kind: a bounded number of connections, none of which can stall it.
+//! Serves a port of the api's kind: a limited number of connections, none of which can block the port.
 //!
-//! A connection has its port's [`Port::head_timeout`] to send a request's head, also the first, and its peer has ten
-//! seconds to take something of an answer. A full port closes the connection that has waited longest for its peer
-//! ([`super::seats`]); where none waits, new ones stay in the kernel's queue: the table must never want for file
-//! descriptors because of them. A stop ends each connection that has not sent a whole request. Calls that last
-//! (waiting, watching) get half of the api's room, so that short ones always get in.
+//! A connection has its port's [`Port::head_timeout`] to send the head of each request, also the first. Its peer must
+//! take a part of an answer within ten seconds. A full port closes the connection that has waited longest for its
+//! peer ([`super::seats`]). If no connection waits, new ones stay in the kernel's queue: the table must never run out
+//! of file descriptors because of them. A stop ends each connection that has not sent a whole request. Long calls
+//! (waiting, watching) get half of the api's room, so that short calls always get in.
 
 use std::{
     convert::Infallible,
@@ -49,12 +49,12 @@ pub struct Room {
     pub gate: usize,
     pub api: usize,
     pub ops: usize,
-    /// Of the api's: calls that wait for a lease, and streams of events.
+    /// Part of the api's: calls that wait for a lease, and streams of events.
     pub waiting: usize,
     pub watching: usize,
 }
 
-/// Files that the table, its logs and the rest of the process may need.
+/// Files that the table, its logs and the rest of the process may use.
 const OTHER_FILES: u64 = 512;
 const OPS_MAX: usize = 128;
 const API_MAX: usize = 32_768;
@@ -62,13 +62,13 @@ const API_MAX: usize = 32_768;
 const FILES_MAX: usize = 1 << 20;
 
 impl Room {
-    /// Raises the limit on files as far as it goes, and shares it out.
+    /// Raises the limit on files as far as allowed, and divides it.
     #[must_use]
     pub fn find() -> Self {
         use rustix::process::{Resource, getrlimit, setrlimit};
         let mut limit = getrlimit(Resource::Nofile);
         limit.current = limit.maximum;
-        // Where that is not allowed, the old limit stays.
+        // If raising is not allowed, the old limit stays.
         let _ = setrlimit(Resource::Nofile, limit);
         Self::within(getrlimit(Resource::Nofile).current)
     }
@@ -85,18 +85,18 @@ impl Room {
     }
 }
 
-/// The other end of a connection, to be asked whether it is still there. A second handle on the socket:
-/// the runtime may not have been told yet what the kernel knows.
+/// A caller's end of a connection, to check whether it is still connected. It uses a second handle on the socket: the
+/// kernel may know more than the runtime does.
 #[derive(Clone, Debug)]
 pub struct Caller(Option<Arc<OwnedFd>>);
 
 impl Caller {
     fn of(stream: &TcpStream) -> Self {
-        // Where the files have run out, nobody is called gone.
+        // Without a free file descriptor, no caller counts as gone.
         Self(stream.as_fd().try_clone_to_owned().ok().map(Arc::new))
     }
 
-    /// Whether it has hung up, as far as the kernel has heard.
+    /// Whether the caller has hung up, as far as the kernel knows.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         let Some(socket) = &self.0 else { return false };
@@ -107,36 +107,36 @@ impl Caller {
     }
 }
 
-/// How long a stop waits for answers that are being given.
+/// How long a stop waits for the last answers.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// After a failed accept: file descriptors may have run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a port grants to its connections.
+/// The limits of a port for its connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Port {
     pub name: &'static str,
-    /// How many there may be.
+    /// The most connections.
     pub room: usize,
     /// How long a request's head may take to arrive, and how long a connection may stay without a request.
     pub head_timeout: Duration,
 }
 
 impl Port {
-    /// For callers that keep their connections.
+    /// The api's port: callers keep their connections.
     #[must_use]
     pub fn api(room: usize) -> Self {
         Self { name: "api", room, head_timeout: Duration::from_secs(10) }
     }
 
-    /// For probes and scrapes, which ask at once.
+    /// The ops port: probes and scrapes send their request at once.
     #[must_use]
     pub fn ops(room: usize) -> Self {
         Self { name: "ops", room, head_timeout: Duration::from_secs(3) }
     }
 }
 
-/// Serves a router until `stopping` turns true, and then until the last answer is given.
+/// Serves a router until `stopping` turns true, and then until the last answer was sent.
 pub fn serve(listener: TcpListener, port: Port, router: Router, stopping: watch::Receiver<bool>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let seats = Seats::new(port.name, port.room);
@@ -158,17 +158,17 @@ pub fn serve(listener: TcpListener, port: Port, router: Router, stopping: watch:
             }
         }
         drop(listener);
-        // A caller that reads too slowly misses the end of its answer; nothing that was changed is lost.
+        // A caller that reads too slowly misses the end of its answer; every change stays made.
         let _ = tokio::time::timeout(LAST_ANSWERS, seats.are_empty()).await;
     })
 }
 
 async fn has_stopped(mut stopping: watch::Receiver<bool>) {
-    // A sender that is gone means the same.
+    // If the sender is gone, the port stops too.
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
-/// The connection comes before its seat: none is asked to leave while no other one has come.
+/// The connection is accepted before its seat is taken: no connection must leave before another one has come.
 async fn accept(listener: &TcpListener, seats: &Arc<Seats>) -> std::io::Result<(TcpStream, SocketAddr, Occupied)> {
     let (stream, peer) = listener.accept().await?;
     stream.set_nodelay(true)?;
@@ -191,13 +191,13 @@ async fn serve_one(
     let socket = TokioIo::new(Socket::new(stream, Arc::clone(&seat)));
     let mut connection = pin!(builder.serve_connection(socket, calls));
     tokio::select! {
-        // A connection that broke is the peer's affair.
+        // A broken connection concerns the peer only.
         _ = connection.as_mut() => return,
         () = seat.has_to_leave() => return,
         () = has_stopped(stopping) => {}
     }
     connection.as_mut().graceful_shutdown();
-    // For a request that has just arrived, and waits for its turn.
+    // For a request that has just arrived and has not had its turn yet.
     for _ in 0..2 {
         tokio::select! {
             biased;
@@ -230,8 +230,8 @@ impl Service<Request<Incoming>> for Calls {
         extensions.insert(Arc::clone(&self.seat));
         let (answered, seat) = (self.router.call(request), Arc::clone(&self.seat));
         Box::pin(async move {
-            // A caller that sends many calls at once waits for the others' turn before each but the first, and may
-            // lose its seat meanwhile.
+            // Before each call but the first, a caller that sends many calls at once lets other connections run, and
+            // may lose its seat meanwhile.
             if seat.has_asked_before() {
                 tokio::task::yield_now().await;
             }
@@ -243,7 +243,7 @@ impl Service<Request<Incoming>> for Calls {
     }
 }
 
-/// An answer's body. Its seat hears when all of it was handed over.
+/// The body of an answer. It reports to its seat when all of it was handed over.
 struct Answer {
     body: Body,
     seat: Arc<Seat>,

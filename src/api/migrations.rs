@@ -27,14 +27,14 @@ use crate::{
     wire::{GrantBody, schema, time},
 };
 
-/// What a requester is told.
+/// The answer to a requester.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 pub struct FenceAnswer {
-    /// `WAIT`: the lease runs out soon. `REQUEST_MIGRATION`: it lasts longer, so ask for a migration.
-    /// `FENCED`: it was over, and is fenced. `FREE`: nobody is known to have had it.
+    /// `WAIT`: the lease runs out soon. `REQUEST_MIGRATION`: it lasts longer, so ask for a migration. `FENCED`: it
+    /// was over, and is fenced. `FREE`: no holder is known.
     pub answer: String,
     pub domain: String,
-    /// What is left of the lease that is there.
+    /// How much is left of the current lease.
     pub remaining_ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
@@ -60,7 +60,7 @@ pub struct MigrationBody {
     pub requester: String,
     pub reason: String,
     pub steps: Vec<StepBody>,
-    /// What the old holder has left behind.
+    /// The state that the old holder has left.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_hash: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,7 +104,7 @@ impl MigrationBody {
     }
 }
 
-/// A request that is by someone who may ask.
+/// A request, if its signer may make it.
 fn asked(gate: &Shared, message: &FenceRequestMessage) -> Result<FenceRequest, Problem> {
     extract::ttl(message.ttl_ms, &gate.limits)?;
     let signed = message.signed().map_err(|fault| unreadable(&fault))?;
@@ -161,7 +161,7 @@ pub async fn request(
 }
 
 /// Ask for an object to be handed over: the requester's signed FENCE_REQUEST. The old holder is fenced when this
-/// answers; `GET /v1/migrations/{id}` tells how it goes on.
+/// answers; `GET /v1/migrations/{id}` shows the progress.
 ///
 /// # Errors
 /// As for a fence request, and `MIGRATION_IN_PROGRESS`.

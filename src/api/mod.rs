@@ -1,14 +1,14 @@
 //! The lease api (`/v1`, JSON) and the ops port.
 //!
-//! Handlers read the request, ask the ledger or the table, and write the answer. They decide
-//! nothing: rules are in `fence/`. What goes over the wire has its own types in [`crate::wire`]; `bodies` makes them of
-//! records, leases and receipts.
+//! Handlers read the request, ask the ledger or the table, and write the answer. They decide nothing: rules are in
+//! `fence/`. The wire types are in [`crate::wire`]; `bodies` makes them from records, leases and receipts.
 //!
 //! - [`leases`], [`objects`], [`tokens`], [`receipts`], [`mod@routes`], [`backups`]: the calls.
 //! - [`fences`], [`grants`], [`migrations`], [`journal`]: signed authority.
 //! - [`watch`]: lease events as a stream.
 //! - [`ops`]: probes, metrics, drain.
-//! - [`layers`]: what stands around every call. [`listen`]: serving a port that no caller can stall: [`seats`] for its connections, `socket` under them.
+//! - [`layers`]: the layers around every call. [`listen`]: serves a port that no caller can block: [`seats`] for its
+//!   connections, `socket` below them.
 //! - [`origin`]: who may call. [`extract`]: bodies, queries and ids, checked. Refusals are [`Problem`]s.
 
 pub mod backups;
@@ -40,7 +40,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use self::seats::Places;
 use crate::{fence::Code, gate::Shared, problem::Problem, wire::schema};
 
-/// How many waits for the table a short call has at most.
+/// The time limit of a short call, in multiples of the longest wait for the table.
 const PATIENCE: u32 = 4;
 
 #[derive(OpenApi)]
@@ -84,12 +84,12 @@ const PATIENCE: u32 = 4;
 )]
 struct Description;
 
-/// Calls of holders. They always get in: what a holder has must not depend on how many others ask.
+/// Calls of holders. They always get in: a holder must keep its lease however many others ask.
 fn of_holders() -> OpenApiRouter<Shared> {
     OpenApiRouter::new().routes(routes!(leases::renew)).routes(routes!(leases::release))
 }
 
-/// Calls that read, and wait for nothing but the table.
+/// Calls that read, and wait for the table only.
 fn short() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .routes(routes!(leases::list))
@@ -103,7 +103,7 @@ fn short() -> OpenApiRouter<Shared> {
         .routes(routes!(journal::list))
 }
 
-/// Calls that may wait for other holders, for writes on their way, or for a copy.
+/// Calls that may wait for other holders, for writes in flight, or for a copy.
 fn lasting() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .routes(routes!(leases::acquire))
@@ -133,7 +133,7 @@ pub fn router(gate: Shared, room: usize) -> Router {
     let places = Places::within(room);
     let mut description = describe();
     schema::fit(&mut description, &gate.limits);
-    // Written once: it is long, and does not change.
+    // Serialized once: it is long, and does not change.
     let description = Bytes::from(serde_json::to_vec(&description).unwrap_or_default());
     let described = move || async move { ([(header::CONTENT_TYPE, "application/json")], description) };
     let short = Router::from(short()).route("/v1/openapi.json", get(described));

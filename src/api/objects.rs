@@ -1,4 +1,4 @@
-//! Objects: their fence, and an operator's way to move it.
+//! Objects: their fence, and how an operator moves it.
 
 use std::sync::Arc;
 
@@ -67,10 +67,10 @@ pub async fn get(State(gate): State<Shared>, InPath(object): InPath) -> Result<J
     Ok(Json(body(&gate, &record)))
 }
 
-/// Move an object's fence past whoever holds it. Nobody holds it then.
+/// Move an object's fence past its holder. The object then has no holder.
 ///
 /// # Errors
-/// `REQUEST_INVALID`, `SEQ_EXHAUSTED` and what a gate can be in the way of.
+/// `REQUEST_INVALID`, `SEQ_EXHAUSTED` and any error that says the gate is unavailable.
 #[utoipa::path(post, operation_id = "revokeObject", path = "/v1/objects/{object_id}/revoke", tag = "objects", request_body = RevokeRequest,
     params(("object_id" = schema::ObjectId, Path)), responses(
     (status = 200, body = MovedBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
@@ -107,7 +107,7 @@ pub async fn advance(
     Body(request): Body<AdvanceRequest>,
 ) -> Result<Json<MovedBody>, Problem> {
     let object = extract::object("object_id", &object)?;
-    // Before the routes: those of a reload are there before they count.
+    // Read this before the routes: a reload publishes its routes before its generation counts.
     let generation = gate.elections.generation();
     let governed = gate.routes.load().lease_of(&object);
     if let Some(lease) = governed {
@@ -160,7 +160,7 @@ pub async fn confirm(
     Ok(moved_body(&gate, moved.map_err(|refused| Problem::refused(&refused, gate.now()))?))
 }
 
-/// What is said of this object's tokens, which come from outside.
+/// The limits for this object's tokens, which come from outside.
 fn follows(gate: &Gate, object: &ObjectId) -> Result<Terms, Problem> {
     let no_route = || {
         let what = "no route with lease_source = \"external\" leads to this object";
@@ -169,7 +169,7 @@ fn follows(gate: &Gate, object: &ObjectId) -> Result<Terms, Problem> {
     gate.routes.load().follows(object).ok_or_else(no_route)
 }
 
-/// Who writes by this token, if the Lease that governs the object says so.
+/// The claim of this token, if a Lease governs the object.
 pub(super) fn claimant(token: &str, lease: Option<LeaseName>, object: &ObjectId) -> Result<Claimant, Problem> {
     let election = Election::parse(token);
     let election = election.map_err(|fault| Problem::new(Code::FenceTokenMalformed, fault.to_string()))?;
@@ -189,7 +189,7 @@ fn moved_body(gate: &Gate, Moved { record, drain, .. }: Moved) -> Json<MovedBody
     Json(MovedBody { object: body(gate, &record), drain: drain.into() })
 }
 
-/// An object, and whether it is locked: where its numbers come from outside, that may be so without a row.
+/// An object, and whether it is locked: an object with outside numbers may be locked without a row.
 fn body(gate: &Gate, record: &Record) -> ObjectBody {
     let routes = gate.routes.load();
     let locked = (routes.follows(&record.object).is_some() && record.is_locked())

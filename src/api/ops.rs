@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{fence::Code, gate::Shared, problem::Problem};
 
-/// Whose turn it is to be shown the metrics.
+/// The turn of one caller to get the metrics.
 type Turn = Arc<tokio::sync::Mutex<()>>;
 
 /// The ops port's calls. Probes always get in.
@@ -52,15 +52,16 @@ async fn ready(State(gate): State<Shared>) -> impl IntoResponse {
     }
 }
 
-/// One at a time. The connection ends with it: a caller that asks over and over and reads nothing gets it once.
+/// Serves one caller at a time. The connection ends with the answer, so that a caller that asks again and again
+/// without reading gets it once.
 async fn metrics(State(gate): State<Shared>, Extension(turn): Extension<Turn>) -> impl IntoResponse {
     let _turn = turn.lock().await;
     let headers = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8"), (header::CONNECTION, "close")];
     (headers, gate.metrics.render())
 }
 
-/// Hands out no more leases and lets no more writes begin, and answers when what was begun is done: nothing is on its
-/// way to the store then, and nothing will be. Only for whoever is on this machine: in a pod, the preStop hook.
+/// Stops handing out leases and starting writes, and answers when all earlier work is done: nothing is in flight to
+/// the store then, and nothing will be. Only callers on this machine may use it: in a pod, the preStop hook.
 async fn drain(
     State(gate): State<Shared>,
     Extension(ConnectInfo(peer)): Extension<ConnectInfo<SocketAddr>>,

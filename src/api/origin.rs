@@ -1,8 +1,8 @@
 //! Who may call: programs that name this machine, and no web page of another origin.
 //!
-//! A web page can have its own name point to this machine (DNS rebinding), and then calls come with that name as
-//! their Host. A page of another origin says so in `Origin`. What two parsers could read in two ways (a second Host,
-//! a target with a host of its own) is refused before either is looked at.
+//! A web page can make its own name point to this machine (DNS rebinding). Its calls then carry that name as their
+//! Host. A page of another origin says so in `Origin`. A request that two parsers could read in two ways (a second
+//! Host, a target that names a host) is refused before either is checked.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -44,11 +44,11 @@ fn is_local(target: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
     Err(Problem::new(Code::NotLoopback, what))
 }
 
-/// The api itself has no TLS.
+/// The api has no TLS itself.
 const SCHEME: &str = "http://";
 
-/// Whether no `Origin` of a request is another page's than that of its own Host, by one of these schemes. Programs that
-/// are no browsers send none.
+/// Whether every `Origin` of a request is that of its own Host, by one of these schemes. Programs other than browsers
+/// send none.
 pub fn is_of_own_page(headers: &HeaderMap, schemes: &[&str], host: &str) -> bool {
     let is_own = |origin: &[u8], scheme: &str| {
         let own = origin.split_at_checked(scheme.len());
@@ -58,7 +58,7 @@ pub fn is_of_own_page(headers: &HeaderMap, schemes: &[&str], host: &str) -> bool
     origins.iter().all(|origin| schemes.iter().any(|scheme| is_own(origin.as_bytes(), scheme)))
 }
 
-/// Whether a Host is `localhost` or an IP address, with a port or without, and nothing more.
+/// Whether a Host is only `localhost` or an IP address, with or without a port.
 fn names_this_machine(host: &str) -> bool {
     if let Some(rest) = host.strip_prefix('[') {
         let parts = rest.split_once(']');
@@ -68,7 +68,7 @@ fn names_this_machine(host: &str) -> bool {
     (name.eq_ignore_ascii_case("localhost") || name.parse::<Ipv4Addr>().is_ok()) && is_port(port)
 }
 
-/// Whether this is `:` and a number, or nothing.
+/// Whether this is empty, or `:` and a number.
 fn is_port(text: &str) -> bool {
     text.is_empty()
         || text

@@ -1,4 +1,4 @@
-//! The routes that writes go by, for callers that have to name the same objects.
+//! The routes that writes use, for callers that must name the same objects.
 
 use axum::{Json, extract::State};
 
@@ -24,14 +24,14 @@ impl RouteBody {
     }
 }
 
-/// The routes that writes go by now.
+/// The routes that writes use now.
 #[utoipa::path(get, operation_id = "listRoutes", path = "/v1/routes", tag = "routes", responses(
     (status = 200, body = RouteList)))]
 pub async fn list(State(gate): State<Shared>) -> Json<RouteList> {
     Json(RouteList { routes: gate.routes.load().all().iter().map(RouteBody::new).collect() })
 }
 
-/// What is to be known of a lease on this object: that no write can use it, where no route makes the object's id.
+/// The warning for a lease on this object: no route makes the object's id, so no write can use the lease.
 #[must_use]
 pub fn warning(gate: &Gate, object: &ObjectId) -> Option<String> {
     let routes = gate.routes.load();

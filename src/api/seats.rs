@@ -1,9 +1,8 @@
-//! The connections of a port: what each one does, and which one is closed where there is no room for another.
+//! The connections of a port: what each one does, and which one is closed when there is no room for another.
 //!
-//! A connection that only waits for its peer (for a request, for the rest of one, for an answer to be read) keeps
-//! no other one out: where a port is full, the one that has waited longest is closed for the next. A call that is
-//! worked on is never cut off. [`Places`] bound how many such calls there are, so that probes, renewals and
-//! releases always find a seat.
+//! A connection that only waits for its peer (for a request, for the rest of one, for an answer to be read) does not
+//! keep others out: when a port is full, the one that has waited longest is closed. A call in progress is never cut
+//! off. [`Places`] limit how many such calls there are, so that probes, renewals and releases always find a seat.
 
 use std::{
     collections::HashMap,
@@ -23,26 +22,26 @@ use crate::{
 };
 
 /// How long a new connection has to send its first request, and a request its body, before another connection may
-/// have its seat. Longer: fewer new connections per second get in while a port is full. Shorter: a caller on a busy
-/// machine may lose its seat before it has said anything.
+/// have its seat. With a longer time, fewer new connections per second get in while a port is full. With a shorter
+/// time, a caller on a busy machine may lose its seat before it has sent anything.
 const GRACE_MS: u64 = 50;
-/// After this, the connections are looked at again: one may have become idle meanwhile.
+/// How soon the connections are checked again: one may have become idle meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// How long a connection that was asked to leave has for it, before the next one is asked.
+/// How long a connection that must leave has for it, before the next one must leave too.
 const LEAVES_WITHIN: Duration = Duration::from_millis(200);
 
 /// What a connection does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doing {
-    /// It was accepted, and what it has sent was not looked at yet.
+    /// It was accepted, and what it has sent was not read yet.
     Accepted,
     /// It has not sent a whole head yet.
     New,
-    /// Everything that it asked was answered.
+    /// Every request was answered.
     Listening,
     /// The body of a request is still arriving.
     Receiving,
-    /// A call is being worked on.
+    /// A call is in progress.
     Working,
     /// The answer is being handed over.
     Answering,
@@ -52,7 +51,7 @@ pub(super) enum Doing {
 struct Now {
     doing: Doing,
     since: BootMs,
-    /// Since when the peer has taken nothing of what there is for it.
+    /// Since when the peer has taken nothing of its answer.
     stalled: Option<BootMs>,
 }
 
@@ -74,7 +73,7 @@ impl Seat {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on it does this.
+    /// Records what the connection does from now on.
     pub(super) fn begins(&self, doing: Doing) {
         let since = Stopwatch::start().begun();
         let mut now = self.now();
@@ -86,7 +85,7 @@ impl Seat {
         self.now().doing == Doing::Listening
     }
 
-    /// Nothing more of what its peer has sent is there.
+    /// Everything that its peer has sent was read.
     pub(super) fn has_read_all(&self) {
         let is_first = self.now().doing == Doing::Accepted;
         if is_first {
@@ -94,23 +93,23 @@ impl Seat {
         }
     }
 
-    /// The peer takes nothing more, or takes something again.
+    /// The peer has stopped taking its answer, or takes it again.
     pub(super) fn is_stalled(&self, is_stalled: bool) {
         self.now().stalled = is_stalled.then(|| Stopwatch::start().begun());
     }
 
-    /// Whether it has no whole request and no answer that its peer has not taken: nothing is lost with it.
+    /// Whether it has neither a whole request nor an unread answer, so that closing it loses nothing.
     pub(super) fn owes_nothing(&self) -> bool {
         let now = self.now();
         now.stalled.is_none() && !matches!(now.doing, Doing::Working | Doing::Answering)
     }
 
-    /// Returns when another connection is to have its seat.
+    /// Returns when the connection must give up its seat.
     pub(super) async fn has_to_leave(&self) {
         self.leave.notified().await;
     }
 
-    /// Whether another connection is to have its seat.
+    /// Whether the connection must give up its seat.
     pub(super) fn was_asked_to_leave(&self) -> bool {
         self.has_to_leave.load(Ordering::Acquire)
     }
@@ -120,7 +119,7 @@ impl Seat {
         self.leave.notify_one();
     }
 
-    /// Since when it only waits for its peer, if another connection may have its seat.
+    /// Since when it only waits for its peer, if it may lose its seat.
     fn waits_since(&self, at: BootMs) -> Option<BootMs> {
         let now = self.now();
         match now.doing {
@@ -159,8 +158,8 @@ impl Seats {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A seat for a connection. Where none is free, the connection that has waited longest for its peer loses its
-    /// own.
+    /// Returns a seat for a connection. If none is free, the connection that has waited longest for its peer loses
+    /// its seat.
     pub(super) async fn take(self: &Arc<Self>) -> Occupied {
         loop {
             let free = Arc::clone(&self.room).try_acquire_owned();
@@ -185,7 +184,7 @@ impl Seats {
         Occupied { seat, id, seats: Arc::clone(self), _permit: permit }
     }
 
-    /// Asks the connection that has waited longest for its peer to leave; `false` where none waits.
+    /// Asks the connection that has waited longest for its peer to leave. Returns `false` if none waits.
     fn make_room(&self) -> bool {
         let at = Stopwatch::start().begun();
         let mut taken = self.taken();
@@ -210,7 +209,7 @@ impl Seats {
     }
 }
 
-/// A seat that is taken. It is free again when this is dropped.
+/// A taken seat. Dropping this frees it.
 pub(super) struct Occupied {
     pub(super) seat: Arc<Seat>,
     id: u64,
@@ -228,12 +227,12 @@ impl Drop for Occupied {
     }
 }
 
-/// How many calls of a port may be worked on at once, but for those that always get in.
+/// How many calls of a port may be in progress at once, besides those that always get in.
 #[derive(Clone)]
 pub struct Places(Arc<Semaphore>);
 
 impl Places {
-    /// Half of a port's room. A quarter of the api's is for streams of events, so a quarter of it is left for
+    /// Places for half of a port's room. Streams of events have a quarter of the api's room, so a quarter is left for
     /// calls that need no place.
     #[must_use]
     pub fn within(room: usize) -> Self {
@@ -251,7 +250,7 @@ impl Places {
         Arc::clone(&self.0)
     }
 
-    /// The refusal of a call that has no place.
+    /// The refusal of a call that gets no place.
     pub(super) fn none_left() -> Problem {
         Problem::new(
             Code::GateOverloaded,
@@ -280,7 +279,7 @@ mod tests {
         let (working, first, second) = (taken(&seats).await, taken(&seats).await, taken(&seats).await);
         working.seat.begins(Doing::Working);
         second.seat.begins(Doing::Listening);
-        // So that it is the later one of the two.
+        // This makes the first connection the later one of the two.
         first.seat.begins(Doing::Listening);
         {
             let mut now = first.seat.now();

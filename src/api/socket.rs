@@ -1,4 +1,4 @@
-//! A connection's socket, which ends the connection where its peer takes nothing for too long.
+//! A connection's socket. It ends the connection if the peer takes nothing for too long.
 
 use std::{
     io::{Error, ErrorKind, Result},
@@ -14,10 +14,10 @@ use tokio::{net::TcpStream, time::Sleep};
 use super::seats::Seat;
 use crate::store::observed::{Observed, Observer};
 
-/// How long a peer may take nothing of what there is for it.
+/// How long a peer may take nothing of its answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A socket, and what its seat has to know of it.
+/// A socket that reports to its seat.
 pub(super) type Socket = Observed<TcpStream, Patience>;
 
 impl Socket {
@@ -26,10 +26,10 @@ impl Socket {
     }
 }
 
-/// How long a peer has taken nothing.
+/// Measures how long a peer has taken nothing.
 pub(super) struct Patience {
     seat: Arc<Seat>,
-    /// What came first was looked at.
+    /// The first bytes were read.
     has_read: bool,
     /// Runs while the peer takes nothing.
     timeout: Option<Pin<Box<Sleep>>>,
@@ -43,7 +43,7 @@ impl Observer<TcpStream> for Patience {
         }
     }
 
-    /// A write that waits for too long fails.
+    /// Fails a write that waits too long.
     fn written(&mut self, cx: &mut Context<'_>, written: Poll<Result<usize>>) -> Poll<Result<usize>> {
         if written.is_ready() {
             if self.timeout.take().is_some() {
@@ -60,7 +60,7 @@ impl Observer<TcpStream> for Patience {
         Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the peer takes nothing")))
     }
 
-    /// What a peer did not take is not kept for it in the kernel.
+    /// Closing must not leave bytes in the kernel that the peer did not take.
     fn closing(&mut self, stream: &TcpStream) {
         if self.timeout.is_some() || self.seat.was_asked_to_leave() {
             let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));

@@ -1,4 +1,4 @@
-//! What the gate would say to a write, without one.
+//! Judges a token as a write with it would be judged, without a write.
 
 use axum::{Json, extract::State};
 
@@ -48,7 +48,7 @@ pub async fn check(State(gate): State<Shared>, Body(request): Body<CheckRequest>
         let (code, expires_in_ms) = match verdict {
             Ok(permit) => (None, Some(permit.remaining_ms())),
             Err(Denial::Refused(refusal)) => (Some(refusal.code().as_str().to_owned()), None),
-            // It would move the fence first.
+            // A write would move the fence first.
             Err(Denial::Behind(_)) => (None, None),
             Err(Denial::Unseen(_) | Denial::Lapsed(_)) => unreachable!("nobody is judged by a Lease here"),
             Err(Denial::Overdue(lease)) => {
@@ -66,7 +66,7 @@ pub async fn check(State(gate): State<Shared>, Body(request): Body<CheckRequest>
     }
 }
 
-/// The same for a token of a term of leadership: the API server is asked if it has to be, and nothing moves.
+/// The same for a token of a term of leadership: the API server is asked if necessary, and no fence moves.
 async fn check_term(gate: &Shared, object: &ObjectId, mut claimant: Claimant) -> Result<Json<CheckBody>, Problem> {
     let answer = |code: Option<Code>, seq: Option<u64>, expires_in_ms: Option<u64>| {
         let (code, object_id) = (code.map(|code| code.as_str().to_owned()), object.to_string());

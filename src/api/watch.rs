@@ -52,7 +52,7 @@ pub async fn watch(
             "too many watch already; the limit follows from how many files the gate may open",
         )
     })?;
-    // The first line carries an id and no event, so that even a watcher that saw nothing can resume.
+    // The first line has an id and no event, so that a watcher that saw no event can resume too.
     let hello = Event::default().id(after.to_string()).comment("watching");
     gate.metrics.api.watcher(1.0);
     let watching = Watching {
@@ -111,15 +111,15 @@ impl Watching {
                 let Some(last) = items.last() else { return };
                 self.after = last.0;
                 if self.ready.is_empty() {
-                    // None of these was asked for. The id alone moves on, so that a watcher of a quiet
-                    // prefix can still resume after others have filled the ring.
+                    // No event in this part matches the watcher's filter. The id is sent alone, so that a watcher of
+                    // a quiet prefix can resume after other events have filled the ring.
                     self.ready.push_back(Event::default().id(last.0.to_string()).comment(""));
                 }
             }
         }
     }
 
-    /// Waits for news; `false` when the stream has to end.
+    /// Waits for events. Returns `false` when the stream must end.
     async fn wait(&mut self) -> bool {
         tokio::select! {
             changed = self.newer.changed() => changed.is_ok(),

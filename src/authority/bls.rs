@@ -1,9 +1,8 @@
 //! BLS12-381 signatures: min_pk (48-byte public keys, 96-byte signatures), the IETF proof-of-possession
 //! scheme. The only import of `blst`.
 //!
-//! Every point is checked when it is read: on the curve, in the subgroup, not infinity. A public key is
-//! worth something only together with its proof of possession: without, keys could be chosen so that they
-//! cancel others out.
+//! Every point is checked when it is read: on the curve, in the subgroup, not infinity. A public key is accepted only
+//! with its proof of possession. Without the proof, an attacker could choose a key that cancels others out.
 
 use std::{fmt, str::FromStr};
 
@@ -16,9 +15,9 @@ use thiserror::Error;
 
 use super::statement::Kind;
 
-/// How a signature is spelled: `bls:0x`, then 192 hexadecimal digits.
+/// The form of a signature: `bls:0x`, then 192 hexadecimal digits.
 const PREFIX: &str = "bls:0x";
-/// How keys are spelled.
+/// The prefix of keys.
 const HEX: &str = "0x";
 
 /// The suffix that the scheme gives every domain separation tag.
@@ -27,7 +26,7 @@ const SUITE: &str = "BLS12381G2_XMD:SHA-256_SSWU_RO_POP_";
 /// How many random bits each signature of a batch is multiplied with.
 const BATCH_BITS: usize = 128;
 
-/// Why bytes are no key or signature.
+/// Why bytes are not a key or signature.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum PointFault {
     #[error("must begin with {0}")]
@@ -49,7 +48,7 @@ pub enum PointFault {
 }
 
 impl PointFault {
-    /// Whether it is not even spelled like one.
+    /// Whether the text does not even have the form of one.
     #[must_use]
     pub const fn is_spelling(self) -> bool {
         matches!(self, Self::Prefix(_) | Self::Length { .. } | Self::Hex)
@@ -72,7 +71,7 @@ fn unhex<const N: usize>(text: &str, prefix: &'static str) -> Result<[u8; N], Po
     }
     let mut bytes = [0; N];
     hex::decode_to_slice(digits, &mut bytes).map_err(|_| PointFault::Hex)?;
-    // One spelling each.
+    // Each value has one spelling only.
     if digits.bytes().any(|digit| digit.is_ascii_uppercase()) { Err(PointFault::Hex) } else { Ok(bytes) }
 }
 
@@ -84,7 +83,7 @@ impl PublicKey {
     pub const BYTES: usize = 48;
 
     /// # Errors
-    /// Where the bytes are no such point.
+    /// When the bytes are not such a point.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Result<Self, PointFault> {
         Point1::key_validate(bytes).map(Self).map_err(fault)
     }
@@ -115,7 +114,7 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// A signature that is on the curve, in the subgroup and not infinity. Whose it is, [`Signature::is_by`] says.
+/// A signature that is on the curve, in the subgroup and not infinity. [`Signature::is_by`] checks whose it is.
 #[derive(Clone, Copy)]
 pub struct Signature {
     point: Point2,
@@ -134,7 +133,7 @@ impl Signature {
     pub const BYTES: usize = 96;
 
     /// # Errors
-    /// Where the bytes are no such point.
+    /// When the bytes are not such a point.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Result<Self, PointFault> {
         let point = Point2::sig_validate(bytes, true).map_err(fault)?;
         Ok(Self { point, bytes: *bytes })
@@ -152,7 +151,7 @@ impl Signature {
     }
 
     fn verifies(&self, key: &PublicKey, tag: &str, bytes: &[u8]) -> bool {
-        // Both points were looked at when they were read.
+        // Both points were checked when they were read.
         self.point.verify(false, bytes, tag.as_bytes(), &[], &key.0, false) == BLST_ERROR::BLST_SUCCESS
     }
 }
@@ -177,21 +176,21 @@ impl fmt::Debug for Signature {
     }
 }
 
-/// A signature as grants name it: not looked at as a point, since it is compared with one that was.
+/// A signature as grants name it. It is not checked as a point, since it is compared with one that was.
 ///
 /// # Errors
-/// Where it is not spelled like one.
+/// When the text does not have the form of a signature.
 pub fn proof_from_str(text: &str) -> Result<[u8; Signature::BYTES], PointFault> {
     unhex(text, PREFIX)
 }
 
-/// Spells a signature that is at hand as bytes.
+/// The text of a signature given as bytes.
 #[must_use]
 pub fn proof_to_string(bytes: &[u8; Signature::BYTES]) -> String {
     format!("{PREFIX}{}", hex::encode(bytes))
 }
 
-/// The domain separation tag of a kind of statement: a signature over one kind is none over another.
+/// The domain separation tag of a kind of statement: a signature of one kind does not hold for another.
 fn tag(kind: Kind) -> String {
     format!("FENCEGATE_{}_V1_BLS_SIG_{SUITE}", kind.name())
 }
@@ -200,36 +199,36 @@ fn tag_of_possession() -> String {
     format!("BLS_POP_{SUITE}")
 }
 
-/// A secret key. Prints as `***`, and is wiped when it is dropped.
+/// A secret key. Prints as `***`, and is erased when it is dropped.
 #[derive(Clone)]
 pub struct SecretKey(Scalar);
 
 impl SecretKey {
     pub const BYTES: usize = 32;
 
-    /// Makes a new one, from the system's random numbers.
+    /// Makes a new key from the system's random numbers.
     ///
     /// # Errors
-    /// Where the system has none.
+    /// When the system has none.
     pub fn generate() -> Result<Self, getrandom::Error> {
         let mut seed = [0; Self::BYTES];
         getrandom::fill(&mut seed)?;
         Ok(Self::from_seed(&seed))
     }
 
-    /// The key that the IETF's KeyGen makes of 32 bytes. For tests and [`SecretKey::generate`].
+    /// The key that the IETF's KeyGen derives from 32 bytes. For tests and [`SecretKey::generate`].
     #[must_use]
     pub fn from_seed(seed: &[u8; 32]) -> Self {
         Self(Scalar::key_gen(seed, &[]).expect("32 bytes are enough"))
     }
 
     /// # Errors
-    /// Where the bytes are not a number from 1 to the group's order.
+    /// When the bytes are not a number from 1 to the group's order.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Result<Self, PointFault> {
         Scalar::from_bytes(bytes).map(Self).map_err(|_| PointFault::Scalar)
     }
 
-    /// Its spelling. The one place where it leaves this type: into a key file.
+    /// The key's text. Only this function reveals the key, for a key file.
     #[must_use]
     pub fn expose(&self) -> String {
         format!("{HEX}{}", hex::encode(self.0.to_bytes()))
@@ -251,7 +250,7 @@ impl SecretKey {
         Signature { point, bytes: point.compress() }
     }
 
-    /// Proves that whoever shows the public key has the secret one.
+    /// Proves that the owner of the public key has the secret key.
     #[must_use]
     pub fn prove_possession(&self) -> Signature {
         self.sign_tagged(&tag_of_possession(), &self.public().to_bytes())
@@ -259,7 +258,7 @@ impl SecretKey {
 }
 
 impl PublicKey {
-    /// Whether a proof of possession is this key's.
+    /// Whether the proof of possession is for this key.
     #[must_use]
     pub fn is_possessed(&self, proof: &Signature) -> bool {
         proof.verifies(self, &tag_of_possession(), &self.to_bytes())
@@ -286,7 +285,7 @@ impl fmt::Debug for SecretKey {
     }
 }
 
-/// One of many signatures that are looked at together.
+/// One of many signatures that are checked together.
 #[derive(Clone, Copy, Debug)]
 pub struct Claimed<'a> {
     pub key: &'a PublicKey,
@@ -294,11 +293,11 @@ pub struct Claimed<'a> {
     pub signature: &'a Signature,
 }
 
-/// Whether all of these are what they claim. Each is weighed with a random number of its own, so that wrong
-/// ones cannot cancel each other out. Which one is wrong it does not say: ask one by one then.
+/// Whether all of these signatures hold. Each is multiplied with its own random number, so that wrong ones cannot
+/// cancel each other out. To find a wrong one, check one by one.
 ///
 /// # Errors
-/// Where the system has no random numbers.
+/// When the system has no random numbers.
 pub fn are_all_by(kind: Kind, claimed: &[Claimed<'_>]) -> Result<bool, getrandom::Error> {
     are_all_tagged(&tag(kind), claimed)
 }
@@ -310,7 +309,7 @@ fn are_all_tagged(tag: &str, claimed: &[Claimed<'_>]) -> Result<bool, getrandom:
     let mut weights = vec![blst_scalar::default(); claimed.len()];
     for weight in &mut weights {
         getrandom::fill(&mut weight.b[..BATCH_BITS / 8])?;
-        // Never nothing.
+        // The weight must not be zero.
         weight.b[0] |= 1;
     }
     let messages: Vec<&[u8]> = claimed.iter().map(|each| each.bytes).collect();

@@ -1,4 +1,4 @@
-//! Published vectors (tests/data/bls), and what must not verify.
+//! Published vectors (tests/data/bls), and signatures that must not verify.
 
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ fn signature(bytes: &[u8]) -> Result<Signature, PointFault> {
     Signature::from_bytes(bytes.try_into().map_err(|_| PointFault::Encoding)?)
 }
 
-/// The tag of the plain scheme, which the vectors use and we never do.
+/// The tag of the plain scheme, which the vectors use and the product never does.
 fn plain_tag() -> String {
     format!("BLS_SIG_{SUITE}")
 }
@@ -111,7 +111,7 @@ fn a_batch_holds_only_if_each_of_it_does() {
     assert_eq!(are_all_by(Kind::FenceCertificate, &[]), Ok(true));
 }
 
-/// The forged set of the vectors passes a plain sum; it is played here through our own tag-less door.
+/// The forged set of the vectors passes a plain sum. This test calls the check with the plain tag.
 #[test]
 fn a_forged_batch_that_adds_up_is_found() {
     for case in vectors("batch_verify") {
@@ -133,8 +133,8 @@ fn a_forged_batch_that_adds_up_is_found() {
     }
 }
 
-/// A rogue key is chosen so that it cancels an honest one out: the two together then have a signature that the
-/// honest one never made. It has no proof of possession, so it is nobody's.
+/// A rogue key is chosen so that it cancels an honest key out: the two together then have a signature that the honest
+/// key never made. The rogue key has no proof of possession, so it is not accepted.
 #[test]
 fn a_rogue_key_proves_no_possession() {
     use blst::min_pk::{AggregatePublicKey, AggregateSignature};
@@ -147,7 +147,7 @@ fn a_rogue_key_proves_no_possession() {
     let together = forged.point.fast_aggregate_verify(true, b"fence", tag(Kind::FenceCertificate).as_bytes(), &both);
     assert_eq!(together, BLST_ERROR::BLST_SUCCESS, "that is what makes it dangerous");
     assert!(!forged.is_by(&rogue, Kind::FenceCertificate, b"fence"));
-    // The best that the attacker can make of its own key and proofs it has seen.
+    // The best that the attacker can make from its own key and the proofs it has seen.
     let mut best = AggregateSignature::from_signature(&attacker.prove_possession().point);
     best.add_signature(&honest.prove_possession().point, true).unwrap();
     let best = Signature::from_bytes(&best.to_signature().compress()).unwrap();

@@ -1,4 +1,4 @@
-//! The fields of signed messages, read one by one: each in its one spelling, and named where it is wrong.
+//! Reads the fields of signed messages one by one. Each has one spelling, and an error names the field.
 
 use super::{
     bls::PointFault,
@@ -6,12 +6,12 @@ use super::{
 };
 use crate::fence::{Hlc, LeaseSeq, authority::TEXT_MAX, ids::IdFault};
 
-/// A message that does not say what it must.
+/// A message with a missing or wrong field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JsonFault {
     pub field: &'static str,
     pub what: String,
-    /// It is spelled like a signature, and is none.
+    /// It has the form of a signature, but is not one.
     pub is_no_point: bool,
 }
 
@@ -59,10 +59,10 @@ pub(super) fn origin(cluster_id: &str, key_epoch: u32) -> Read<Origin> {
 
 const HASH: &str = "sha256:0x";
 
-/// A state's hash: `sha256:0x`, then 64 hexadecimal digits.
+/// Reads a state's hash: `sha256:0x`, then 64 hexadecimal digits.
 ///
 /// # Errors
-/// With what is wrong.
+/// What is wrong.
 pub fn hash(field: &'static str, text: &str) -> Result<[u8; 32], JsonFault> {
     let fault = || JsonFault::new(field, "must be sha256:0x and 64 lower-case hexadecimal digits");
     let digits = text.strip_prefix(HASH).ok_or_else(fault)?;
@@ -71,7 +71,7 @@ pub fn hash(field: &'static str, text: &str) -> Result<[u8; 32], JsonFault> {
     if hash_text(&bytes) == text { Ok(bytes) } else { Err(fault()) }
 }
 
-/// How a state's hash is spelled.
+/// The text of a state's hash.
 #[must_use]
 pub fn hash_text(hash: &[u8; 32]) -> String {
     format!("{HASH}{}", hex::encode(hash))

@@ -1,5 +1,6 @@
-//! Signed messages as JSON: the protocol's own fields, and ours beside them (`lease_seq`, `cluster_id`,
-//! `key_epoch`, `lease_id`, the fenced lease's start). Read here into what is signed, and written from it.
+//! Signed messages as JSON: the protocol's own fields, and this gate's fields beside them (`lease_seq`, `cluster_id`,
+//! `key_epoch`, `lease_id`, the fenced lease's start). They are read into signed statements here, and written from
+//! them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -18,25 +19,25 @@ use crate::{
     wire::schema,
 };
 
-/// A message, and what it says once it is read.
+/// A message that can be read into a statement.
 pub trait Message {
     type Statement: Statement;
 
     /// # Errors
-    /// With the field that is wrong.
+    /// The field that is wrong.
     fn statement(&self) -> Read<Self::Statement>;
 
     fn signature_text(&self) -> Option<&str>;
 
-    /// With a signature.
+    /// The message of a signed statement.
     #[must_use]
     fn of(signed: &Signed<Self::Statement>) -> Self;
 
     /// # Errors
-    /// With the field that is wrong.
+    /// The field that is wrong.
     fn signed(&self) -> Read<Signed<Self::Statement>> {
         let text = self.signature_text().ok_or_else(|| JsonFault::new("signature", "is missing"))?;
-        // What it says first: of two faults the cheaper one to find is told.
+        // The statement is read first: its faults are cheaper to find than those of the signature.
         let statement = self.statement()?;
         let signature = text.parse::<Signature>().map_err(|fault| JsonFault::point("signature", fault))?;
         Ok(Signed { statement, signature })
@@ -49,7 +50,7 @@ macro_rules! id {
     };
 }
 
-/// FENCE_REQUEST: someone asks for a lease to be fenced, or for the object to be handed over.
+/// FENCE_REQUEST: a requester asks for a lease to be fenced, or for the object to be handed over.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FenceRequestMessage {
@@ -130,7 +131,7 @@ impl Message for FenceRequestMessage {
     }
 }
 
-/// FENCE_CERTIFICATE: an issuer's word that a lease is over.
+/// FENCE_CERTIFICATE: an issuer states that a lease is over.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CertificateMessage {
@@ -215,7 +216,7 @@ impl Message for CertificateMessage {
     }
 }
 
-/// FENCE_ACKNOWLEDGED: nothing of the fenced lease can land any more, and this is what it has left behind.
+/// FENCE_ACKNOWLEDGED: no write of the fenced lease can land any more, and this is the state that it has left.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AcknowledgedMessage {
@@ -241,7 +242,7 @@ pub struct AcknowledgedMessage {
 }
 
 impl AcknowledgedMessage {
-    /// Of a statement that this gate cannot sign, or has not signed yet.
+    /// The message of a statement that this gate cannot sign, or has not signed yet.
     #[must_use]
     pub fn unsigned(given: &FenceAcknowledged) -> Self {
         Self {
@@ -300,7 +301,7 @@ pub struct PredecessorMessage {
     pub fence_proof: Option<String>,
 }
 
-/// LEASE_GRANT: an issuer gives an object to someone.
+/// LEASE_GRANT: an issuer gives an object to a holder.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GrantMessage {
@@ -392,7 +393,7 @@ impl Message for GrantMessage {
     }
 }
 
-/// LEASE_ACTIVE: the next holder has what the last one left behind, and begins.
+/// LEASE_ACTIVE: the next holder has the state that the last one left, and begins.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ActiveMessage {
@@ -407,7 +408,7 @@ pub struct ActiveMessage {
     pub lease_seq: u64,
     #[schema(value_type = schema::HolderId)]
     pub holder: String,
-    /// What the holder has computed itself, to be held against the acknowledged one.
+    /// The hash that the holder has computed itself, to be compared with the acknowledged one.
     #[schema(value_type = schema::StateHash)]
     pub state_hash: String,
     #[schema(value_type = schema::Stamp)]
@@ -458,14 +459,14 @@ impl Message for ActiveMessage {
     }
 }
 
-/// RELAY_FENCE: a certificate, passed on by someone who could reach this gate.
+/// RELAY_FENCE: a certificate, passed on by a party that could reach this gate.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RelayMessage {
     #[serde(rename = "type")]
     #[schema(value_type = schema::RelayKind)]
     pub kind: String,
-    /// Whom it is meant for.
+    /// The party that it is meant for.
     pub to: String,
     pub certificate: CertificateMessage,
 }

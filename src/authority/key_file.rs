@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::bls::SecretKey;
 use crate::files::sync_parent;
 
-/// Why a key file is not used. Never says what is in it.
+/// Why a key file is not used. The message never contains the file's text.
 #[derive(Debug, Error)]
 pub enum KeyFileFault {
     #[error(
@@ -25,13 +25,13 @@ pub enum KeyFileFault {
     Io { path: String, error: io::Error },
 }
 
-/// The longest that a key file can be.
+/// The largest size of a key file in bytes.
 const MOST: u64 = 256;
 
-/// Makes a new key in a new file, durable when this returns.
+/// Writes a new key into a new file. The file is durable when this returns.
 ///
 /// # Errors
-/// Where the file is there already or cannot be written.
+/// When the file exists already or cannot be written.
 pub fn create(path: &Path, key: &SecretKey) -> Result<(), KeyFileFault> {
     let fault = |error| KeyFileFault::Io { path: path.display().to_string(), error };
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(fault)?;
@@ -42,13 +42,13 @@ pub fn create(path: &Path, key: &SecretKey) -> Result<(), KeyFileFault> {
 /// Reads a key.
 ///
 /// # Errors
-/// Where others can read it, or it is none.
+/// When others can read the file, or it does not hold a key.
 pub fn read(path: &Path) -> Result<SecretKey, KeyFileFault> {
     let name = || path.display().to_string();
     let fault = |error| KeyFileFault::Io { path: name(), error };
     let about = fs::metadata(path).map_err(fault)?;
     let mode = about.permissions().mode() & 0o777;
-    // Group bits are left to the platform: Kubernetes sets them on a Secret with an fsGroup.
+    // The group's bits are not checked: Kubernetes sets them on a Secret with an fsGroup.
     if mode & 0o007 != 0 {
         return Err(KeyFileFault::Open { path: name(), mode });
     }

@@ -1,14 +1,14 @@
-//! Signed authority: who may fence and grant leases on which domains, and what they have to show for it.
+//! Signed authority: who may fence and grant leases on which domains, and what they must show for it.
 //!
 //! - [`bls`]: keys and signatures; the only import of blst.
 //! - [`statement`]: the bytes that are signed, one layout per kind of message.
-//! - [`json`]: the same messages as people and programs send them; `fields` reads what they say.
-//!   [`unique`]: no key of theirs stands twice.
+//! - [`json`]: the same messages as people and programs send them; `fields` reads their fields. [`unique`]: no key
+//!   occurs twice in an object.
 //! - [`parties`]: issuers and requesters, their keys and their domains.
 //! - [`key_file`]: an issuer's secret key on disk.
 //!
-//! What a statement whose signature holds does to a record is `fence::authority`'s to say; making it durable
-//! is the ledger's. A certificate may come from anyone, any number of times, in any order.
+//! `fence::authority` decides what a statement with a valid signature does to a record; the ledger makes it durable.
+//! Any caller may send a certificate, any number of times, in any order.
 
 pub mod bls;
 mod fields;
@@ -37,7 +37,7 @@ use crate::{
 /// How far ahead of the gate's own clock a signed time may be.
 pub const AHEAD_MAX_MS: u64 = 60_000;
 
-/// Why a signed statement is not taken.
+/// Why a signed statement is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Untrusted {
     pub code: Code,
@@ -50,7 +50,7 @@ impl Untrusted {
     }
 }
 
-/// Whose word this gate takes, and the key that it signs with itself, if it has one.
+/// The parties whose statements this gate accepts, and its own signing key, if it has one.
 #[derive(Debug, Default)]
 pub struct Authority {
     pub settings: AuthoritySettings,
@@ -71,7 +71,7 @@ impl Authority {
     /// Reads issuers, requesters and the gate's own key.
     ///
     /// # Errors
-    /// With everything that is wrong with them.
+    /// Everything that is wrong with them.
     pub fn new(settings: &Settings) -> Result<Self, Vec<Fault>> {
         let mut faults = vec![];
         let issuers = Parties::new("issuer", &settings.issuer, &mut faults);
@@ -95,7 +95,7 @@ impl Authority {
             }
         };
         if let Some(own) = &own {
-            // Whoever runs the gate may ask it for what it signs.
+            // The operator of the gate may ask it for what it signs.
             requesters.add_all(issuers.of(own.issuer.as_str()));
         }
         if !faults.is_empty() {
@@ -112,7 +112,7 @@ impl Authority {
         party.covers(domain).then_some(own)
     }
 
-    /// Where the gate's own statements come from.
+    /// The origin of the gate's own statements.
     #[must_use]
     pub fn own_origin(&self) -> Origin {
         let key_epoch = self.own.as_ref().map_or(0, |own| own.key_epoch);
@@ -126,10 +126,10 @@ impl Authority {
         Signed { statement, signature }
     }
 
-    /// A certificate's four checks but the last, which is the record's.
+    /// Makes a certificate's four checks except the last, which the record makes.
     ///
     /// # Errors
-    /// With the first that fails.
+    /// The first check that fails.
     pub fn certificate(&self, signed: &Signed<FenceCertificate>, now: Now) -> Result<Arc<Certified>, Untrusted> {
         let FenceCertificate { origin, domain, fenced_lease_id, lease_seq, lease_start, fence_time, issuer, .. } =
             &signed.statement;
@@ -151,24 +151,24 @@ impl Authority {
         }))
     }
 
-    /// A grant, if its signature holds and its issuer may.
+    /// A grant, if its signature holds and its issuer may make it.
     ///
     /// # Errors
-    /// With what is wrong.
+    /// What is wrong.
     pub fn grant(&self, signed: &Signed<LeaseGrant>) -> Result<SignedGrant, Untrusted> {
         let given = &signed.statement;
         self.is_by(&self.issuers, given.issuer.as_str(), (&given.origin, &given.domain), signed)?;
         Ok(self.grant_of(given))
     }
 
-    /// What a grant asks of the record.
+    /// The grant as the record needs it.
     #[must_use]
     pub fn grant_of(&self, given: &LeaseGrant) -> SignedGrant {
         let window = Window { start: given.start, until: given.expiry };
         let grant = Grant {
             lease_id: given.lease_id.clone(),
             holder: given.holder.clone(),
-            // The window says it.
+            // The window gives the lease's time.
             ttl: crate::fence::Ttl(0),
             request: None,
             tainted: false,
@@ -179,33 +179,33 @@ impl Authority {
         SignedGrant { seq, grant, predecessor, proofs: vec![], max_jump: self.settings.max_jump }
     }
 
-    /// A request, if it is by someone who may ask.
+    /// Checks that a request's signature holds and its requester may make it.
     ///
     /// # Errors
-    /// With what is wrong.
+    /// What is wrong.
     pub fn request(&self, signed: &Signed<FenceRequest>, now: Now) -> Result<(), Untrusted> {
         let FenceRequest { origin, domain, requester, timestamp, .. } = &signed.statement;
         self.is_by(&self.requesters, requester.as_str(), (origin, domain), signed)?;
         is_recent("timestamp", *timestamp, now)
     }
 
-    /// Whether a holder is known here by its key, so that it can confirm what it takes over.
+    /// Whether this holder's key is known here, so that it can confirm a handover.
     #[must_use]
     pub fn knows_holder(&self, holder: &str, domain: &ObjectId) -> bool {
         self.requesters.of(holder).iter().any(|party| !party.retired && party.covers(domain))
     }
 
-    /// A next holder's confirmation, if it is that holder's.
+    /// Checks that a confirmation is signed by the next holder.
     ///
     /// # Errors
-    /// With what is wrong.
+    /// What is wrong.
     pub fn active(&self, signed: &Signed<LeaseActive>, now: Now) -> Result<(), Untrusted> {
         let LeaseActive { origin, domain, holder, timestamp, .. } = &signed.statement;
         self.is_by(&self.requesters, holder.as_str(), (origin, domain), signed)?;
         is_recent("timestamp", *timestamp, now)
     }
 
-    /// Signature, then authority. Without a key of the signer there is nothing to check a signature with.
+    /// Checks the signature, then the authority. Without a key of the signer, no signature can be checked.
     fn is_by<T: Statement>(
         &self,
         parties: &Parties,
@@ -249,7 +249,7 @@ impl Authority {
     /// The key that a message of this kind must be signed with.
     ///
     /// # Errors
-    /// With why there is none.
+    /// Why there is no such key.
     pub fn signer(&self, kind: Kind, name: &str, key_epoch: u32, domain: &ObjectId) -> Result<&PublicKey, String> {
         let parties = match kind {
             Kind::FenceCertificate | Kind::FenceAcknowledged | Kind::LeaseGrant => &self.issuers,
@@ -275,7 +275,7 @@ fn is_not_ahead(field: &str, stamp: Hlc, now: Now) -> Result<(), Untrusted> {
     Err(Untrusted::new(Code::FenceTimeAhead, what))
 }
 
-/// Neither ahead nor long ago: a request that somebody has kept is not to be used again for ever.
+/// Neither in the future nor long ago: an old request must not be usable for ever.
 fn is_recent(field: &str, stamp: Hlc, now: Now) -> Result<(), Untrusted> {
     is_not_ahead(field, stamp, now)?;
     if now.wall.0.saturating_sub(stamp.ms) <= AHEAD_MAX_MS {
@@ -314,7 +314,7 @@ impl Own {
     }
 }
 
-/// Signs a statement with a key that is at hand: for the command line and for tests.
+/// Signs a statement with a given key: for the command line and for tests.
 #[must_use]
 pub fn sign<T: Statement>(key: &SecretKey, statement: T) -> Signed<T> {
     let signature: Signature = key.sign(T::KIND, &statement.bytes());

@@ -6,13 +6,13 @@ use crate::{
     fence::{HolderId, IssuerId, ObjectId},
 };
 
-/// One key of someone who signs.
+/// One key of an issuer or requester.
 #[derive(Clone, Debug)]
 pub struct Party {
     pub name: String,
     pub key_epoch: u32,
     pub key: PublicKey,
-    /// It signs no more. What it has signed before stays done.
+    /// It signs no more. Its earlier signatures keep their effect.
     pub retired: bool,
     domains: Vec<Domain>,
 }
@@ -24,7 +24,7 @@ impl Party {
     }
 }
 
-/// All of a kind, those of one name together.
+/// All parties of one kind. Keys of one name are next to each other.
 #[derive(Clone, Debug, Default)]
 pub struct Parties(Vec<Party>);
 
@@ -90,8 +90,8 @@ fn read(settings: &PartySettings) -> Result<Party, (&'static str, String)> {
     })
 }
 
-/// A part of all objects: those whose ids begin with these components. `/data/users` is `/data/users/` and
-/// what lies below it, not `/data/usersX`.
+/// A part of all objects: those whose ids begin with these components. `/data/users` is `/data/users/` and everything
+/// below it, but not `/data/usersX`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Domain(Vec<String>);
 
@@ -145,7 +145,7 @@ mod tests {
             ] {
                 assert!(!covers(domain, object), "{domain} {object}");
             }
-            // However it is spelled, nothing climbs out.
+            // No spelling leads out of the domain.
             assert!(!covers(domain, "/data/users/../orders") && !covers(domain, "/data/users/./x"));
         }
         assert!(covers("/", "/data/x") && !covers("/", "users"));

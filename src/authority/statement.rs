@@ -1,10 +1,10 @@
 //! What is signed: a fixed, versioned layout of bytes for each kind of statement, never JSON. Each binds
 //! cluster, domain, lease, signer and key epoch.
 //!
-//! Layout: version (1), kind, then the fields in the order that each `write` has them. Numbers are big
-//! endian; texts and lists have their length before them (2 bytes); what may be absent has a byte before
-//! it, 0 or 1. A statement has one encoding, and whatever is not it does not decode. Behind the statement
-//! come the 96 bytes of its signature: that is how it is stored and passed on.
+//! Layout: version (1), kind, then the fields in the order of each `write`. Numbers are big endian. Texts and lists
+//! have their length before them (2 bytes). An optional value has a byte before it, 0 or 1. A statement has exactly
+//! one encoding; other bytes do not decode. The 96 bytes of the signature follow the statement: in this form it is
+//! stored and passed on.
 
 use thiserror::Error;
 
@@ -31,7 +31,7 @@ impl Kind {
     pub const ALL: [Self; 5] =
         [Self::FenceRequest, Self::FenceCertificate, Self::FenceAcknowledged, Self::LeaseGrant, Self::LeaseActive];
 
-    /// As messages spell it in `type`.
+    /// The name that messages have in `type`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -54,7 +54,7 @@ impl Kind {
     }
 }
 
-/// Bytes that are no statement.
+/// Bytes that are not a statement.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("not a signed statement: {0}")]
 pub struct StatementFault(pub &'static str);
@@ -66,7 +66,7 @@ pub struct Origin {
     pub key_epoch: u32,
 }
 
-/// Someone asks for a lease to be fenced, or for an object to be handed over.
+/// A request to fence a lease, or to hand an object over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FenceRequest {
     pub origin: Origin,
@@ -74,13 +74,13 @@ pub struct FenceRequest {
     pub current_lease_id: Option<LeaseId>,
     pub reason: String,
     pub requester: HolderId,
-    /// Who is to have it then; the requester, where that is not said.
+    /// Who gets the object then; the requester if absent.
     pub next_holder: Option<HolderId>,
     pub ttl_ms: Option<u64>,
     pub timestamp: Hlc,
 }
 
-/// An issuer's word that a lease is over.
+/// An issuer's statement that a lease is over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FenceCertificate {
     pub origin: Origin,
@@ -94,7 +94,7 @@ pub struct FenceCertificate {
     pub next_holder: Option<HolderId>,
 }
 
-/// A gate's word that nothing of a fenced lease can land any more, and what it has left behind.
+/// A gate's statement that no write of a fenced lease can land any more, and the state that it has left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FenceAcknowledged {
     pub origin: Origin,
@@ -104,13 +104,13 @@ pub struct FenceAcknowledged {
     pub fence: Fence,
     /// The hash over the object's settled writes, on journaled routes.
     pub state_hash: [u8; 32],
-    /// How many writes that is.
+    /// How many writes the hash covers.
     pub writes: u64,
     pub issuer: IssuerId,
     pub timestamp: Hlc,
 }
 
-/// An issuer gives an object to someone.
+/// An issuer's grant of an object to a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseGrant {
     pub origin: Origin,
@@ -124,7 +124,7 @@ pub struct LeaseGrant {
     pub issuer: IssuerId,
 }
 
-/// The next holder has what the last one left behind, and begins.
+/// The next holder's statement that it has the state which the last one left, and begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseActive {
     pub origin: Origin,
@@ -136,14 +136,14 @@ pub struct LeaseActive {
     pub timestamp: Hlc,
 }
 
-/// What can be signed.
+/// A statement that can be signed.
 pub trait Statement: Sized {
     const KIND: Kind;
 
     fn write(&self, out: &mut Writer);
 
     /// # Errors
-    /// Where the bytes are no such statement.
+    /// When the bytes are not such a statement.
     fn read(reader: &mut Reader<'_>) -> Result<Self, StatementFault>;
 
     /// The bytes that are signed.
@@ -156,7 +156,7 @@ pub trait Statement: Sized {
     /// Reads what was signed.
     ///
     /// # Errors
-    /// Where the bytes are no such statement.
+    /// When the bytes are not such a statement.
     fn parse(bytes: &[u8]) -> Result<Self, StatementFault> {
         let mut reader = Reader(bytes);
         if reader.u8()? != VERSION {
@@ -170,7 +170,7 @@ pub trait Statement: Sized {
     }
 }
 
-/// A statement and its signature. Whether they belong together is another question.
+/// A statement and a signature. This type does not check that they belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed<T> {
     pub statement: T,
@@ -178,7 +178,7 @@ pub struct Signed<T> {
 }
 
 impl<T: Statement> Signed<T> {
-    /// As it is stored and passed on.
+    /// The form in which it is stored and passed on.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.statement.bytes();
@@ -187,7 +187,7 @@ impl<T: Statement> Signed<T> {
     }
 
     /// # Errors
-    /// Where the bytes are no signed statement of this kind.
+    /// When the bytes are not a signed statement of this kind.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, StatementFault> {
         let (statement, signature) = bytes.split_last_chunk().ok_or(StatementFault("too short"))?;
         let signature = Signature::from_bytes(signature).map_err(|_| StatementFault("its signature is none"))?;
@@ -256,7 +256,7 @@ impl<'a> Reader<'a> {
         make(self.text()?).map_err(|_| StatementFault("an id that is none"))
     }
 
-    /// A text that is no id.
+    /// A text that is not an id.
     fn words(&mut self) -> Result<String, StatementFault> {
         let text = self.text()?;
         if text.len() > TEXT_MAX { Err(StatementFault("a text that is too long")) } else { Ok(text.to_owned()) }

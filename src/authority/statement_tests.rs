@@ -82,7 +82,7 @@ fn grant() -> impl Strategy<Value = LeaseGrant> {
     )
 }
 
-/// Whatever is changed of the bytes either does not read, or reads as another statement.
+/// Changed bytes either cannot be read, or are read as another statement.
 fn assert_one_encoding<T: Statement + PartialEq + std::fmt::Debug>(statement: &T, (place, change): (usize, u8)) {
     let bytes = statement.bytes();
     assert_eq!(T::parse(&bytes).as_ref(), Ok(statement));

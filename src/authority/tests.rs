@@ -1,4 +1,4 @@
-//! Who is taken for an issuer, by the settings alone.
+//! Which issuers the settings allow.
 
 use super::*;
 use crate::config::PartySettings;

@@ -1,5 +1,5 @@
-//! JSON in which no object names a key twice. A reader that takes the last of two, and one that takes the first, would
-//! each sign, or check, another message.
+//! JSON in which no object has a key twice. Of two equal keys one reader takes the first and another the last, so
+//! they would sign or check different messages.
 
 use std::fmt;
 

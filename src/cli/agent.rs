@@ -19,7 +19,7 @@ pub(super) struct Args {
     /// How to log on standard error; over what the configuration says.
     #[arg(long, value_enum)]
     log_format: Option<LogFormat>,
-    /// Look the configuration over, list everything that is wrong with it, and stop.
+    /// Check the configuration, list everything that is wrong with it, and stop.
     #[arg(long)]
     check: bool,
 }
@@ -33,14 +33,14 @@ pub(super) fn run(args: &Args) -> Done {
     log(&settings.log, args.log_format);
     let runtime = runtime()?;
     let done = runtime.block_on(run_until_stopped(&settings));
-    // Past the deadline nothing is waited for.
+    // After the deadline, nothing is awaited.
     runtime.shutdown_background();
     done
 }
 
 async fn run_until_stopped(settings: &AgentSettings) -> Done {
     let hear = |kind| signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")));
-    // Under nohup(1) it goes on when the terminal is gone.
+    // Under nohup(1) the agent goes on when the terminal is gone.
     let hang_up = (!Inherited::now().ignores(Signal::HUP)).then(|| hear(SignalKind::hangup())).transpose()?;
     let (mut terminate, mut interrupt) = (hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?);
     let no_terminal = async {
@@ -51,7 +51,7 @@ async fn run_until_stopped(settings: &AgentSettings) -> Done {
     };
     let running = agent::start(settings).await.map_err(Failed::Config)?;
     tracing::info!(holder = %running.holder, "the agent is up");
-    // Nobody may be listening to this line; the agent serves all the same.
+    // Standard output may be closed; the agent serves anyway.
     let _ = writeln!(std::io::stdout(), "ready agent={} status={}", running.agent, running.status);
     tokio::select! {
         _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),
@@ -70,7 +70,7 @@ async fn run_until_stopped(settings: &AgentSettings) -> Done {
     Ok(())
 }
 
-/// A second signal ends the program at once: what was on its way is left, so this is no success.
+/// A second signal ends the program at once: writes in flight are dropped, so this is a failure.
 fn cut_short(signal: &str) -> Failed {
     Failed::Said(format!("a second signal, {signal}, cut the stop short: the leases that were not released run out"))
 }

@@ -1,4 +1,4 @@
-//! Calls of a running gate's ports. Each has a limit on its time: what listens there may not be a gate, or may hang.
+//! Calls of a running gate's ports. Each has a time limit: the program on that port may not be a gate, or may hang.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use http::Method;
 use super::{Failed, runtime};
 use crate::client::{Answer, Client};
 
-/// How long what listens there may take to show that it is a gate, before a call that may take long.
+/// How long a gate may take to answer a short call, before a call that may take long.
 const HELLO: Duration = Duration::from_secs(10);
 
-/// The limit on calls that are answered soon.
+/// The limit on short calls.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(super) struct Patience {
     /// How long to wait for the gate's answer to a call, in milliseconds.
@@ -24,7 +24,7 @@ impl Patience {
     }
 }
 
-/// A call, but for its limit.
+/// A call without its time limit.
 pub(super) struct Call<'a> {
     pub(super) method: Method,
     pub(super) path: &'a str,
@@ -41,7 +41,7 @@ impl<'a> Call<'a> {
         Self { method: Method::POST, path, headers: &[], body }
     }
 
-    /// Makes it, and waits for its answer for so long.
+    /// Makes the call, and waits this long for its answer.
     pub(super) async fn within(self, client: &Client, span: Duration) -> Result<Answer, Failed> {
         let Self { method, path, headers, body } = self;
         let is_read = method == Method::GET;
@@ -50,7 +50,7 @@ impl<'a> Call<'a> {
         answer.map_err(|fault| Failed::Said(fault.to_string()))
     }
 
-    /// Makes a call that may take long, once a short one to `hello` was answered.
+    /// Makes a call that may take long, after a short call to `hello` was answered.
     pub(super) fn at_length(self, client: &Client, hello: &str, span: Duration) -> Result<Answer, Failed> {
         runtime()?.block_on(async {
             Call::get(hello).within(client, HELLO).await?;
@@ -59,7 +59,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// What is said where no answer has come in time.
+/// The error for an answer that did not come in time.
 pub(super) fn late(client: &Client, span: Duration, is_read: bool) -> Failed {
     let done = if is_read { "" } else { ". What was asked for may have been done, or may be done yet: look first" };
     Failed::Said(format!(

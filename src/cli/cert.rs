@@ -27,9 +27,9 @@ use crate::{
 pub(super) enum Command {
     /// Make a secret key in a new file (mode 0600), and print its public key and proof of possession.
     ///
-    /// Put both into [[issuer]] or [[requester]]; the file goes to whoever signs.
+    /// Put both into [[issuer]] or [[requester]]; the file goes to the signer.
     Keygen {
-        /// The file to make. It must not be there yet.
+        /// The file to make. It must not exist yet.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
         #[arg(long)]
@@ -45,7 +45,7 @@ pub(super) enum Command {
     },
     /// Sign messages: FENCE_CERTIFICATE, LEASE_GRANT, FENCE_REQUEST, LEASE_ACTIVE, FENCE_ACKNOWLEDGED.
     ///
-    /// Reads JSON objects, one behind the other, and prints each with its `signature`, one per line.
+    /// Reads JSON objects, one after the other, and prints each with its `signature`, one per line.
     Sign {
         /// The secret key's file.
         #[arg(long, value_name = "FILE")]
@@ -56,12 +56,12 @@ pub(super) enum Command {
     },
     /// Check the signatures of messages, against a gate's issuers and requesters or against one public key.
     ///
-    /// Many of a kind are checked together, which is faster than one by one.
+    /// Messages of one kind are checked together, which is faster than one by one.
     Verify {
         /// The gate's configuration, with its issuers and requesters.
         #[arg(long, value_name = "FILE", required_unless_present = "public_key")]
         config: Option<PathBuf>,
-        /// The key to check against, whoever a message says has signed it.
+        /// The key to check against, whichever signer a message names.
         #[arg(long, value_name = "KEY", conflicts_with = "config")]
         public_key: Option<String>,
         /// The messages, or - for standard input.
@@ -114,7 +114,7 @@ fn show_key(key: &SecretKey, json: bool) {
     output::line(&format!("proof_of_possession = \"{proof}\""));
 }
 
-/// Reads messages one behind the other: what is there of them is dealt with before more is waited for.
+/// Reads messages one after the other, and handles each before it waits for the next.
 fn each_message(path: &Path, mut each: impl FnMut(Value) -> Done) -> Done {
     let source: Box<dyn Read> = if path == Path::new("-") {
         Box::new(io::stdin())
@@ -138,7 +138,7 @@ fn kind_of(message: &Value) -> Result<Kind, Failed> {
     found.ok_or_else(|| Failed::Said(format!("type: {name:?} cannot be signed; there are {}", known())))
 }
 
-/// Does something with a message, as the kind that it is.
+/// Calls a function with a message as its own kind.
 macro_rules! as_its_kind {
     ($message:expr, $does:ident($($argument:expr),*)) => {
         match kind_of(&$message)? {
@@ -156,7 +156,7 @@ fn read<M: Message + DeserializeOwned>(message: Value) -> Result<M, Failed> {
         .map_err(|error| Failed::Said(format!("{}: {}", error.path(), error.inner())))
 }
 
-/// A message with its signature.
+/// The message with its signature.
 pub(super) fn signed(key: &SecretKey, message: Value) -> Result<Value, Failed> {
     as_its_kind!(message, sign_one(key))
 }
@@ -167,7 +167,7 @@ fn sign_one<M: Message + Serialize + DeserializeOwned>(message: Value, key: &Sec
     serde_json::to_value(M::of(&sign(key, statement))).map_err(|error| Failed::Said(error.to_string()))
 }
 
-/// What is to be checked of a message.
+/// The part of a message that is checked.
 struct Signed {
     kind: Kind,
     bytes: Vec<u8>,
@@ -216,7 +216,7 @@ fn verify(config: Option<PathBuf>, public_key: Option<&str>, messages: &Path) ->
     if verdicts.iter().all(Result::is_ok) { Ok(()) } else { Err(Failed::Quietly) }
 }
 
-/// Those of a kind together; where that does not hold, one by one.
+/// Checks the messages of one kind together; if one is wrong, checks them one by one.
 fn judge(all: &[Signed], authority: &Authority, one: Option<&PublicKey>) -> Result<Vec<Result<(), String>>, Failed> {
     let keys: Vec<Result<&PublicKey, String>> = all
         .iter()

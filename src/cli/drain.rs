@@ -10,8 +10,8 @@ pub(super) struct Args {
     /// The gate's ops port, on this machine.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9464")]
     ops: String,
-    /// How long to wait until the gate is idle, in milliseconds. Longer than the gate's own shutdown.deadline_ms, which
-    /// is how long it waits.
+    /// How long to wait until the gate is idle, in milliseconds. Give more than the gate's own shutdown.deadline_ms,
+    /// which is how long the gate waits.
     #[arg(long, value_name = "MS", default_value_t = 300_000)]
     timeout: u64,
 }

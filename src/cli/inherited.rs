@@ -1,12 +1,12 @@
-//! What whoever started this program has decided for it.
+//! The signals that this process has inherited as ignored or blocked.
 
 use rustix::process::Signal;
 
-/// How this process stands with signals.
+/// The signals of this process: ignored, blocked and pending.
 ///
-/// Those that are ignored from the start, as nohup(1) and a shell's `&` do, are to stay so: to listen for one would undo
-/// that, for this program and for its children. To be looked at before any is listened for. Those that are blocked from
-/// the start are never heard, but it can be seen that they have come.
+/// A signal that is ignored from the start, as by nohup(1) and a shell's `&`, must stay ignored. Listening for one
+/// would end that, for this program and its children. So read this before listening for any. A signal that is blocked
+/// from the start is never delivered, but it can be seen as pending.
 pub(super) struct Inherited {
     ignored: u64,
     blocked: u64,
@@ -31,7 +31,7 @@ impl Inherited {
         has(self.blocked, signal)
     }
 
-    /// Whether it has come, and is blocked.
+    /// Whether this signal has come, and is blocked.
     pub(super) fn has_pending(&self, signal: Signal) -> bool {
         has(self.pending, signal)
     }

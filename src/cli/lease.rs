@@ -74,7 +74,7 @@ pub(super) enum Command {
         #[command(flatten)]
         common: Common,
     },
-    /// Release a lease. Whoever waits for the object gets it.
+    /// Release a lease. The next caller in the queue gets the object.
     Release {
         lease_id: String,
         /// The lease's token, or - to read it from standard input.
@@ -102,12 +102,12 @@ pub(super) enum Command {
         #[command(flatten)]
         common: Common,
     },
-    /// Print who holds what, then lease events as they happen, until interrupted: who leads.
+    /// Print who holds what, then lease events as they happen, until interrupted.
     Watch {
         /// Objects whose id begins so.
         #[arg(long, default_value = "")]
         prefix: String,
-        /// How long the stream may be silent, in milliseconds: a gate that has nothing to tell says so every 15 s.
+        /// How long the stream may be silent, in milliseconds: a gate without news sends a sign of life every 15 s.
         #[arg(long, value_name = "MS", default_value_t = 45_000)]
         silence: u64,
         #[command(flatten)]
@@ -181,7 +181,7 @@ fn call(common: &Common, what: Call<'_>, span: Duration) -> Result<Answer, Faile
     Err(Failed::Said(explain(&answer)))
 }
 
-/// A refusal in a line: its code and what to do.
+/// A refusal in one line: its code and what to do.
 pub(super) fn explain(answer: &Answer) -> String {
     let problem: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
     match (problem["code"].as_str(), problem["detail"].as_str()) {
@@ -272,7 +272,7 @@ fn watch(prefix: &str, silence: Duration, common: &Common) -> Done {
             let body = whole.map(http_body_util::Collected::to_bytes).unwrap_or_default();
             return Err(Failed::Said(explain(&Answer { status, body })));
         }
-        // What changes from here on is in the stream.
+        // The stream has every change from here on.
         show_held(&client, prefix, common).await?;
         let mut bytes: Vec<u8> = vec![];
         let silent = |_| {
@@ -291,7 +291,7 @@ fn watch(prefix: &str, silence: Duration, common: &Common) -> Done {
     })
 }
 
-/// The leases that are held now, as events of their own.
+/// Prints the leases that are held now as events.
 async fn show_held(client: &Client, prefix: &str, common: &Common) -> Done {
     let mut cursor = String::new();
     loop {

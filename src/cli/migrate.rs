@@ -1,4 +1,4 @@
-//! `fencegate migrate`: hand an object over, and watch it go.
+//! `fencegate migrate`: hand an object over, and watch the steps.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
     table::{codec::JournalHead, ledger::journal::chain},
 };
 
-/// How often it is asked how far the migration is.
+/// How often to ask for the migration's progress.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 #[derive(Debug, clap::Args)]
@@ -27,13 +27,13 @@ pub(super) struct Args {
     /// The object to hand over, such as `/data/users/`.
     #[arg(long, value_name = "OBJECT")]
     domain: String,
-    /// Who is to have it: the name of a [[requester]].
+    /// Who gets it: the name of a [[requester]].
     #[arg(long, value_name = "HOLDER")]
     to: String,
     /// Who asks: the name of a [[requester]]; the next holder, if absent.
     #[arg(long = "as", value_name = "NAME")]
     requester: Option<String>,
-    /// The secret key of whoever asks.
+    /// The secret key of the requester.
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -46,7 +46,7 @@ pub(super) struct Args {
     ttl: Option<u64>,
     #[arg(long, default_value = "migration")]
     reason: String,
-    /// Be the next holder, too: compute the final state's hash from the journal, confirm it, and print the token.
+    /// Be the next holder too: compute the final state's hash from the journal, confirm it, and print the token.
     #[arg(long)]
     activate: bool,
     /// The gate's api.
@@ -59,13 +59,13 @@ pub(super) struct Args {
     patience: Patience,
 }
 
-/// What is needed throughout.
+/// What every step of the migration needs.
 struct Handover {
     args: Args,
     key: SecretKey,
     client: Client,
     clock: Clock,
-    /// How many steps have been shown.
+    /// How many steps were printed.
     shown: usize,
 }
 
@@ -120,7 +120,7 @@ impl Handover {
         }
     }
 
-    /// The steps that have been reached since the last look.
+    /// Prints the steps that are new since the last call.
     fn show(&mut self, migration: &MigrationBody) {
         if self.args.json {
             return;
@@ -142,7 +142,7 @@ impl Handover {
         done
     }
 
-    /// Pulls the journal, computes the hash of the final state, and confirms it.
+    /// Reads the journal, computes the hash of the final state, and confirms it.
     async fn activate(&mut self, migration: &MigrationBody) -> Done {
         let told = migration.state_hash.clone().unwrap_or_default();
         let computed = self.computed_hash(migration.writes.unwrap_or(0)).await?;

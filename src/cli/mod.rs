@@ -54,9 +54,9 @@ enum Command {
     Serve(serve::Args),
     /// Try it out: a gate before a store in memory, with lines to copy, or the split brain as a story.
     Demo(demo::Args),
-    /// Look a configuration over, and list everything that is wrong with it.
+    /// Check a configuration, and list everything that is wrong with it.
     Check(ConfigArgs),
-    /// Acquire, renew, release and look at leases of a running gate.
+    /// Acquire, renew, release and show leases of a running gate.
     #[command(subcommand)]
     Lease(lease::Command),
     /// Run a command while holding a lease, like flock(1).
@@ -75,7 +75,7 @@ enum Command {
     /// Prints one line on standard output once it is up: `ready agent=ADDR status=ADDR`. SIGTERM and SIGINT stop it:
     /// writes on their way are finished, then the leases are released.
     Agent(agent::Args),
-    /// Make, look at, check, back up and restore the fence table.
+    /// Make, inspect, check, back up and restore the fence table.
     #[command(subcommand)]
     Table(table::Command),
     /// Make keys, and sign, check and show the messages of signed authority.
@@ -87,7 +87,7 @@ enum Command {
     Migrate(migrate::Args),
     /// Ask a running gate to hand out no more leases, and wait until it is idle.
     Drain(drain::Args),
-    /// Look at fence tokens.
+    /// Inspect fence tokens.
     #[command(subcommand)]
     Token(token::Command),
     /// Print completions for a shell.
@@ -114,9 +114,9 @@ struct ConfigArgs {
 enum Failed {
     /// The configuration or the surroundings are wrong: exit 2.
     Config(Faults),
-    /// It was refused, or did not work: exit 1.
+    /// The command was refused, or failed: exit 1.
     Said(String),
-    /// The same, and everything has been said.
+    /// The same, and the reason is already printed.
     Quietly,
 }
 
@@ -182,7 +182,7 @@ fn load(args: &ConfigArgs) -> Result<Settings, Failed> {
     config::load(&args.config).map_err(Failed::Config)
 }
 
-/// Sets logging up: on standard error, for people or for machines.
+/// Starts the log: on standard error, for people or for machines.
 fn log(settings: &config::Log, format: Option<LogFormat>) {
     use std::io::IsTerminal;
     let level = match settings.level {
@@ -198,14 +198,14 @@ fn log(settings: &config::Log, format: Option<LogFormat>) {
         LogFormat::Text => false,
         LogFormat::Json => true,
     };
-    // The client of the API server logs every call that fails, as an error; whoever makes the call says what follows.
+    // The API server's client logs every failed call as an error. The caller logs what follows from it instead.
     let clients = if level >= tracing::Level::DEBUG { level.as_str() } else { "off" };
     let log = tracing_subscriber::fmt()
         .log_internal_errors(false)
         .with_env_filter(EnvFilter::new(format!("{level},kube_client={clients}")))
         .with_writer(std::io::stderr)
         .with_ansi(on_terminal);
-    // A second gate in one process keeps the first one's log.
+    // A second gate in one process uses the first one's log.
     let _ = if json { log.json().flatten_event(true).try_init() } else { log.try_init() };
 }
 

@@ -7,8 +7,7 @@ pub(super) fn count(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Prints a line on standard output; a reader that has gone away (as `head` does) ends the program
-/// quietly.
+/// Prints a line on standard output. If the reader is gone (as with `head`), the program ends quietly.
 pub(super) fn line(text: &str) {
     bytes(format!("{text}\n").as_bytes());
 }
@@ -26,12 +25,12 @@ pub(super) fn bytes(text: &[u8]) {
     }
 }
 
-/// Says what is wrong on standard error, if anyone is there to hear it.
+/// Prints an error on standard error, if it is open.
 pub(super) fn complain(what: &str) {
     let _ = writeln!(io::stderr(), "fencegate: {what}");
 }
 
-/// Rows under their headings, in columns.
+/// Prints rows in columns, with headings.
 pub(super) fn columns(rows: &[Vec<String>]) {
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..).map_while(width).collect();
@@ -41,7 +40,7 @@ pub(super) fn columns(rows: &[Vec<String>]) {
     }
 }
 
-/// How far a long piece of work is, on standard error where a person is watching.
+/// The progress of a long task, on standard error if that is a terminal.
 pub(super) struct Progress {
     what: &'static str,
     shown: bool,

@@ -25,7 +25,7 @@ pub(super) fn run(args: &Args) -> Done {
     log(&settings.log, args.log_format);
     let runtime = runtime()?;
     let done = runtime.block_on(serve(&args.config.config, &settings, faults));
-    // Past the deadline nothing is waited for.
+    // After the deadline, nothing is awaited.
     runtime.shutdown_background();
     done
 }
@@ -34,14 +34,14 @@ async fn serve(path: &Path, settings: &Settings, faults: Vec<Fault>) -> Done {
     let (mut ends, mut hangup) = (Ends::hear()?, hear(SignalKind::hangup())?);
     let ports = app::prepare(settings, faults).map_err(Failed::Config)?;
     let running = app::start(settings, Clock::machine(), ports).await.map_err(Failed::Config)?;
-    // Nobody may be listening to this line; the gate serves all the same.
+    // Standard output may be closed; the gate serves anyway.
     let _ = writeln!(std::io::stdout(), "ready gate={} api={} ops={}", running.listens, running.api, running.ops);
     let signal = loop {
         tokio::select! {
             signal = ends.next() => break signal,
             _ = hangup.recv() => {}
         }
-        // A reload may wait for the fence table. A stop does not wait for that.
+        // A reload may wait for the fence table. A stop does not wait for the reload.
         tokio::select! {
             signal = ends.next() => break signal,
             () = reload(&running, path) => {}
@@ -82,7 +82,7 @@ impl Ends {
         Ok(Self { terminate: hear(SignalKind::terminate())?, interrupt: hear(SignalKind::interrupt())? })
     }
 
-    /// The next of them.
+    /// Returns the next signal's name.
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
@@ -91,7 +91,7 @@ impl Ends {
     }
 }
 
-/// A second signal ends the program at once: what was on its way is left, so this is no success.
+/// A second signal ends the program at once: writes in flight are dropped, so this is a failure.
 fn cut_short(signal: &str) -> Failed {
     Failed::Said(format!("a second signal, {signal}, cut the stop short: the next start counts as unclean"))
 }

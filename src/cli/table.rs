@@ -17,8 +17,8 @@ use crate::{
 pub(super) enum Command {
     /// Make a new, empty fence table and its key.
     ///
-    /// This is your word that there was none before: a gate on a new table knows no fence. It never
-    /// touches a table that is there.
+    /// This is your word that there was none before: a gate on a new table knows no fence. It never changes a table
+    /// that exists already.
     Init(ConfigArgs),
     /// Count what the table holds. Works while a gate is running on it.
     Stats {
@@ -50,15 +50,15 @@ pub(super) enum Command {
     },
     /// Put a backup where the gate's table belongs.
     ///
-    /// Whatever was granted after the backup is unknown to it, so the restored table starts a new
-    /// incarnation: every fence rises beyond it, every lease is void, and a new key is made.
+    /// The backup does not know the leases granted after it, so the restored table starts a new incarnation: every
+    /// fence rises beyond them, every lease is void, and a new key is made.
     Restore {
         #[command(flatten)]
         config: ConfigArgs,
         /// The backup's folder.
         #[arg(long, value_name = "FOLDER")]
         from: PathBuf,
-        /// Set a table that is there aside first.
+        /// First set an existing table aside.
         #[arg(long)]
         replace: bool,
         /// No lease had a higher lease_seq than this one: your word, where the data folder is empty or does not read.
@@ -120,8 +120,7 @@ fn look(config: &ConfigArgs) -> Result<RocksTable, Failed> {
     if !RocksTable::exists(&folder) {
         return Err(at_table(open::why_missing(&path)));
     }
-    // A gate that is writing may be caught in the middle of a record, or change its log just then.
-    // What is really damaged stays so.
+    // The gate may be in the middle of a record, or may change its log right now. Real damage shows on every attempt.
     let mut attempt = RocksTable::open_read_only(&folder);
     for _ in 0..ATTEMPTS {
         if attempt.is_err() {
@@ -131,7 +130,7 @@ fn look(config: &ConfigArgs) -> Result<RocksTable, Failed> {
     attempt.map_err(at_table)
 }
 
-/// How often a table that a gate is writing is opened before it is called damaged.
+/// How often to open a table that a gate is writing, before it counts as damaged.
 const ATTEMPTS: usize = 20;
 
 fn stats(config: &ConfigArgs, json: bool) -> Done {
@@ -188,7 +187,7 @@ fn backup_stopped(to: &std::path::Path, config: &ConfigArgs) -> Done {
     let _lock = open::lock(&path).map_err(|fault| {
         at_table(format!("{fault}, or say --api instead of --config to copy a running gate's table"))
     })?;
-    // A lost tail is noted in the table's folder, and the next start makes up for it.
+    // A lost tail is recorded in the table's folder, and the next start allows for it.
     let (table, _) = RocksTable::open(&folder).map_err(at_table)?;
     backup::create(&table as &dyn Table, to).map_err(|fault| fault.to_string())?;
     output::line(&format!("backed up to {}", to.display()));

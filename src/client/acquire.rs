@@ -1,4 +1,4 @@
-//! Waiting one's turn: long polls under one `request_id`, each tried again with the same care.
+//! Waits for a lease by long polls under one `request_id`. A failed poll is retried under the same `request_id`.
 
 use std::{pin::pin, time::Duration};
 
@@ -15,34 +15,34 @@ use crate::{
     wire::AcquireRequest,
 };
 
-/// One long poll. Longer keeps the place in the queue for longer; shorter notices sooner that the gate's machine is
-/// gone.
+/// The length of one long poll. A longer poll keeps the place in the queue for longer; a shorter one notices sooner
+/// that the gate's machine is gone.
 const POLL_MS: u64 = 60_000;
-/// How long an answer may take beyond what was asked for.
+/// How much longer than the requested wait an answer may take.
 const MARGIN: Duration = Duration::from_secs(15);
-/// The least of that, however little time is left: the gate itself waits up to 5 s for a drain before it answers.
+/// The least such margin, however little time is left: the gate waits up to 5 s for a drain before it answers.
 const GATE_PATIENCE: Duration = Duration::from_secs(6);
 /// First and longest wait between tries.
 const BACKOFF_MS: (u64, u64) = (100, 5_000);
-/// A call that may have been carried out is asked for again this often, also by whoever does not want to wait.
+/// How often a call without an answer is repeated, also for a caller that does not want to wait.
 const ASK_AGAIN: u32 = 3;
-/// How long a short call may take: asking again for an answer that was lost, and giving back.
+/// The limit on short calls: a repeated call after a lost answer, and giving back.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// What is wanted.
+/// The lease that a caller wants.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub object: ObjectId,
     /// Unique per process.
     pub holder: HolderId,
-    /// `None`: what the gate gives.
+    /// `None`: the gate's default.
     pub ttl_ms: Option<u64>,
-    /// `None`: for ever. Zero: not at all.
+    /// `None`: wait for ever. Zero: do not wait.
     pub wait: Option<Duration>,
 }
 
 impl Wanted {
-    /// With the gate's own ttl, waiting for ever.
+    /// With the gate's default ttl, and waiting for ever.
     #[must_use]
     pub fn new(object: ObjectId, holder: HolderId) -> Self {
         Self { object, holder, ttl_ms: None, wait: None }
@@ -59,10 +59,10 @@ impl Wanted {
     }
 }
 
-/// A name that no other process has: the machine's, the process id, and eight random digits.
+/// A name that no other process has: the machine's name, the process id, and eight random digits.
 ///
 /// # Panics
-/// Never: what cannot be in a name is left out.
+/// Never: characters that a name cannot contain are left out.
 #[must_use]
 pub fn default_holder() -> HolderId {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -72,10 +72,10 @@ pub fn default_holder() -> HolderId {
     HolderId::new(&name).expect("it is short and has no control characters")
 }
 
-/// What stands in the way meanwhile.
+/// Why there is no lease yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Somebody holds it; `None` where older writes are still being waited for.
+    /// Another holder has it. `None` where the gate still waits for older writes.
     Held { by: Option<String> },
     /// The gate cannot be reached, does not answer, or cannot grant now.
     Unreachable { why: String },
@@ -90,7 +90,7 @@ pub enum NotHad {
     Unreachable { why: String },
     #[error("{0}")]
     Refused(Box<Refusal>),
-    /// The caller did not want it any more.
+    /// The caller has given up.
     #[error("no longer wanted")]
     GivenUp,
 }
@@ -104,12 +104,12 @@ impl From<Progress> for NotHad {
     }
 }
 
-/// What to do after a call that did not succeed.
+/// What to do after a failed call.
 enum Next {
-    /// It is held: wait for it.
+    /// It is held: wait in the queue.
     Queue(Progress),
     Backoff(Progress, Option<u64>),
-    /// The name of this call was used up: a lost answer's lease has run out.
+    /// This call's `request_id` is used up: the lease of a lost answer has run out.
     NewRequest,
     ShorterPolls,
     GiveUp(Box<Refusal>),
@@ -122,23 +122,24 @@ struct Attempt<'a> {
     request_id: String,
     poll_ms: u64,
     until: Option<BootMs>,
-    /// A call is on its way, or was never answered, or waits for older writes at the gate: it may be granted yet.
+    /// The gate may still grant a call: one in progress, one without an answer, or one that waits there for older
+    /// writes.
     may_have: bool,
-    /// What was granted, until it is in care.
+    /// The grant, until the lease is kept.
     granted: Option<Granted>,
 }
 
 impl LeaseApi {
-    /// Acquires a lease, waiting as long as is wanted, and keeps it from then on. `progress` is told what stands in
-    /// the way, whenever it is heard of.
+    /// Acquires a lease, waiting as long as `wanted` says, and keeps it from then on. `progress` gets each reason why
+    /// there is no lease yet.
     ///
     /// # Errors
-    /// Where it was not to be had in time, or the gate will not grant it.
+    /// When there is no lease in time, or the gate will not grant it.
     pub async fn acquire(&self, wanted: &Wanted, progress: impl FnMut(&Progress)) -> Result<Lease, NotHad> {
         self.acquire_unless(wanted, progress, std::future::pending()).await
     }
 
-    /// The same, until `given_up`. What may have been granted by then is given back.
+    /// The same, until `given_up` returns. A lease that may have been granted by then is given back.
     ///
     /// # Errors
     /// As above, and [`NotHad::GivenUp`].
@@ -181,7 +182,7 @@ impl Attempt<'_> {
                 Ok(lease) => return Ok(lease),
                 Err(why) => why,
             };
-            // It was lost before it was had.
+            // The lease was lost before it was kept.
             let why = match why {
                 Lost::Refused(_) => Progress::Held { by: None },
                 Lost::Deadline { .. } | Lost::Write { .. } | Lost::Released => {
@@ -197,7 +198,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Takes a grant into care, in what is left of the time, or as long as a call may take.
+    /// Keeps a grant. This may take the time that is left, or as long as one call.
     async fn begin(&self, granted: Granted) -> Result<Lease, Lost> {
         let taken = Lease::begin(self.api, self.wanted, granted);
         let Some(left) = self.left_ms() else { return taken.await };
@@ -207,7 +208,7 @@ impl Attempt<'_> {
 
     async fn granted(&mut self, progress: &mut impl FnMut(&Progress)) -> Result<Granted, NotHad> {
         let mut backoff = Backoff::new(BACKOFF_MS.0, BACKOFF_MS.1);
-        // The first call does not wait, so that whoever watches knows soon who holds it.
+        // The first call does not wait, so that `progress` soon gets the holder.
         let (mut wait_ms, mut unanswered) = (0, 0);
         loop {
             let failed = match self.ask(wait_ms, unanswered).await {
@@ -229,7 +230,7 @@ impl Attempt<'_> {
                     }
                     wait_ms = self.next_poll();
                     if wait_ms == 0 {
-                        // This gate lets nobody wait.
+                        // This gate does not let callers wait.
                         self.pause(backoff.next(None)).await;
                     } else {
                         backoff.reset();
@@ -237,7 +238,7 @@ impl Attempt<'_> {
                 }
                 Next::Backoff(why, asked_ms) => {
                     progress(&why);
-                    // Whoever does not wait still asks again for what may have been granted.
+                    // A caller that does not wait still asks again for a lease that may have been granted.
                     if self.left_ms() == Some(0) && !(1..ASK_AGAIN).contains(&unanswered) {
                         return Err(why.into());
                     }
@@ -255,7 +256,7 @@ impl Attempt<'_> {
         let asked = self.api.ask(&request, Duration::from_millis(wait_ms) + self.margin(unanswered)).await;
         self.may_have = match &asked {
             Ok(_) | Err(Failed::Unanswered(_)) => true,
-            // These say nothing of the calls before.
+            // These answers do not concern the earlier calls.
             Err(Failed::Unreachable(_)) => might_before,
             Err(Failed::Refused(refusal)) => match refusal.code.as_str() {
                 "FENCE_DRAINING" => true,
@@ -266,18 +267,18 @@ impl Attempt<'_> {
         asked
     }
 
-    /// How much longer than it was asked to wait a gate may take to answer.
+    /// How much longer than the requested wait the gate may take to answer.
     fn margin(&self, unanswered: u32) -> Duration {
         match self.left_ms() {
-            // What was granted to the call before is answered at once.
+            // A grant of the call before is answered at once.
             Some(0) if unanswered > 0 => SHORT,
             Some(left) => Duration::from_millis(left).clamp(GATE_PATIENCE, MARGIN),
             None => MARGIN,
         }
     }
 
-    /// Gives back what was granted, or may have been, to a call that nobody waits for any more. What cannot be given
-    /// back runs out.
+    /// Gives back a lease that was granted, or may have been, to a call that has been given up. A lease that cannot
+    /// be given back runs out.
     async fn withdraw(&mut self) {
         if self.granted.is_none() && self.may_have {
             // A grant that waits for older writes is answered when they are settled, or refused after the gate's 5 s.
@@ -325,7 +326,7 @@ fn judge(failed: Failed, is_polling: bool) -> Next {
         "LEASE_HELD" => Next::Queue(Progress::Held { by: refusal.holder_id }),
         "REQUEST_ID_USED" => Next::NewRequest,
         "REQUEST_INVALID" if is_polling && refusal.field.as_deref() == Some("wait_ms") => Next::ShorterPolls,
-        // It is ours when the older writes are settled, as long as the same `request_id` is asked for.
+        // The lease becomes ours when the older writes are settled, as long as the same `request_id` is used.
         "MIGRATION_IN_PROGRESS" | "FENCE_DRAINING" => {
             Next::Backoff(Progress::Held { by: None }, refusal.retry_after_ms)
         }

@@ -1,8 +1,8 @@
-//! When to try again: later each time, and never all at the same moment.
+//! When to try again: later each time, and at different moments for different callers.
 
 use std::time::Duration;
 
-/// Doubles from `first` up to `most`; each wait is somewhere in the upper half of that.
+/// Doubles from `first` up to `most`. Each wait is random, in the upper half of that.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     /// All in milliseconds.
@@ -17,8 +17,8 @@ impl Backoff {
         Self { first: first_ms, most: most_ms.max(first_ms), next: first_ms }
     }
 
-    /// How long to wait before the next try: not less than the other side has asked for, up to the bound, and up to
-    /// a quarter of that more. All who were asked to wait as long would come back at the same moment otherwise.
+    /// How long to wait before the next try: at least as long as the other side has asked for, up to the bound, and
+    /// up to a quarter more. Otherwise all callers that were asked to wait the same time would return together.
     pub fn next(&mut self, asked_ms: Option<u64>) -> Duration {
         let wait = jittered(self.next, random());
         self.next = self.next.saturating_mul(2).min(self.most);
@@ -26,27 +26,27 @@ impl Backoff {
         Duration::from_millis(wait.max(asked))
     }
 
-    /// It worked.
+    /// Records a success.
     pub fn reset(&mut self) {
         self.next = self.first;
     }
 }
 
-/// Between one half of `ms` and all of it.
+/// A time from one half of `ms` to all of it.
 fn jittered(ms: u64, random: u32) -> u64 {
-    // More than an hour is not what this is for.
+    // The limit of about an hour avoids an overflow; longer waits are not needed.
     let (ms, random) = (ms.min(1 << 22), u64::from(random));
     let half = ms / 2;
     ms - half + half * random / u64::from(u32::MAX)
 }
 
-/// Between `ms` and a quarter more.
+/// A time from `ms` to a quarter more.
 fn spread(ms: u64, random: u32) -> u64 {
     let ms = ms.min(1 << 22);
     ms + ms / 4 * u64::from(random) / u64::from(u32::MAX)
 }
 
-/// Without a source of randomness the waits are merely all the same.
+/// Without random numbers all waits have the same length.
 fn random() -> u32 {
     getrandom::u32().unwrap_or(u32::MAX / 2)
 }

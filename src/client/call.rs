@@ -20,7 +20,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct LeaseApi {
     client: Client,
-    /// For renewals that writes wait for.
+    /// For renewals on which writes wait.
     kept: Kept,
     pub(super) clock: Clock,
 }
@@ -34,7 +34,7 @@ impl Token {
         Self(text.into())
     }
 
-    /// The token itself, for the header `Fence-Token`. Keep it out of logs.
+    /// The token's text, for the header `Fence-Token`. Keep it out of logs.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -47,7 +47,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// A definite answer that is not the one hoped for.
+/// A definite answer that refuses the call.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Refusal {
@@ -55,7 +55,7 @@ pub struct Refusal {
     pub code: String,
     pub detail: String,
     pub field: Option<String>,
-    /// Who holds the lease.
+    /// The holder of the lease.
     pub holder_id: Option<String>,
     pub retryable: bool,
     pub retry_after_ms: Option<u64>,
@@ -81,12 +81,12 @@ impl Refusal {
         let status = answer.status.as_u16();
         match serde_json::from_slice::<Self>(&answer.body) {
             Ok(refusal) if !refusal.code.is_empty() => Self { status, ..refusal },
-            // Not the gate's own words: something stands in between.
+            // Another program between this one and the gate has answered.
             _ => Self { status, retryable: answer.status.is_server_error(), ..Self::default() },
         }
     }
 
-    /// Whether it says that the lease is not, or no longer, the caller's.
+    /// Whether it says that the lease is not the caller's, or is not any more.
     #[must_use]
     pub fn ends_lease(&self) -> bool {
         matches!(
@@ -105,13 +105,13 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Why a call did not succeed.
+/// Why a call failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Failed {
-    /// Nothing was sent.
+    /// The request was not sent.
     #[error("{0}")]
     Unreachable(String),
-    /// It may have been carried out all the same.
+    /// No answer came. The call may have been carried out.
     #[error("{0}")]
     Unanswered(String),
     #[error("{0}")]
@@ -137,10 +137,10 @@ pub(super) struct Granted {
     pub(super) token: Token,
     pub(super) ttl: Ttl,
     pub(super) sent: BootMs,
-    /// Until when it is ours at least: counted from when the request was sent. What the gate says is left was true
-    /// later than that, also where it has granted the lease some time ago.
+    /// Until when it is ours at least: counted from when the request was sent. The gate counted the remaining time
+    /// later than that, also where it had granted the lease some time before.
     pub(super) until: BootMs,
-    /// What the gate warns of.
+    /// The gate's warning.
     pub(super) warning: Option<String>,
 }
 
@@ -160,10 +160,10 @@ impl Granted {
 }
 
 impl LeaseApi {
-    /// Takes the URL of a gate's api.
+    /// The api of the gate at this URL.
     ///
     /// # Errors
-    /// Where it is not an `http` URL without a path.
+    /// When this is not an `http` URL without a path.
     pub fn new(url: &str) -> Result<Self, CallFault> {
         Ok(Self { client: Client::new(url)?, kept: Kept::default(), clock: Clock::machine() })
     }
@@ -179,7 +179,7 @@ impl LeaseApi {
         Ok(Granted::new(body, sent))
     }
 
-    /// Renews a lease once, by a connection of its own or by one that is kept for the next time.
+    /// Renews a lease once, on a new connection or on one that is kept for the next call.
     pub(super) async fn renew(
         &self,
         lease_id: &str,
@@ -209,10 +209,10 @@ impl LeaseApi {
         Ok(())
     }
 
-    /// Looks at an object: who holds it.
+    /// Reads an object: its fence and its holder.
     ///
     /// # Errors
-    /// Where there is no answer, or a refusal.
+    /// When there is no answer, or a refusal.
     pub async fn look(&self, object: &str, patience: Duration) -> Result<ObjectBody, Failed> {
         self.call::<(), _>(Method::GET, &format!("/v1/objects/{}", encode(object)), &[], None, patience).await
     }
@@ -220,7 +220,7 @@ impl LeaseApi {
     /// The gate's routes, the most specific first.
     ///
     /// # Errors
-    /// Where there is no answer, or a refusal.
+    /// When there is no answer, or a refusal.
     pub async fn routes(&self, patience: Duration) -> Result<RouteList, Failed> {
         self.call::<(), _>(Method::GET, "/v1/routes", &[], None, patience).await
     }
@@ -239,14 +239,14 @@ impl LeaseApi {
     }
 }
 
-/// The connection that a call is made by.
+/// The connection of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum By {
     New,
     Kept,
 }
 
-/// What a call has come to.
+/// The result of a call.
 fn answered<T: DeserializeOwned>(
     call: Result<Result<Answer, CallFault>, Elapsed>,
     patience: Duration,
@@ -265,7 +265,7 @@ fn answered<T: DeserializeOwned>(
     read(&answer.body)
 }
 
-/// Reads an answer. What is wrong with one is said without what is in it: that may be a token.
+/// Reads an answer. Errors do not quote the answer, because it may contain a token.
 fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, Failed> {
     serde_json::from_slice(body).map_err(|error| {
         let place = format!("line {}, column {}", error.line(), error.column());

@@ -1,4 +1,4 @@
-//! The little HTTP client below everything else here: one call, one connection, but for calls that are made often
+//! The small HTTP client below this module. Each call opens a connection, except calls that are made often
 //! ([`Kept`]).
 
 use std::{
@@ -18,9 +18,9 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// No answer of a gate's is longer; what is on that port is something else.
+/// The longest answer. A gate's answers are shorter; a longer one comes from another program.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// How many connections wait for the next call at most.
+/// The most connections that wait for the next call.
 const KEPT_MAX: usize = 8;
 
 /// Why there is no answer.
@@ -28,7 +28,7 @@ const KEPT_MAX: usize = 8;
 pub enum CallFault {
     #[error("{0:?} is not a URL such as http://127.0.0.1:8081")]
     Url(String),
-    /// Without it in the words: it may be a password.
+    /// The message does not repeat the user info, which may be a password.
     #[error("the URL has a user name or a password in it, which no gate asks for: leave it out")]
     UserInfo,
     #[error("{url} cannot be reached: {error}. Is the gate running, and is the URL right?")]
@@ -44,7 +44,7 @@ pub struct Client {
     authority: String,
 }
 
-/// Connections that wait for the next call. A gate closes them when none has come for a while.
+/// Connections that wait for the next call. A gate closes them when no call has come for a while.
 #[derive(Clone, Debug, Default)]
 pub struct Kept(Arc<Mutex<Vec<SendRequest<Full<Bytes>>>>>);
 
@@ -67,8 +67,8 @@ impl Kept {
     }
 }
 
-/// A call that nobody waits for to its end: it has taken too long. Where its peer is lost without a word, the other
-/// connections that were kept lead there too, and each would cost a call as long.
+/// A call in progress. If the caller drops it because it takes too long, the kept connections are closed. The peer
+/// may be gone without a sign, and each of them would then cost a call as much time.
 struct Unheard<'a>(Option<&'a Kept>);
 
 impl Drop for Unheard<'_> {
@@ -85,10 +85,10 @@ pub struct Answer {
 }
 
 impl Client {
-    /// Takes a gate's URL.
+    /// A client for the gate at this URL.
     ///
     /// # Errors
-    /// Where it is not an `http` URL without a path.
+    /// When this is not an `http` URL without a path.
     pub fn new(url: &str) -> Result<Self, CallFault> {
         let bad = || CallFault::Url(url.to_owned());
         let uri: Uri = url.parse().map_err(|_| bad())?;
@@ -103,7 +103,7 @@ impl Client {
         Ok(Self { url: url.trim_end_matches('/').to_owned(), authority: format!("{}:{port}", authority.host()) })
     }
 
-    /// The URL that it was made of.
+    /// The URL that the client was made with.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
@@ -112,7 +112,7 @@ impl Client {
     /// Makes a call and reads the answer to its end.
     ///
     /// # Errors
-    /// Where there is no whole answer.
+    /// When there is no whole answer.
     pub async fn call(
         &self,
         method: Method,
@@ -124,12 +124,12 @@ impl Client {
         self.read(status, body).await
     }
 
-    /// The same, by a connection that is kept for the next call. For calls that may be carried out twice: where a kept
-    /// connection turns out to be closed, the call is made once more, by a new one. A caller that drops the call keeps
-    /// none of them.
+    /// The same, on a connection that is kept for the next call. Only for calls that may be carried out twice: if a
+    /// kept connection turns out to be closed, the call is made once more on a new one. If the caller drops the call,
+    /// all kept connections are closed.
     ///
     /// # Errors
-    /// Where there is no whole answer.
+    /// When there is no whole answer.
     pub async fn call_kept(
         &self,
         kept: &Kept,
@@ -167,10 +167,10 @@ impl Client {
         Ok(answer)
     }
 
-    /// Makes a call and hands its answer's body over as it comes.
+    /// Makes a call and passes its answer's body on as it arrives.
     ///
     /// # Errors
-    /// Where there is no answer.
+    /// When there is no answer.
     pub async fn open(
         &self,
         method: Method,
@@ -195,7 +195,7 @@ impl Client {
             .await
             .map_err(|_| connect("no answer in 5 s".to_owned()))?
             .map_err(|error| connect(error.to_string()))?;
-        // A call is one small segment: it must not wait for the answer to the one before.
+        // A call is one small segment, and must not wait for the answer to the one before.
         stream.set_nodelay(true).map_err(|error| connect(error.to_string()))?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
         tokio::spawn(connection);
@@ -235,7 +235,7 @@ mod tests {
 
     use super::*;
 
-    /// Each of the first three connections gets one answer, and nothing more: its peer is lost, without a word.
+    /// Each of the first three connections gets one answer only: then its peer is gone without a sign.
     #[tokio::test]
     async fn a_call_that_was_not_heard_of_in_time_is_the_only_one() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(next.expect("an answer by a new connection").unwrap().status, StatusCode::OK);
     }
 
-    /// Answers a request, and where the peer is to be lost, says when the next one comes.
+    /// Answers requests. With `lost`, answers one only, and reports when the next one comes.
     async fn answer_once(mut stream: TcpStream, lost: Option<mpsc::Sender<()>>) {
         let mut request = [0; 1_024];
         while stream.read(&mut request).await.is_ok_and(|size| size > 0) {

@@ -1,4 +1,4 @@
-//! A lease in hand: renewed in the background, lost at the first definite sign, never good past its deadline.
+//! A lease that this process holds: renewed in the background, lost at the first definite sign or at its deadline.
 
 use std::{
     sync::{
@@ -22,8 +22,8 @@ use crate::{
     wire::RenewRequest,
 };
 
-/// A release is tried for so long, and each try for less: a connection that hangs is not the last one. What cannot be
-/// released runs out.
+/// How long a release is tried. Each try gets less, so that there is time for another after one that hangs. A lease
+/// that cannot be released runs out.
 const RELEASE: Duration = Duration::from_secs(5);
 const RELEASE_TRY: Duration = Duration::from_millis(1_500);
 const BACKOFF_MS: (u64, u64) = (50, 2_000);
@@ -31,7 +31,7 @@ const BACKOFF_MS: (u64, u64) = (50, 2_000);
 /// Why a lease is no longer held.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Lost {
-    /// The gate says so.
+    /// The gate has answered that the lease is over.
     #[error("{0}")]
     Refused(Box<Refusal>),
     /// Its deadline has passed without a renewal: the gate did not answer, or this process did not run.
@@ -45,7 +45,7 @@ pub enum Lost {
 }
 
 impl Lost {
-    /// In a word, for metrics and logs.
+    /// The reason in one word, for metrics and logs.
     #[must_use]
     pub fn reason(&self) -> &str {
         match self {
@@ -67,17 +67,17 @@ impl Over for Lost {
     }
 }
 
-/// Why a renewal that was asked for did not happen.
+/// Why a renewal did not happen.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum NotRenewed {
     #[error(transparent)]
     Lost(Lost),
-    /// The lease may be good still: nobody knows.
+    /// Unknown: the lease may still be good.
     #[error("{0}")]
     Unconfirmed(Failed),
 }
 
-/// A lease, kept until it is released, lost or dropped. Dropped, it runs out by itself.
+/// A lease, kept until it is released, lost or dropped. A dropped lease runs out.
 #[derive(Debug)]
 pub struct Lease {
     held: Arc<Held>,
@@ -95,15 +95,15 @@ struct Held {
     ttl: Ttl,
     warning: Option<String>,
     tenure: Tenure<Lost>,
-    /// How many renewals were begun because somebody asked for one.
+    /// How many renewals callers have begun.
     begun: AtomicU64,
-    /// The number of the last of these that is over, and what it has come to. The caller that renews holds this.
+    /// The number and result of the last of these that has ended. The caller that renews holds this lock.
     asked: Mutex<(u64, Result<(), NotRenewed>)>,
 }
 
 impl Lease {
-    /// Takes a grant into care. One that was long in coming is renewed first: counted from when it was asked for,
-    /// there may be nothing left of it.
+    /// Keeps a grant. If the grant took long to arrive, it is renewed first: counted from the request, no time may be
+    /// left.
     pub(super) async fn begin(api: &LeaseApi, wanted: &Wanted, granted: Granted) -> Result<Self, Lost> {
         let Granted { lease_id, seq, token, ttl, sent, until, warning } = granted;
         let held = Arc::new(Held {
@@ -127,17 +127,17 @@ impl Lease {
         Ok(Self { held, keeper })
     }
 
-    /// The token, if the lease is held now by this machine's clock: also right after this process was stopped for
-    /// longer than the lease lasts.
+    /// Returns the token if the lease is held now by this machine's clock. This also holds right after the process
+    /// was stopped for longer than the lease lasts.
     ///
     /// # Errors
-    /// With why it was lost.
+    /// Why it was lost.
     pub fn token(&self) -> Result<Token, Lost> {
         self.held.tenure.check()?;
         Ok(self.held.token.clone())
     }
 
-    /// Its number: higher than that of every lease on the object before it.
+    /// Its number: higher than that of every earlier lease on the object.
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.held.seq
@@ -153,39 +153,39 @@ impl Lease {
         &self.held.holder
     }
 
-    /// What the gate has warned of when it granted it: that no write can use it.
+    /// The gate's warning at the grant: that no write can use it.
     #[must_use]
     pub fn warning(&self) -> Option<&str> {
         self.held.warning.as_deref()
     }
 
-    /// How long it lasts unless it is renewed.
+    /// How many milliseconds it lasts unless it is renewed.
     #[must_use]
     pub fn ttl_ms(&self) -> u64 {
         self.held.ttl.0
     }
 
-    /// How much is left of it; 0 once it is lost.
+    /// The milliseconds that are left; 0 once it is lost.
     #[must_use]
     pub fn left_ms(&self) -> u64 {
         self.held.tenure.check().map_or(0, |()| self.held.tenure.left_ms())
     }
 
-    /// Returns when it is lost, with the reason.
+    /// Returns the reason once it is lost.
     pub async fn lost(&self) -> Lost {
         self.held.tenure.over().await
     }
 
-    /// Renews, and says whether the gate has: for callers that want its word before each write. All who ask while one
-    /// renewal is on its way share the next one.
+    /// Renews, for callers that want a confirmation before each write. All calls during one renewal share the next
+    /// one.
     ///
     /// # Errors
-    /// Where it is lost, or the gate did not confirm within `patience`.
+    /// When it is lost, or the gate did not confirm within `patience`.
     pub async fn renew(&self, patience: Duration) -> Result<(), NotRenewed> {
         self.held.tenure.check().map_err(NotRenewed::Lost)?;
         let before = self.held.begun.load(Ordering::Acquire);
         let mut last = self.held.asked.lock().await;
-        // It was begun after this call, so the gate's word is new enough.
+        // That renewal was begun after this call, so its result is new enough.
         if last.0 > before {
             return last.1.clone();
         }
@@ -194,16 +194,16 @@ impl Lease {
         last.1.clone()
     }
 
-    /// A write with the token was refused for the lease's sake: there is nothing left to hold.
+    /// The gate refused a write with this token because of the lease, so the lease is lost.
     pub fn refused_write(&self, code: &str) {
         self.held.tenure.end(Lost::Write { code: code.to_owned() });
     }
 
-    /// Gives it back. To be called when nothing writes with its token any more. A lease that is over already counts
-    /// as given back.
+    /// Gives the lease back. Call this when no write uses its token any more. A lease that is already over counts as
+    /// given back.
     ///
     /// # Errors
-    /// Where the gate did not say so in time; the lease then runs out.
+    /// When the gate did not confirm in time; the lease then runs out.
     pub async fn release(&self) -> Result<(), Failed> {
         self.keeper.abort();
         self.held.tenure.end(Lost::Released);
@@ -241,7 +241,7 @@ impl Held {
         }
     }
 
-    /// Renews once: when that was sent.
+    /// Renews once. Returns when the renewal was sent.
     async fn renew(&self, patience: Duration, by: By) -> Result<BootMs, Failed> {
         let request = RenewRequest {
             fence_token: self.token.expose().to_owned(),
@@ -254,8 +254,8 @@ impl Held {
         Ok(renewed.sent)
     }
 
-    /// Renews until the gate has said so. The lease was granted after it was asked for, and before the answer came:
-    /// it cannot last longer than its ttl from here.
+    /// Renews until the gate has confirmed. The lease was granted after the request and before the answer came, so it
+    /// ends at the latest its ttl from now.
     async fn confirm(&self) -> Result<BootMs, Lost> {
         let end = self.api.now().after(self.ttl);
         let mut backoff = Backoff::new(BACKOFF_MS.0, BACKOFF_MS.1);
@@ -273,7 +273,7 @@ impl Held {
         }
     }
 
-    /// How long one renewal may take: a third of the ttl, so that a connection that hangs is not the last one.
+    /// How long one renewal may take: a third of the ttl, so that there is time for another after one that hangs.
     fn patience(&self, left_ms: u64) -> Duration {
         Duration::from_millis(left_ms.min(self.ttl.0 / 3).max(1))
     }
@@ -286,18 +286,18 @@ async fn keep(held: Arc<Held>, renewed: BootMs) {
     let mut backoff = Backoff::new(BACKOFF_MS.0.min(third.0.max(1)), BACKOFF_MS.1.min(third.0.max(1)));
     loop {
         held.tenure.sleep_until(next).await;
-        // Also says so where its time is up.
+        // This also ends the lease if its deadline has passed.
         if held.tenure.check().is_err() {
             return;
         }
         let renewed = tokio::select! {
             renewed = held.renew(held.patience(held.tenure.left_ms()), By::New) => renewed,
-            // The renewal's own timer does not count while the machine sleeps.
+            // Tokio's timer does not count while the machine sleeps; this one does.
             () = held.tenure.sleep_until(BootMs(u64::MAX)) => {
                 held.tenure.set_last(Some("the last renewal was not answered in time".to_owned()));
                 continue;
             }
-            // Somebody else has found out.
+            // Another task has found the lease lost.
             _ = held.tenure.over() => return,
         };
         match renewed {

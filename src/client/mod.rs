@@ -1,4 +1,4 @@
-//! A client for writers: takes a lease, keeps it, and says at once when it is gone.
+//! A client for writers: takes a lease, keeps it, and reports its loss at once.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -7,7 +7,7 @@
 //! let api = LeaseApi::new("http://127.0.0.1:8081")?;
 //! let wanted = Wanted::new(ObjectId::new("users")?, HolderId::new("pod-a")?).with_ttl_ms(15_000);
 //! let lease = api.acquire(&wanted, |_| {}).await?;     // waits its turn
-//! while let Ok(token) = lease.token() {                // looks at the clock every time
+//! while let Ok(token) = lease.token() {                // checks the clock every time
 //!     # let _ = token.expose(); break;
 //!     // send a write with the header `Fence-Token: {token.expose()}`
 //! }
@@ -15,16 +15,16 @@
 //! # Ok(()) }
 //! ```
 //!
-//! - [`acquire`]: waits its turn by long polls; a lost answer is asked for again under the same `request_id`, so no
-//!   lease is left behind.
-//! - [`lease`]: a lease in hand. Renewed in the background at a third of its ttl; lost at a definite refusal, or when
-//!   its deadline passes.
-//! - [`tenure`]: what is held until a deadline, whoever grants it.
+//! - [`acquire`]: waits for a lease by long polls. A lost answer is asked for again under the same `request_id`, so
+//!   no lease is left behind.
+//! - [`lease`]: a lease that is held. Renewed in the background at a third of its ttl; lost at a definite refusal, or
+//!   when its deadline passes.
+//! - [`tenure`]: what both kinds of leases share: held until a deadline.
 //! - [`call`]: the calls themselves, and what their answers mean. [`backoff`]: when to try again. [`http`]: the wire.
 //!
-//! **A deadline is counted from when a request was sent**, by CLOCK_BOOTTIME, never from when its answer came: the
-//! gate's own count begins later, so this side stops first. Nobody is asked to trust that: a write that comes too late
-//! all the same is the gate's to refuse.
+//! **A deadline is counted from when a request was sent**, by CLOCK_BOOTTIME, never from when its answer came. The
+//! gate's count begins later, so this side stops first. The gate does not rely on this: it refuses a write that still
+//! comes too late.
 
 pub mod acquire;
 pub mod backoff;

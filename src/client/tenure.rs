@@ -1,5 +1,5 @@
-//! What is held until a deadline on the boot clock: over at the first definite reason, and never good past it. A gate's
-//! lease and a term by a Kubernetes Lease have this in common; who renews it, and how, is theirs.
+//! A lease or term held until a deadline on the boot clock. It ends at the first definite reason, and never lasts
+//! past its deadline. A gate's lease and a term by a Kubernetes Lease share this; each has its own way to renew.
 
 use std::{
     sync::{
@@ -13,22 +13,22 @@ use tokio::sync::watch;
 
 use crate::{clock::Clock, fence::BootMs};
 
-/// A timer does not count while the machine sleeps, but the deadline does: so it is looked at this often.
+/// A timer does not count while the machine sleeps, but the deadline does. So the deadline is checked this often.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Why a tenure is over, as far as that is the same for all.
+/// Why a tenure is over: the reasons that all kinds share.
 pub trait Over: Clone {
-    /// Its time is up. `last`: what became of the last renewal, where it was not confirmed.
+    /// Its time is up. `last`: the last error of a renewal, if the last one was not confirmed.
     fn deadline(last: Option<String>) -> Self;
     fn released() -> Self;
 }
 
-/// Something that is held.
+/// A lease or a term that is held.
 #[derive(Debug)]
 pub struct Tenure<W> {
     clock: Clock,
     until: AtomicU64,
-    /// What became of the last renewal, where it was not confirmed.
+    /// The last error of a renewal, if the last one was not confirmed.
     last: Mutex<Option<String>>,
     over: watch::Sender<Option<W>>,
 }
@@ -44,27 +44,28 @@ impl<W: Over> Tenure<W> {
         self.clock.now().boot
     }
 
-    /// Its deadline.
+    /// The deadline.
     #[must_use]
     pub fn until(&self) -> BootMs {
         BootMs(self.until.load(Ordering::Acquire))
     }
 
-    /// How much is left until its deadline.
+    /// The milliseconds until the deadline.
     #[must_use]
     pub fn left_ms(&self) -> u64 {
         self.until().since(self.now())
     }
 
-    /// A renewal was confirmed. An answer to an earlier one may come later.
+    /// Records a confirmed renewal. The answer to an earlier renewal may come later, so the deadline never moves
+    /// back.
     pub fn extend(&self, until: BootMs) {
         self.until.fetch_max(until.0, Ordering::AcqRel);
     }
 
-    /// Whether it is held now.
+    /// Whether it is held now. After the deadline, this ends it.
     ///
     /// # Errors
-    /// With why not, from then on.
+    /// Why it is over; the same for every later call.
     pub fn check(&self) -> Result<(), W> {
         if let Some(why) = &*self.over.borrow() {
             return Err(why.clone());
@@ -76,7 +77,7 @@ impl<W: Over> Tenure<W> {
         Ok(())
     }
 
-    /// It is over. The first reason stays.
+    /// Ends it. The first reason is kept, and returned.
     pub fn end(&self, why: W) -> W {
         self.over.send_if_modified(|over| {
             let is_first = over.is_none();
@@ -86,7 +87,7 @@ impl<W: Over> Tenure<W> {
         self.over.borrow().clone().unwrap_or_else(W::released)
     }
 
-    /// Returns when it is over, with the reason.
+    /// Returns the reason once it is over.
     pub async fn over(&self) -> W {
         match self.over.subscribe().wait_for(Option::is_some).await {
             Ok(why) => why.clone().unwrap_or_else(W::released),
@@ -94,12 +95,12 @@ impl<W: Over> Tenure<W> {
         }
     }
 
-    /// Notes what became of a renewal; returns what was noted before.
+    /// Records the result of a renewal. Returns the one before.
     pub fn set_last(&self, last: Option<String>) -> Option<String> {
         std::mem::replace(&mut *self.last.lock().unwrap_or_else(PoisonError::into_inner), last)
     }
 
-    /// Returns at this time, or at the deadline, whichever comes first; or when it is over.
+    /// Returns at this time, at the deadline, or when it is over, whichever comes first.
     pub async fn sleep_until(&self, at: BootMs) {
         loop {
             let left = at.min(self.until()).since(self.now());

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{GateKubernetes, GateSettings, LeaseRef, Log, RouteSettings, Shutdown, loopback};
 use crate::fence::election::LeaseName;
 
-/// Everything that can be set.
+/// All settings of an agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentSettings {
@@ -18,7 +18,7 @@ pub struct AgentSettings {
     pub status: Status,
     pub shutdown: Shutdown,
     pub log: Log,
-    /// None given: one that takes a path's first segment for the object.
+    /// If none is given: one that takes a path's first segment as the object.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub route: Vec<AgentRoute>,
 }
@@ -31,14 +31,14 @@ pub struct AgentPort {
     pub listen_beyond_loopback: bool,
     /// Names that a request's Host may have besides `localhost` and IP addresses.
     pub hosts: Vec<String>,
-    /// What the two above were once: a fault that names them.
+    /// The former key of the two above. A file with it gets a fault that names them.
     #[serde(skip_serializing)]
     pub allow_remote: Option<bool>,
     pub connections_max: usize,
     pub head_timeout_ms: u64,
 }
 
-/// The way to the gate.
+/// The connection to the gate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GateWay {
@@ -50,7 +50,7 @@ pub struct GateWay {
     pub idle_max: usize,
     pub tls_ca_file: PathBuf,
     pub tls_server_name: String,
-    /// Shown to a gate that asks for one; both empty: none.
+    /// Shown to a gate that asks for a certificate; both empty: none.
     pub tls_cert_file: PathBuf,
     pub tls_key_file: PathBuf,
 }
@@ -155,7 +155,7 @@ impl Default for AgentRoute {
 }
 
 impl AgentRoute {
-    /// The Kubernetes Lease that leads its objects, where one does, and it has no captures.
+    /// The Kubernetes Lease that leads its objects, if there is one and it has no captures.
     #[must_use]
     pub fn lease(&self) -> Option<LeaseName> {
         let LeaseRef { namespace, name } = self.kubernetes.clone();
@@ -164,10 +164,10 @@ impl AgentRoute {
 }
 
 impl AgentSettings {
-    /// Limits on requests: as wide as they can be, since the gate has its own.
+    /// Limits on requests: as wide as possible, since the gate has its own.
     #[must_use]
     pub fn limits() -> GateSettings {
-        // What could be read in two ways is the gate's to refuse; the agent names the gate's host itself.
+        // The gate refuses what could be read in two ways; the agent sets the gate's host itself.
         GateSettings { header_bytes_max: 1 << 20, uri_bytes_max: 65_534, strict: false, ..GateSettings::default() }
     }
 
@@ -176,7 +176,7 @@ impl AgentSettings {
         self.route.iter().filter(|route| route.take == Take::UpFront)
     }
 
-    /// Whether some objects are led by Kubernetes Leases.
+    /// Whether Kubernetes Leases lead some objects.
     #[must_use]
     pub fn has_leases(&self) -> bool {
         self.route.iter().any(|route| route.kubernetes.is_given())

@@ -1,4 +1,4 @@
-//! The way to a Kubernetes API server, for the gate and for the agent, and which Lease is whose.
+//! The connection to a Kubernetes API server, for the gate and for the agent, and which Lease governs which objects.
 
 use std::path::PathBuf;
 
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 
 use super::Fault;
 
-/// The way to the API server.
+/// The connection to the API server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KubernetesSettings {
-    /// Empty: that of the cluster that this pod runs in, and its own service account.
+    /// Empty: the API server of the cluster that this pod runs in, with the pod's own service account.
     pub url: String,
     pub ca_file: PathBuf,
     pub token_file: PathBuf,
     pub request_timeout_ms: u64,
 }
 
-/// The same for the gate, and which namespaces it looks at.
+/// The same for the gate, and which namespaces it watches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GateKubernetes {
@@ -26,7 +26,7 @@ pub struct GateKubernetes {
     pub ca_file: PathBuf,
     pub token_file: PathBuf,
     pub request_timeout_ms: u64,
-    /// Besides those that routes name without captures.
+    /// In addition to those that routes name without captures.
     pub namespaces: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ pub struct LeaseRef {
 pub struct RouteLease {
     pub namespace: String,
     pub name: String,
-    /// A write says who it comes from, in Fence-Holder, and that must be whom the Lease names.
+    /// A write must name its holder in Fence-Holder, and the Lease must name the same one.
     pub check_holder: bool,
 }
 
@@ -70,7 +70,7 @@ impl Default for GateKubernetes {
 }
 
 impl GateKubernetes {
-    /// The way to the API server.
+    /// The connection to the API server.
     #[must_use]
     pub fn way(&self) -> KubernetesSettings {
         let Self { url, ca_file, token_file, request_timeout_ms, namespaces: _ } = self.clone();
@@ -79,7 +79,7 @@ impl GateKubernetes {
 }
 
 impl KubernetesSettings {
-    /// What is wrong with it.
+    /// What is wrong with these settings.
     #[must_use]
     pub fn faults(&self) -> Vec<Fault> {
         let mut faults = vec![];

@@ -1,4 +1,4 @@
-//! How settings are read: a file's tree, the environment over it, and every mistake noted under its key.
+//! How settings are read: a file's tree, the environment over it, and every mistake recorded under its key.
 
 use serde::{Serialize, de::DeserializeOwned};
 use toml::{Table, Value};
@@ -9,17 +9,17 @@ const ELSE: &str = "the file has something else there";
 
 /// Settings that are read from a file and the environment.
 pub trait Loadable: Default + Serialize + DeserializeOwned {
-    /// What the names of its variables begin with.
+    /// The prefix of the names of its variables.
     const PREFIX: &'static str;
 
     /// Its sections that are lists, each with every key that an item can have.
     fn lists() -> Vec<(&'static str, Table)>;
 
-    /// What no single value shows.
+    /// The faults that no single value shows.
     fn faults(&self) -> Vec<Fault>;
 }
 
-/// Settings, of a file's tree and the environment; and everything that is wrong.
+/// Reads settings from a file's tree and the environment, with everything that is wrong.
 #[must_use]
 pub fn read<S: Loadable>(mut tree: Table, environment: Vec<(String, String)>) -> (S, Vec<Fault>) {
     let mut faults = vec![];
@@ -58,7 +58,7 @@ fn overlay<S: Loadable>(tree: &mut Table, environment: Vec<(String, String)>, fa
     }
 }
 
-/// The default at a path: what is settable there, and its type.
+/// The default at a path: it shows whether the path is a setting, and its type.
 fn like<'a>(known: &'a Table, path: &[&str]) -> Option<&'a Value> {
     match path {
         [] => None,
@@ -98,8 +98,8 @@ fn put_item(tree: &mut Table, section: &str, index: &str, key: &[&str], value: V
     }
 }
 
-/// A variable's text as the type that its setting has; text that is not of it stays text, and is
-/// then found wrong like any other value.
+/// A variable's text as the type that its setting has. Other text stays text, and is then found wrong like any other
+/// value.
 fn typed(text: &str, like: &Value) -> Value {
     let parsed = match like {
         Value::Integer(_) => text.parse().ok().map(Value::Integer),
@@ -114,7 +114,7 @@ fn typed(text: &str, like: &Value) -> Value {
     parsed.unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-/// Reads the tree; whatever does not fit is noted, taken out, and the rest read again, so that one
+/// Reads the tree. A value that does not fit is recorded and taken out, and the rest is read again, so that one
 /// mistake does not hide the next.
 fn deserialize<S: Loadable>(mut tree: Table, faults: &mut Vec<Fault>) -> S {
     loop {
@@ -131,7 +131,7 @@ fn deserialize<S: Loadable>(mut tree: Table, faults: &mut Vec<Fault>) -> S {
     }
 }
 
-/// Takes out what a path such as `route[1].store.url` leads to, or as much of it as there is.
+/// Removes the value at a path such as `route[1].store.url`, or as much of the path as exists.
 fn remove(tree: &mut Table, path: &str) -> bool {
     let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
     let (key, index) = match first.split_once('[') {

@@ -2,11 +2,11 @@
 //!
 //! A key `[section] key` can also be given as `FENCEGATE__SECTION__KEY`. Unknown keys and unusable
 //! values stop the start, and all of them are listed at once (`load.rs`). `config/fencegate.toml` holds every
-//! key with its default and advice; a test keeps the two the same. The agent has settings of its own, read in the
+//! key with its default and advice; a test keeps the two the same. The agent has its own settings, read in the
 //! same way: `agent.rs`, `config/agent.toml`.
 //!
-//! What settings mean to a part of the program is that part's to say. So is what is wrong with them, beyond what each
-//! value shows by itself: `app/settings.rs` and `agent/settings.rs` ask every part ([`Loadable::faults`]).
+//! Each part of the program decides what its settings mean, and what is wrong with them beyond single values:
+//! `app/settings.rs` and `agent/settings.rs` ask every part ([`Loadable::faults`]).
 
 mod agent;
 mod authority;
@@ -34,7 +34,7 @@ pub use reads_bodies::ReadsBodies;
 const TEST_FAULT: &str = "FENCEGATE_TEST_FAULT";
 const TEST_POINT: &str = "FENCEGATE_TEST_POINT";
 
-/// Everything that can be set.
+/// All settings of a gate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
@@ -52,13 +52,13 @@ pub struct Settings {
     pub journal: JournalSettings,
     pub idempotency: IdempotencySettings,
     pub kubernetes: GateKubernetes,
-    /// Whose certificates and grants count.
+    /// The issuers whose certificates and grants count.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub issuer: Vec<PartySettings>,
     /// Who may ask this gate for a fence or a migration, and confirm one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub requester: Vec<PartySettings>,
-    /// None given: one that takes a path's first segment for the object.
+    /// If none is given: one that takes a path's first segment as the object.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub route: Vec<RouteSettings>,
 }
@@ -77,7 +77,7 @@ pub struct Ops {
     pub listen: SocketAddr,
 }
 
-/// Where the fence table lies.
+/// Where the fence table is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TableSettings {
@@ -195,7 +195,7 @@ impl Default for Log {
     }
 }
 
-/// One thing that is wrong, under the key it is wrong at.
+/// One fault, and the key that it concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub key: String,
@@ -209,7 +209,7 @@ impl Fault {
     }
 }
 
-/// All that is wrong, at once.
+/// All faults together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults(pub Vec<Fault>);
 
@@ -252,17 +252,17 @@ fn environment() -> Vec<(String, String)> {
 /// Reads the file and the environment.
 ///
 /// # Errors
-/// With everything that is wrong.
+/// Everything that is wrong.
 pub fn load<S: Loadable>(path: &Path) -> Result<S, Faults> {
     let (settings, faults) = examine(path)?;
     if faults.is_empty() { Ok(settings) } else { Err(Faults(faults)) }
 }
 
-/// Reads the file and the environment as far as that goes: the settings that can be read, the
-/// defaults for others, and everything that is wrong.
+/// Reads the file and the environment as far as possible: the settings that can be read, the defaults for others, and
+/// everything that is wrong.
 ///
 /// # Errors
-/// Where the file cannot be read at all.
+/// When the file cannot be read at all.
 pub fn examine<S: Loadable>(path: &Path) -> Result<(S, Vec<Fault>), Faults> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Faults(vec![Fault::new(path.display().to_string(), format!("cannot be read: {error}"))]))?;
@@ -273,7 +273,7 @@ pub fn examine<S: Loadable>(path: &Path) -> Result<(S, Vec<Fault>), Faults> {
 }
 
 impl Settings {
-    /// The keys whose values differ and that a reload cannot change.
+    /// The keys whose values differ but that a reload cannot change.
     #[must_use]
     pub fn fixed_differences(&self, other: &Self) -> Vec<&'static str> {
         [

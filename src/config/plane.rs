@@ -14,11 +14,11 @@ pub struct GateSettings {
     pub listen: SocketAddr,
     pub workers: usize,
     pub connections_max: usize,
-    /// Of those, how many may be of one address; 0: three quarters.
+    /// How many of these may come from one address; 0: three quarters.
     pub peer_connections_max: usize,
     pub head_timeout_ms: u64,
     pub body_timeout_ms: u64,
-    /// What a client must send of a body, and take of an answer, per second on average; 0: any pace will do.
+    /// What a client must send of a body, and take of an answer, per second on average; 0: no limit.
     pub pace_bytes_min: u64,
     pub idle_timeout_ms: u64,
     pub header_bytes_max: usize,
@@ -29,13 +29,13 @@ pub struct GateSettings {
     pub streams_max: u32,
     /// Refuse what two parsers could read in two ways.
     pub strict: bool,
-    /// The trailers that are passed on to the store; all others are taken out.
+    /// The trailers that are passed on to the store; all others are removed.
     pub trailers: Vec<String>,
     pub forwarded: Forwarded,
     /// Both empty: no TLS on this port.
     pub tls_cert_file: PathBuf,
     pub tls_key_file: PathBuf,
-    /// Whom clients' certificates must come from; empty: clients need none.
+    /// The authorities of clients' certificates; empty: clients need none.
     pub tls_client_ca_file: PathBuf,
 }
 
@@ -53,7 +53,7 @@ const TRAILERS: [&str; 10] = [
     "x-amz-trailer-signature",
 ];
 
-/// What the store is told about where a request came from.
+/// What the store gets about where a request came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Forwarded {
@@ -76,13 +76,13 @@ pub struct StoreSettings {
     pub connections_max: usize,
     pub queue_max: usize,
     pub reads_bodies: ReadsBodies,
-    /// Whom an `https` store's certificate must come from; empty: whoever the system trusts.
+    /// The authorities of an `https` store's certificate; empty: those that the system trusts.
     pub tls_ca_file: PathBuf,
-    /// What an `https` store's certificate must be for; empty: the URL's host.
+    /// The name in an `https` store's certificate; empty: the URL's host.
     pub tls_server_name: String,
 }
 
-/// A route's own word on any of the store's settings.
+/// The store's settings that a route changes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreOverride {
@@ -100,7 +100,7 @@ pub struct StoreOverride {
 }
 
 impl StoreOverride {
-    /// The store's settings as this route has them.
+    /// The store's settings for this route.
     #[must_use]
     pub fn over(&self, store: &StoreSettings) -> StoreSettings {
         StoreSettings {
@@ -120,8 +120,8 @@ impl StoreOverride {
 }
 
 impl StoreSettings {
-    /// How long a write may still land once its connection is gone: on its way through the network, and
-    /// in the store itself. A Unix socket delivers nothing late.
+    /// How long a write may still land once its connection is gone: in the network, and in the store itself. A Unix
+    /// socket delivers nothing late.
     #[must_use]
     pub fn bound_ms(&self) -> u64 {
         let delivery = if self.url.starts_with("unix:") { 0 } else { self.delivery_bound_ms };
@@ -130,7 +130,7 @@ impl StoreSettings {
 }
 
 impl GateSettings {
-    /// How many connections one address may have, where there is room for so many in all.
+    /// The most connections of one address, with `room` in all.
     #[must_use]
     pub fn connections_of_peer(&self, room: usize) -> usize {
         match self.peer_connections_max {
@@ -140,7 +140,7 @@ impl GateSettings {
     }
 }
 
-/// Which object a path is about, and what to do with writes to it.
+/// Which object a path names, and what happens to writes to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouteSettings {
@@ -155,19 +155,19 @@ pub struct RouteSettings {
     pub partial_body: PartialBody,
     /// Forward GET, HEAD and OPTIONS that have a body.
     pub bodies_on_reads: bool,
-    /// Answers that settle a write, of those that by themselves do not.
+    /// Statuses that settle a write, though by default they do not.
     pub settles: Vec<u16>,
     /// How long a write waits while its lease is changing hands, instead of being refused.
     pub drain_wait_ms: u64,
     /// Keep a hash chain over the writes that have settled.
     pub journal: bool,
-    /// Take Idempotency-Key at its word; else it is the store's affair.
+    /// The gate handles Idempotency-Key; otherwise the store does.
     pub idempotency: bool,
     /// The header that an outside lock service's token comes in.
     pub token_header: String,
-    /// How far one of its tokens, or all of a minute, may move a fence.
+    /// How far one of its tokens, or all of one minute, may move a fence.
     pub max_jump: u64,
-    /// Its holder is gone when nothing was heard of it for so long; 0: that does not matter.
+    /// A holder without a write for this long must take its lock again; 0: never.
     pub ttl_ms: u64,
     /// The Kubernetes Lease that says who may write.
     pub kubernetes: RouteLease,
@@ -178,9 +178,9 @@ pub struct RouteSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PartialBody {
-    /// Nobody knows: the write is unknown.
+    /// This is not known, so the outcome of the write is unknown.
     Unknown,
-    /// It throws it away: nothing was written.
+    /// The store discards it: nothing was written.
     Discards,
 }
 
@@ -197,9 +197,9 @@ pub enum LeaseSource {
     Gate,
     /// Signed grants only.
     Authority,
-    /// A lock service that is there already: its tokens are numbers.
+    /// An existing lock service: its tokens are numbers.
     External,
-    /// A Kubernetes Lease: whoever client-go, or an agent, has elected.
+    /// A Kubernetes Lease: its holder, elected by client-go or an agent.
     Kubernetes,
 }
 
@@ -209,9 +209,9 @@ pub enum LeaseSource {
 pub enum Mode {
     /// It is refused.
     Enforce,
-    /// It is forwarded, and the answer says what would have been.
+    /// It is forwarded, and the answer says what the refusal would have been.
     Audit,
-    /// Nobody looks.
+    /// It is forwarded without a check.
     Off,
 }
 
@@ -312,7 +312,7 @@ impl Default for Receipts {
 }
 
 impl RouteSettings {
-    /// A route with every key set, to know their names and types by.
+    /// A route with every key set, to find the keys' names and types.
     #[must_use]
     pub fn all_keys() -> Self {
         let store = StoreSettings::default();
@@ -334,7 +334,7 @@ impl RouteSettings {
 }
 
 impl Settings {
-    /// The routes, with the one that stands in where none is given.
+    /// The routes, or the default route if none is given.
     #[must_use]
     pub fn routes(&self) -> Vec<RouteSettings> {
         if self.route.is_empty() { vec![RouteSettings::default()] } else { self.route.clone() }

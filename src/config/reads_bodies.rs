@@ -1,4 +1,5 @@
-//! Which bodies a store reads: it takes what it leaves unread for its next request, which was never judged.
+//! Which bodies a store reads. If it leaves a body unread, it takes that for its next request, which was never
+//! judged.
 
 use std::fmt;
 
@@ -11,11 +12,11 @@ use serde::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReadsBodies {
-    /// Every one, whatever the method, and whatever it answers.
+    /// All bodies, for every method and every answer.
     All,
-    /// Those of a PUT, POST or PATCH that it answers with 2xx.
+    /// The bodies of PUT, POST and PATCH requests that it answers with 2xx.
     Accepted,
-    /// It may leave any of them unread.
+    /// It may leave any body unread.
     None,
 }
 
@@ -25,7 +26,7 @@ impl<'de> Deserialize<'de> for ReadsBodies {
     }
 }
 
-/// `true` and `false` were all that could be said once.
+/// The setting was once a boolean.
 struct Spelled;
 
 impl Visitor<'_> for Spelled {
@@ -41,7 +42,7 @@ impl Visitor<'_> for Spelled {
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<ReadsBodies, E> {
         match text {
-            // A variable of the environment has no type of its own.
+            // An environment variable has no type.
             "all" | "true" => Ok(ReadsBodies::All),
             "accepted" | "false" => Ok(ReadsBodies::Accepted),
             "none" => Ok(ReadsBodies::None),

@@ -1,9 +1,9 @@
-//! What `fencegate check` notes: settings that are sound, but rest on a promise that only the operator can keep.
+//! The notes of `fencegate check`: valid settings that rely on a promise that only the operator can keep.
 
 use super::{Fault, ReadsBodies, Settings};
 
 impl Settings {
-    /// Each setting that rests on such a promise, and the promise.
+    /// Each setting that relies on such a promise, and the promise.
     #[must_use]
     pub fn risks(&self) -> Vec<Fault> {
         let unread = "the store must read the body of every request to its end, also of a DELETE and of one that it refuses. What it leaves unread it takes for its next request, which was never judged, and the next client gets its answer. If you do not know that it does, say \"accepted\"";
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
     use crate::config::load::read;
 
-    /// The keys that are noted.
+    /// The keys that get a note.
     fn noted(text: &str) -> Vec<String> {
         let (settings, faults): (Settings, _) = read(text.parse().unwrap(), vec![]);
         assert_eq!(faults, vec![], "{text}");

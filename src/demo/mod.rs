@@ -1,5 +1,5 @@
-//! The demo: a gate before a store in memory, all in one process, its table in a folder that is removed
-//! at the end.
+//! The demo: a gate before a store in memory, all in one process. Its table is in a folder that is removed at the
+//! end.
 //!
 //! - [`store`]: the store. [`story`]: the split brain, played.
 
@@ -15,27 +15,27 @@ use crate::{
     table::open,
 };
 
-/// A demo that runs.
+/// A running demo.
 pub struct Demo {
     pub running: Running,
     pub store: SocketAddr,
     folder: Folder,
 }
 
-/// A folder that goes when the demo does.
+/// A folder that is removed at the end of the demo.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed is left where temporary files are.
+        // A folder that cannot be removed stays among the temporary files.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Starts a store and a gate before it: on the usual ports, or on free ones where those are taken.
+/// Starts a store and a gate before it: on the usual ports, or on free ports if those are in use.
 ///
 /// # Errors
-/// With what stands in the way.
+/// Everything that prevents the start.
 pub async fn start() -> Result<Demo, Faults> {
     let fault = |key: &str, what: String| Faults(vec![Fault::new(key, what)]);
     let folder = std::env::temp_dir().join(format!("fencegate-demo-{}", uuid::Uuid::new_v4().simple()));
@@ -60,7 +60,7 @@ pub async fn start() -> Result<Demo, Faults> {
 }
 
 impl Demo {
-    /// What to try, as lines to copy.
+    /// Commands to try, as lines to copy.
     #[must_use]
     pub fn lines_to_try(&self) -> [String; 5] {
         let (gate, api) = (self.running.listens, self.running.api);
@@ -78,7 +78,7 @@ impl Demo {
 
     /// Stops everything.
     pub async fn stop(self) {
-        // Nothing of it is kept, in good order or not.
+        // The demo keeps nothing, so a fault at the stop does not matter.
         let _ = self.running.stop(Duration::from_secs(5)).await;
         drop(self.folder);
     }

@@ -1,5 +1,5 @@
-//! A little HTTP object store in memory, for the demo: PUT and POST keep a body under its path, GET and
-//! HEAD give it back, DELETE forgets it. Like most stores it checks no token: that is the gate's part.
+//! A small HTTP object store in memory, for the demo: PUT and POST keep a body under its path, GET and HEAD return
+//! it, DELETE removes it. Like most stores it checks no token: the gate does that.
 
 use std::{
     collections::HashMap,
@@ -32,7 +32,7 @@ type Shared = Arc<Mutex<Objects>>;
 /// Starts a store on a free loopback port. It runs as long as its runtime.
 ///
 /// # Errors
-/// Where there is no port to be had.
+/// When there is no free port.
 pub async fn start() -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;

@@ -20,10 +20,10 @@ use crate::{
 const TTL_MS: u64 = 1_500;
 const PATH: &str = "/users/1";
 
-/// Plays it. Says whether the late write was kept out.
+/// Plays the story. Returns whether the late write was refused.
 ///
 /// # Errors
-/// Where something does not go as the story has it.
+/// When a step does not go as the story has it.
 pub async fn play(demo: &Demo) -> Result<bool, String> {
     let stage = Stage::new(demo)?;
     Stage::curtain();
@@ -48,7 +48,7 @@ struct Stage {
     colours: bool,
 }
 
-/// What became of a write.
+/// The result of a write.
 struct Written {
     status: StatusCode,
     code: Option<String>,
@@ -106,7 +106,7 @@ impl Stage {
         Ok(Written { status, code })
     }
 
-    /// What is in the store, asked for behind the gate's back.
+    /// Reads what the store holds, past the gate.
     async fn look_into_the_store(&self) -> Result<String, String> {
         let answer = told(self.store.call(Method::GET, PATH, &[], None).await)?;
         Ok(String::from_utf8_lossy(&answer.body).into_owned())
@@ -116,7 +116,7 @@ impl Stage {
         print(&format!("{:>8}   {:<42} {:<42} the gate", "", "A, the leader", "B, the next one"));
     }
 
-    /// One line of the story: when, who, what, and what the gate says to it.
+    /// Prints one line of the story: when, who, what, and the gate's answer.
     fn line(&self, who: char, what: &str, colour: &str, says: &str) {
         let at = self.begun.seconds();
         let what = if says.is_empty() { what.to_owned() } else { format!("{:─<42}", format!("{what} ")) };
@@ -148,7 +148,7 @@ impl Stage {
 }
 
 fn print(text: &str) {
-    // Whoever has stopped watching still gets the exit code.
+    // Closed output does not change the exit code.
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
 }
 

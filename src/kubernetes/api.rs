@@ -1,4 +1,4 @@
-//! The way to the API server: reads and writes of one Lease, each within a time.
+//! The API server: reads and writes of one Lease, each with a time limit.
 
 use std::{fmt, time::Duration};
 
@@ -12,30 +12,30 @@ use crate::{
 
 pub use crate::fence::election::LeaseName;
 
-/// A Lease, as far as it matters.
+/// The parts of a Lease that matter here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub election: Election,
-    /// `None`: nobody holds it, it was given back.
+    /// `None`: it has no holder, because it was given back.
     pub holder: Option<String>,
     pub duration: Duration,
-    /// When its holder says that it last renewed, in microseconds since 1970 by that one's clock.
+    /// When its holder last renewed it by the holder's own clock, in microseconds since 1970.
     pub renewed_us: i64,
 }
 
-/// The API server did not answer, or not as it should.
+/// The API server did not answer, or not as expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Away {
     /// It cannot be reached, or does not answer in time.
     Unreachable(String),
-    /// It refuses: its rights, or a fault of its own. It may say how long to wait.
+    /// It refuses, for missing rights or a fault of its own. It may say how long to wait.
     Refused { status: u16, what: String, asked_ms: Option<u64> },
-    /// What it says of this Lease cannot be understood.
+    /// Its answer for this Lease cannot be understood.
     Odd(String),
 }
 
 impl Away {
-    /// How long it has asked to be left alone.
+    /// How long the API server asks to wait before the next request.
     #[must_use]
     pub fn asked_ms(&self) -> Option<u64> {
         match self {
@@ -61,16 +61,16 @@ impl fmt::Display for Away {
     }
 }
 
-/// A write of a Lease that did not go through.
+/// Why a write of a Lease failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotWritten {
-    /// Somebody else was first: read it again.
+    /// Another client was first: read the Lease again.
     Conflict,
-    /// It is not known whether it was done, unless the API server refused it.
+    /// The outcome is unknown, unless the API server refused it.
     Away(Away),
 }
 
-/// The API server, with what it takes to be let in.
+/// The API server, with the credentials for it.
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
@@ -78,10 +78,10 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The way to it. Nothing is asked yet; needs a tokio runtime.
+    /// A client of the API server. Sends no request yet; needs a tokio runtime.
     ///
     /// # Errors
-    /// With the setting that is wrong, and what is.
+    /// The wrong setting, and what is wrong with it.
     pub fn new(settings: &KubernetesSettings) -> Result<Self, (&'static str, String)> {
         let timeout = Duration::from_millis(settings.request_timeout_ms);
         let mut config = if settings.url.is_empty() {
@@ -98,7 +98,7 @@ impl Cluster {
                 let text = std::fs::read_to_string(&settings.token_file);
                 let text = text.map_err(|error| ("token_file", format!("{file}: {error}")))?;
                 if text.is_empty() || text.contains(char::is_whitespace) {
-                    // It is sent as it stands there, and no header can hold it.
+                    // The text is sent unchanged, and no header can contain such text.
                     let what = "must hold the token and nothing else, not even a line break at its end";
                     return Err(("token_file", format!("{file} {what}")));
                 }
@@ -107,10 +107,10 @@ impl Cluster {
             config
         };
         config.connect_timeout = Some(timeout);
-        // For what has no time of its own: a list, and the beginning of a watch.
+        // For requests without a time limit: a list, and the beginning of a watch.
         config.read_timeout = Some(SILENCE);
         config.reset_reader_on_write = true;
-        // Whoever asks decides whether to ask again.
+        // The caller decides whether to ask again.
         config.default_retry = false;
         let client = Client::try_from(config).map_err(|error| ("url", error.to_string()))?;
         Ok(Self { client, timeout })
@@ -128,29 +128,29 @@ impl Cluster {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Reads a Lease as it is now: a quorum read, later than every read that has ended.
+    /// Reads a Lease as it is now: a quorum read, so it is newer than every read that has ended.
     ///
     /// # Errors
-    /// Where the API server does not say.
+    /// When the API server does not answer this.
     pub async fn read(&self, at: &LeaseName) -> Result<Option<Lease>, Away> {
         let leases = self.leases(&at.namespace);
         self.within(leases.get_opt(&at.name)).await.map_err(away)
     }
 
-    /// Makes a Lease that is not there.
+    /// Creates a Lease.
     ///
     /// # Errors
-    /// Where it is there, or the API server does not do it.
+    /// When it exists already, or the API server does not create it.
     pub async fn create(&self, lease: &Lease) -> Result<Lease, NotWritten> {
         let api = self.leases(lease.metadata.namespace.as_deref().unwrap_or_default());
         let terms = PostParams::default();
         self.within(api.create(&terms, lease)).await.map_err(not_written)
     }
 
-    /// Writes a Lease that was read, if nobody has written it since: its resourceVersion says so.
+    /// Writes a Lease that was read, if it has not been written since: its resourceVersion shows this.
     ///
     /// # Errors
-    /// Where somebody has, or the API server does not do it.
+    /// When it has been written since, or the API server does not write it.
     pub async fn replace(&self, lease: &Lease) -> Result<Lease, NotWritten> {
         let (namespace, name) = (lease.metadata.namespace.as_deref(), lease.metadata.name.as_deref());
         let api = self.leases(namespace.unwrap_or_default());
@@ -195,7 +195,7 @@ fn not_written(failed: Failed) -> NotWritten {
     }
 }
 
-/// An error and what is behind it.
+/// An error with its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -209,17 +209,17 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// How long a connection may be silent while something is waited for: longer than a watch lasts.
+/// How long a connection may be silent during a request: longer than a watch lasts.
 const SILENCE: Duration = Duration::from_secs(75);
 
-/// The longest time that a Lease may be held without a renewal: a day.
+/// The longest that a Lease may be held without a renewal: one day.
 const DURATION_MAX_S: i32 = 86_400;
 
 impl Seen {
-    /// What a Lease says.
+    /// Reads a Lease.
     ///
     /// # Errors
-    /// With what it says that no candidate would.
+    /// When a field has a value that no candidate writes.
     pub fn of(lease: &Lease) -> Result<Self, Away> {
         let odd = |what: &str| Away::Odd(format!("this Lease has {what}"));
         let uid = lease.metadata.uid.as_deref().ok_or_else(|| odd("no uid"))?;

@@ -1,20 +1,21 @@
-//! Who was elected. Writes ask here when their token is ahead of what is known of its Lease, and the ledger is told.
+//! Who was elected. A write asks here when its token is ahead of what is known of its Lease, and the ledger gets the
+//! answer.
 //!
-//! Of each Lease that governs an object in use there is one `Entry` (`entries.rs`). Reads of one Lease go one behind the other,
-//! each a quorum read, and what each found is handed to the ledger before the next begins: so what the ledger is told
-//! of a Lease never goes back, though two uids cannot be compared. A watch only says that there is something to read,
-//! or that a holder has renewed.
+//! Each Lease that governs an object in use has one `Entry` (`entries.rs`). Reads of one Lease follow each other, and
+//! each is a quorum read. The ledger gets the result of each before the next begins. So for the ledger a Lease never
+//! goes back in time, although two uids cannot be ordered. A watch only shows that there is something to read, or
+//! that a holder has renewed.
 //!
-//! A reload that may give an object another Lease begins a new generation: what was asked under the old one is told to
-//! nobody any more. What is known of a Lease stays.
+//! A reload that may give an object another Lease begins a new generation: answers to questions of the old one are
+//! not passed on. What is known of a Lease is kept.
 //!
-//! Whoever asks while a read is under way waits for the next one, which all of them share, also if it fails; nobody
-//! waits for longer than one request may take. An API server that is away is not made up for: what is known counts until
-//! it runs out, and then nobody may write.
+//! A caller that comes during a read waits for the next read, which all such callers share, also if it fails. No
+//! caller waits longer than one request may take. Nothing replaces an unreachable API server: what is known counts
+//! until it runs out, and then no write is permitted.
 //!
-//! Anyone can send a token, and name an object. So a token that is not of the present term leaves nothing behind, and
-//! reads for the sake of tokens are limited: of one Lease by `PACE`, of all by `pace`. Changes that a watch shows are
-//! read apart from them.
+//! Any client can send a token and name an object. So a token of another term than the present one leaves no state
+//! behind. Reads that tokens cause are limited: of one Lease by `PACE`, of all by `pace`. Reads after changes that a
+//! watch shows have limits apart from these.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -47,42 +48,42 @@ use crate::{
     table::ledger::{self, Ledger, Moved},
 };
 
-/// Reads of one Lease are at least so far apart, so that nobody's tokens make them a flood.
+/// The least time between reads of one Lease, so that tokens cannot cause a flood of reads.
 const PACE: Duration = Duration::from_millis(100);
-/// Reads at once, of all Leases: for whoever asks; and as many for what a watch shows.
+/// Reads at once, of all Leases, that callers cause; as many again for changes that a watch shows.
 const READS_MAX: usize = 8;
-/// Who may wait for one at once.
+/// The most callers that may wait at once.
 const ASKS_MAX: usize = 4_096;
 /// Objects that one message to the ledger names.
 const TOLD_AT_ONCE: usize = 256;
-/// How often a Lease that a watch shows to have changed is tried to be read, and how far apart.
+/// How many times to try to read a Lease after a watch shows a change, and the time between tries.
 const TRIES: u32 = 30;
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 
-/// Why nothing can be said.
+/// Why there is no answer.
 #[derive(Debug)]
 pub enum Unknown {
     Away(Away),
     Ledger(ledger::Refused),
 }
 
-/// What a write that asked is told.
+/// The answer to a write that asked.
 #[derive(Debug)]
 pub struct Told {
-    /// The term that its Lease is in; `None`: there is no such Lease.
+    /// The present term of its Lease; `None`: there is no such Lease.
     pub election: Option<Election>,
     pub term: Arc<Term>,
-    /// The object as its Lease has left it.
+    /// The state of the object after the ledger has got the answer.
     pub moved: Result<Moved, ledger::Refused>,
 }
 
-/// Who was elected, everywhere.
+/// The elections on all Leases.
 pub struct Elections {
     cluster: OnceLock<Cluster>,
     ledger: Ledger,
     clock: Clock,
     metrics: KubernetesMetrics,
-    /// Where its tasks run, whoever asks; there as soon as there is something to ask about.
+    /// The runtime of its tasks, whichever thread asks; set before there is anything to ask about.
     runtime: OnceLock<Handle>,
     asked_reads: Semaphore,
     shown_reads: Semaphore,
@@ -94,11 +95,11 @@ pub struct Elections {
     watches: Mutex<HashMap<String, JoinHandle<()>>>,
 }
 
-/// How a Lease is, and what the ledger will say of the object that it was told for.
+/// The state of a Lease, and the ledger's answer for the object that the ledger got it for.
 type ToldOf = (Option<Election>, Arc<Term>, Option<ledger::Answer<Moved>>);
 
 impl Elections {
-    /// Nothing is asked before a route needs it.
+    /// Sends no request before a route needs one.
     #[must_use]
     pub fn new(objects_max: usize, ledger: Ledger, clock: Clock, metrics: KubernetesMetrics) -> Arc<Self> {
         Arc::new(Self {
@@ -118,16 +119,16 @@ impl Elections {
         })
     }
 
-    /// Finds the way to the API server, if there are namespaces to look at and it is not known yet. Whether it answers is
-    /// not asked. Needs a tokio runtime.
+    /// Makes the client of the API server, if there are namespaces to watch and there is no client yet. Does not
+    /// check whether the API server answers. Needs a tokio runtime.
     ///
     /// # Errors
-    /// Where there is none by these settings.
+    /// When these settings give no client.
     pub fn reach(&self, settings: &GateKubernetes, namespaces: &[String]) -> Result<Option<Cluster>, Faults> {
         if namespaces.is_empty() {
             return Ok(None);
         }
-        // Whoever asks before [`Self::look_at`] is told that nobody knows.
+        // A caller that asks before [`Self::look_at`] gets an error.
         let _ = self.runtime.set(Handle::current());
         if self.cluster.get().is_some() {
             return Ok(None);
@@ -136,11 +137,11 @@ impl Elections {
         way.map(Some).map_err(|(key, what)| Faults(vec![Fault::new(format!("kubernetes.{key}"), what)]))
     }
 
-    /// Looks at these namespaces from now on, and at no other. `way`: of [`Self::reach`]. `generation`: of the routes that
+    /// Watches exactly these namespaces from now on. `way`: from [`Self::reach`]. `generation`: of the routes that
     /// name them. Needs a tokio runtime.
     pub fn look_at(self: &Arc<Self>, way: Option<Cluster>, namespaces: &[String], generation: u64) {
         if let Some(way) = way {
-            // By the same settings, another one is as good.
+            // A second client has the same settings, so the first one is kept.
             let _ = self.cluster.set(way);
         }
         let mut watches = lock(&self.watches);
@@ -158,7 +159,7 @@ impl Elections {
                 self.spawn(watch::run(this, namespace))
             });
         }
-        // Which Lease an object has may have changed: each is looked up anew, and nobody tells it of the old one.
+        // An object may have another Lease now: each is looked up anew, and no news of the old one is passed on.
         let mut objects = self.objects_mut();
         objects.generation = generation;
         objects.told.drain().for_each(|(object, entry)| {
@@ -174,19 +175,19 @@ impl Elections {
         self.objects.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Of the routes that objects are told by. To be asked for before those are looked at.
+    /// The generation of the routes by which objects are known here. Read it before the routes.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.objects().generation
     }
 
-    /// Stops looking.
+    /// Stops all watches.
     pub fn stop(&self) {
         lock(&self.watches).drain().for_each(|(_, task)| task.abort());
     }
 
     /// # Panics
-    /// Where nobody has found the way: nothing is asked about then.
+    /// When [`Self::reach`] has set no runtime: then no caller has anything to ask.
     fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.runtime.get().expect("whoever asks has a route to a Lease").spawn(work)
     }
@@ -199,18 +200,18 @@ impl Elections {
         &self.metrics
     }
 
-    /// Says what is known of a write's term without asking anyone.
+    /// Adds what is known of a write's term, without asking the API server.
     pub fn stand(&self, object: &str, claimant: &mut Claimant) {
         let objects = self.objects();
         let Some(entry) = objects.told.get(object).filter(|entry| entry.name == claimant.lease) else { return };
         claimant.term = lock(&entry.known).as_ref().and_then(|known| known.term_of(claimant.election));
     }
 
-    /// Asks about a write's term, unless it is known to be the present one, and lets the ledger know of the Lease.
-    /// Older writes are waited for a while. `generation`: of the routes by which that Lease governs the object.
+    /// Asks about a write's term, unless it is known to be the present one, and passes the answer to the ledger.
+    /// Waits a while for older writes. `generation`: of the routes by which that Lease governs the object.
     ///
     /// # Errors
-    /// Where the API server, or the ledger, cannot say.
+    /// When the API server or the ledger does not answer.
     pub async fn ask(
         self: &Arc<Self>,
         object: &ObjectId,
@@ -221,10 +222,10 @@ impl Elections {
         self.ask_of(entry, (object, generation), Some(claimant.election)).await
     }
 
-    /// Asks about the Lease of an object anew, and tells the ledger.
+    /// Asks about an object's Lease anew, and passes the answer to the ledger.
     ///
     /// # Errors
-    /// Where the API server, or the ledger, cannot say.
+    /// When the API server or the ledger does not answer.
     pub async fn ask_again(self: &Arc<Self>, object: &ObjectId) -> Result<(), Unknown> {
         let (entry, generation) = {
             let objects = self.objects();
@@ -255,23 +256,23 @@ impl Elections {
         Ok(Told { election, term, moved })
     }
 
-    /// Asks about a write's term, unless it is known to be the present one, and moves nothing for it: the term that its
-    /// Lease is in, and until when that is held.
+    /// Asks about a write's term, unless it is known to be the present one, and moves no fence. Returns the Lease's
+    /// present term and until when it is held.
     ///
     /// # Errors
-    /// Where the API server cannot say.
+    /// When the API server does not answer.
     pub async fn look(self: &Arc<Self>, claimant: &Claimant) -> Result<(Option<Election>, Arc<Term>), Unknown> {
         let (this, entry) = (Arc::clone(self), self.entry(&claimant.lease));
         let looked = self.in_turn(entry, Some(claimant.election), move |entry: Arc<Entry>| async move {
-            // Those who were told of it before are told, or else nobody would.
+            // Objects that follow this Lease get the change too: this read may be the only one that finds it.
             this.tell_all(&entry).await.map_err(Unknown::Ledger)?;
             this.tell(&entry, None)
         });
         looked.await.map(|(election, term, _)| (election, term))
     }
 
-    /// Reads a Lease, if what is known may not be good enough, and does something with it before anyone else can.
-    /// Whoever asked may hang up, or run out of time; what was begun is brought to its end.
+    /// Reads a Lease if its known state may be too old, and runs `then` before another caller can read. The caller
+    /// may hang up or run out of time; work that has begun is finished.
     async fn in_turn<T: Send + 'static, F: Future<Output = Result<T, Unknown>> + Send>(
         self: &Arc<Self>,
         entry: Arc<Entry>,
@@ -287,7 +288,7 @@ impl Elections {
             let _place = place;
             let mut last = entry.reading.lock().await;
             if this.is_behind(&entry, &last, arrived, election) {
-                // Its turn may be long in coming: whatever a watch shows of this Lease is read meanwhile.
+                // This turn may take long to come. Changes that a watch shows are read meanwhile.
                 drop(last);
                 let _turn = this.turn().await.map_err(Unknown::Away)?;
                 last = entry.reading.lock().await;
@@ -309,18 +310,18 @@ impl Elections {
         }
     }
 
-    /// A watch shows a Lease; `None`: it is gone.
+    /// A watch shows a Lease; `None`: it is deleted.
     pub(super) fn hear(self: &Arc<Self>, name: &LeaseName, seen: Option<Seen>) {
         let Some(entry) = lock(&self.entries).all.get(name).map(Arc::clone) else { return };
         let now = self.clock.now();
-        // Before the first read there is nothing to compare it with, and that one may have begun too early.
+        // Before the first read there is no state to compare with, and that read may have begun too early.
         let is_known = lock(&entry.known).as_mut().is_some_and(|known| known.hear(seen, now));
         if !is_known {
             self.look_into(&entry);
         }
     }
 
-    /// A watch has begun anew, and these are all the Leases that there are.
+    /// A watch has begun anew, and these are all the Leases of its namespace.
     pub(super) fn hear_all(self: &Arc<Self>, namespace: &str, names: &HashSet<String>) {
         let all: Vec<Arc<Entry>> = lock(&self.entries).all.values().map(Arc::clone).collect();
         for entry in all {
@@ -332,7 +333,7 @@ impl Elections {
         }
     }
 
-    /// Reads a Lease of which a watch shows something new, and tells its objects. One at a time.
+    /// Reads a Lease after a watch has shown a change, and passes it to its objects. One task for each Lease.
     fn look_into(self: &Arc<Self>, entry: &Arc<Entry>) {
         entry.hints.fetch_add(1, Ordering::SeqCst);
         if entry.looking.swap(true, Ordering::SeqCst) {
@@ -348,7 +349,7 @@ impl Elections {
                 let is_read = if last.number > arrived {
                     last.failed.is_none()
                 } else {
-                    // It is never closed.
+                    // The semaphore is never closed.
                     let _place = this.shown_reads.acquire().await.ok();
                     this.read(&entry, &mut last).await.is_ok()
                 };
@@ -359,20 +360,20 @@ impl Elections {
                     tokio::time::sleep(TRY_AGAIN).await;
                     continue;
                 }
-                // In this order, as whoever hints takes them in the other.
+                // This order, since a new hint uses the opposite one.
                 entry.looking.store(false, Ordering::SeqCst);
                 if entry.hints.load(Ordering::SeqCst) == hints || entry.looking.swap(true, Ordering::SeqCst) {
                     return;
                 }
             }
             entry.looking.store(false, Ordering::SeqCst);
-            // The term that is known runs out, and whoever has another token is looked up.
+            // The known term runs out, and a write with another token causes a read.
             tracing::warn!(lease = %entry.name, "a Lease has changed, and could not be read");
         });
     }
 
-    /// Whether a Lease has to be read for somebody: unless that was done since they arrived, or it is known to be in the
-    /// term that they ask about. `arrived`: how many reads had begun then.
+    /// Whether a Lease must be read for a caller: not if a read has begun since the caller came, nor if the Lease is
+    /// known to be in the caller's term. `arrived`: how many reads had begun when the caller came.
     fn is_behind(&self, entry: &Entry, last: &LastRead, arrived: u64, election: Option<Election>) -> bool {
         let (known, now) = (lock(&entry.known), self.clock.now());
         let is_present = known.as_ref().zip(election).is_some_and(|(known, election)| known.is_in(election, now));
@@ -383,14 +384,14 @@ impl Elections {
         self.cluster().map(Cluster::timeout).unwrap_or_default()
     }
 
-    /// The turn of somebody who asks: there are only so many in a second, and at once. Whose does not come in time has
-    /// none.
+    /// Waits for a caller's turn to read: reads per second and at once are limited. Fails if the turn does not come
+    /// in time.
     async fn turn(&self) -> Result<Option<SemaphorePermit<'_>>, Away> {
         let patience = self.patience();
         let wait = self.pace.take(self.clock.now().boot, patience).ok_or_else(|| Away::late(patience))?;
         let turn = async {
             tokio::time::sleep(wait).await;
-            // It is never closed.
+            // The semaphore is never closed.
             self.asked_reads.acquire().await.ok()
         };
         tokio::time::timeout(patience, turn).await.map_err(|_| Away::late(patience))
@@ -424,8 +425,8 @@ impl Elections {
         Ok(())
     }
 
-    /// Tells the ledger how the Lease of an object is; where somebody has come with its present term, the object is told
-    /// of every change from here on. Whoever calls this reads nothing meanwhile, and nobody else does.
+    /// Passes the state of an object's Lease to the ledger. If the caller came with its present term, the object gets
+    /// every change from now on. The caller holds the entry's lock, so no read happens meanwhile.
     fn tell(&self, entry: &Arc<Entry>, asked: Option<(ObjectId, u64, Option<Election>)>) -> Result<ToldOf, Unknown> {
         let (sighting, election, term) = entry.sighting()?;
         let Some((object, generation, token)) = asked else { return Ok((election, term, None)) };
@@ -442,19 +443,19 @@ impl Elections {
         Ok((election, term, Some(answer)))
     }
 
-    /// Tells all objects of a Lease how it is, unless they know.
+    /// Passes the state of a Lease to all its objects, unless they have it already.
     async fn tell_all(&self, entry: &Entry) -> Result<(), ledger::Refused> {
         if lock(&entry.known).as_ref().is_none_or(|known| known.is_told) {
             return Ok(());
         }
-        // What cannot be said to one cannot be said to any; whoever writes is told why.
+        // If it cannot be passed to one object, it cannot be passed to any; a writer gets the reason.
         let Ok((sighting, _, _)) = entry.sighting() else { return Ok(()) };
         let generation = self.objects().generation;
         let objects: Vec<ObjectId> = lock(&entry.objects).iter().cloned().collect();
         tracing::info!(objects = objects.len(), ?sighting, "a Lease has changed");
         for some in objects.chunks(TOLD_AT_ONCE) {
             let room = self.ledger.capacity_in_time().await?;
-            // Held until the ledger has it: behind a reload, another Lease may govern these objects.
+            // Held until the ledger has it: after a reload, another Lease may govern these objects.
             let now = self.objects();
             if now.generation != generation {
                 return Ok(());

@@ -1,4 +1,4 @@
-//! The Leases that govern objects in use, one [`Entry`] each, and which objects are told of which. No I/O.
+//! The Leases that govern objects in use, one [`Entry`] each, and which objects follow which Lease. No I/O.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,20 +26,21 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One Lease that governs objects in use. There is never another one of the same name while somebody has this one.
+/// One Lease that governs objects in use. While this entry is used, there is no second entry of the same name.
 pub(super) struct Entry {
     pub(super) name: Arc<LeaseName>,
-    /// `None`: not looked at yet.
+    /// `None`: not read yet.
     pub(super) known: Mutex<Option<Known>>,
-    /// The objects that were told of it: each is told of every change.
+    /// The objects that follow it: each gets every change.
     pub(super) objects: Mutex<HashSet<ObjectId>>,
     /// How many reads have begun.
     pub(super) begun: AtomicU64,
-    /// Held by whoever reads; and by whoever tells the ledger, so that it is told in order.
+    /// Locked by the task that reads or that passes the result to the ledger, so that the ledger gets results in
+    /// order.
     pub(super) reading: tokio::sync::Mutex<LastRead>,
     /// How often a watch has shown something new.
     pub(super) hints: AtomicU64,
-    /// Somebody looks into that.
+    /// A task is reading after such a change.
     pub(super) looking: AtomicBool,
 }
 
@@ -56,7 +57,7 @@ impl Entry {
         })
     }
 
-    /// What the ledger is told of it, and what writes are.
+    /// What the ledger gets, and what writes get.
     pub(super) fn sighting(&self) -> Result<(Sighting, Option<Election>, Arc<Term>), Unknown> {
         let known = lock(&self.known);
         let known = known.as_ref().ok_or(Unknown::Ledger(ledger::Refused::Stopping))?;
@@ -73,20 +74,20 @@ pub(super) struct LastRead {
     pub(super) failed: Option<Away>,
 }
 
-/// The objects that were told of their Lease. Each is in its entry's own list, and in no other's.
+/// The objects that follow their Lease. Each is in the list of exactly one entry.
 #[derive(Default)]
 pub(super) struct Objects {
     pub(super) told: HashMap<ObjectId, Arc<Entry>>,
-    /// The routes that say which Lease an object has: a number for each reload.
+    /// The number of the routes that assign a Lease to each object: a new one for each reload.
     pub(super) generation: u64,
 }
 
 impl Objects {
-    /// An object is told of its Lease from now on, and of no other.
+    /// From now on an object follows this Lease, and no other.
     pub(super) fn note(&mut self, entry: &Arc<Entry>, object: &ObjectId, max: usize) {
         let told = &mut self.told;
         if told.len() >= max && !told.contains_key(object) {
-            // Any will do: its next write asks, as the first one did.
+            // Any object will do: its next write asks, as its first one did.
             let one = told.keys().next().cloned();
             if let Some((one, entry)) = one.and_then(|one| told.remove_entry(&one)) {
                 lock(&entry.objects).remove(&one);
@@ -99,22 +100,23 @@ impl Objects {
     }
 }
 
-/// The Leases that govern objects in use, and those that somebody has asked about.
+/// The Leases that govern objects in use, and those that callers have asked about.
 #[derive(Default)]
 pub(super) struct Entries {
     pub(super) all: HashMap<Arc<LeaseName>, Arc<Entry>>,
-    /// How many there may be before those that nobody needs are looked for.
+    /// The number of entries at which unused ones are searched for.
     sweep_at: usize,
 }
 
 impl Entries {
-    /// The one of this name. `max`: about how many there may be that nobody needs.
+    /// The entry of this name. `max`: about how many unused entries there may be.
     pub(super) fn of(&mut self, name: &Arc<LeaseName>, max: usize) -> Arc<Entry> {
         let Self { all, sweep_at } = self;
         if all.len() >= (*sweep_at).max(max) {
-            // Those that govern nothing in use and that nobody has; whoever asks for one again finds a new one.
+            // Keeps entries with objects and entries in use. A caller that asks for another one again gets a new
+            // entry.
             all.retain(|_, entry| Arc::strong_count(entry) > 1 || !lock(&entry.objects).is_empty());
-            // So that it is not looked for each time where most of them are needed.
+            // Avoids a search on each call when most entries are needed.
             *sweep_at = all.len() + max / 2 + 1;
         }
         Arc::clone(all.entry(Arc::clone(name)).or_insert_with(|| Entry::new(name)))

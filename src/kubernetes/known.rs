@@ -1,9 +1,9 @@
 //! What is known of one Lease, and until when it counts as held.
 //!
-//! A Lease is held for its duration from when a renewal of it was *seen*, by this machine's boot clock: the holder's
-//! clock says when it renewed, and nobody knows how right that is. Only of the very first look at it in this run is
-//! the holder's word taken, and only to count the Lease as held for less: a gate that was restarted has not seen
-//! when the renewal was that it finds.
+//! A Lease is held for its duration from when a renewal of it was *seen*, by this machine's boot clock. The renewal
+//! time that the holder writes is from the holder's clock, which may be wrong. It is used only at the first read in
+//! this run, and only to count the Lease as held for less time: a restarted gate has not seen when the renewal
+//! happened.
 
 use std::sync::Arc;
 
@@ -24,15 +24,15 @@ pub struct Known {
     pub seen: Option<Seen>,
     /// Shared by the writes that are judged by it.
     pub term: Arc<Term>,
-    /// When a renewal, or another holder, was last seen; else when it was first looked at.
+    /// When a renewal, or another holder, was last seen; otherwise the time of the first read.
     changed: BootMs,
-    /// When it was last looked at: as of the question, however late the answer came.
+    /// When it was last read: the time of the request, even if the answer came late.
     looked: BootMs,
-    /// Everyone who has to know of its changes knows of this.
+    /// All objects that follow it have got this state.
     pub is_told: bool,
 }
 
-/// What there is to know of a Lease but its renewals.
+/// The state of a Lease without its renewals.
 type Gist = Option<(Election, Option<String>)>;
 
 fn duration(seen: &Seen) -> Ttl {
@@ -40,7 +40,7 @@ fn duration(seen: &Seen) -> Ttl {
 }
 
 impl Known {
-    /// The first look at a Lease in this run. `at`: when it was asked for.
+    /// The state after the first read of a Lease in this run. `at`: when the read was sent.
     #[must_use]
     pub fn first(seen: Option<Seen>, at: Now) -> Self {
         let deadline = seen.as_ref().filter(|seen| seen.holder.is_some()).map_or(BootMs::PAST, |seen| {
@@ -54,7 +54,7 @@ impl Known {
         Self { seen, term: Arc::new(Term::until(deadline)), changed: at.boot, looked: at.boot, is_told: false }
     }
 
-    /// A later look at it.
+    /// Adds the result of a later read.
     pub fn again(&mut self, seen: Option<Seen>, at: Now) {
         self.looked = self.looked.max(at.boot);
         let is_same_term = self.gist() == gist(seen.as_ref());
@@ -75,10 +75,11 @@ impl Known {
         self.seen = seen;
     }
 
-    /// A watch shows it. `false`: that is another term, or another holder, than everyone knows of; somebody has to ask.
+    /// Adds what a watch shows. Returns `false` for a term or holder that is not known yet: then the Lease must be
+    /// read.
     pub fn hear(&mut self, seen: Option<Seen>, at: Now) -> bool {
         let is_known = self.gist() == gist(seen.as_ref());
-        // A watch may be behind what was read: an older renewal is no news.
+        // A watch may be older than the last read: an older renewal is no news.
         let is_older =
             seen.as_ref().zip(self.seen.as_ref()).is_some_and(|(seen, known)| seen.renewed_us < known.renewed_us);
         if is_known && !is_older {
@@ -96,14 +97,14 @@ impl Known {
         self.seen.as_ref().map(|seen| seen.election)
     }
 
-    /// Whether the Lease is in this term, and held: then nobody has to ask the API server about it.
+    /// Whether the Lease is in this term, and held: then no read is necessary.
     #[must_use]
     pub fn is_in(&self, election: Election, now: Now) -> bool {
         self.election() == Some(election) && self.term.is_live(now)
     }
 
-    /// What a write of `election` is judged by: the present term, or nothing where the API server has to be asked.
-    /// With [`Fault::DeadTerms`]: a term that is never over, since the judge knows no test faults.
+    /// The term by which a write of `election` is judged; `None` where the API server must be asked. With
+    /// [`Fault::DeadTerms`], a term that never ends, since the judge knows no test faults.
     #[must_use]
     pub fn term_of(&self, election: Election) -> Option<Arc<Term>> {
         if failpoints::on(Fault::DeadTerms) {
@@ -112,16 +113,16 @@ impl Known {
         (self.election() == Some(election)).then(|| Arc::clone(&self.term))
     }
 
-    /// What the ledger is told of it.
+    /// What the ledger gets of it.
     ///
     /// # Errors
-    /// Where its holder has a name that no lease can have.
+    /// When its holder's name is not allowed for a lease.
     pub fn sighting(&self, lease: &Arc<LeaseName>) -> Result<Sighting, String> {
         let lease = Arc::clone(lease);
         let Some(seen) = &self.seen else { return Ok(Sighting::Gone { lease }) };
         let holder = seen.holder.as_deref().map(HolderId::new).transpose();
         let holder = holder.map_err(|fault| format!("its holderIdentity {fault}"))?;
-        // Nobody is told that a lease is over, unless it was looked at for as long as it lasts.
+        // A lease counts as over only after it was read again a full duration later.
         let lapsed = self.looked >= self.changed.after(duration(seen));
         Ok(Sighting::Held { lease, election: seen.election, holder, lapsed })
     }
@@ -159,7 +160,7 @@ mod tests {
         Arc::new(LeaseName { namespace: "left".to_owned(), name: "users".to_owned() })
     }
 
-    /// Whether it counts as over after one more look, which finds it as it was.
+    /// Whether it counts as over after one more read that shows no change.
     fn lapsed(known: &mut Known, at: u64) -> bool {
         let seen = known.seen.clone();
         known.again(seen, now(at));
@@ -170,10 +171,10 @@ mod tests {
     fn a_renewal_counts_from_when_it_was_seen() {
         let mut known = Known::first(seen(1, "a", 0), now(0));
         assert!(known.term.is_live(now(14_999)) && !known.term.is_live(now(15_000)));
-        // The same renewal, read again, renews nothing.
+        // The same renewal, read again, does not renew the Lease.
         known.again(seen(1, "a", 0), now(5_000));
         assert!(!known.term.is_live(now(15_000)));
-        // Whatever the holder's clock says of it.
+        // Whatever time the holder's clock gave.
         known.again(seen(1, "a", -90_000), now(9_000));
         assert!(known.term.is_live(now(23_999)) && !known.term.is_live(now(24_000)));
         assert!(!lapsed(&mut known, 23_999) && lapsed(&mut known, 24_000));
@@ -185,9 +186,9 @@ mod tests {
         assert!(known.term.is_live(now(4_999)) && !known.term.is_live(now(5_000)));
         let mut old = Known::first(seen(1, "a", -60_000), now(0));
         assert!(!old.term.is_live(now(0)));
-        // That it is over is said once it was looked at for as long as it lasts.
+        // The Lease counts as over after reads for as long as its duration.
         assert!(!lapsed(&mut old, 14_999) && lapsed(&mut old, 15_000));
-        // A holder whose clock is ahead gains nothing.
+        // A holder whose clock is ahead gets no longer time.
         let ahead = Known::first(seen(1, "a", 60_000), now(0));
         assert!(ahead.term.is_live(now(14_999)) && !ahead.term.is_live(now(15_000)));
     }
@@ -223,7 +224,7 @@ mod tests {
         known.is_told = true;
         assert!(known.hear(seen(1, "a", 9_000), now(10_000)));
         assert!(known.term.is_live(now(24_999)) && !known.term.is_live(now(25_000)));
-        // One that is behind what was read renews nothing.
+        // A renewal older than the last read does not renew the Lease.
         known.again(seen(1, "a", 20_000), now(20_000));
         for late in [9_000, 15_000, 20_000] {
             assert!(known.hear(seen(1, "a", late), now(30_000)));
@@ -234,7 +235,7 @@ mod tests {
     #[test]
     fn an_answer_that_is_slow_ends_nothing() {
         let mut known = Known::first(seen(1, "a", 0), now(0));
-        // It is told of long after the question; what it says is as of then.
+        // The answer came long after the request, and counts as of the request.
         known.again(seen(1, "a", 14_000), now(14_500));
         assert!(matches!(known.sighting(&name()), Ok(Sighting::Held { lapsed: false, .. })));
         assert!(!lapsed(&mut known, 29_499) && lapsed(&mut known, 29_500));

@@ -1,24 +1,25 @@
-//! How fast Leases are read for the sake of tokens, which anyone can send.
+//! Limits the reads of Leases that tokens cause, because any client can send a token.
 
 use std::{sync::Mutex, time::Duration};
 
 use super::entries::lock;
 use crate::fence::BootMs;
 
-/// So many in a second, and at once after a second without any.
+/// Reads per second, and reads at once after a second without any.
 const READS_PER_S: u64 = 100;
 
-/// Reads for the sake of tokens, spread over time.
+/// Spreads the reads that tokens cause over time.
 #[derive(Default)]
 pub(super) struct Pace {
-    /// Until when the reads that were let go reach, on the boot clock.
+    /// The time, on the boot clock, up to which the granted reads fill the schedule.
     taken: Mutex<u64>,
 }
 
 impl Pace {
     const EACH_MS: u64 = 1_000 / READS_PER_S;
 
-    /// How long to wait before the next read; `None` if that is longer than somebody would, who then takes no place.
+    /// Returns how long to wait before the next read. Returns `None`, and takes no place, if that is longer than
+    /// `patience`.
     pub(super) fn take(&self, now: BootMs, patience: Duration) -> Option<Duration> {
         let mut taken = lock(&self.taken);
         let begins = (*taken).max(now.0.saturating_sub(1_000));
@@ -39,13 +40,13 @@ mod tests {
     fn reads_for_the_sake_of_tokens_are_spread_over_time() {
         let (pace, now, long) = (Pace::default(), BootMs(10_000), Duration::from_mins(1));
         let waits: Vec<u128> = (0..300).map(|_| pace.take(now, long).unwrap().as_millis()).collect();
-        // A second's worth at once, then one every ten milliseconds.
+        // One second's reads at once, then one every ten milliseconds.
         assert_eq!(waits.iter().filter(|wait| **wait == 0).count(), 101, "{waits:?}");
         assert_eq!(waits.last(), Some(&1_990));
-        // Who would not wait so long is not waited for, either.
+        // A caller that would not wait so long takes no place.
         assert!((0..100).all(|_| pace.take(now, Duration::from_secs(1)).is_none()));
         assert_eq!(pace.take(BootMs(12_000), long), Some(Duration::ZERO));
-        // Nothing is saved up beyond that.
+        // No more than that is saved up.
         let at_once = |_: &u32| pace.take(BootMs(90_000), long).is_some_and(|wait| wait.is_zero());
         assert_eq!((0..300).filter(at_once).count(), 101);
     }

@@ -1,5 +1,5 @@
-//! The watch of a namespace's Leases. It begins with a list, and begins anew with one whenever it breaks off, also
-//! where the API server has forgotten the place that it had come to.
+//! The watch of a namespace's Leases. It begins with a list. It begins again with a list whenever it breaks off, and
+//! when the API server no longer has the position that the watch had reached.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -12,14 +12,14 @@ use super::{
     elections::Elections,
 };
 
-/// How long one request lasts before it is made again: a connection that is dead is found out soon after.
+/// How long one request lasts before it is repeated: a dead connection is noticed soon after.
 const LASTS_S: u32 = 60;
-/// Between two attempts. kube's own backoff would never grow here: every event resets it, and a watcher gives an event
-/// before each list, also where the API server is away.
+/// The pause between two attempts. kube's backoff would never grow here: every event resets it, and a watcher sends
+/// an event before each list, also when the API server is unreachable.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Watches a namespace for ever.
+/// Watches a namespace until the task is stopped.
 pub async fn run(elections: Arc<Elections>, namespace: String) {
     let mut pause = PAUSE_MIN;
     elections.metrics().watching(&namespace, false);
@@ -57,7 +57,7 @@ fn take_in(elections: &Arc<Elections>, namespace: &str, event: Event<Lease>, lis
             elections.hear(&place(&lease), Seen::of(&lease).ok());
         }
         Event::InitDone => elections.hear_all(namespace, listed),
-        // One that cannot be understood differs from whatever is known: it is asked about.
+        // A Lease that cannot be understood differs from every known state, so it is read.
         Event::Apply(lease) => elections.hear(&place(&lease), Seen::of(&lease).ok()),
         Event::Delete(lease) => elections.hear(&place(&lease), None),
     }

@@ -1,7 +1,7 @@
-//! One flat JSON object, written field by field: refusals are written often. A text that has nothing to be
-//! escaped is copied as it is; for all others there is `serde_json`.
+//! One flat JSON object, written field by field because refusals are written often. Text without characters to escape
+//! is copied unchanged; `serde_json` writes all other text.
 
-/// An object that is being written.
+/// A JSON object while it is written.
 pub(super) struct Object(Vec<u8>);
 
 impl Object {
@@ -9,12 +9,12 @@ impl Object {
         Self(Vec::with_capacity(bytes))
     }
 
-    /// `name`: as [`field`] spells it.
+    /// Adds a name. `name` has the form that [`field`] makes.
     fn name(&mut self, name: &'static str) {
         self.0.extend_from_slice(name.as_bytes());
     }
 
-    /// A text that is known to have nothing to be escaped.
+    /// Adds a text that contains nothing to escape.
     pub(super) fn plain(&mut self, name: &'static str, value: &'static str) {
         self.name(name);
         self.quote(value);
@@ -31,7 +31,7 @@ impl Object {
         if is_plain(value) {
             self.quote(value);
         } else {
-            // Writing to memory does not fail, and JSON has a word for every text.
+            // Writing to memory cannot fail, and JSON can express every text.
             let _ = serde_json::to_writer(&mut self.0, value);
         }
     }
@@ -47,7 +47,7 @@ impl Object {
     }
 
     pub(super) fn done(mut self) -> Vec<u8> {
-        // In the place of the first comma.
+        // The brace replaces the first comma.
         match self.0.first_mut() {
             Some(first) => *first = b'{',
             None => self.0.push(b'{'),
@@ -57,7 +57,7 @@ impl Object {
     }
 }
 
-/// A field's name, as it is written behind another field.
+/// A field's name, as it is written after another field.
 macro_rules! field {
     ($name:literal) => {
         concat!(",\"", $name, "\":")
@@ -65,12 +65,12 @@ macro_rules! field {
 }
 pub(super) use field;
 
-/// Whether nothing in it has to be escaped.
+/// Whether the text contains nothing to escape.
 fn is_plain(text: &str) -> bool {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     const TOPS: u64 = ONES << 7;
-    // Eight bytes at a time. The top bit of a byte of `word.wrapping_sub(n * ONES) & !word` says that it was below
-    // n, for any byte up to the first for which that is so: which one does not matter.
+    // Checks eight bytes at a time. In `word.wrapping_sub(n * ONES) & !word`, the top bit of a byte says that the
+    // byte was below n. This is exact up to the first such byte, and it does not matter which byte it is.
     let below = |word: u64, n: u64| word.wrapping_sub(n * ONES) & !word;
     let is_odd = |word: u64| {
         let is = |byte: u8| below(word ^ (u64::from(byte) * ONES), 1);

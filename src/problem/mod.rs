@@ -1,5 +1,5 @@
-//! Refusals on the wire: RFC 9457 problem+json, the code in the header `Fence-Error`, and
-//! `Retry-After` where trying again makes sense.
+//! Refusals on the wire: RFC 9457 problem+json, the code in the header `Fence-Error`, and `Retry-After` where another
+//! try makes sense.
 
 mod json;
 
@@ -24,7 +24,7 @@ use crate::{
 /// A refusal's body.
 #[derive(Clone, Debug, ToSchema)]
 pub struct Problem {
-    /// `about:blank`: the code says it all.
+    /// `about:blank`: the code has the whole meaning.
     #[schema(rename = "type")]
     kind: &'static str,
     title: &'static str,
@@ -33,7 +33,7 @@ pub struct Problem {
     detail: Cow<'static, str>,
     code: &'static str,
     retryable: bool,
-    /// `none`: nothing was changed; `maybe`: nobody knows; `done`: it was.
+    /// `none`: nothing was changed; `maybe`: that is unknown; `done`: it was changed.
     side_effect: &'static str,
     #[schema(value_type = Option<String>)]
     object_id: Option<ObjectId>,
@@ -51,7 +51,7 @@ pub struct Problem {
     retry_after_ms: Option<u64>,
     expired_at: Option<String>,
     released_at: Option<String>,
-    /// Who has the lease by now, after a stale write.
+    /// Who has the lease now, after a stale write.
     #[schema(value_type = Option<String>)]
     successor_holder: Option<HolderId>,
     #[schema(value_type = Option<String>)]
@@ -61,11 +61,11 @@ pub struct Problem {
     fenced_by: Option<IssuerId>,
     /// That certificate's hybrid logical time.
     fence_time: Option<String>,
-    /// The migration that this is about.
+    /// The migration that this concerns.
     migration_id: Option<String>,
-    /// Under which `GET /v1/receipts` has it.
+    /// The id of this refusal in `GET /v1/receipts`.
     receipt_id: Option<String>,
-    /// Who holds the object, where an agent does not.
+    /// Who holds the object, in an agent's refusal.
     #[schema(value_type = Option<String>)]
     leader: Option<HolderId>,
     #[schema(ignore)]
@@ -75,7 +75,7 @@ pub struct Problem {
 /// Most bodies are shorter.
 const BODY_BYTES: usize = 640;
 
-/// Without anything better to say, come back in a second.
+/// The default wait before another try: one second.
 const RETRY_MS: u64 = 1_000;
 
 impl Problem {
@@ -117,7 +117,7 @@ impl Problem {
         }
     }
 
-    /// A request that does not say what it must.
+    /// A request with a missing or wrong field.
     #[must_use]
     pub fn invalid(field: impl Into<String>, what: impl std::fmt::Display) -> Self {
         let field = field.into();
@@ -140,30 +140,30 @@ impl Problem {
         self
     }
 
-    /// Trying again will not help.
+    /// Another try will not help.
     #[must_use]
     pub fn for_good(mut self) -> Self {
         (self.retryable, self.retry_after_ms) = (false, None);
         self
     }
 
-    /// Also tells which object it is about.
+    /// Adds the object that the refusal concerns.
     pub fn tell_object(&mut self, object: &ObjectId) {
         self.object_id = Some(object.clone());
     }
 
-    /// Also tells the field that is wrong.
+    /// Adds the wrong field.
     pub fn tell_field(&mut self, field: &str) {
         self.field = Some(field.to_owned());
     }
 
-    /// Also tells the numbers that a write was judged by.
+    /// Adds the numbers by which a write was judged.
     pub fn tell_numbers(&mut self, seq: Option<LeaseSeq>, fence: Option<Fence>) {
         self.lease_seq = seq.map(LeaseSeq::get);
         self.fence = fence.map(Fence::get);
     }
 
-    /// Also tells who has the lease by now.
+    /// Adds who has the lease now.
     pub fn tell_successor(&mut self, successor: Option<Successor>) {
         if let Some(Successor { holder, lease_id }) = successor {
             self.successor_holder = Some(holder);
@@ -171,7 +171,7 @@ impl Problem {
         }
     }
 
-    /// Also tells by whose certificate the lease was fenced.
+    /// Adds whose certificate fenced the lease.
     pub fn tell_certificate(&mut self, certified: Option<&Certified>) {
         if let Some(Certified { issuer, time, .. }) = certified {
             self.fenced_by = Some(issuer.clone());
@@ -179,34 +179,34 @@ impl Problem {
         }
     }
 
-    /// Also tells which migration it is about.
+    /// Adds the migration that the refusal concerns.
     #[must_use]
     pub fn with_migration(mut self, id: &MigrationId) -> Self {
         self.migration_id = Some(id.to_string());
         self
     }
 
-    /// Also tells when to come again.
+    /// Adds how long to wait before another try.
     pub fn tell_retry(&mut self, ms: u64) {
         self.retry_after_ms = Some(ms);
     }
 
-    /// It is not known whether anything was changed.
+    /// Records that it is unknown whether anything was changed.
     pub fn tell_unsure(&mut self) {
         self.side_effect = "maybe";
     }
 
-    /// Also tells the receipt that was left of it.
+    /// Adds the id of the refusal's receipt.
     pub fn tell_receipt(&mut self, receipt_id: String) {
         self.receipt_id = Some(receipt_id);
     }
 
-    /// Also tells who holds the object.
+    /// Adds who holds the object.
     pub fn tell_leader(&mut self, leader: HolderId) {
         self.leader = Some(leader);
     }
 
-    /// Also tells the lease's end.
+    /// Adds the lease's end.
     pub fn tell_end(&mut self, ended: &Ended) {
         match ended.how {
             How::Released => self.released_at = Some(time(ended.at)),
@@ -220,7 +220,7 @@ impl Problem {
         &self.detail
     }
 
-    /// The fence that it tells, or none.
+    /// The fence in this refusal, or none.
     #[must_use]
     pub fn fence(&self) -> Fence {
         Fence::new(self.fence.unwrap_or(0))
@@ -262,7 +262,7 @@ impl Problem {
         body.done()
     }
 
-    /// How long to wait before trying again, in whole seconds, rounded up: not before the time.
+    /// How long to wait before another try, in whole seconds, rounded up so that a try is not too early.
     #[must_use]
     pub fn retry_after(&self) -> Option<u64> {
         self.retry_after_ms.map(|ms| ms.div_ceil(1_000))
@@ -274,7 +274,7 @@ impl Problem {
         StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
-    /// Why the ledger did not carry a call out.
+    /// The refusal of a call that the ledger did not carry out.
     #[must_use]
     pub fn refused(refused: &Refused, now: Now) -> Self {
         match refused {

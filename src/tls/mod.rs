@@ -1,9 +1,9 @@
-//! TLS, on the gate's port, towards the store, and from an agent to its gate. The only folder that knows rustls.
+//! TLS on the gate's port, towards the store, and from an agent to its gate. The only folder that uses rustls.
 //!
-//! Certificates and keys are in PEM files. They are read when settings are, and again by whoever makes or takes a
-//! connection after they have changed: a certificate that was renewed needs neither a signal nor a restart.
+//! Certificates and keys are in PEM files. They are read with the settings. After a change they are read again when
+//! the next connection is made or accepted, so a renewed certificate needs neither a signal nor a restart.
 //!
-//! - `pem`: what is in a file. `renewed`: whether it has changed.
+//! - `pem`: reads a file. `renewed`: whether a file has changed.
 
 mod pem;
 mod renewed;
@@ -39,22 +39,22 @@ use self::{
 };
 use crate::config::GateSettings;
 
-/// Takes TLS connections in.
+/// Accepts TLS connections.
 #[derive(Clone)]
 pub struct Acceptor(Arc<Renewed<Shown>>);
 
-/// What clients are shown, and asked for.
+/// The certificate for clients, and whether they must show one.
 struct Shown {
     config: Arc<ServerConfig>,
     not_after: i64,
 }
 
 impl Acceptor {
-    /// A certificate chain and its key. With `clients`, whoever connects must show a certificate of one of the
-    /// authorities in that file.
+    /// Reads a certificate chain and its key. With `clients`, a client must show a certificate from an authority in
+    /// that file.
     ///
     /// # Errors
-    /// With the key that is wrong, and what is; never with what is in the files.
+    /// The wrong key, and what is wrong with it; never the text of a file.
     pub fn new(certificates: &Path, key: &Path, clients: Option<&Path>) -> Result<Self, Wrong> {
         let (certificates, key, clients) = (certificates.to_owned(), key.to_owned(), clients.map(Path::to_owned));
         let paths = [&certificates, &key].into_iter().chain(&clients).cloned().collect();
@@ -62,26 +62,26 @@ impl Acceptor {
         Ok(Self(Arc::new(Renewed::new(paths, read)?)))
     }
 
-    /// The last second in which the certificate that is shown holds, as Unix time.
+    /// The last second in which the shown certificate is valid, as Unix time.
     #[must_use]
     pub fn not_after(&self) -> i64 {
         self.0.get().not_after
     }
 
-    /// Shakes hands with a client.
+    /// Performs the TLS handshake with a client.
     ///
     /// # Errors
-    /// Where the client does not.
+    /// When the handshake fails.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<ClientStream<S>> {
         TlsAcceptor::from(Arc::clone(&self.0.get().config)).accept(stream).await
     }
 }
 
 impl GateSettings {
-    /// What this port takes TLS connections in with; `None` where it takes plain ones.
+    /// The acceptor for this port's TLS connections; `None` where the port takes plain ones.
     ///
     /// # Errors
-    /// With the key that is wrong, and what is.
+    /// The wrong key, and what is wrong with it.
     pub fn tls(&self) -> Result<Option<Acceptor>, (&'static str, String)> {
         let clients = Some(self.tls_client_ca_file.as_path()).filter(|path| !path.as_os_str().is_empty());
         match (self.tls_cert_file.as_os_str().is_empty(), self.tls_key_file.as_os_str().is_empty()) {
@@ -117,20 +117,20 @@ pub struct Connector {
     config: Arc<Renewed<ClientConfig>>,
 }
 
-/// What a client goes by, as PEM files.
+/// The certificates of a client, as PEM files.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// Whom to trust; `None`: whom the system trusts.
+    /// The authorities to trust; `None`: those that the system trusts.
     pub roots: Option<PathBuf>,
-    /// The certificate to show where one is asked for, and its key.
+    /// The certificate to show if the other side asks for one, and its key.
     pub shown: Option<(PathBuf, PathBuf)>,
 }
 
 impl Connector {
-    /// For connections to who calls itself `name`.
+    /// A connector to the server named `name`.
     ///
     /// # Errors
-    /// With the key that is wrong, and what is; never with what is in the files.
+    /// The wrong key, and what is wrong with it; never the text of a file.
     pub fn new(files: Files, name: &str) -> Result<Self, Wrong> {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| ("tls_server_name", format!("{name:?} is not a name a certificate can carry")))?;
@@ -138,20 +138,20 @@ impl Connector {
         Ok(Self { name, config: Arc::new(config) })
     }
 
-    /// Shakes hands with the other side.
+    /// Performs the TLS handshake with the other side.
     ///
     /// # Errors
-    /// Where it does not prove to be who it should be.
+    /// When the other side does not prove its name.
     pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<StoreStream<S>> {
         TlsConnector::from(self.config.get()).connect(self.name.clone(), stream).await
     }
 
-    /// The same, and where the other side asks for a certificate, it has also said that it takes what it was shown: in
-    /// TLS 1.3 that comes after the handshake, and whatever was sent before would be of unknown outcome. One that says
-    /// nothing within `patience` (it sends no session tickets) is believed to.
+    /// The same. If the other side asks for a certificate, this also waits until it has accepted the one that it got.
+    /// In TLS 1.3 that happens after the handshake, and the outcome of a write that was sent before would be unknown.
+    /// A side that is silent for `patience` (it sends no session tickets) counts as having accepted.
     ///
     /// # Errors
-    /// Where one of the two does not prove to be who it should be.
+    /// When one side does not prove its name to the other.
     pub async fn connect_welcome<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
@@ -164,17 +164,17 @@ impl Connector {
         let mut stream = connected.map_err(refused)?;
         if asked.was.load(Ordering::Acquire) && stream.get_ref().1.protocol_version() == Some(ProtocolVersion::TLSv1_3)
         {
-            // Too late is as good as never.
+            // Silence counts as acceptance: see above.
             tokio::time::timeout(patience, verdict(&mut stream)).await.unwrap_or(Ok(())).map_err(refused)?;
         }
         Ok(stream)
     }
 }
 
-/// Waits for the first word after a handshake.
+/// Waits for the first message after a handshake.
 async fn verdict<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut StoreStream<S>) -> io::Result<()> {
     poll_fn(|context| {
-        // What comes for others stays where it is.
+        // Data for later readers stays in the buffer.
         let is_over = Pin::new(&mut *stream).poll_fill_buf(context).map_ok(<[u8]>::is_empty);
         if is_over.is_pending() && stream.get_ref().1.tls13_tickets_received() > 0 {
             return Poll::Ready(Ok(()));
@@ -187,7 +187,7 @@ async fn verdict<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut StoreStream<S>)
     .await
 }
 
-/// Knows whether the other side has asked for a certificate.
+/// Records whether the other side has asked for a certificate.
 #[derive(Debug)]
 struct Asked {
     shown: Arc<dyn ResolvesClientCert>,
@@ -205,7 +205,7 @@ impl ResolvesClientCert for Asked {
     }
 }
 
-/// The other side's word on a certificate, in words that lead to it.
+/// Explains the other side's refusal of a certificate by the setting that causes it.
 fn refused(error: io::Error) -> io::Error {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
     let Some(rustls::Error::AlertReceived(alert)) = inner else { return error };
@@ -220,7 +220,7 @@ fn refused(error: io::Error) -> io::Error {
         | AlertDescription::CertificateUnknown
         | AlertDescription::UnknownCA
         | AlertDescription::AccessDenied
-        // Of an authority that has the same name and another key.
+        // Sent for an authority with the same name and another key.
         | AlertDescription::DecryptError => format!("it does not take the certificate of tls_cert_file: {alert:?}"),
         _ => return error,
     };
@@ -260,7 +260,7 @@ impl Files {
     }
 }
 
-/// Who may connect.
+/// Checks which clients may connect.
 fn verifier(clients: Option<&Path>) -> Result<Arc<dyn ClientCertVerifier>, String> {
     let Some(path) = clients else { return Ok(WebPkiClientVerifier::no_client_auth()) };
     let mut trusted = RootCertStore::empty();
@@ -286,7 +286,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (chain, key) = (folder.path().join("chain.pem"), folder.path().join("key.pem"));
         let own = KeyPair::generate().unwrap();
-        // The second is beyond what two digits of a year can say.
+        // The second year cannot be written with two digits.
         let ends = [date_time_ymd(2031, 2, 3), date_time_ymd(2055, 1, 1)];
         let certificate = |end| {
             let mut params = CertificateParams::new(vec!["gate.test".to_owned()]).unwrap();

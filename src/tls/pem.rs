@@ -1,4 +1,4 @@
-//! Certificates and keys as PEM files have them. What is wrong is said, never what is in a file.
+//! Certificates and keys in PEM files. Errors say what is wrong, and never quote a file.
 
 use std::path::Path;
 
@@ -8,14 +8,15 @@ use rustls::pki_types::{
 };
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
-/// Until when a certificate holds. rustls has no word for it: to who shows a certificate it does not matter.
+/// The end of a certificate's validity. rustls has no function for it, since the side that shows a certificate does
+/// not need it.
 pub(super) fn not_after(certificate: &CertificateDer<'_>) -> Result<i64, String> {
     let (_, read) = X509Certificate::from_der(certificate)
         .map_err(|fault| format!("until when the certificate holds cannot be read: {fault}"))?;
     Ok(read.validity().not_after.timestamp())
 }
 
-/// One at least.
+/// Reads at least one certificate.
 pub(super) fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let unreadable = |fault| format!("no certificate can be read from {}: {}", path.display(), in_words(&fault));
     let certificates: Vec<_> =
@@ -31,7 +32,7 @@ pub(super) fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
         .map_err(|fault| format!("no private key can be read from {}: {}", path.display(), in_words(&fault)))
 }
 
-/// What is wrong with a PEM file. Its own words may cite a whole line, and a key may be one line.
+/// What is wrong with a PEM file. The error's own text may quote a whole line, and a key may be one line.
 fn in_words(fault: &pem::Error) -> String {
     match fault {
         pem::Error::MissingSectionEnd { .. } | pem::Error::IllegalSectionStart { .. } => {

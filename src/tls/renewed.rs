@@ -1,7 +1,9 @@
-//! What is made of files, and made anew when they have changed: whoever needs it has them looked at first.
+//! A value made from files, and made again when they have changed: the files are checked each time the value is
+//! needed.
 //!
-//! No watch and no timer: a look costs a stat(2) for each file, and a certificate is needed once per connection. Files
-//! that are exchanged one after the other do not go together for a moment; until they do, what was made last is used.
+//! This needs no watch and no timer: a check costs one stat(2) for each file, and a certificate is needed once per
+//! connection. Files that are replaced one after the other do not match for a moment; until they do, the last good
+//! value is used.
 
 use std::{
     fs,
@@ -10,10 +12,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Which key of the settings is wrong, and what is; never what is in a file.
+/// The wrong key of the settings, and what is wrong with it; never the text of a file.
 pub(super) type Wrong = (&'static str, String);
 
-/// What tells a file from the one that was there before: Kubernetes swaps a link, others write into the file.
+/// Distinguishes a file from its earlier version: Kubernetes swaps a link, other programs write into the file.
 type Mark = (u64, u64, u64, i64, i64);
 
 fn mark(path: &Path) -> Option<Mark> {
@@ -21,7 +23,7 @@ fn mark(path: &Path) -> Option<Mark> {
     Some((it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec()))
 }
 
-/// Something that is made of files.
+/// A value made from files.
 pub(super) struct Renewed<T> {
     paths: Vec<PathBuf>,
     make: Box<dyn Fn() -> Result<T, Wrong> + Send + Sync>,
@@ -30,25 +32,25 @@ pub(super) struct Renewed<T> {
 
 struct Last<T> {
     made: Arc<T>,
-    /// Of the files that it was made of.
+    /// The marks of the files that the value was made from.
     marks: Vec<Option<Mark>>,
-    /// What is wrong with those that came after; said once.
+    /// What is wrong with the newer files; logged once.
     fault: Option<Wrong>,
 }
 
 impl<T> Renewed<T> {
-    /// Makes it for the first time.
+    /// Makes the value for the first time.
     pub(super) fn new(
         paths: Vec<PathBuf>,
         make: impl Fn() -> Result<T, Wrong> + Send + Sync + 'static,
     ) -> Result<Self, Wrong> {
-        // Looked at before they are read: what changes in between is read once more.
+        // The marks are taken before the files are read, so a change between the two causes another read.
         let marks = paths.iter().map(|path| mark(path)).collect();
         let last = Mutex::new(Last { made: Arc::new(make()?), marks, fault: None });
         Ok(Self { paths, make: Box::new(make), last })
     }
 
-    /// As the files have it now.
+    /// The value from the present files.
     pub(super) fn get(&self) -> Arc<T> {
         let marks: Vec<Option<Mark>> = self.paths.iter().map(|path| mark(path)).collect();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +60,7 @@ impl<T> Renewed<T> {
                     tracing::info!(files = ?self.paths, "certificates have changed, and were read again");
                     *last = Last { made: Arc::new(made), marks, fault: None };
                 }
-                // Whoever comes next looks again.
+                // The next call tries again.
                 Err(wrong) if last.fault.as_ref() != Some(&wrong) => {
                     let (key, what) = &wrong;
                     tracing::warn!(key, what, "certificates have changed and cannot be used; the last ones still are");

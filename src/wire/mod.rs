@@ -1,8 +1,9 @@
-//! What goes over the wire between the api and its clients. The domain derives no Serialize; these types do.
+//! The types that go over the wire between the api and its clients. Only these types derive Serialize; those of the
+//! domain do not.
 //!
-//! - [`schema`]: what requests may say, for the api's description.
+//! - [`schema`]: which values requests may have, for the api's description.
 //!
-//! No type of the table is known here: `api::bodies` makes these types of records, leases and receipts.
+//! This module knows no type of the table: `api::bodies` makes these types from records, leases and receipts.
 
 pub mod schema;
 
@@ -14,13 +15,13 @@ use crate::{
     fence::WallMs,
 };
 
-/// An instant as people write it.
+/// A time as text, for people.
 #[must_use]
 pub fn time(at: WallMs) -> String {
     let ms = i64::try_from(at.0).unwrap_or(i64::MAX);
     match jiff::Timestamp::from_millisecond(ms) {
         Ok(instant) => format!("{instant:.3}"),
-        // Beyond the year 9999 there is nothing better to say.
+        // A time after the year 9999 is shown as the latest possible.
         Err(_) => jiff::Timestamp::MAX.to_string(),
     }
 }
@@ -153,7 +154,7 @@ pub struct WatchQuery {
     pub after: Option<String>,
 }
 
-/// Where a lease stands.
+/// The state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LeaseState {
@@ -188,24 +189,24 @@ pub struct LeaseBody {
     pub reason: Option<String>,
 }
 
-/// A lease as its holder gets it: with the token.
+/// A lease with its token, for its holder.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 pub struct GrantBody {
     #[serde(flatten)]
     pub lease: LeaseBody,
     /// Send it with every write, in the header Fence-Token. Keep it to yourself.
     pub fence_token: String,
-    /// The call's own name, if it had one. Only its holder is shown it: with it, the same lease can
-    /// be asked for again.
+    /// The call's own name, if it had one. Only its holder gets it: with this name, the same lease can be asked for
+    /// again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
     pub drain: DrainBody,
-    /// What makes the lease useless: no route of the gate makes its object, so no write can use it.
+    /// Why the lease is useless: no route of the gate makes its object, so no write can use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
 
-/// What was on its way to the store when the lease changed hands.
+/// The writes that were in flight to the store when the lease changed hands.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 pub struct DrainBody {
     pub settled: u64,
@@ -236,7 +237,7 @@ pub struct ObjectBody {
     pub state: ObjectState,
     /// Whose numbers its fence counts in.
     pub lease_source: NumberSource,
-    /// Nobody knows which tokens of its outside lock service are stale: an operator must confirm.
+    /// It is not known which tokens of its outside lock service are stale: an operator must confirm.
     pub locked: bool,
     /// The term of leadership at its fence, as a token, where a Kubernetes Lease says who may write.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -259,7 +260,7 @@ pub enum NumberSource {
     Kubernetes,
 }
 
-/// What stands at an object's fence.
+/// The state of an object's fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ObjectState {
@@ -285,7 +286,7 @@ pub struct CheckBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,
     pub object_id: String,
-    /// Absent where the token does not say it: that of a term of leadership which is not the present one.
+    /// Absent where the token does not name it: a token of a term of leadership that is not the present one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_seq: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -341,7 +342,7 @@ pub struct RouteBody {
     /// The template of the paths that it takes.
     #[serde(rename = "match")]
     pub path: String,
-    /// The template of the objects that these paths are about.
+    /// The template of the objects that these paths name.
     pub object: String,
     #[schema(value_type = String)]
     pub mode: Mode,
@@ -350,7 +351,7 @@ pub struct RouteBody {
 }
 
 impl GrantBody {
-    /// The same with a warning, where there is one.
+    /// The same with a warning, if there is one.
     #[must_use]
     pub fn warned(self, warning: Option<String>) -> Self {
         Self { warning, ..self }

@@ -1,9 +1,9 @@
-//! What requests may say, for the api's description: one named schema for each kind of value, with the bounds of the
-//! types that read it. These types exist in the description only.
+//! The values that requests may have, for the api's description: one named schema for each kind of value, with the
+//! limits of the types that read it. These types exist in the description only.
 //!
-//! Some rules cannot be written down there. JSON Schema counts characters, and an id's limit is in bytes: `maxLength`
-//! is exact for ASCII. It does not tell `1.0` from `1`; whole numbers have no fraction and no exponent here. And what a
-//! cursor or a token stands for, or which of two fields is the greater, is not a shape.
+//! JSON Schema cannot express some rules. It counts characters, but an id's limit is in bytes: `maxLength` is exact
+//! for ASCII only. It treats `1.0` and `1` as equal, but whole numbers have no fraction and no exponent here. It
+//! cannot say what a cursor or a token means, or which of two fields is greater.
 
 use utoipa::{
     PartialSchema, ToSchema,
@@ -21,7 +21,7 @@ use crate::{
 /// The longest reason, in bytes of UTF-8.
 pub const REASON_MAX: usize = 1_024;
 
-/// No control characters, of which C1 has some too.
+/// No control characters; C1 has control characters too.
 const PLAIN: &str = r"^[^\x00-\x1f\x7f-\x9f]*$";
 
 fn plain(description: &str, min: usize, max: usize) -> ObjectBuilder {
@@ -150,7 +150,7 @@ impl PartialSchema for ObjectIds {
 
 impl ToSchema for ObjectIds {}
 
-/// Writes the bounds of this gate's settings into the description.
+/// Writes the limits of this gate's settings into the description.
 pub fn fit(description: &mut OpenApi, limits: &LeaseSettings) {
     let Some(components) = &mut description.components else { return };
     let mut set = |name: &str, min: u64, max: u64| {

@@ -1,4 +1,4 @@
-//! A candidate: looks at a Lease again and again, and takes it when it may.
+//! A candidate: reads a Lease again and again, and takes it when it may.
 
 use std::{pin::pin, time::Duration};
 
@@ -15,9 +15,9 @@ use crate::{
     kubernetes::api::{Away, Cluster, LeaseName, NotWritten, Seen},
 };
 
-/// First wait after somebody else was quicker.
+/// First wait after another candidate was quicker.
 const BACKOFF_MS: u64 = 20;
-/// After an answer that asking again will hardly change.
+/// Wait after an answer that will hardly change soon.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
 /// Who takes part in which election.
@@ -31,7 +31,7 @@ pub struct Candidate {
     pub clock: Clock,
 }
 
-/// What stands in the way meanwhile.
+/// Why the candidate does not lead yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     Held {
@@ -41,14 +41,14 @@ pub enum Heard {
     Away {
         why: String,
     },
-    /// It will not let this one take part.
+    /// The API server does not let this candidate take part.
     Refused {
         why: String,
     },
 }
 
 impl Away {
-    /// Whether asking again will hardly change it: rights that are missing, a namespace that is not there.
+    /// Whether another try will hardly give another answer: rights or the namespace are missing.
     pub(super) fn is_final(&self) -> bool {
         match self {
             Self::Refused { status, .. } => (400..500).contains(status) && *status != 429,
@@ -66,8 +66,8 @@ impl From<Away> for Heard {
 }
 
 impl Candidate {
-    /// Waits its turn. `heard` is told what stands in the way, whenever it is heard of. `None` when it was given up;
-    /// what may have been won by then is given back.
+    /// Waits until this candidate has won the election. `heard` gets each reason why it has not won yet. Returns
+    /// `None` when `given_up` returned first; a Lease that may have been won by then is given back.
     pub async fn campaign(&self, mut heard: impl FnMut(Heard), given_up: impl Future<Output = ()>) -> Option<Term> {
         let (mut observed, mut claim) = (Observed::default(), Claim::default());
         let mut backoff = Backoff::new(BACKOFF_MS, self.timing.retry.0.max(BACKOFF_MS));
@@ -78,7 +78,8 @@ impl Candidate {
                 () = &mut given_up => break,
                 next = self.look(&mut observed, &mut claim) => next,
             };
-            // What was sent is waited for, also by who gives up: else nobody could say what becomes of it.
+            // A write that was sent is always awaited, also after `given_up`. Otherwise its outcome would stay
+            // unknown.
             let looked = match next {
                 Ok(Next::Write(write)) => self.write(*write, &mut claim).await,
                 Ok(Next::Wait { holder, until }) => Ok(Looked::Held { by: holder, until }),
@@ -116,7 +117,7 @@ impl Candidate {
         None
     }
 
-    /// One look, and what follows from it.
+    /// Reads the Lease once, and decides what to do next.
     async fn look(&self, observed: &mut Observed, claim: &mut Claim) -> Result<Next, Away> {
         let Self { cluster, at, identity, timing, clock } = self;
         let read = self.in_time(cluster.read(at)).await.unwrap_or_else(Err)?;
@@ -137,7 +138,7 @@ impl Candidate {
                 (taken(lease, identity.as_str(), transitions, timing, now.wall), Unanswered::Take { version })
             }
         };
-        // Counted from before it is sent: whoever sees it sees it later.
+        // The term counts from before the write is sent, because the other candidates see the write later.
         Ok(Next::Write(Box::new(Write { lease, how, begun: now.boot })))
     }
 
@@ -150,7 +151,7 @@ impl Candidate {
         } else {
             self.in_time(self.cluster.replace(&lease)).await
         };
-        // Without an answer nobody knows: a later look shows it.
+        // Without an answer the outcome is unknown. A later read shows it.
         match written.unwrap_or_else(|late| Err(NotWritten::Away(late))) {
             Ok(lease) => self.begin(lease, begun),
             Err(NotWritten::Conflict) => Ok(Looked::TooLate),
@@ -176,7 +177,8 @@ impl Candidate {
         seen.holder.as_deref() == Some(self.identity.as_str())
     }
 
-    /// Not all at the same moment; at most as long as between two looks, also where more was asked for.
+    /// Waits differ, so that candidates do not all read at the same moment. No wait is longer than the time between
+    /// two reads, even where the server asked for more.
     fn a_while(&self, asked_ms: Option<u64>) -> Duration {
         Backoff::new(self.timing.retry.0.max(1), 0).next(asked_ms)
     }
@@ -187,16 +189,16 @@ impl Candidate {
     }
 }
 
-/// Whether this candidate may have the Lease, though it was not told so.
+/// Whether this candidate may have the Lease although no answer confirmed it.
 #[derive(Default)]
 struct Claim {
-    /// It was read that it has.
+    /// A read has shown that it has the Lease.
     is_seen: bool,
-    /// It may have come to it since.
+    /// A write without an answer, which may have given it the Lease since.
     unanswered: Option<Unanswered>,
 }
 
-/// What a look has led to.
+/// What follows from a read.
 enum Next {
     Wait { holder: String, until: BootMs },
     Write(Box<Write>),
@@ -215,6 +217,6 @@ enum Looked {
         by: String,
         until: BootMs,
     },
-    /// Somebody else was quicker.
+    /// Another candidate was quicker.
     TooLate,
 }

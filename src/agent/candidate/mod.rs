@@ -1,14 +1,14 @@
-//! Taking part in a leader election on a Lease, by the rules of client-go. Pure; [`campaign`] and [`term`] play it on
-//! an API server.
+//! Leader election on a Lease, by the rules of client-go. This module is pure; [`campaign`] and [`term`] run it
+//! against an API server.
 //!
-//! - Whoever finds no Lease makes one. Whoever finds one that nobody holds, or that has not changed for its whole
-//!   duration, takes it. Every write is a compare-and-swap on the resourceVersion that was read.
-//! - **Nobody compares clocks**: a candidate counts from when it saw the last change itself. renewTime and acquireTime
-//!   are for people.
-//! - **Every term has a number of its own**: leaseTransitions goes up whenever a Lease is taken, also by the one who
-//!   held it last. client-go leaves the number to an identity that comes back; here a term that was lost stays lost.
-//! - **The holder stops first**: without a confirmed renewal for [`Timing::renew_deadline`], which is shorter than the
-//!   duration that the others wait.
+//! - A candidate that finds no Lease creates one. A candidate takes a Lease that has no holder, or that has not
+//!   changed for its whole duration. Every write is a compare-and-swap on the resourceVersion that was read.
+//! - **Clocks are never compared**: a candidate counts from when it saw the last change itself. renewTime and
+//!   acquireTime are for people.
+//! - **Every term has its own number**: leaseTransitions goes up whenever a Lease is taken, also by its last holder.
+//!   client-go keeps the number for an identity that comes back; here a lost term stays lost.
+//! - **The holder stops first**: it stops [`Timing::renew_deadline`] after its last confirmed renewal. That is
+//!   shorter than the duration that the others wait.
 
 pub mod campaign;
 pub mod term;
@@ -28,22 +28,22 @@ use crate::{
     kubernetes::api::{LeaseName, Seen},
 };
 
-/// The longest that a Lease of this program lasts without a renewal: a day.
+/// The longest that a Lease of this program lasts without a renewal: one day.
 pub const TTL_MS_MAX: u64 = 86_400_000;
 
-/// How long things last, in client-go's proportions: 15 s, 10 s and 2 s.
+/// The times of an election, in client-go's proportions: 15 s, 10 s and 2 s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// leaseDurationSeconds: how long others wait after the last renewal that they saw.
     pub seconds: i32,
     /// How long the holder goes on without a confirmed renewal.
     pub renew_deadline: Ttl,
-    /// How often the holder renews, and the others look.
+    /// How often the holder renews, and how often the others read.
     pub retry: Ttl,
 }
 
 impl Timing {
-    /// Of a ttl, which is rounded up to whole seconds.
+    /// The times for a ttl, which is rounded up to whole seconds.
     #[must_use]
     pub fn new(ttl_ms: u64) -> Self {
         let seconds = ttl_ms.clamp(1, TTL_MS_MAX).div_ceil(1_000);
@@ -52,7 +52,8 @@ impl Timing {
         Self { seconds, renew_deadline: Ttl(ms / 3 * 2), retry: Ttl(ms * 2 / 15) }
     }
 
-    /// How long one call may take: half of what a holder has, so that a connection that hangs is not the last one.
+    /// How long one call may take: half of the holder's renew deadline, so that there is time for another call after
+    /// one that hangs.
     #[must_use]
     pub fn patience(&self) -> Duration {
         Duration::from_millis(self.renew_deadline.0 / 2)
@@ -63,12 +64,12 @@ impl Timing {
     }
 }
 
-/// What a candidate sees of a Lease, and since when it has been like that, by the candidate's own boot clock.
+/// What a candidate sees of a Lease, and since when it has seen this, by the candidate's own boot clock.
 #[derive(Clone, Debug, Default)]
 pub struct Observed(Option<(Option<Seen>, BootMs)>);
 
 impl Observed {
-    /// Notes what an answer that came at `now` says; returns since when it has said so.
+    /// Records what an answer says that came at `now`. Returns since when the answers have said this.
     pub fn note(&mut self, seen: Option<&Seen>, now: BootMs) -> BootMs {
         match &self.0 {
             Some((known, since)) if known.as_ref() == seen => *since,
@@ -84,26 +85,26 @@ impl Observed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     Create,
-    /// Take it, with this for leaseTransitions.
+    /// Take it, with this value of leaseTransitions.
     Take {
         transitions: i32,
     },
-    /// Somebody holds it, and counts as alive until then.
+    /// Another candidate holds it, and counts as alive until then.
     Wait {
         holder: String,
         until: BootMs,
     },
-    /// leaseTransitions can go no higher.
+    /// leaseTransitions cannot go higher.
     Spent,
 }
 
-/// What a candidate does about a Lease that has looked like this since then.
+/// What a candidate does about a Lease that it has seen unchanged since `since`.
 #[must_use]
 pub fn decide(seen: Option<&Seen>, since: BootMs, now: BootMs, identity: &str, timing: &Timing) -> Step {
     let Some(seen) = seen else { return Step::Create };
     if let Some(holder) = seen.holder.as_deref().filter(|holder| *holder != identity) {
         let said = Ttl(u64::try_from(seen.duration.as_millis()).unwrap_or(u64::MAX));
-        // A Lease that does not say how long it lasts is given as long as one's own.
+        // A Lease without a duration gets this candidate's own duration.
         let until = since.after(if said.0 == 0 { timing.duration() } else { said });
         if now < until {
             return Step::Wait { holder: holder.to_owned(), until };
@@ -113,18 +114,19 @@ pub fn decide(seen: Option<&Seen>, since: BootMs, now: BootMs, identity: &str, t
     next.map_or(Step::Spent, |transitions| Step::Take { transitions })
 }
 
-/// A write of a Lease of which nobody knows whether it was carried out.
+/// A write of a Lease whose outcome is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unanswered {
     Create,
-    /// With the resourceVersion that it would replace.
+    /// With the resourceVersion that it replaces.
     Take {
         version: Option<String>,
     },
 }
 
 impl Unanswered {
-    /// Whether it may still be: the Lease is as it was before it. Once it is not, it was carried out or never will be.
+    /// Whether the write may still be carried out: the Lease is as it was before the write. Once the Lease has
+    /// changed, the write was carried out or never will be.
     #[must_use]
     pub fn may_come(&self, now: Option<&Lease>) -> bool {
         match self {
@@ -134,7 +136,7 @@ impl Unanswered {
     }
 }
 
-/// Why a term is over.
+/// Why a term ended.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Over {
     #[error("its renew deadline has passed without a renewal{}", last.as_ref().map(|last| format!(": {last}")).unwrap_or_default())]
@@ -160,7 +162,7 @@ impl tenure::Over for Over {
 }
 
 impl Over {
-    /// In a word, for metrics.
+    /// The reason in one word, for metrics.
     #[must_use]
     pub fn reason(&self) -> &str {
         match self {
@@ -173,10 +175,10 @@ impl Over {
     }
 }
 
-/// Whether a Lease as it was read is still of this term.
+/// Whether a Lease, as it was read, still belongs to this term.
 ///
 /// # Errors
-/// With why the term is over.
+/// Why the term is over.
 pub fn still_of(term: Election, identity: &str, seen: Option<&Seen>) -> Result<(), Over> {
     match seen {
         Some(seen) if seen.election.uid == term.uid => {
@@ -190,7 +192,7 @@ pub fn still_of(term: Election, identity: &str, seen: Option<&Seen>) -> Result<(
     }
 }
 
-/// A Lease that is not there yet, held by `identity`.
+/// A new Lease that `identity` holds.
 #[must_use]
 pub fn created(at: &LeaseName, identity: &str, timing: &Timing, now: WallMs) -> Lease {
     let metadata =
@@ -198,7 +200,7 @@ pub fn created(at: &LeaseName, identity: &str, timing: &Timing, now: WallMs) -> 
     taken(Lease { metadata, spec: None }, identity, 0, timing, now)
 }
 
-/// A Lease that was read, as it is when `identity` takes it.
+/// A Lease that was read, as it becomes when `identity` takes it.
 #[must_use]
 pub fn taken(lease: Lease, identity: &str, transitions: i32, timing: &Timing, now: WallMs) -> Lease {
     let mut lease = renewed(lease, identity, timing, now);
@@ -208,7 +210,7 @@ pub fn taken(lease: Lease, identity: &str, transitions: i32, timing: &Timing, no
     lease
 }
 
-/// The same when its holder renews it: leaseTransitions and acquireTime stay.
+/// A Lease as it becomes when its holder renews it: leaseTransitions and acquireTime stay.
 #[must_use]
 pub fn renewed(lease: Lease, identity: &str, timing: &Timing, now: WallMs) -> Lease {
     change(lease, |spec| {
@@ -218,7 +220,7 @@ pub fn renewed(lease: Lease, identity: &str, timing: &Timing, now: WallMs) -> Le
     })
 }
 
-/// The same when its holder gives it back: whoever looks next may take it.
+/// A Lease as it becomes when its holder gives it back: the next candidate that reads it may take it.
 #[must_use]
 pub fn released(lease: Lease, now: WallMs) -> Lease {
     change(lease, |spec| {
@@ -286,14 +288,14 @@ mod tests {
         }
     }
 
-    /// The holder's clock may say what it likes.
+    /// The time that the holder wrote does not matter.
     #[test]
     fn a_change_is_counted_from_when_it_was_seen() {
         let mut observed = Observed::default();
         let first = Seen { renewed_us: 9_000_000_000_000_000, ..seen("b", 3, 10) };
         assert_eq!(observed.note(Some(&first), BootMs(100)), BootMs(100));
         assert_eq!(observed.note(Some(&first), BootMs(5_000)), BootMs(100));
-        // Back by a century, and yet it is a renewal.
+        // A renewal counts although its time is a century earlier.
         let renewed = Seen { renewed_us: 1, ..first.clone() };
         assert_eq!(observed.note(Some(&renewed), BootMs(6_000)), BootMs(6_000));
         assert_eq!(observed.note(None, BootMs(7_000)), BootMs(7_000));

@@ -1,4 +1,5 @@
-//! A term in hand: renewed in the background, lost at the first definite sign, never good past its renew deadline.
+//! A term that this process holds: renewed in the background, over at the first definite sign of its loss or at its
+//! renew deadline.
 
 use std::time::Duration;
 
@@ -13,21 +14,21 @@ use crate::{
     kubernetes::api::{Away, LeaseName, NotWritten, Seen},
 };
 
-/// A release is tried for so long, and each call for less: a connection that hangs is not the last one. What cannot be
-/// released runs out.
+/// How long a release is tried. Each call gets less, so that there is time for another after one that hangs. A Lease
+/// that cannot be released runs out.
 const RELEASE: Duration = Duration::from_secs(5);
 const RELEASE_CALL: Duration = Duration::from_millis(1_500);
 /// First wait between tries.
 const BACKOFF_MS: u64 = 50;
-/// How often a renewal is tried again at once, after somebody else has changed the Lease and left it ours.
+/// How often a renewal is tried again at once after another party changed the Lease and left its holder as it was.
 const CONFLICTS: usize = 4;
 
-/// Why a renewal that was asked for did not happen.
+/// Why a renewal did not happen.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum NotRenewed {
     #[error(transparent)]
     Over(Over),
-    /// The term may be good still: nobody knows.
+    /// Unknown: the term may still be good.
     #[error("{0}")]
     Unconfirmed(Away),
 }
@@ -37,9 +38,9 @@ pub struct Term {
     who: Candidate,
     election: Election,
     token: Token,
-    /// Until its renew deadline, counted from when the last renewal that was confirmed was sent.
+    /// Lasts until the renew deadline, which counts from when the last confirmed renewal was sent.
     tenure: Tenure<Over>,
-    /// As the API server last said it is. Whoever writes it holds this.
+    /// The Lease as the API server sent it last. A task that writes the Lease holds this lock.
     lease: Mutex<Lease>,
 }
 
@@ -50,7 +51,7 @@ impl std::fmt::Debug for Term {
 }
 
 impl Term {
-    /// Takes a Lease into care that is `who`'s by the API server's word, in answer to what was sent then.
+    /// Starts a term. The API server has confirmed `who` as holder in answer to a write sent at `sent`.
     pub(super) fn begin(who: Candidate, lease: Lease, seen: &Seen, sent: BootMs) -> Self {
         let tenure = Tenure::new(who.clock.clone(), sent.after(who.timing.renew_deadline));
         Self {
@@ -62,11 +63,11 @@ impl Term {
         }
     }
 
-    /// The token, if the term is good now by this machine's clock: also right after this process was stopped for
-    /// longer than its renew deadline.
+    /// Returns the token if the term is good now by this machine's clock. This also holds right after the process was
+    /// stopped for longer than its renew deadline.
     ///
     /// # Errors
-    /// With why it is over.
+    /// Why the term is over.
     pub fn token(&self) -> Result<Token, Over> {
         self.tenure.check()?;
         Ok(self.token.clone())
@@ -92,27 +93,26 @@ impl Term {
         &self.who.timing
     }
 
-    /// How much is left until its renew deadline; 0 once it is over.
+    /// The milliseconds until the renew deadline; 0 once the term is over.
     #[must_use]
     pub fn left_ms(&self) -> u64 {
         self.tenure.check().map_or(0, |()| self.tenure.left_ms())
     }
 
-    /// Returns when it is over, with the reason.
+    /// Returns the reason once the term is over.
     pub async fn over(&self) -> Over {
         self.tenure.over().await
     }
 
-    /// A write with its token was refused for the term's sake: there is nothing left to hold.
+    /// The gate refused a write with this token because of the term, so the term ends.
     pub fn refused_write(&self, code: &str) {
         self.tenure.end(Over::Write { code: code.to_owned() });
     }
 
-    /// Renews, and says whether the API server has: for whoever wants its word before each write. A renewal that
-    /// somebody else asks for meanwhile counts for both.
+    /// Renews, for a caller that wants a confirmation before each write. Calls at the same time share one renewal.
     ///
     /// # Errors
-    /// Where the term is over, or the API server did not confirm in time.
+    /// When the term is over, or the API server did not confirm in time.
     pub async fn renew(&self) -> Result<(), NotRenewed> {
         self.tenure.check().map_err(NotRenewed::Over)?;
         let patience = self.who.timing.patience();
@@ -137,7 +137,7 @@ impl Term {
                     self.tenure.set_last(None);
                     return self.tenure.check().map_err(NotRenewed::Over);
                 }
-                // An earlier renewal may have been carried out without an answer. Or it is gone.
+                // An earlier renewal may have been carried out without an answer, or the Lease is gone.
                 Err(NotWritten::Conflict | NotWritten::Away(Away::Refused { status: 404, .. })) => {
                     let read = cluster.read(at).await.map_err(unconfirmed)?;
                     let seen = read.as_ref().map(Seen::of).transpose().map_err(unconfirmed)?;
@@ -158,7 +158,7 @@ impl Term {
             .map_err(|over| NotRenewed::Over(self.tenure.end(over)))
     }
 
-    /// Renews again and again, until it is over.
+    /// Renews again and again until the term is over.
     pub async fn keep(&self) -> Over {
         let retry = self.who.timing.retry;
         let mut backoff = Backoff::new(BACKOFF_MS.min(retry.0), retry.0);
@@ -172,7 +172,7 @@ impl Term {
                 biased;
                 over = self.tenure.over() => return over,
                 renewed = self.renew() => renewed,
-                // The renewal's own timer does not count while the machine sleeps.
+                // Tokio's timer does not count while the machine sleeps; this one does.
                 () = self.tenure.sleep_until(BootMs(u64::MAX)) => {
                     Err(NotRenewed::Unconfirmed(Away::late(self.who.timing.patience())))
                 }
@@ -193,10 +193,10 @@ impl Term {
         }
     }
 
-    /// Gives it back. To be called when nothing writes with its token any more.
+    /// Gives the Lease back. Call this when no write uses its token any more.
     ///
     /// # Errors
-    /// Where the API server did not say so in time; it then runs out.
+    /// When the API server did not confirm in time; the Lease then runs out.
     pub async fn release(&self) -> Result<(), String> {
         self.tenure.end(Over::Released);
         let known = self.lease.lock().await.clone();
@@ -208,8 +208,8 @@ impl Term {
     }
 }
 
-/// Writes that nobody holds a Lease, if it `is_ours` as it was read; where it is not, only once `unanswered` can no longer
-/// make it so.
+/// Writes the Lease without a holder, if it `is_ours` as it was read. If it is not, returns once `unanswered` can no
+/// longer make it ours.
 pub(super) async fn give_back(
     who: &Candidate,
     known: Option<Lease>,
@@ -250,7 +250,7 @@ pub(super) async fn give_back(
     tokio::time::timeout(RELEASE, give).await.unwrap_or_else(|_| late())
 }
 
-/// A call that is given up before the release is.
+/// Makes a call, with a shorter time limit than the release has.
 async fn soon<T>(call: impl Future<Output = T>) -> Result<T, Away> {
     tokio::time::timeout(RELEASE_CALL, call).await.map_err(|_| Away::late(RELEASE_CALL))
 }
@@ -267,7 +267,7 @@ mod tests {
 
     const UID: &str = "8f2d3c1a-0b4e-4c6d-9a7f-112233445566";
 
-    /// A term that nobody keeps: only the clock can end it.
+    /// A term that no task renews: only the clock can end it.
     fn term() -> (Term, Driver) {
         let (clock, driver) = Clock::driven(Now { wall: WallMs(1_700_000_000_000), boot: BootMs(1_000) });
         let settings = KubernetesSettings { url: "http://127.0.0.1:1".to_owned(), ..KubernetesSettings::default() };
@@ -290,7 +290,7 @@ mod tests {
         driver.advance(1);
         assert_eq!(term.token(), Err(Over::Deadline { last: None }));
         assert_eq!((term.left_ms(), term.over().await), (0, Over::Deadline { last: None }));
-        // The first reason stays.
+        // The first reason is kept.
         term.refused_write("LEASE_EXPIRED");
         assert_eq!(term.token(), Err(Over::Deadline { last: None }));
     }

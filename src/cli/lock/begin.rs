@@ -1,6 +1,6 @@
-//! `fencegate lock-begin`: tells the guard its own number, and becomes the command.
+//! `fencegate lock-begin`: sends its process id to the guard, and becomes the command.
 //!
-//! `lock` may be killed at any moment. The guard knows the command before its first instruction runs.
+//! `lock` may be killed at any moment. So the guard knows the command before the command's first instruction runs.
 
 use std::{ffi::OsString, fs::OpenOptions, io::Write, os::unix::process::CommandExt, path::PathBuf, process::ExitCode};
 
@@ -11,10 +11,10 @@ use crate::cli::output;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::cli) struct Args {
-    /// The guard's end of a pipe, in /proc of the `lock` that holds it.
+    /// The guard's end of a pipe, in /proc of the `lock` process.
     #[arg(long, value_name = "FILE")]
     guard: PathBuf,
-    /// The number of that `lock`.
+    /// The process id of that `lock`.
     #[arg(long, value_name = "PID")]
     lock: i32,
     #[arg(last = true, required = true)]
@@ -22,12 +22,12 @@ pub(in crate::cli) struct Args {
 }
 
 pub(in crate::cli) fn run(args: &Args) -> ExitCode {
-    // It is closed when this program becomes the command, as all files of a Rust program are.
+    // This file closes when this program becomes the command, as all files of a Rust program do.
     let told = OpenOptions::new()
         .write(true)
         .open(&args.guard)
         .and_then(|mut guard| guard.write_all(format!("{}\n", std::process::id()).as_bytes()));
-    // Without its parent there is no lease to run under. With it, the parent tells the guard all the same.
+    // Without its parent there is no lease. With it, the parent sends the process id to the guard too.
     let is_orphan = getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != args.lock);
     if told.is_err() && is_orphan {
         return ExitCode::from(code::FAILED);

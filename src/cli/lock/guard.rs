@@ -1,8 +1,8 @@
 //! `fencegate lock-guard`: kills a command when the `fencegate lock` that started it is gone.
 //!
-//! Its standard input is a pipe that only `lock` holds the other end of: the kernel closes that end, however `lock`
-//! ends. It is in a session of its own, so that no signal that is sent to a group, `lock`'s or the command's, gets to
-//! it; those that are sent to every process do not end it either, where they can be caught.
+//! Its standard input is a pipe whose other end only `lock` has: the kernel closes that end, however `lock` ends. The
+//! guard is in a session apart, so that it gets no signal for the group of `lock` or of the command. Signals for
+//! every process do not end it either, if they can be caught.
 
 use std::{
     io::{BufRead, Write},
@@ -17,14 +17,14 @@ use crate::cli::{Done, Failed};
 
 #[derive(Debug, clap::Args)]
 pub(in crate::cli) struct Args {
-    /// The command shares its group with others: kill what came of it, and not the group.
+    /// The command shares its group with others: kill its descendants, and not the group.
     #[arg(long)]
     one: bool,
 }
 
-/// What `lock` says when there is nothing left to guard.
+/// What `lock` sends when there is nothing left to guard.
 pub(super) const DONE: &str = "done";
-/// How often it is looked whether something is left, and for how long.
+/// How often the guard checks whether a process is left, and how many times.
 const LOOK: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 2_500;
 
@@ -33,14 +33,14 @@ pub(in crate::cli) fn run(args: &Args) -> Done {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
     let _entered = runtime.enter();
     setsid().map_err(|error| cannot(error.into()))?;
-    // Being heard is all that becomes of them. Some cannot be caught, and some only by programs that deal with them.
+    // Signals are caught and ignored. Some cannot be caught, and some only by programs that handle them.
     let _heard: Vec<_> = (1..=64).filter_map(|each| signal(SignalKind::from_raw(each)).ok()).collect();
     std::io::stdout().write_all(b"ready\n").and_then(|()| std::io::stdout().flush()).map_err(cannot)?;
     let mut guarded = None;
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match line.as_str() {
             DONE => return Ok(()),
-            // It comes twice, and the command may be gone by the second time.
+            // The process id comes twice, and the command may be gone by the second time.
             pid => guarded = pid.parse().ok().and_then(Pid::from_raw).and_then(Process::of).or(guarded),
         }
     }
@@ -50,8 +50,8 @@ pub(in crate::cli) fn run(args: &Args) -> Done {
     Ok(())
 }
 
-/// Kills a command and all that came of it and has not left its session. What lost its parent while `lock` lived is
-/// found by its group.
+/// Kills a command and all its descendants that have not left its session. Descendants that lost their parent while
+/// `lock` lived are found by their group.
 async fn kill(command: &Process, is_alone: bool) {
     for _ in 0..LOOKS {
         let tree = Tree::look();

@@ -1,9 +1,9 @@
 //! `fencegate lock`: runs a command under a lease, like flock(1).
 //!
-//! The command gets a process group of its own, and a guard beside it ([`guard`]) that outlives this program: if this
-//! one is killed, the guard kills the command. On a terminal the command stays in the terminal's group instead, so that
-//! it can read what is typed and Ctrl-C reaches it. What came of the command is found by its descent ([`tree`]), in
-//! either case: this program is the reaper of what loses its parent.
+//! The command gets its own process group, and a guard ([`guard`]) that outlives this program: if this program is
+//! killed, the guard kills the command. On a terminal the command stays in the terminal's group instead, so that it
+//! can read input and gets Ctrl-C. In both cases its descendants are found by their parents ([`tree`]): this program
+//! is the reaper of descendants that lose their parent.
 
 mod begin;
 mod guard;
@@ -30,9 +30,9 @@ use crate::{
     fence::{HolderId, ObjectId},
 };
 
-/// What this program ends with where it is not the command's own code.
+/// The exit codes of this program where it does not pass on the command's code.
 mod code {
-    /// The gate refused, or something failed that should not.
+    /// The gate refused, or an unexpected failure.
     pub(super) const FAILED: u8 = 1;
     /// EX_UNAVAILABLE
     pub(super) const UNREACHABLE: u8 = 69;
@@ -116,16 +116,16 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failed> {
     Ok(ExitCode::from(code))
 }
 
-/// Signals that are passed on to the command; those that are ignored already stay so, for both.
+/// Signals that are passed on to the command. Signals that are ignored already stay ignored, for both.
 struct Signals {
     heard: Vec<(rustix::process::Signal, Heard)>,
-    /// To be listened for also so that children can be waited for: where it is ignored, they cannot.
+    /// Also lets this program wait for children: it cannot while this signal is ignored.
     child: Heard,
-    /// Those that never come, since they are blocked from the start; whether each was seen to be pending.
+    /// Signals that never arrive because they are blocked from the start; whether each was seen as pending.
     blocked: Vec<(rustix::process::Signal, bool)>,
 }
 
-/// How often children are looked at where their end may not be told, and signals that are blocked.
+/// How often children are checked, since news of their end may not arrive, and how often blocked signals are.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOK_BLOCKED: Duration = Duration::from_millis(50);
 
@@ -144,7 +144,7 @@ impl Signals {
         Ok(Self { heard: all, child: signal(SignalKind::child())?, blocked })
     }
 
-    /// The next one; `None` where a child may have ended.
+    /// Returns the next signal, or `None` when a child may have ended.
     async fn next(&mut self) -> Option<rustix::process::Signal> {
         let is_waiting = self.blocked.iter().any(|(_, seen)| !seen);
         let pause = if is_waiting { LOOK_BLOCKED } else { LOOK };
@@ -162,7 +162,7 @@ impl Signals {
             _ = child.recv() => None,
             () = tokio::time::sleep(pause) => {
                 let pending = Inherited::now();
-                // It stays pending, so each counts once.
+                // It stays pending, so each is counted once.
                 let come = blocked.iter_mut().find(|(each, seen)| !seen && pending.has_pending(*each));
                 come.map(|(each, seen)| {
                     *seen = true;
@@ -172,17 +172,17 @@ impl Signals {
         }
     }
 
-    /// Whether a signal is blocked from the start: for the command too, which inherits that.
+    /// Whether a signal is blocked from the start. The command inherits that.
     fn is_blocked(&self, signal: rustix::process::Signal) -> bool {
         self.blocked.iter().any(|(each, _)| *each == signal)
     }
 
-    /// The next one that asks a program to end.
+    /// Returns the next signal that asks a program to end.
     async fn end(&mut self) -> rustix::process::Signal {
         use rustix::process::Signal;
         loop {
             match self.next().await {
-                // Nothing that this program has started runs yet, or any more.
+                // No command runs now.
                 None => tree::reap(&[], rustix::process::getpid()),
                 Some(Signal::USR1 | Signal::USR2) => {}
                 Some(heard) => return heard,
@@ -221,7 +221,7 @@ async fn lock(args: &Args, api: &LeaseApi, wanted: &Wanted, signals: &mut Signal
                 pids.join(" ")
             ));
         }
-        // Nothing else of the command is left from here on: somebody else may have its turn.
+        // No process of the command is left that could be killed, so another holder may have the lease.
         release(&lease).await;
         match ended {
             Ended::ByItself(status) => return of_command(status),
@@ -243,7 +243,7 @@ fn say_lost(wanted: &Wanted, what_then: &str, why: &Lost) {
     output::complain(&format!("the lease on {} was lost, and the command was {what_then}: {why}", wanted.object));
 }
 
-/// Says why a command does not run; `None` where there is another turn.
+/// Prints why a command does not run. Returns `None` where it waits for another turn.
 fn explain(args: &Args, wanted: &Wanted, not_started: NotStarted) -> Option<u8> {
     match not_started {
         NotStarted::Lost(why) => {
@@ -255,7 +255,7 @@ fn explain(args: &Args, wanted: &Wanted, not_started: NotStarted) -> Option<u8> 
     }
 }
 
-/// Waits for the lease; or the code to end with.
+/// Waits for the lease. Fails with the exit code.
 async fn turn(api: &LeaseApi, wanted: &Wanted, signals: &mut Signals) -> Result<Lease, u8> {
     let mut last = None;
     let say = |progress: &Progress| {

@@ -28,16 +28,16 @@ use crate::{
     client::{Lease, Lost},
 };
 
-/// The program that runs, also where its file was replaced by a newer one meanwhile.
+/// The running program, also if its file was replaced by a newer one meanwhile.
 const PROGRAM: &str = "/proc/self/exe";
-/// How often it is looked whether the last of a command is gone, and for how long.
+/// How often to check whether the last process of a command is gone, and how many times.
 const LOOK: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 2_500;
 
 /// How a command ended.
 pub(super) enum Ended {
     ByItself(ExitStatus),
-    /// The lease was lost before. Also says whether somebody had asked this program to end by then.
+    /// The lease was lost first. Also says whether a signal had asked this program to end by then.
     Lost {
         why: Lost,
         was_asked_to_end: bool,
@@ -48,26 +48,27 @@ pub(super) enum Ended {
 /// Why a command does not run.
 pub(super) enum NotStarted {
     Lost(Lost),
-    /// The guard does not run.
+    /// The guard does not start.
     Guard(io::Error),
     Command(io::Error),
 }
 
 /// A command, and the guard beside it.
 pub(super) struct Running {
-    /// Waited for only when nothing of it is left: its number is its group's, and no other process gets it before.
+    /// Waited for only when no process of it is left: its number is its group's number, and no other process gets
+    /// that before.
     command: std::process::Child,
     pid: Pid,
     guard: Guard,
     guard_pid: Pid,
     on_terminal: bool,
     spared: Spared,
-    /// Somebody has asked this program to end.
+    /// A signal has asked this program to end.
     was_asked_to_end: bool,
 }
 
-/// What is not the command's, though it descends from this process: what was there before it, since a shell that
-/// becomes another program by `exec` leaves that one its children; and what has left the session.
+/// Descendants of this process that do not belong to the command: those from before it, since a shell that becomes
+/// another program by `exec` leaves its children to that program; and those that have left the session.
 struct Spared {
     session: i32,
     processes: Vec<Process>,
@@ -76,12 +77,12 @@ struct Spared {
 
 impl Spared {
     fn now(on_terminal: bool) -> Self {
-        // In a container, both may be of outside, and are 0.
+        // In a container, both may be outside of it, and are 0.
         let (own_group, session) = Process::of(getpid()).map_or((0, 0), |own| (own.group, own.session));
         let processes = Tree::look().below(getpid(), |_| false);
         let mut groups: Vec<i32> = processes.iter().map(|each| each.group).collect();
         if on_terminal {
-            // The command is in it.
+            // The command is in this group.
             groups.retain(|group| *group != own_group);
         } else {
             groups.push(own_group);
@@ -100,8 +101,8 @@ impl Running {
     /// Starts a command with the lease's token in its environment.
     pub(super) async fn start(command: &[OsString], lease: &Lease) -> Result<Self, NotStarted> {
         let on_terminal = io::stdin().is_terminal();
-        // What the command leaves behind becomes a child of this process, and can be found. Where that cannot be had,
-        // its group can.
+        // Orphans of the command become children of this process, so they can be found. Where this is not possible,
+        // their group is used.
         let _ = set_child_subreaper(Some(getpid()));
         let spared = Spared::now(on_terminal);
         let (mut guard, guard_pid) = start_guard(on_terminal).await.map_err(NotStarted::Guard)?;
@@ -122,22 +123,22 @@ impl Running {
         let (pid, command) = match run.spawn() {
             Ok(command) => (Pid::from_child(&command), command),
             Err(error) => {
-                // It does not know of any command.
+                // The guard knows no command yet.
                 drop(guard.stdin.take());
                 let _ = guard.wait().await;
                 return Err(NotStarted::Command(error));
             }
         };
         if let Some(pipe) = guard.stdin.as_mut() {
-            // It has told the guard itself, unless it could not. Without a guard, the command merely lives on should
-            // this program be killed.
+            // The command has sent its process id itself, unless it failed. Without a guard, the command only lives
+            // on if this program is killed.
             let _ = pipe.write_all(format!("{}\n", pid.as_raw_nonzero()).as_bytes()).await;
         }
         Ok(Self { command, pid, guard, guard_pid, on_terminal, spared, was_asked_to_end: false })
     }
 
-    /// Waits for the command's end, passing signals on; stops it when the lease is lost. Returns when nothing of it
-    /// is left.
+    /// Waits for the command's end and passes signals on; stops the command when the lease is lost. Returns when no
+    /// process of it is left.
     pub(super) async fn watch(
         &mut self,
         lease: &Lease,
@@ -156,7 +157,7 @@ impl Running {
                 }
                 heard = signals.next() => {
                     self.pass_on(heard);
-                    // The command has inherited that: it may never hear the signal.
+                    // The command has inherited the blocked signal, so it may never get it.
                     if let Some(heard) = heard.filter(|heard| asks_to_end(*heard) && signals.is_blocked(*heard)) {
                         overdue.begin(heard, grace);
                     }
@@ -179,7 +180,7 @@ impl Running {
         (ended, left)
     }
 
-    /// Whether the command has ended. What else has ended meanwhile is waited for.
+    /// Whether the command has ended. Also waits for other children that have ended.
     fn has_ended(&self) -> bool {
         reap(&[self.pid, self.guard_pid], getpid());
         let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -187,7 +188,7 @@ impl Running {
         !matches!(waitid(WaitId::Pid(self.pid), peek), Ok(None))
     }
 
-    /// TERM, then KILL, for all that came of the command.
+    /// TERM, then KILL, to the command and all its descendants.
     async fn stop(&mut self, signals: &mut Signals, grace: Duration) {
         self.send(Signal::TERM);
         for each in self.others() {
@@ -204,7 +205,7 @@ impl Running {
         }
         self.send(Signal::KILL);
         while !self.has_ended() {
-            // A signal that asks it to end is late.
+            // A signal that asks this program to end has no effect any more.
             let _ = signals.next().await;
         }
     }
@@ -219,13 +220,13 @@ impl Running {
         }
     }
 
-    /// To the command and its group; on a terminal to the command alone, which shares its group with others.
+    /// Sends to the command and its group; on a terminal to the command only, since it shares its group with others.
     fn send(&self, signal: Signal) {
-        // Whatever has ended meanwhile needs no signal.
+        // A process that has ended meanwhile needs no signal.
         let _ = if self.on_terminal { kill_process(self.pid, signal) } else { kill_process_group(self.pid, signal) };
     }
 
-    /// What lives, came of the command, and does not get what is sent to its group.
+    /// The living descendants of the command that do not get a signal for its group.
     fn others(&self) -> Vec<Process> {
         let group = self.pid.as_raw_nonzero().get();
         let mut others = self.left();
@@ -233,13 +234,13 @@ impl Running {
         others
     }
 
-    /// What lives and came of the command.
+    /// The living descendants of the command.
     fn left(&self) -> Vec<Process> {
         Tree::look().below(getpid(), |each| self.spared.has(each))
     }
 
-    /// The command has ended; what it has left running is killed, since the lease is about to be somebody else's.
-    /// Returns what could not be.
+    /// The command has ended. Kills the processes that it left, since another holder may get the lease next. Returns
+    /// those that could not be killed.
     async fn clear(&mut self) -> Vec<Process> {
         let mut left = vec![];
         for _ in 0..LOOKS {
@@ -264,17 +265,17 @@ impl Running {
     }
 }
 
-/// Whether a signal asks a program to end. HUP means "read your settings again" to many a program, and the others
-/// whatever it likes.
+/// Whether a signal asks a program to end. For many programs HUP means "read your settings again", and the other
+/// signals have no common meaning.
 fn asks_to_end(signal: Signal) -> bool {
     [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal)
 }
 
-/// The end of the grace of a command that was asked to end by a signal that it may not hear, and that signal's name.
+/// When the grace ends of a command that was asked to end by a signal that it may never get, and that signal's name.
 struct Overdue(Option<(&'static str, Pin<Box<Sleep>>)>);
 
 impl Overdue {
-    /// Begins the grace, unless an earlier signal has.
+    /// Begins the grace, unless an earlier signal has begun it.
     fn begin(&mut self, signal: Signal, grace: Duration) {
         let name = match signal {
             Signal::INT => "SIGINT",
@@ -284,7 +285,7 @@ impl Overdue {
         self.0.get_or_insert_with(|| (name, Box::pin(tokio::time::sleep(grace))));
     }
 
-    /// Returns the signal's name when the grace is over, once.
+    /// Returns the signal's name once, when the grace is over.
     async fn passed(&mut self) -> &'static str {
         let Some((name, grace)) = &mut self.0 else { return std::future::pending().await };
         grace.as_mut().await;

@@ -1,4 +1,4 @@
-//! The processes of this machine as /proc shows them: which of them came of which.
+//! The processes of this machine as /proc shows them, with their parents.
 
 use std::fs;
 
@@ -6,16 +6,16 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitIdOptions, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitid, waitpid,
 };
 
-/// A process, as it was looked at.
+/// A process, as it was when it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Process {
     pub(super) pid: Pid,
     parent: i32,
     pub(super) group: i32,
     pub(super) session: i32,
-    /// It has ended, and was not waited for yet.
+    /// It has ended, and its parent has not waited for it yet.
     is_dead: bool,
-    /// Tells it apart from a later one with the same number.
+    /// Distinguishes it from a later process with the same number.
     started: u64,
 }
 
@@ -25,7 +25,7 @@ impl Process {
         Self::read(pid, &fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?)
     }
 
-    /// Its name stands in parentheses, and may hold anything.
+    /// The name is in parentheses, and may contain any text.
     fn read(pid: Pid, stat: &str) -> Option<Self> {
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
         let number = |place: usize| fields.get(place)?.parse().ok();
@@ -39,7 +39,7 @@ impl Process {
         })
     }
 
-    /// Whether it is the one that was looked at earlier, and not a later one with its number.
+    /// Whether this is the same process as the earlier one, and not a later one with its number.
     pub(super) fn is_same(&self, earlier: &Self) -> bool {
         (self.pid, self.started) == (earlier.pid, earlier.started)
     }
@@ -48,21 +48,21 @@ impl Process {
         !self.is_dead
     }
 
-    /// Sends it a signal, and no other process that has its number by now.
+    /// Sends it a signal, but never to another process that has its number by now.
     pub(super) fn send(&self, signal: Signal) {
-        // What has ended meanwhile needs no signal.
+        // A process that has ended meanwhile needs no signal.
         match pidfd_open(self.pid, PidfdFlags::empty()) {
             Ok(process) if Self::of(self.pid).is_some_and(|now| now.is_same(self)) => {
                 let _ = pidfd_send_signal(process, signal);
             }
             Ok(_) | Err(rustix::io::Errno::SRCH) => {}
-            // A kernel that cannot name a process in any other way.
+            // This kernel can name a process only by its number.
             Err(_) => _ = kill_process(self.pid, signal),
         }
     }
 }
 
-/// All processes, at one look.
+/// All processes, read at one time.
 pub(super) struct Tree(Vec<Process>);
 
 impl Tree {
@@ -72,7 +72,7 @@ impl Tree {
         Self(pids.filter_map(Process::of).collect())
     }
 
-    /// Those that live and came of `root`, but for those that `spares` names, and what came of them.
+    /// The living descendants of `root`, without the processes that `spares` names and their descendants.
     pub(super) fn below(&self, root: Pid, spares: impl Fn(&Process) -> bool) -> Vec<Process> {
         let (mut found, mut parents) = (vec![], vec![root.as_raw_nonzero().get()]);
         while let Some(parent) = parents.pop() {
@@ -85,21 +85,21 @@ impl Tree {
         found
     }
 
-    /// Those that live in a group of a session.
+    /// The living processes in a group of a session.
     pub(super) fn in_group(&self, group: i32, session: i32) -> Vec<Process> {
         let is_in = |each: &&Process| each.group == group && each.session == session && !each.is_dead;
         self.0.iter().filter(is_in).copied().collect()
     }
 
-    /// Children of `parent` that have ended and were not waited for.
+    /// Children of `parent` that have ended and that it has not waited for.
     fn dead(&self, parent: Pid) -> Vec<Pid> {
         let parent = parent.as_raw_nonzero().get();
         self.0.iter().filter(|each| each.parent == parent && each.is_dead).map(|each| each.pid).collect()
     }
 }
 
-/// Waits for every child of this process that has ended, but for those that somebody else waits for: as the first
-/// process of a container, and as the reaper of what the command leaves behind, this one has children that it has not
+/// Waits for every ended child of this process except those in `but`, which other code waits for. As the first
+/// process of a container, and as the reaper of the command's orphans, this process has children that it has not
 /// started.
 pub(super) fn reap(but: &[Pid], own: Pid) {
     let any = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
