@@ -67,7 +67,7 @@ struct Shared {
 #[derive(Clone, Copy, PartialEq)]
 enum Hold {
     None,
-    /// Whether the next answer is held back.
+    /// The answer to the next read will be held back.
     Next,
     Held,
 }
