@@ -139,7 +139,7 @@ fn check(gate: &Gate, said: &mut Acknowledged) -> Result<(), String> {
     Ok(())
 }
 
-/// Kills a gate under load again and again; `cut` is what a power cut throws away.
+/// Kills a gate under load again and again; `cut` runs after each kill, as the power cut.
 fn kill_again_and_again(site: &Site, kills: usize, start: impl Fn() -> Gate, cut: impl Fn()) -> Result<usize, String> {
     let said = Mutex::new(Acknowledged::default());
     for round in 0..kills {
