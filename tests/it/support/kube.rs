@@ -14,7 +14,7 @@
 //! let token = fence_token(&lease);                           // k8s.<uid>.<leaseTransitions>
 //! until("the gate watches", || server.requests(Who::Gate, "watch") > 0);
 //! server.edit("left", "users", |spec| spec["holderIdentity"] = json!("b"));
-//! server.compact();                                          // whoever watches must list again
+//! server.compact();                                          // watchers must list again
 //! server.stop();                                             // kill -9; start_again() on the same port
 //! ```
 //!

@@ -232,7 +232,7 @@ impl ZooKeeper {
         Some(stream)
     }
 
-    /// Queues for the lock by ZooKeeper's recipe: a numbered node of its own, which is deleted with the session.
+    /// Queues for the lock by ZooKeeper's recipe: a separate numbered node, which is deleted with the session.
     pub fn queue(&self) -> ZooKeeperLock {
         let mut stream = self.connect().unwrap_or_else(|| panic!("no session\n{}", self.service.log()));
         let mut request = vec![];
