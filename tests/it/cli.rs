@@ -79,7 +79,7 @@ fn an_unreachable_gate_is_said_to_be_so() {
     assert!(stderr(&bad).contains("is not a URL"), "{}", stderr(&bad));
 }
 
-/// What takes connections and says nothing: the machine's kernel takes them in.
+/// A listener that takes connections and says nothing: the kernel takes them in.
 fn silent() -> (std::net::TcpListener, String) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -117,7 +117,7 @@ fn no_command_waits_for_ever_for_an_answer() {
     }
 }
 
-/// These wait long for an answer, but not for a sign that a gate is there.
+/// These commands wait long for an answer, but only a short time for a sign that a gate runs.
 #[test]
 fn calls_that_take_long_find_out_first_whether_a_gate_is_there() {
     let (_listener, url) = silent();

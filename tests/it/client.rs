@@ -1,4 +1,4 @@
-//! The library for writers: a lease is kept, lost and given back, on a wire that goes wrong.
+//! The library for writers: a lease is kept, lost and given back, on a wire with faults.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -23,7 +23,7 @@ use super::support::{
 };
 
 const TTL: u64 = 1_000;
-/// How long a call may take to come.
+/// The time limit of one call.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn wanted(holder: &str) -> Wanted {
@@ -63,7 +63,7 @@ impl Bench {
         self.gate.api().post("/v1/tokens/check", &json!({ "fence_token": token })).expect(200)["valid"] == true
     }
 
-    /// Returns once so many more renewals were seen.
+    /// Returns once this many more renewals were seen.
     fn renewals(&self, count: usize) {
         let mut stream = self.gate.api();
         stream.send("GET", "/v1/watch", &[], b"").unwrap();
@@ -89,7 +89,7 @@ fn a_lease_is_kept_until_it_is_released() {
     assert_eq!(bench.leases()[0]["state"], "released");
     assert_eq!(format!("{token:?}"), "***");
     assert!(!format!("{lease:?}").contains(token.expose()), "a secret in {lease:?}");
-    // Once more changes nothing.
+    // A second release changes nothing.
     bench.runtime.block_on(lease.release()).unwrap();
 }
 
@@ -136,13 +136,13 @@ fn without_answers_a_lease_is_lost_at_its_deadline_and_not_before() {
     bench.renewals(1);
     bench.wire.set(Mode::Cut);
     let tries = bench.wire.calls();
-    // It is good for as long as the last renewal lasts, and it is tried again and again until then.
+    // The lease is valid for as long as the last renewal lasts, and the library tries again until then.
     assert!(lease.token().is_ok());
     let lost = bench.runtime.block_on(lease.lost());
     assert!(matches!(&lost, Lost::Deadline { last: Some(why) } if why.contains("broke")), "{lost}");
     assert!(bench.wire.calls() > tries + 2, "{} calls", bench.wire.calls() - tries);
     assert_eq!(lease.token(), Err(lost));
-    // A wire that is dark, not cut: the calls hang.
+    // The wire carries nothing but is not cut: calls hang.
     bench.wire.set(Mode::Pass);
     let lease = bench.runtime.block_on(bench.api().acquire(&wanted("a"), |_| {})).unwrap();
     bench.wire.set(Mode::Dark);
@@ -176,7 +176,7 @@ fn a_deadline_is_counted_from_when_the_request_was_sent() {
 #[test]
 fn a_turn_that_was_long_in_coming_is_good_when_it_comes() {
     let bench = Bench::new();
-    // Held for longer than the ttl that is asked for.
+    // The gate grants more than the ttl that the client asked for.
     acquire(&mut bench.gate.api(), "users", "first", 2 * TTL);
     let mut heard = vec![];
     let lease = bench.runtime.block_on(bench.api().acquire(&wanted("a"), |progress| heard.push(progress.clone())));
@@ -246,7 +246,7 @@ fn a_renewal_that_was_asked_for_is_the_gates_own_word() {
     assert!(!bench.site.log().contains("panicked"));
 }
 
-/// A gate that answers as it is told to, or not at all, and says what it was asked.
+/// A gate that gives the test's answers or none, and reports the requests that it got.
 fn fake_gate(
     answer: impl Fn(usize, &str) -> Option<(u16, Value)> + Send + 'static,
 ) -> (String, mpsc::Receiver<String>) {
@@ -276,7 +276,7 @@ fn grant(ttl_ms: u64, left_ms: u64) -> Value {
     })
 }
 
-/// Reads a request to its end: its first line.
+/// Reads a request to its end. Returns its first line.
 fn read_request(stream: TcpStream) -> (TcpStream, String) {
     let mut reader = BufReader::new(stream);
     let (mut first, mut length) = (String::new(), 0);
@@ -297,7 +297,7 @@ fn read_request(stream: TcpStream) -> (TcpStream, String) {
 
 #[test]
 fn a_grant_that_is_not_confirmed_yet_can_be_given_up_and_is_given_back() {
-    // It comes with a minute of its hour left, and no renewal is answered.
+    // The grant arrives with one minute of its hour left, and no renewal is answered.
     let (url, said) = fake_gate(|_, asked| (!asked.contains("/renew")).then(|| (201, grant(3_600_000, 60_000))));
     let runtime = Runtime::new().unwrap();
     let (give_up, given_up) = tokio::sync::oneshot::channel();
@@ -368,6 +368,6 @@ fn a_gate_that_lets_nobody_wait_is_not_asked_all_the_time() {
     acquire(&mut bench.gate.api(), "users", "first", 4 * TTL);
     let lease = bench.runtime.block_on(bench.api().acquire(&wanted("a"), |_| {})).unwrap();
     assert_eq!(lease.seq(), 2);
-    // Some find out that it lets nobody wait; then each wait is longer than the last.
+    // The first calls learn that the gate lets no caller wait; after that each pause is longer than the last.
     assert!(bench.wire.calls() < 34, "{} calls", bench.wire.calls());
 }

@@ -1,5 +1,5 @@
-//! One suite for every table. Whatever fails and whenever it crashes: nothing that was acknowledged
-//! is lost, no number is granted twice, and fences never go down.
+//! One suite for every table. With any fault and a crash at any time: no acknowledged change is lost, no number is
+//! granted twice, and fences never go down.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,12 +27,12 @@ use tokio::runtime::Runtime;
 
 use super::support::gate::{START, key};
 
-/// A table that can be begun on again and again.
+/// A table on which a new run can begin again and again.
 trait Disk {
     fn begin(&self, clock: &Clock) -> Begun;
-    /// The power goes away; what is left is what was synced, or more.
+    /// A power cut: what was synced is left, and maybe more.
     fn crash(&self);
-    /// The next commit fails so. `false` where this disk cannot do that.
+    /// Makes the next commit fail like this. Returns `false` if this disk cannot do it.
     fn inject(&self, fault: DiskFault) -> bool;
 }
 
@@ -77,18 +77,18 @@ fn rocks() -> tempfile::TempDir {
     folder
 }
 
-/// A ledger on a disk, with everything that it has acknowledged.
+/// A ledger on a disk, with all changes that it has acknowledged.
 struct Bench<D> {
     disk: D,
     runtime: Runtime,
     clock: Driver,
     open: Option<(Ledger, Arc<Records>)>,
     machine: Clock,
-    /// Every grant that was acknowledged.
+    /// Every acknowledged grant.
     granted: HashMap<(ObjectId, u64), LeaseId>,
     fences: HashMap<ObjectId, u64>,
     held: HashMap<ObjectId, (LeaseId, FenceToken)>,
-    /// Releases and renewals that were acknowledged: how the lease must stand.
+    /// Acknowledged releases and renewals: the expected state of each lease.
     released: HashSet<LeaseId>,
     renewed: HashMap<LeaseId, WallMs>,
 }
@@ -135,7 +135,7 @@ impl<D: Disk> Bench<D> {
         self.open.as_ref().unwrap().0.clone()
     }
 
-    /// What the table says now must include all that it ever acknowledged.
+    /// The table must include everything that it ever acknowledged.
     fn check(&mut self) {
         let records = Arc::clone(&self.open.as_ref().unwrap().1);
         for (object, fence) in &mut self.fences {
@@ -182,7 +182,7 @@ impl<D: Disk> Bench<D> {
         let done = self.runtime.block_on(self.ledger().release(lease_id.clone(), None, token));
         match done {
             Ok(_) => drop(self.released.insert(lease_id)),
-            // Nobody knows; the test's disk forgets what was not synced.
+            // The outcome is unknown; the test's disk forgets unsynced data.
             Err(refused) => return Err(refused),
         }
         Ok(())
@@ -220,7 +220,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     proptest::collection::vec(one, 1..60)
 }
 
-/// Plays moves; after each crash everything acknowledged must be there.
+/// Plays moves; after each crash every acknowledged change must still be there.
 fn play(bench: &mut Bench<impl Disk>, moves: Vec<Move>) {
     let mut may_fail = false;
     for step in moves {
@@ -290,7 +290,7 @@ fn a_failed_write_or_sync_latches_the_table_until_a_restart() {
         bench.acquire("users", "a").unwrap();
         bench.disk.fail_next(fault);
         assert_eq!(bench.acquire("orders", "a"), Err(Refused::Unsure), "{fault:?}");
-        // The disk is well again; the ledger does not believe it.
+        // The disk works again; the ledger stays shut.
         assert_eq!(bench.acquire("orders", "a"), Err(Refused::Unavailable));
         assert_eq!(bench.renew("users", "a"), Err(Refused::Unavailable));
         assert_eq!(bench.release("users"), Err(Refused::Unavailable));

@@ -1,6 +1,5 @@
-//! kill -9 under load, again and again; also with everything that was not synced thrown away, as a
-//! power cut would. Every acknowledged grant, renewal and release is there afterwards, and no number
-//! is ever granted twice.
+//! kill -9 under load, again and again; also with all unsynced data thrown away, as in a power cut. Afterwards every
+//! acknowledged grant, renewal and release is still there, and no number is ever granted twice.
 
 use std::{
     collections::HashMap,
@@ -27,16 +26,15 @@ const KILLS: usize = 60;
 const OBJECTS: usize = 24;
 const CLIENTS: usize = 4;
 
-/// What the gate has said and must stand by.
+/// The acknowledged changes of a gate, which must hold.
 #[derive(Default)]
 struct Acknowledged {
     /// Every grant: its lease id, by object and number.
     grants: HashMap<(String, u64), String>,
-    /// The last word on each lease: until when, or that it was released.
+    /// The last acknowledged state of each lease: its end, or that it was released.
     leases: HashMap<String, Word>,
-    /// The table's incarnation. A kill in the middle of a write can leave half a record at the end of the
-    /// log, which cannot be told from a lost one: the next start is then a new incarnation, and all
-    /// leases are void.
+    /// The table's incarnation. A kill in the middle of a write can leave half a record at the end of the log. It looks
+    /// the same as a lost record, so the next start is a new incarnation, and all leases are void.
     incarnation: u64,
 }
 
@@ -103,7 +101,7 @@ fn incarnation(gate: &Gate) -> u64 {
     line.unwrap().parse().unwrap()
 }
 
-/// Holds the gate to its word, and frees everything for the next round.
+/// Checks a gate against its acknowledgements, and frees all objects for the next round.
 fn check(gate: &Gate, said: &mut Acknowledged) -> Result<(), String> {
     let mut api = gate.api();
     let is_new = std::mem::replace(&mut said.incarnation, incarnation(gate)) < said.incarnation;
@@ -141,7 +139,7 @@ fn check(gate: &Gate, said: &mut Acknowledged) -> Result<(), String> {
     Ok(())
 }
 
-/// Kills a gate under load again and again; `cut` stands for the power going away.
+/// Kills a gate under load again and again; `cut` runs after each kill, as the power cut.
 fn kill_again_and_again(site: &Site, kills: usize, start: impl Fn() -> Gate, cut: impl Fn()) -> Result<usize, String> {
     let said = Mutex::new(Acknowledged::default());
     for round in 0..kills {
@@ -154,7 +152,7 @@ fn kill_again_and_again(site: &Site, kills: usize, start: impl Fn() -> Gate, cut
             let (said, over) = (&said, &over);
             let clients: Vec<_> =
                 (0..CLIENTS).map(|client| scope.spawn(move || change_leases(running, client, said, over))).collect();
-            // The moment of the kill is not an event that can be awaited: it is the test's input.
+            // The time of the kill is the test's input, so there is no event to wait for.
             #[allow(clippy::disallowed_methods, reason = "the length of the load is the test's input")]
             thread::sleep(Duration::from_millis(20 + (round as u64 * 37) % 130));
             running.signal(rustix::process::Signal::KILL);
@@ -223,7 +221,7 @@ fn every_acknowledged_change_outlives_a_power_cut() {
 
 #[test]
 fn without_syncs_a_power_cut_is_noticed_by_this_very_test() {
-    // The negative control: the same harness on a gate that leaves its syncs out.
+    // The negative control: the same test on a gate that does not sync.
     let power = PowerCut::new();
     let start = || power.start(failpoints_binary(), Some("no-sync"));
     let caught = kill_again_and_again(&power.site, 10, start, || {

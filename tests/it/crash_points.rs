@@ -1,6 +1,6 @@
-//! `table restore`, `table backup`, `table init` and the start on a torn log, killed at each step that changes the disk;
-//! also with what was not synced thrown away, names and backups among it. Whatever is there then, no fence is lost, no number is granted twice, and
-//! the next command works or says what to do.
+//! `table restore`, `table backup`, `table init` and the start on a torn log, killed at each step that changes the
+//! disk; also with unsynced data thrown away, including names and backups. In every case no fence is lost, no number is
+//! granted twice, and the next command works or says what to do.
 
 use std::{
     fmt, fs,
@@ -34,17 +34,17 @@ use super::support::{
 /// More steps than any of these commands takes.
 const STEPS_MAX: u64 = 2_000;
 
-/// A data folder and a backup of an earlier state of it, as they are before the command that is killed.
+/// A data folder and a backup of an earlier state of it, before the command that is killed.
 struct Scene {
     site: Site,
-    /// What every round begins with.
+    /// The contents of the folder at the beginning of each round.
     first: PathBuf,
-    /// The highest number that was granted of `users`.
+    /// The highest granted number of `users`.
     granted: u64,
 }
 
 impl Scene {
-    /// A table with a lease in its log that its backup has not heard of.
+    /// A table with a lease in its log that is not in its backup.
     fn new() -> Self {
         let site = Site::with_table();
         let gate = site.serve();
@@ -61,7 +61,7 @@ impl Scene {
         let first = site.folder.path().join("first");
         copy_folder(&site.data(), &first.join("data"));
         copy_folder(&to, &first.join("backup"));
-        // It was restored before: what it says of that must not get lost either.
+        // The backup was restored before: its note of that must not get lost either.
         fs::write(first.join("backup/RESTORED_AS"), "0").unwrap();
         Self { site, first, granted }
     }
@@ -78,7 +78,7 @@ impl Scene {
         }
     }
 
-    /// Nothing that stands here is below what was granted. Gives the table's floor.
+    /// Panics if a number on this table is below a granted one. Returns the table's floor.
     fn holds(&self, begun: &Begun, at: impl fmt::Display) -> Fence {
         let users = ObjectId::new("users").unwrap();
         let row = begun.table.get(&Key::Record(users.clone()).encode()).unwrap().expect("a record of users");
@@ -97,7 +97,7 @@ fn now() -> Now {
     Clock::machine().now()
 }
 
-/// A process that another test is about to start has this one's locks for a moment.
+/// Retries: a process that another test is just starting may inherit this process's file locks for a moment.
 fn once_it_is_free<T, E: std::fmt::Display>(mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let mut last = attempt();
     until("the folder is free", || {
@@ -132,11 +132,11 @@ fn run(mut command: Command) -> Output {
     command.ends()
 }
 
-/// When a command was killed.
+/// The step at which a command was killed.
 struct At {
     step: u64,
     with_power: bool,
-    /// It had no such step: it has come to its end, and said so.
+    /// The command had no such step: it ended normally.
     is_done: bool,
 }
 
@@ -147,9 +147,8 @@ impl fmt::Display for At {
     }
 }
 
-/// Kills a command at its first step, at its second and so on, each time from `reset` on, until it has none left.
-/// `check` looks at what is there then. Every other time the power goes, too, and with it what was not synced in
-/// `folders`.
+/// Kills a command at its first step, its second and so on, each time from `reset` on, until it has no further step.
+/// `check` tests the result. Every other kill is also a power cut, which loses unsynced data in `folders`.
 fn at_each_step(
     site: &Site,
     folders: &[&Path],
@@ -181,7 +180,7 @@ fn at_each_step(
     panic!("more than {STEPS_MAX} steps");
 }
 
-/// The tests below rest on it: what the shim and `power` call lost is what a power cut may take.
+/// The tests below rely on this: the shim and `power` lose what a power cut may take.
 #[test]
 fn a_name_that_was_changed_is_lost_with_the_power_unless_its_folder_was_synced() {
     let folder = tempfile::tempdir().unwrap();
@@ -331,7 +330,7 @@ fn a_backup_that_is_killed_at_any_step_is_whole_or_none_and_the_table_is_as_it_w
         assert_eq!(again.is_err(), matches!(again, Err(BackupFault::Exists(_))), "{at}: {again:?}");
         assert!(again.is_err() || !at.is_done, "{at}: there was none");
         drop(begun);
-        // Whether it is the first or the second: it has all that was granted.
+        // The copy may be the first or the second: both have all that was granted.
         let copy = scene.site.folder.path().join("copy");
         let how = How { replace: false, above: Some(0) };
         restore(&to, &copy, how).unwrap_or_else(|fault| panic!("{at}: {fault}"));
@@ -378,8 +377,8 @@ fn a_start_that_is_killed_at_any_step_is_not_taken_for_an_older_copy() {
     println!("{steps} steps of a start");
 }
 
-/// Kills a gate at each step of its start, each time from `reset` on, until it is up. `check` gets the run that begins
-/// then, and what the table and the epoch were before that.
+/// Kills a gate at each step of its start, each time from `reset` on, until it runs. `check` gets the next run, and the
+/// table's meta row and the epoch before it.
 fn at_each_step_of_a_start(scene: &Scene, reset: impl Fn(), check: impl Fn(u64, &Begun, &Meta, &Epoch)) -> u64 {
     let data = scene.site.data();
     let mut steps = 0;

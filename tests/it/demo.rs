@@ -47,7 +47,7 @@ fn the_lines_to_try_work_when_copied() {
     let mut demo = Command::new(binary()).arg("demo").stdout(Stdio::piped()).spawn().unwrap();
     let said = Lines::of("the demo", demo.stdout.take().unwrap());
     let mut lines = vec![];
-    // Printed last: everything is up, and everything has been said.
+    // The demo prints this line last: everything has started, and everything has been said.
     while lines.last().is_none_or(|line: &String| !line.contains("Ctrl-C")) {
         lines.push(said.next().unwrap_or_else(|| panic!("it has ended: {lines:?}")));
     }

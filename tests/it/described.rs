@@ -1,5 +1,5 @@
-//! The api's description against the api itself: each field of each call is given boundary values one by one, and
-//! what the schema forbids is refused for its shape, what it allows is not.
+//! The api's description against the api itself: each field of each call gets boundary values one by one. A value that
+//! the schema forbids is refused for its form, and an allowed value is not.
 
 use regex::Regex;
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use super::support::{
     http::{Answer, Conn, segment},
 };
 
-/// A reader of the part of JSON Schema that the description uses.
+/// A reader of the parts of JSON Schema that the description uses.
 struct Description(Value);
 
 impl Description {
@@ -94,7 +94,7 @@ fn allows_number(schema: &Value, number: &serde_json::Number) -> bool {
     })
 }
 
-/// Texts at and beyond some bound or other.
+/// Texts at and beyond the bounds of the fields.
 fn texts() -> Vec<String> {
     let long = [63, 64, 65, 127, 128, 129, 255, 256, 257, 1_023, 1_024, 1_025].map(|length| "x".repeat(length));
     let hex = |prefix: &str, digits: usize| format!("{prefix}{}", "0a".repeat(digits / 2));
@@ -184,7 +184,7 @@ fn texts() -> Vec<String> {
     long.into_iter().chain(spelled).chain(plain.map(str::to_owned)).collect()
 }
 
-/// Numbers at and beyond some bound or other, and what is no number and no text.
+/// Numbers at and beyond the bounds of the fields, and values that are neither numbers nor texts.
 fn others() -> Vec<Value> {
     let names = |count: usize| (0..count).map(|n| format!("n{n}")).collect::<Vec<_>>();
     let mut all = vec![json!(null), json!(true), json!(false), json!({}), json!([]), json!(["a"]), json!(["a", "a"])];
@@ -199,20 +199,20 @@ fn values() -> Vec<Value> {
     texts().into_iter().map(Value::String).chain(others()).collect()
 }
 
-/// Whether it was refused because of what it looks like.
+/// Whether the request was refused because of its form.
 fn is_for_its_shape(answer: &Answer) -> bool {
     let code = answer.header("fence-error");
     answer.status == 400 && matches!(code, Some("REQUEST_INVALID" | "FENCE_TOKEN_MALFORMED"))
 }
 
-/// A call, one body that it takes, and the fields of which more is asked than a schema can say.
+/// A call, one valid body, and the fields with rules that a schema cannot express.
 struct Call {
-    /// As the description has it.
+    /// The path in the description.
     path: &'static str,
-    /// Where it is sent.
+    /// The path of the request.
     to: String,
     body: Value,
-    /// The field whose value must be another one each time.
+    /// The field that needs a new value in each request.
     fresh: &'static str,
     beyond: &'static [&'static str],
 }
@@ -223,7 +223,7 @@ impl Call {
     }
 }
 
-/// Every body that differs from a good one in one place, and where.
+/// Every body that differs from a valid one in one place, and that place.
 fn altered(body: &Value) -> Vec<(String, Value)> {
     let mut all = vec![("unknown_field".to_owned(), with(body, "unknown_field", Some(json!(1))))];
     for (name, value) in body.as_object().unwrap() {
@@ -246,13 +246,13 @@ fn with(body: &Value, name: &str, value: Option<Value>) -> Value {
     Value::Object(fields)
 }
 
-/// Asks, and compares with what the description says.
+/// Sends a request, and compares the answer with the description.
 fn is_as_described(api: &mut Conn, description: &Description, call: &Call) -> (usize, usize) {
     let (schema, (mut allowed, mut forbidden)) = (description.body(call.path), (0, 0));
     assert!(description.allows(schema, &call.body), "{}: its own example is forbidden", call.path);
     for (place, (field, mut body)) in altered(&call.body).into_iter().enumerate() {
         if field != call.fresh {
-            // An object that is held would be waited for.
+            // The call would wait for an object that is held.
             match body.get_mut(call.fresh) {
                 Some(Value::String(object)) => *object = format!("fresh {field} {place}"),
                 Some(Value::Array(objects)) => *objects = vec![json!(format!("fresh {field} {place}"))],
@@ -289,15 +289,15 @@ fn lease_calls(api: &mut Conn) -> Vec<Call> {
         Call { fresh: "object_ids", ..Call::new("/v1/lease-batches", with(&wanted, "object_ids", Some(json!(["a"])))) },
         Call { to: format!("/v1/leases/{id}/renew"), ..Call::new("/v1/leases/{lease_id}/renew", renewal) },
         Call { to: "/v1/objects/o/revoke".to_owned(), ..Call::new("/v1/objects/{object_id}/revoke", reason) },
-        // A number is a token where the object's lock is kept elsewhere.
+        // If the object's lock is kept by an outside service, a number is a valid token.
         Call { beyond: &["fence_token"], ..Call::new("/v1/tokens/check", check) },
-        // Nothing can be copied out of a table in memory.
+        // A table in memory cannot be backed up.
         Call { beyond: &["folder"], ..Call::new("/v1/backups", json!({ "folder": "/nowhere/at/all" })) },
     ]
 }
 
 fn signed_calls() -> Vec<Call> {
-    // Spelled like a signature; whether it is one is looked at behind the shape of everything else.
+    // It has the form of a signature. The gate checks signatures after the form of all other fields.
     let signature = format!("bls:0x{}", "0a".repeat(96));
     let origin = json!({ "cluster_id": "c", "key_epoch": 1, "signature": signature });
     let signed = |fields: Value| {
@@ -329,7 +329,7 @@ fn signed_calls() -> Vec<Call> {
         Call::new("/v1/fences", certificate),
         Call::new("/v1/fences", relayed),
         Call::new("/v1/fences/confirm", parked),
-        // One must be before the other.
+        // `start_ms` must be before `expiry_ms`.
         Call { beyond: &["start_ms", "expiry_ms"], ..Call::new("/v1/grants", grant) },
         Call { to: "/v1/migrations/m/active".to_owned(), ..Call::new(activation, active) },
     ]
@@ -346,7 +346,7 @@ fn bodies_are_refused_for_their_shape_exactly_where_the_description_forbids_it()
     }
 }
 
-/// A body's text with one of its keys twice, for each of them.
+/// The text of a body with one key twice, once for each of its keys.
 fn doubled(body: &Value) -> Vec<(String, String)> {
     let fields = body.as_object().unwrap();
     let mut all = vec![];
@@ -364,7 +364,7 @@ fn doubled(body: &Value) -> Vec<(String, String)> {
     all
 }
 
-/// One reader may take the first of two, and another the last.
+/// Two readers could disagree: one may take the first of two equal keys, and another the last.
 #[test]
 fn a_key_that_stands_twice_is_refused_in_every_body() {
     let gate = TestGate::start();
@@ -394,7 +394,7 @@ fn so_are_tokens_of_a_lock_that_is_kept_elsewhere() {
     }
 }
 
-/// A parameter's text as the value that its schema is about.
+/// A parameter's text as a value that its schema can check.
 fn read_as(schema: &Value, description: &Description, text: &str) -> Value {
     let schema = match schema["$ref"].as_str() {
         Some(name) => description.component(name.rsplit('/').next().unwrap()),
@@ -410,7 +410,7 @@ fn read_as(schema: &Value, description: &Description, text: &str) -> Value {
 fn parameters_are_refused_exactly_where_the_description_forbids_it() {
     let gate = TestGate::start();
     let (mut api, description) = (gate.api(), Description::of(&gate));
-    // Of a cursor, more is asked than its letters.
+    // A cursor has more rules than its characters.
     let rows = [
         ("/v1/leases", "/v1/leases?holder_id=", "holder_id", false),
         ("/v1/leases", "/v1/leases?state=", "state", false),
@@ -428,7 +428,7 @@ fn parameters_are_refused_exactly_where_the_description_forbids_it() {
     ];
     for (path, start, name, is_beyond) in rows {
         let schema = description.parameter("get", path, name);
-        // A path without its last segment is another one.
+        // Without its last segment this is another path.
         for text in texts().iter().filter(|text| !(start.ends_with('/') && text.is_empty())) {
             let is_allowed = description.allows(schema, &read_as(schema, &description, text));
             let answer = api.get(&format!("{start}{}", segment(text)));
@@ -445,7 +445,7 @@ fn so_are_places_to_resume_from_and_tokens_in_headers() {
     let (mut api, description) = (gate.api(), Description::of(&gate));
     let stamp = description.parameter("get", "/v1/watch", "Last-Event-ID");
     let token = description.parameter("delete", "/v1/leases/{lease_id}", "Fence-Token");
-    // What a header can carry as it is.
+    // Texts that a header can carry unchanged.
     let is_plain = |text: &&String| text.bytes().all(|byte| matches!(byte, 0x21..=0x7e)) && !text.is_empty();
     for text in texts().iter().filter(is_plain) {
         let mut watch = gate.api();
@@ -457,7 +457,7 @@ fn so_are_places_to_resume_from_and_tokens_in_headers() {
     }
 }
 
-/// Each that is taken begins a stream of events, which is let go.
+/// Each accepted request begins a stream of events, which is dropped.
 #[test]
 fn so_are_the_parameters_of_a_watch() {
     let gate = TestGate::start();

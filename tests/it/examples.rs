@@ -1,4 +1,4 @@
-//! The examples in shell and Python, as they stand there, against a real gate.
+//! The examples in shell and Python, unchanged, against a real gate.
 
 use std::{
     path::Path,
@@ -63,7 +63,7 @@ fn each_example_writes_under_a_lease_and_gives_it_back() {
 fn each_example_keeps_its_lease_while_it_works_and_ends_when_it_is_lost() {
     for example in EXAMPLES {
         let bench = Bench::new();
-        // It writes for ever, or until it is told that it may not.
+        // The example writes until it is refused.
         let values: Vec<String> = (0..20_000).map(|n| format!("value-{n}")).collect();
         let values: Vec<&str> = values.iter().map(String::as_str).collect();
         let mut stream = bench.gate.api();
@@ -76,7 +76,7 @@ fn each_example_keeps_its_lease_while_it_works_and_ends_when_it_is_lost() {
         assert_eq!(end_of(example, &mut child).code(), Some(1), "{example}");
         let written = bench.store.applied().len();
         assert!(written > 0 && written < values.len(), "{example}: {written}");
-        // It has given up for good: the next one has its turn, and is the last that writes.
+        // The example has stopped for good: the next one has its turn, and writes last.
         let next = bench.run(example, &["next"]);
         assert!(next.status.success(), "{example}: {}", stderr(&next));
         let applied = bench.store.applied();
@@ -85,7 +85,7 @@ fn each_example_keeps_its_lease_while_it_works_and_ends_when_it_is_lost() {
     }
 }
 
-/// Killed with -9, it cannot give its lease back; nothing of it may keep it either.
+/// A killed example cannot give its lease back, and no process of it may keep the lease either.
 #[test]
 fn a_killed_example_lets_its_lease_run_out_and_shows_its_token_to_nobody() {
     for example in EXAMPLES {

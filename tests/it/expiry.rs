@@ -1,6 +1,5 @@
-//! Races at the instant of expiry: renew against acquire, with the clock driven across the instant
-//! and the disk's sync held open over it. Exactly one wins, and nothing is told `expired` that
-//! later renews.
+//! Races at the instant of expiry: renew against acquire. The clock is driven across the instant while the disk's sync
+//! is held. Exactly one call wins, and no lease that was called expired later renews.
 
 use std::thread;
 
@@ -13,7 +12,7 @@ use super::support::{
 
 const TTL: u64 = 1_000;
 
-/// What the three calls of one race were told.
+/// The answers to the three calls of one race.
 struct Told {
     renewed: Answer,
     acquired: Answer,
@@ -21,7 +20,7 @@ struct Told {
 }
 
 impl Told {
-    /// Who won: the holder (`true`) or the newcomer.
+    /// The winner: the holder (`true`) or the newcomer.
     #[track_caller]
     fn holder_won(&self, case: &str) -> bool {
         let (renewed, acquired) = (self.renewed.status == 200, self.acquired.status == 201);
@@ -52,7 +51,7 @@ impl Race {
         Self { gate, holder, newcomer, onlooker }
     }
 
-    /// Waits until the ledger has done all that the clock made due: the next sync is a call's own.
+    /// Waits until the ledger has done all work that the clock made due: then the next sync is a call's own.
     fn settle(&mut self) {
         self.onlooker.post("/v1/objects/another/revoke", &json!({ "reason": "settle" })).expect(200);
     }
@@ -110,7 +109,7 @@ fn at_the_instant_the_newcomer_wins_in_whatever_order_the_calls_come() {
         let lease = acquire(&mut race.holder, &object, "holder", TTL);
         race.gate.clock.advance(TTL - 1);
         race.settle();
-        // Another change's sync is held open across the instant; both calls queue up behind it.
+        // Another change's sync is held across the instant; both calls queue behind it.
         race.gate.table.hold_syncs();
         let mut other = race.gate.api();
         let reason = json!({ "reason": "held" }).to_string();
@@ -176,7 +175,7 @@ fn whatever_the_order_exactly_one_wins() {
         let verdict = race.onlooker.post("/v1/tokens/check", &check).expect(200);
         assert_eq!(verdict["valid"].as_bool(), Some(told.renewed.status == 200), "{verdict}");
     }
-    // Which order was seen how often is up to the machine; the tests above force each.
+    // The machine decides how often each order comes; the tests above force each order.
     assert_eq!(holder + newcomer, 300);
 }
 

@@ -1,4 +1,4 @@
-//! One flipped bit in a log's record header, anywhere: it is noticed, or nothing is lost by it.
+//! One flipped bit in any record header of a log: it is noticed, or nothing is lost.
 
 use std::{
     fs,
@@ -51,13 +51,13 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Where the records of a log begin. The logs here are shorter than a block.
+/// The offsets of a log's records. The logs here are shorter than a block.
 fn headers(log: &[u8]) -> Vec<usize> {
     let next = |at: usize| at + HEADER + usize::from(u16::from_le_bytes([log[at + 4], log[at + 5]]));
     std::iter::successors(Some(0), |at| Some(next(*at)).filter(|at| at + HEADER <= log.len())).collect()
 }
 
-/// The file of a table whose name begins or ends so; the newest of several.
+/// The file of a table whose name begins or ends like this; the newest of several.
 fn file(folder: &Path, part: &str) -> PathBuf {
     let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut found: Vec<_> = names
@@ -70,7 +70,7 @@ fn file(folder: &Path, part: &str) -> PathBuf {
     found.pop().unwrap_or_else(|| panic!("no {part}"))
 }
 
-/// Flips each bit of each header of a log; says how often that was noticed, and how often not.
+/// Flips each bit of each header of a log. Returns how often the gate noticed it, and how often not.
 fn flip_every_header_bit(part: &str) -> (usize, usize) {
     let (folder, path) = table();
     let log = fs::read(file(&path, part)).unwrap();

@@ -1,7 +1,7 @@
 //! Modules under `src/` import downwards only. [`ORDER`] is the only place where the allowed order is written.
 //!
-//! The order is total, so a cycle of modules has an import upwards in it. The test reads the `use` lines and every other
-//! path that begins with `crate` or `super`. Files of tests and items under `#[cfg(test)]` may import what they like.
+//! The order is total, so every cycle of modules has an upward import in it. The test reads the `use` lines and every
+//! other path that begins with `crate` or `super`. Test files and items under `#[cfg(test)]` may import anything.
 
 use std::{
     collections::BTreeSet,
@@ -38,13 +38,13 @@ const ORDER: [&str; 25] = [
     "cli",
 ];
 
-/// Imports upwards that are known and are to go.
+/// Known upward imports that are to be removed.
 const EXCEPTIONS: [(&str, &str); 0] = [];
 
-/// The program and the list of modules: they import anything.
+/// The program and the list of modules: they may import anything.
 const ROOTS: [&str; 2] = ["lib.rs", "main.rs"];
 
-/// A source's text in words and signs, without comments and literals.
+/// A source's text as words and signs, without comments and literals.
 fn tokens(text: &str) -> Vec<String> {
     let (chars, mut all, mut at) = (text.chars().collect::<Vec<_>>(), vec![], 0);
     let is_word = |at: usize| chars.get(at).is_some_and(|char| char.is_alphanumeric() || *char == '_');
@@ -74,7 +74,7 @@ fn tokens(text: &str) -> Vec<String> {
             }
             at += 1;
         } else if begins(at, "'\\") {
-            // A character with a backslash; the one behind it may be a quote.
+            // A character with a backslash; the next one may be a quote.
             at += 3;
             at += chars[at..].iter().take_while(|char| **char != '\'').count() + 1;
         } else if chars[at] == '\'' && chars.get(at + 2) == Some(&'\'') {
@@ -97,7 +97,7 @@ fn tokens(text: &str) -> Vec<String> {
     all
 }
 
-/// The place behind the block or the statement that begins at or behind this place.
+/// The position after the block or the statement that begins at or after `at`.
 fn end_of_item(tokens: &[String], mut at: usize) -> usize {
     let mut depth = 0;
     while at < tokens.len() {
@@ -115,7 +115,7 @@ fn end_of_item(tokens: &[String], mut at: usize) -> usize {
     at
 }
 
-/// Takes out what only tests have.
+/// Removes the parts that only tests have.
 fn without_tests(tokens: Vec<String>) -> Vec<String> {
     const TEST: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
     let (mut left, mut at) = (vec![], 0);
@@ -130,7 +130,7 @@ fn without_tests(tokens: Vec<String>) -> Vec<String> {
     left
 }
 
-/// Follows a path from a module that is `depth` below the root, and notes the modules below the root that it names.
+/// Follows a path from a module that is `depth` below the root, and adds the modules below the root that it names.
 fn follow(tokens: &[String], at: &mut usize, mut depth: usize, named: &mut BTreeSet<String>) {
     while *at < tokens.len() {
         let (token, next) = (tokens[*at].as_str(), tokens.get(*at + 1).map(String::as_str));
@@ -139,7 +139,7 @@ fn follow(tokens: &[String], at: &mut usize, mut depth: usize, named: &mut BTree
                 *at += 1;
                 while *at < tokens.len() && tokens[*at] != "}" {
                     follow(tokens, at, depth, named);
-                    // What is left of this path is below the module that was named.
+                    // The rest of this path is below the module that was named.
                     let mut inner = 0;
                     while *at < tokens.len() && (inner > 0 || !matches!(tokens[*at].as_str(), "," | "}")) {
                         inner += match tokens[*at].as_str() {
@@ -170,11 +170,11 @@ fn follow(tokens: &[String], at: &mut usize, mut depth: usize, named: &mut BTree
     }
 }
 
-/// The modules below the root that a source names. `depth`: how far below the root it is itself.
+/// The modules below the root that a source names. `depth`: how far the source is below the root.
 fn named_by(text: &str, depth: usize) -> BTreeSet<String> {
     let tokens = without_tests(tokens(text));
     let (mut named, mut at) = (BTreeSet::new(), 0);
-    // Where the modules end that stand in this file, with their braces.
+    // The ends of the modules inside this file, by their braces.
     let (mut inner, mut braces) = (vec![], 0);
     while at < tokens.len() {
         match tokens[at].as_str() {
@@ -192,7 +192,7 @@ fn named_by(text: &str, depth: usize) -> BTreeSet<String> {
             }
             "crate" | "super" if at == 0 || tokens[at - 1] != "::" => {
                 follow(&tokens, &mut at, depth + inner.len(), &mut named);
-                // A word alone, as in `pub(super)`.
+                // A single word, as in `pub(super)`.
                 at += usize::from(tokens.get(at).is_some_and(|token| token == "crate" || token == "super"));
                 continue;
             }
@@ -203,7 +203,7 @@ fn named_by(text: &str, depth: usize) -> BTreeSet<String> {
     named
 }
 
-/// Which of the modules that `from` names it may not import.
+/// The modules that `from` names and may not import.
 fn upwards(from: &str, named: &BTreeSet<String>) -> Vec<String> {
     let place = |module: &str| ORDER.iter().position(|each| *each == module);
     let may = |to: &str| match (place(from), place(to)) {
@@ -224,7 +224,7 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Each source that is no test, as the modules that it lies in and its text.
+/// Each source outside tests: the modules that it is in, and its text.
 fn sources() -> Vec<(Vec<String>, String)> {
     let (root, mut found) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), vec![]);
     walk(&root, &mut found);
@@ -255,7 +255,7 @@ fn modules_import_downwards_only() {
             "{from} does not import {to} any more: strike it out"
         );
     }
-    // Where nothing is found, nothing is wrong: what is known to be there must be seen.
+    // A reader that finds nothing would report no fault, so it must find these known imports.
     for (from, to) in [("api", "gate"), ("table", "fence"), ("cli", "app")] {
         assert!(used.contains(&(from.to_owned(), to.to_owned())), "the import of {to} by {from} is not seen");
     }

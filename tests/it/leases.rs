@@ -1,4 +1,4 @@
-//! Acquire, renew, release, look: every call and every refusal, over HTTP.
+//! Acquire, renew, release, read: every call and every refusal, over HTTP.
 
 use serde_json::{Value, json};
 
@@ -91,7 +91,7 @@ fn the_refusals_of_a_renewal_come_in_their_order() {
     };
     let foreign = text(&other, "fence_token");
     let wrong_secret = "fg1.1.dXNlcnM.AAAAAAAAAAAAAAAAAAAAAA";
-    // Each body has every fault that comes later in the order, and one more.
+    // Each body has all faults that come later in the order, and one more.
     gate.clock.advance(1_000);
     acquire(&mut api, "users", "b", 1_000);
     let all = with(&[("holder_id", "z"), ("fence_token", foreign)]);
@@ -145,17 +145,17 @@ fn a_repeated_request_gets_the_same_lease_until_it_is_used() {
     for field in ["lease_id", "lease_seq", "fence_token", "expires_at", "request_id"] {
         assert_eq!(first[field], again[field], "{field}");
     }
-    // Nobody else is shown it: it is all one needs to be given the token.
+    // Other callers do not see it: with it, any caller would get the token.
     for path in
         [format!("/v1/leases/{}", text(&first, "lease_id")), "/v1/leases".to_owned(), "/v1/objects/users".to_owned()]
     {
         assert!(!api.get(&path).expect(200).to_string().contains("boot-1"), "{path}");
     }
-    // Another holder's request of the same name is another request.
+    // A request of another holder under the same name is another request.
     let mut other = body.clone();
     other["holder_id"] = json!("b");
     api.post("/v1/leases", &other).refusal(409, "LEASE_HELD");
-    // The same request for another object is a mistake.
+    // The same `request_id` for another object is a mistake.
     let mut moved = body.clone();
     moved["object_id"] = json!("orders");
     api.post("/v1/leases", &moved).refusal(409, "REQUEST_ID_USED");
@@ -176,7 +176,7 @@ fn a_restarted_holder_takes_its_own_lease_over_and_no_other() {
         body["takeover"] = json!(true);
         body
     };
-    // Rate-limited: not within a second of the last grant.
+    // A takeover has a rate limit: it needs a second since the last grant.
     let early = api.post("/v1/leases", &takeover("a")).refusal(409, "LEASE_HELD");
     assert_eq!(early["retry_after_ms"], 1_000);
     gate.clock.advance(1_000);
@@ -204,7 +204,7 @@ fn a_takeover_of_a_lease_that_is_too_new_says_so_and_when_to_ask_again() {
         assert!(detail.contains(part), "{part}: {detail}");
     }
     assert_eq!((text(&early, "holder_id"), &early["retry_after_ms"]), ("a", &json!(999)));
-    // Another holder's lease is held, however old it is.
+    // Another holder's lease cannot be taken over, however old it is.
     body["holder_id"] = json!("b");
     let held = api.post("/v1/leases", &body).refusal(409, "LEASE_HELD");
     assert!(text(&held, "detail").starts_with("held by a for another 59999 ms"), "{held}");
@@ -357,7 +357,7 @@ fn ended_leases_are_found_for_a_day_and_floors_for_ever() {
     gate.clock.advance(23 * HOUR);
     assert_eq!(text(&api.get(&path).expect(200), "state"), "expired");
     gate.clock.advance(HOUR);
-    // The sweep runs with the clock's next second; a change behind it sees what it did.
+    // The sweep runs in the clock's next second; the answer to a later change means that the sweep is done.
     gate.clock.advance(1_000);
     acquire(&mut api, "other", "a", 1_000);
     api.get(&path).refusal(404, "LEASE_NOT_FOUND");
@@ -381,7 +381,7 @@ fn a_wall_clock_that_jumps_forward_makes_no_lease_be_forgotten() {
     }
     assert_eq!(text(&api.get(&path).expect(200), "state"), "expired");
     api.post("/v1/leases", &wanted).refusal(409, "REQUEST_ID_USED");
-    // It gets old all the same.
+    // The request still gets old.
     gate.clock.advance(DAY);
     gate.clock.advance(1_000);
     acquire(&mut api, "three", "a", 1_000);
@@ -398,7 +398,7 @@ fn a_batchs_request_is_forgotten_with_the_last_of_its_leases() {
     gate.clock.advance(1_000);
     api.post("/v1/lease-batches", &batch).refusal(409, "REQUEST_ID_USED");
     gate.clock.advance(DAY);
-    // The sweep runs with the clock's next second, and finds both at once.
+    // The sweep runs in the clock's next second, and finds both at once.
     gate.clock.advance(1_000);
     acquire(&mut api, "other", "a", 1_000);
     let granted = api.post("/v1/lease-batches", &batch).expect(201);
@@ -452,7 +452,7 @@ fn a_clock_behind_the_tables_mark_expires_every_lease() {
     let metrics = String::from_utf8(gate.ops().get("/metrics").body).unwrap();
     assert!(metrics.contains("fencegate_clock_behind_mark 1"));
     api.post(&renew, &body).refusal(409, "LEASE_EXPIRED");
-    // Once told so, no clock revives it.
+    // After this answer, no clock revives the lease.
     let table = gate.stop();
     let gate = TestGate::on(&settings(), table, START);
     gate.api().post(&renew, &body).refusal(409, "LEASE_EXPIRED");

@@ -1,4 +1,4 @@
-//! Who may read the table's files and its copies: the gate's own user.
+//! The table's files and its copies are readable by the gate's own user only.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o777
 }
 
-/// The program as it is started where everybody may read what is made, as is usual.
+/// The program, started with the usual umask, under which all users may read new files.
 fn with_usual_umask() -> Command {
     let mut command = Command::new("sh");
     command.arg("-c").arg("umask 022; exec \"$0\" \"$@\"").arg(binary());
@@ -30,7 +30,7 @@ fn folders(data: &Path) -> Vec<PathBuf> {
     [data.to_owned()].into_iter().chain(inside).collect()
 }
 
-/// Everything in there is its owner's alone.
+/// Checks that only the owner may use the files in a folder.
 #[track_caller]
 fn is_closed(folder: &Path) {
     let open: Vec<_> = all_files(folder).into_iter().filter(|file| mode(file) != 0o600).collect();
@@ -60,7 +60,8 @@ fn a_table_and_its_copies_are_the_gates_alone() {
         is_closed(copy);
     }
     is_closed(&site.data());
-    // A backup that everybody can read, as earlier versions made it, comes back closed. So is the table that it replaces.
+    // A backup that every user can read, as earlier versions made it, is restored with closed modes. So is the table
+    // that it replaces.
     let open = |folder: &Path| {
         fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
         for path in all_files(folder) {
@@ -74,7 +75,7 @@ fn a_table_and_its_copies_are_the_gates_alone() {
     let others =
         |folder: &Path| all_files(folder).iter().map(|file| mode(file)).fold(mode(folder), |all, mode| all | mode);
     assert_eq!(others(&aside) & 0o007, 0, "it was set aside, and is open");
-    // As earlier versions left it.
+    // The modes that earlier versions left.
     open(&aside);
     site.serve_with(with_usual_umask()).stop();
     is_closed(&table);
@@ -98,7 +99,7 @@ fn a_table_that_was_open_to_all_is_closed_by_the_next_start_and_the_group_keeps_
     assert_eq!((mode(&site.data()), mode(&table)), (0o750, 0o750));
     let open: Vec<_> = all_files(&table).into_iter().filter(|file| mode(file) & 0o007 != 0).collect();
     assert!(open.is_empty(), "{open:?}");
-    // As Kubernetes sets them on a volume with an fsGroup.
+    // The modes that Kubernetes sets on a volume with an fsGroup.
     set(0o770, 0o660);
     site.serve().stop();
     assert_eq!((mode(&site.data()), mode(&table)), (0o770, 0o770));

@@ -1,4 +1,4 @@
-//! Starting and stopping a real gate; what stands in its way; disks that fail.
+//! Starting and stopping a real gate; faults that stop a start; disks that fail.
 
 use std::{
     fs,
@@ -48,7 +48,7 @@ fn a_stop_ends_waiting_calls_and_streams() {
     let mut stream = gate.api();
     stream.send("GET", "/v1/watch", &[], b"").unwrap();
     stream.read_head().unwrap();
-    // Once the metric shows the waiter, both are in.
+    // When the metric shows the waiter, both calls have arrived.
     until("a waiter", || {
         String::from_utf8(gate.ops().get("/metrics").body).unwrap().contains("fencegate_lease_waiters 1\n")
     });
@@ -139,7 +139,7 @@ fn every_fault_of_a_configuration_is_listed_at_once() {
 
 #[test]
 fn only_a_loopback_peer_may_drain() {
-    // In a network namespace of its own, with a second address that is not a loopback one.
+    // In a separate network namespace, with a second address that is not a loopback one.
     let site = Site::with_table();
     let config = fs::read_to_string(site.config())
         .unwrap()
@@ -166,7 +166,7 @@ fn only_a_loopback_peer_may_drain() {
 #[test]
 fn a_default_build_refuses_test_faults() {
     let run = |binary, fault: &str| Command::new(binary).arg("--version").env("FENCEGATE_TEST_FAULT", fault).ends();
-    // `--version` is answered before anything else, so a real command is asked.
+    // `--version` is answered before the settings are read, so the test uses a real command.
     let site = Site::new();
     let check = |binary, fault: &str| {
         Command::new(binary).args(["check", "--config"]).arg(site.config()).env("FENCEGATE_TEST_FAULT", fault).ends()
@@ -187,8 +187,8 @@ fn a_default_build_refuses_test_faults() {
     assert_eq!(point(failpoints_binary(), "sealed=kill"), Some(2));
 }
 
-/// A gate whose twentieth sync and all after it fare as strace's `inject` says: the ledger's syncs are
-/// fdatasync calls of one thread. With -D the gate is our child, and strace its companion.
+/// A gate whose twentieth sync and all later ones fail as strace's `inject` says: the ledger's syncs are fdatasync
+/// calls of one thread. With -D the gate is the test's child, and strace runs beside it.
 fn with_syncs(fate: &str) -> Command {
     let mut command = Command::new("strace");
     let inject = format!("inject=fdatasync:{fate}");
@@ -196,7 +196,7 @@ fn with_syncs(fate: &str) -> Command {
     command
 }
 
-/// Acquires lease after lease until the table fails. Returns what was acknowledged.
+/// Acquires one lease after another until the table fails. Returns the acknowledged ones.
 fn fill_until_it_fails(api: &mut Conn) -> Vec<(String, String)> {
     let mut acknowledged = vec![];
     let refused = loop {
@@ -210,7 +210,7 @@ fn fill_until_it_fails(api: &mut Conn) -> Vec<(String, String)> {
         acknowledged.push((object, text(&answer.json(), "lease_id").to_owned()));
         assert!(n < 20_000, "the disk never failed");
     };
-    // Of the one that failed nobody knows; from then on nothing is done.
+    // The outcome of the change that failed is unknown; later calls change nothing.
     let failed = refused.json();
     assert_eq!(
         (refused.status, text(&failed, "code"), text(&failed, "side_effect")),
@@ -220,7 +220,7 @@ fn fill_until_it_fails(api: &mut Conn) -> Vec<(String, String)> {
     acknowledged
 }
 
-/// Every acknowledged grant is there; returns where each lease stands.
+/// Checks that every acknowledged grant is there. Returns the state of each lease.
 fn all_are_there(api: &mut Conn, acknowledged: Vec<(String, String)>) -> Vec<String> {
     assert!(!acknowledged.is_empty());
     let mut states = vec![];
@@ -234,7 +234,7 @@ fn all_are_there(api: &mut Conn, acknowledged: Vec<(String, String)>) -> Vec<Str
     states
 }
 
-/// Runs a gate until its disk fails, and shows that nothing acknowledged is lost.
+/// Runs a gate until its disk fails, and checks that no acknowledged change is lost.
 fn latches(site: &Site, gate: super::support::process::Gate) -> Vec<String> {
     let acknowledged = fill_until_it_fails(&mut gate.api());
     let mut ops = gate.ops();
@@ -256,7 +256,7 @@ fn a_failed_sync_latches_the_table_and_loses_nothing() {
 
 #[test]
 fn a_full_disk_latches_the_table_and_loses_nothing() {
-    // A real small disk, in a mount namespace of its own: filled, then made larger for the restart.
+    // A real small disk, in a separate mount namespace: it is filled, then made larger for the restart.
     let site = Site::new();
     fs::create_dir(site.data()).unwrap();
     let script = r#"
@@ -284,14 +284,14 @@ fn a_full_disk_latches_the_table_and_loses_nothing() {
     let metrics = Conn::open(ops).unwrap().get("/metrics").body;
     assert!(String::from_utf8(metrics).unwrap().contains("fencegate_table_latched 1"));
     assert!(site.log().contains("No space left on device"), "{}", site.log());
-    // The shell's child is the gate; killed, the shell goes on with the second one.
+    // The gate is the shell's child; when it is killed, the shell goes on with the second gate.
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.id())).unwrap();
     let gate: i32 = children.split_whitespace().next().unwrap().parse().unwrap();
     rustix::process::kill_process(rustix::process::Pid::from_raw(gate).unwrap(), Signal::KILL).unwrap();
     let (api, _) = ready();
     let states = all_are_there(&mut Conn::open(api).unwrap(), acknowledged);
-    // The write that failed may have left half a record at the end of the log. Nobody can tell that
-    // from a synced record that was damaged, so the start then voids the leases; no grant is forgotten.
+    // The write that failed may have left half a record at the end of the log. It looks the same as a damaged synced
+    // record, so the start then voids the leases; no grant is forgotten.
     let expected = if site.log().contains("LOG WAS LOST") { "fenced" } else { "held" };
     assert!(states.iter().all(|state| state == expected), "{expected}: {states:?}");
     shell.kill().unwrap();
@@ -335,7 +335,7 @@ fn half_a_request_does_not_hold_a_stop_up() {
         stream.write_all(half.as_bytes()).unwrap();
         halves.push(stream);
     }
-    // Both ports have taken these in by the time they answer others.
+    // When both ports answer others, they have accepted these connections.
     assert_eq!(gate.ops().get("/livez").status, 200);
     acquire(&mut gate.api(), "users", "a", 60_000);
     gate.stop();

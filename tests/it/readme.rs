@@ -1,4 +1,4 @@
-//! The README's `sh` blocks, as they stand there, run by a shell.
+//! The README's `sh` blocks, unchanged, run by a shell.
 
 use std::{
     fs,
@@ -32,7 +32,7 @@ impl Drop for Demo {
     }
 }
 
-/// What `make run` starts, and its ready line.
+/// Starts the program of `make run`, and reads its ready line.
 fn demo() -> (Demo, String) {
     let mut child = Command::new(binary()).arg("demo").stdout(Stdio::piped()).spawn().unwrap();
     let ready = Lines::of("the demo", child.stdout.take().unwrap()).next().unwrap_or_default();
@@ -49,13 +49,13 @@ fn the_readmes_commands_work_when_copied() {
     let blocks = blocks();
     assert_eq!(blocks.len(), 7, "{blocks:#?}");
     let agent = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    // The demo may be on other ports than a reader's, and the gate that the last block starts must be.
+    // The demo may use other ports than a reader's, and the gate of the last block has to be started.
     let script = blocks
         .concat()
         .replace("127.0.0.1:8080", address(&ready, "gate"))
         .replace("127.0.0.1:8081", address(&ready, "api"))
         .replace("127.0.0.1:8082", &agent);
-    // The gate runs on in the background; its ready line is the last thing to be said.
+    // The gate of the last block runs on in the background; its ready line is the last output.
     let script = format!("{script}\nwait\n");
     let folder = tempfile::tempdir().unwrap();
     let path = format!("{}:/usr/local/bin:/usr/bin:/bin", binary().parent().unwrap().display());

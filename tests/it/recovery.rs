@@ -17,7 +17,7 @@ use super::support::{
 
 pub const STRIDE: u64 = 1 << 32;
 
-/// Files of the table whose name ends so, oldest first.
+/// Files of the table whose name ends like this, oldest first.
 fn files(site: &Site, ending: &str) -> Vec<PathBuf> {
     let mut found: Vec<_> = fs::read_dir(site.data().join("table"))
         .unwrap()
@@ -66,7 +66,7 @@ fn a_lost_tail_starts_a_new_incarnation_that_voids_every_lease() {
     assert!(site.log().contains("THE END OF THE FENCE TABLE'S LOG WAS LOST"), "{}", site.log());
     let metrics = String::from_utf8(gate.ops().get("/metrics").body).unwrap();
     assert!(metrics.contains("fencegate_table_incarnation 1") && metrics.contains("fencegate_table_unclean_start 1"));
-    // The last grant was in the lost tail; its object's floor rises all the same.
+    // The last grant was in the lost tail; its object's floor still rises.
     assert_eq!((fence(&gate, "o0"), fence(&gate, "o19"), fence(&gate, "never")), (STRIDE + 1, STRIDE, STRIDE));
     let (renew, body) = renewal(&leases[0], 1_000);
     gate.api().post(&renew, &body).refusal(409, "LEASE_FENCED");
@@ -90,7 +90,7 @@ pub fn cut_the_tail(site: &Site) {
 
 #[test]
 fn whoever_opens_a_table_first_a_lost_tail_is_not_forgotten() {
-    // Opening mends the log, so the loss must be remembered until a gate has made up for it.
+    // Opening the table repairs the log, so the loss must be remembered until a gate has raised the floors.
     let (site, _) = killed_with_leases(5);
     cut_the_tail(&site);
     let mut backup = Command::new(binary());
@@ -110,7 +110,7 @@ fn whoever_opens_a_table_first_a_lost_tail_is_not_forgotten() {
 
 #[test]
 fn zeros_in_the_log_are_never_passed_over_in_silence() {
-    // RocksDB takes them for unused space, in every mode.
+    // RocksDB reads zeros as unused space, in every mode.
     let (site, _) = killed_with_leases(6);
     let log = files(&site, ".log").pop().unwrap();
     let whole = fs::read(&log).unwrap();
@@ -147,8 +147,7 @@ fn a_tail_lost_twice_never_uses_an_incarnation_again() {
 
 #[test]
 fn a_flipped_bit_in_the_log_is_never_passed_over_in_silence() {
-    // Wherever the bit lies, the gate refuses to start, or starts a new incarnation: never as if
-    // nothing had happened.
+    // For every bit, the gate either refuses to start or starts a new incarnation: it never ignores the fault.
     let (site, _) = killed_with_leases(40);
     let log = files(&site, ".log").pop().unwrap();
     let whole = fs::read(&log).unwrap();
@@ -181,7 +180,7 @@ fn a_flipped_bit_in_a_table_file_refuses_its_objects_and_no_others() {
     let site = Site::with_table();
     let gate = site.serve();
     let mut api = gate.api();
-    // Long names, so that the rows fill several blocks.
+    // Long names, so that the rows need several blocks.
     let name = |n: usize| format!("{n:03}-{}", "x".repeat(400));
     for n in 0..100 {
         acquire(&mut api, &name(n), "a", 3_600_000);
@@ -190,7 +189,7 @@ fn a_flipped_bit_in_a_table_file_refuses_its_objects_and_no_others() {
     site.serve().kill();
     // The log was moved into a table file when that gate started.
     let table = files(&site, ".sst").into_iter().max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap();
-    // Records sort behind all other rows, so this far into the file there are only records.
+    // Records sort after all other rows, so this part of the file has only records.
     let size = usize::try_from(fs::metadata(&table).unwrap().len()).unwrap();
     flip(&table, size * 8 / 10);
     let gate = site.serve();

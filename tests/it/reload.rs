@@ -1,4 +1,4 @@
-//! SIGHUP: new settings without a restart, or the old ones and a word about it.
+//! SIGHUP: new settings without a restart, or the old ones and a message.
 
 use fencegate::config::{Mode, RouteSettings};
 use rustix::process::Signal;
@@ -117,7 +117,7 @@ fn a_route_that_has_changed_waits_for_writes_that_went_by_the_old_one() {
     let lease = api.receive().unwrap().expect(201);
     let token = text(&lease, "fence_token");
     assert_eq!(gate.gate().call("PUT", "/a/users/2", &[("fence-token", token)], b"x").status, 200);
-    // A reload that changes nothing of a route makes nobody wait.
+    // A reload that leaves a route unchanged delays no write.
     reload(&gate, "fencegate_reloads_total{result=\"applied\"} 2\n");
     assert_eq!(gate.gate().call("PUT", "/a/users/3", &[("fence-token", token)], b"x").status, 200);
 }
@@ -141,8 +141,8 @@ fn a_body_that_streams_by_a_route_that_changes_is_broken_off() {
     assert_eq!(store.saw("applied"), 0);
 }
 
-/// A write by the first settings is on its way when the second are read: nothing is granted before it has
-/// settled.
+/// A write by the first settings is on its way when the gate reads the second ones: no lease is granted before the
+/// write has settled.
 fn waits(store: &Store, before: &str, after: &str, write: &str) {
     let site = Site::with_table();
     site.configure(before);
@@ -179,7 +179,7 @@ fn a_route_waits_too_when_one_that_takes_some_of_its_paths_comes_or_goes() {
     let off = format!("{audit}mode = 'off'\n");
     waits(&store, &format!("{url}{any}"), &format!("{url}{any}{audit}"), "/data/audit/x");
     waits(&store, &format!("{url}{any}{off}"), &format!("{url}{any}"), "/data/audit/x");
-    // One that takes none of its paths does not concern it.
+    // A route without any of these paths is not affected.
     let site = Site::with_table();
     let data = "[[route]]\nname = 'data'\nmatch = '/data/{rest...}'\nobject = 'data'\n";
     site.configure(&format!("{url}{data}"));
@@ -232,7 +232,7 @@ fn a_route_that_has_changed_waits_for_the_bound_from_when_the_old_connection_was
     let mut old = gate.gate();
     old.send("PUT", "/users/1", &[("x-store", "hang")], b"x").unwrap();
     until("the store has it", || old_store.story().len() == 1);
-    // It was begun longer ago than the bound when its connection breaks.
+    // When its connection breaks, the write began longer ago than the bound.
     gate.clock.advance(30_000);
     drop(old_store);
     old.receive().unwrap().unknown();

@@ -1,5 +1,5 @@
-//! What a run leaves to the next one when it ends badly: by which routes its writes went, how long they
-//! may still land, and drains that were under way.
+//! What the next run knows of a run that ended badly: the routes of its writes, how long they may still land, and
+//! drains in progress.
 
 use std::{process::Command, sync::Arc};
 
@@ -46,7 +46,8 @@ fn put(gate: &TestGate, path: &str, lease: &Value) -> Answer {
     gate.gate().call("PUT", path, &[("fence-token", text(lease, "fence_token"))], b"value")
 }
 
-/// Time passes, a second at a time, and the ledger notices each: a change is answered behind what was due.
+/// Time passes, one second at a time. The ledger has handled each second: the answer to a change comes after the work
+/// that was due.
 fn pass(gate: &TestGate, seconds: u64) {
     for _ in 0..seconds {
         gate.clock.advance(1_000);
@@ -60,21 +61,21 @@ fn after_a_crash_nothing_is_written_by_other_routes_before_the_bound_has_passed(
     let gate = TestGate::with(&routed(&store, "a"));
     let lease = acquire(&mut gate.api(), "users", "me", 3_600_000);
     assert_eq!(put(&gate, "/a/users/1", &lease).status, 200);
-    // By the same routes the holder goes on at once.
+    // With unchanged routes the holder goes on at once.
     let gate = TestGate::on(&routed(&store, "a"), gate.crash(), later(1_000));
     assert_eq!(put(&gate, "/a/users/2", &lease).status, 200);
     let gate = TestGate::on(&routed(&store, "b"), gate.crash(), later(2_000));
     let told = put(&gate, "/b/users/3", &lease).refusal(503, "FENCE_DRAINING");
     assert!(text(&told, "detail").contains("route has changed"), "{told}");
     assert_eq!(gate.gate().call("GET", "/b/users/1", &[], b"").status, 200, "reads pass");
-    // Another crash before the bound: the third run knows no better than the second.
+    // Another crash before the bound: the third run knows only what the second knew.
     let gate = TestGate::on(&routed(&store, "b"), gate.crash(), later(3_000));
     put(&gate, "/b/users/3", &lease).refusal(503, "FENCE_DRAINING");
     gate.clock.advance(BOUND - 1);
     put(&gate, "/b/users/3", &lease).refusal(503, "FENCE_DRAINING");
     gate.clock.advance(1);
     assert_eq!(put(&gate, "/b/users/3", &lease).status, 200);
-    // From then on these are the routes that count.
+    // From then on these routes count.
     pass(&gate, 2);
     let gate = TestGate::on(&routed(&store, "b"), gate.crash(), later(100_000));
     assert_eq!(put(&gate, "/b/users/4", &lease).status, 200);
@@ -99,11 +100,11 @@ fn a_reload_is_known_to_the_next_run() {
     let lease = acquire(&mut gate.api(), "users", "me", 3_600_000);
     gate.reload(&routed(&store, "b"));
     assert_eq!(put(&gate, "/b/users/1", &lease).status, 200);
-    // A crash right behind it: writes of both may land.
+    // A crash right after it: writes of both may land.
     let table: Arc<MemoryTable> = Arc::new(gate.table.after_a_crash());
     let after = TestGate::on(&routed(&store, "b"), table, later(1_000));
     put(&after, "/b/users/2", &lease).refusal(503, "FENCE_DRAINING");
-    // Once the ledger has seen that nothing goes by the old routes any more, only the new ones count.
+    // Once the ledger has seen that no write uses the old routes any more, only the new ones count.
     pass(&gate, 2);
     let after = TestGate::on(&routed(&store, "b"), gate.crash(), later(10_000));
     assert_eq!(put(&after, "/b/users/2", &lease).status, 200);
@@ -127,7 +128,7 @@ fn the_bound_is_the_one_that_the_writes_were_sent_under() {
     gate.clock.advance(1);
     let lease = api.receive().unwrap().expect(201);
     assert_eq!(lease["drain"]["waited_ms"], 1);
-    // Whoever asks again with the same request, also after another restart, is told the same.
+    // The same request, sent again, also after another restart, gets the same answer.
     let gate = TestGate::on(&shorter, gate.stop(), later(5_000 + BOUND));
     assert_eq!(gate.api().post("/v1/leases", &body).expect(201), lease);
 }

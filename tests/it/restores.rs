@@ -1,4 +1,5 @@
-//! Restored tables: above every number that was used, also where nothing of that is known, and never the same twice.
+//! Restored tables: their numbers are above all used ones, also if these are unknown, and no two restores get the same
+//! numbers.
 
 use std::{
     fs,
@@ -45,7 +46,7 @@ fn a_restored_backup_is_a_new_incarnation_under_a_new_key() {
         .arg(&backup)
         .ends();
     assert!(!twice.status.success() && stderr(&twice).contains("there already"), "{twice:?}");
-    // What is granted after the backup is unknown to it.
+    // Grants after the backup are unknown to it.
     let later = acquire(&mut gate.api(), "orders", "a", 3_600_000);
     gate.stop();
     let restore = |arguments: &[&str]| {
@@ -70,7 +71,7 @@ fn a_restored_backup_is_a_new_incarnation_under_a_new_key() {
     }
     assert_eq!(acquire(&mut gate.api(), "orders", "b", 60_000)["lease_seq"], floor + 1);
     gate.stop();
-    // Restored once more, it is yet another incarnation.
+    // A second restore is a further incarnation.
     assert!(restore(&["--replace"]).status.success());
     let gate = site.serve();
     assert!(fence(&gate, "never") > floor);
@@ -121,7 +122,7 @@ fn the_epoch_of_another_table_says_nothing_of_a_backup() {
     let gate = lost.serve();
     let seq = acquire(&mut gate.api(), "o0", "b", 60_000)["lease_seq"].as_u64().unwrap();
     gate.kill();
-    // Its volume is lost, and on a new one a table is made before the backup comes back.
+    // The table's volume is lost, and on a new one a table is made before the backup is restored.
     for creates in [false, true] {
         let site = if creates { Site::new() } else { Site::with_table() };
         if creates {
@@ -131,7 +132,7 @@ fn the_epoch_of_another_table_says_nothing_of_a_backup() {
         site.serve().stop();
         assert!(site.data().join("epoch").exists());
         asks_for_above(&site, &second, "another table");
-        // Nor does such a table without its epoch.
+        // The same without the epoch of that table.
         fs::remove_file(site.data().join("epoch")).unwrap();
         asks_for_above(&site, &second, "another table");
         let restored = restore(&site, &second, &["--replace", "--above", &seq.to_string()]);
@@ -139,7 +140,7 @@ fn the_epoch_of_another_table_says_nothing_of_a_backup() {
         let gate = site.serve();
         assert!(acquire(&mut gate.api(), "o0", "c", 60_000)["lease_seq"].as_u64().unwrap() > seq);
         gate.stop();
-        // From here on it is that table's folder.
+        // From here on the folder belongs to the restored table.
         assert!(restore(&site, &second, &["--replace"]).status.success());
     }
 }
@@ -159,13 +160,13 @@ fn a_folder_that_is_older_than_the_backup_says_nothing_of_it() {
     site.serve().stop();
     let later_incarnation = back_up_as(&site, "later-incarnation");
     put_back();
-    // Its floor is above the epoch; then, it was restored above the epoch.
+    // The first backup's floor is above the epoch; the second was restored above the epoch.
     asks_for_above(&site, &later_incarnation, "older than this backup");
     asks_for_above(&site, &later_run, "older than this backup");
-    // Where it does not say so, it still is of a later run.
+    // Without that note the backup still belongs to a later run.
     fs::remove_file(later_run.join("RESTORED_AS")).unwrap();
     asks_for_above(&site, &later_run, "older than this backup");
-    // The folder that the backup was made of is not older, nor is one that has gone on since.
+    // The folder from which the backup was made is not older. Nor is a folder that has gone on since.
     site.serve().stop();
     assert!(restore(&site, &later_run, &["--replace"]).status.success());
 }
@@ -188,7 +189,7 @@ fn a_note_in_a_backup_that_does_not_read_says_what_to_do() {
     }
 }
 
-/// As earlier versions left it.
+/// A backup as earlier versions left it.
 fn take_its_name(table: &Path) {
     let (table, _) = RocksTable::open(table).unwrap();
     let meta = read_meta(&table).unwrap().unwrap();
@@ -204,7 +205,7 @@ fn a_table_of_before_there_were_names_opens_and_is_restored_over_by_an_operators
     fs::write(site.data().join("epoch"), format!("0 {:08x}\n", crc32c::crc32c(b"0"))).unwrap();
     let nameless = back_up_as(&site, "nameless");
     asks_for_above(&site, &nameless, "gave tables no name");
-    // The next start names it. A backup of before stays without a name.
+    // The next start names the table. An older backup stays without a name.
     let gate = site.serve();
     let seq = fence(&gate, "o0");
     gate.stop();
@@ -215,7 +216,7 @@ fn a_table_of_before_there_were_names_opens_and_is_restored_over_by_an_operators
     let gate = site.serve();
     assert!(fence(&gate, "o0") > seq);
     gate.stop();
-    // What was restored of it has a name of its own.
+    // The restored table has a new name.
     asks_for_above(&site, &named, "another table");
     let renamed = back_up_as(&site, "renamed");
     assert!(restore(&site, &renamed, &["--replace"]).status.success());
@@ -228,7 +229,7 @@ fn a_backup_restored_onto_empty_disks_never_uses_a_number_twice() {
     let mut floors = vec![];
     for _ in 0..3 {
         let site = Site::new();
-        // Nothing on an empty disk says what was used since the backup.
+        // An empty disk does not say which numbers were used since the backup.
         let refused = restore(&site, &backup, &[]);
         assert_eq!(refused.status.code(), Some(2), "{refused:?}");
         let said = stderr(&refused);
@@ -247,7 +248,7 @@ fn copies_of_one_backup_that_are_restored_apart_never_grant_the_same_number() {
     let backup = back_up(&site);
     let mut granted = vec![];
     for n in 0..4 {
-        // Nothing of one is known to the others, and the operator says the same of each.
+        // The copies do not know of each other, and the operator gives the same number for each.
         let copy = site.folder.path().join(format!("download-{n}"));
         copy_folder(&backup, &copy);
         let site = Site::new();
@@ -297,7 +298,7 @@ fn a_fence_never_goes_down_after_torn_tails_and_a_restore_of_an_older_backup() {
         gate.kill();
         cut_the_tail(&site);
     }
-    // Whether the table itself still reads or not: the folder remembers.
+    // Also if the table itself cannot be read: the folder remembers.
     for damage in ["nothing", "CURRENT"] {
         if damage != "nothing" {
             fs::write(site.data().join("table").join(damage), "MANIFEST-999999\n").unwrap();
@@ -368,20 +369,20 @@ fn an_older_table_of_the_same_incarnation_is_not_the_newest_either() {
         let gate = site.serve();
         assert_eq!(fence(&gate, "never"), floor, "the next start is an ordinary one");
         gate.stop();
-        // What has begun since is an incarnation of its own, and its copy is of that.
+        // The run that has begun since is a separate incarnation, and its copy belongs to that.
         fs::remove_dir_all(&older).unwrap();
         copy_folder(&site.data().join("table"), &older);
     }
 }
 
-/// The second sees a folder without a table, since the first has it aside; then the first comes to its end.
+/// The second restore sees a folder without a table, since the first has set it aside; then the first ends.
 #[test]
 fn of_two_restores_at_once_the_second_changes_nothing() {
     let (site, _) = killed_with_leases(1);
     let (backup, data, aside) = (back_up(&site), site.data(), site.folder.path().join("aside"));
     let (lock, key) = (data.join("lock"), fs::read(data.join("key")).unwrap());
     fs::rename(data.join("table"), &aside).unwrap();
-    // Whoever opens it to lock it waits until somebody reads it.
+    // A process that opens this file to lock it waits until a reader opens it.
     fs::remove_file(&lock).unwrap();
     rustix::fs::mknodat(rustix::fs::CWD, &lock, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let opens = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
@@ -390,7 +391,7 @@ fn of_two_restores_at_once_the_second_changes_nothing() {
         let (backup, data) = (backup.clone(), data.clone());
         std::thread::spawn(move || restore_here(&backup, &data, How::default(), Clock::machine().now()))
     };
-    // The folder's own name is made durable right before its lock is opened.
+    // The folder's own name is synced right before its lock is opened.
     until("it is about to take the lock", || rustix::io::read(&opens, &mut [0; 4_096]).is_ok_and(|size| size > 0));
     fs::rename(&aside, data.join("table")).unwrap();
     let reader = rustix::fs::open(&lock, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap();
@@ -450,7 +451,7 @@ fn a_table_that_does_not_open_can_be_replaced() {
     assert!(restored.status.success(), "{restored:?}");
     let gate = site.serve();
     assert_eq!(fence(&gate, "o1"), fence(&gate, "never") + 1);
-    // Not under a gate that is running.
+    // A restore is refused while a gate runs.
     let refused = restore(&backup);
     assert!(refused.status.code() == Some(2) && stderr(&refused).contains("in use"), "{refused:?}");
     // A table folder that lost its very beginning is set aside like any other.

@@ -1,4 +1,5 @@
-//! A round of the ledger answers behind its commit: refusals too, so that none cites what a crash could forget.
+//! A round of the ledger answers after its commit. This holds for refusals too, so that none names a state that a crash
+//! could forget.
 
 use std::{
     path::Path,
@@ -30,7 +31,7 @@ use super::support::gate::{START, key};
 
 type Look = Box<dyn FnMut() + Send>;
 
-/// A table that calls somebody when a commit begins: nothing of the round is durable then.
+/// A table that calls a function when a commit begins: at that time nothing of the round is durable.
 struct Watched {
     disk: Arc<MemoryTable>,
     at_commit: Arc<Mutex<Option<Look>>>,
@@ -97,8 +98,8 @@ impl World {
         answer.try_recv().unwrap().unwrap().remove(0)
     }
 
-    /// One round: a change of another object, and a call that is refused. Whether the refusal was out before the
-    /// commit, and what it said.
+    /// Runs one round with a change of another object and a call that is refused. Returns whether the refusal came
+    /// before the commit, and the refusal.
     fn refused_beside_a_change<T: Send + 'static>(
         &mut self,
         call: impl FnOnce(oneshot::Sender<Result<T, Refused>>) -> Command,
@@ -139,7 +140,7 @@ fn renew(lease: &Granted, reply: oneshot::Sender<Result<Granted, Refused>>) -> C
     Command::Renew { lease_id, holder: lease.lease.holder.clone(), token, ttl: Ttl(1_000), rotate: false, reply }
 }
 
-/// What each kind of call is told, on a disk that works and on one that fails.
+/// The answer to each kind of call, on a disk that works and on one that fails.
 fn in_each_way(fails: bool) -> Vec<(&'static str, bool, Refused)> {
     let world = || {
         let mut world = World::new();

@@ -13,7 +13,7 @@ use super::support::{
     store::Store,
 };
 
-/// Whatever a secret may look like where it leaks.
+/// All forms in which a secret could leak.
 fn spellings(bytes: &[u8]) -> Vec<String> {
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let list = format!("{bytes:?}");
@@ -25,7 +25,7 @@ fn secret_of(token: &str) -> Vec<u8> {
     BASE64_URL_SAFE_NO_PAD.decode(token.rsplit('.').next().unwrap()).unwrap()
 }
 
-/// Answers of the gate, but for those that hand a token to its holder.
+/// Answers of the gate, except those that hand a token to its holder.
 #[derive(Default)]
 struct Heard(Vec<Answer>);
 

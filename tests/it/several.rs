@@ -1,5 +1,5 @@
-//! Writes to two objects at once (MOVE and COPY with a Destination): a token for each, all or nothing, and
-//! both wait for what is on its way.
+//! Writes to two objects at once (MOVE and COPY with a Destination): a token for each, all or nothing, and both objects
+//! wait for the write.
 
 use std::{sync::mpsc::sync_channel, thread};
 
@@ -54,7 +54,7 @@ fn a_write_to_two_objects_brings_a_token_for_each_and_no_other() {
     {
         bench.refused(&move_with(&bench, &tokens, "200"), 400, "FENCE_TOKEN_MALFORMED");
     }
-    // To one object it stays one token.
+    // A write to one object takes only one token.
     let to_one = bench.put("/users/1", &[("fence-token", &format!("{one}, {two}"))]);
     bench.refused(&to_one, 400, "FENCE_TOKEN_MALFORMED");
     let done = move_with(&bench, &format!("{two} ,{one}"), "200");
@@ -69,11 +69,11 @@ fn whichever_object_denies_it_is_named_and_nothing_is_left_in_flight() {
     bench.gate.api().post("/v1/objects/users/revoke", &json!({ "reason": "x" })).expect(200);
     let told = bench.refused(&move_with(&bench, &tokens, "200"), 412, "WRITE_STALE_FENCE");
     assert_eq!(text(&told, "object_id"), "users");
-    // `orders`, which comes first, was judged fine, and counts nothing for it.
+    // `orders` comes first and was judged valid; no write in flight is counted for it.
     bench.gate.clock.advance(1_000);
     let next = bench.gate.api().post("/v1/leases", &takeover("orders")).expect(201);
     assert_eq!(next["drain"], json!({ "settled": 0, "cancelled": 0, "unknown": 0, "waited_ms": 0 }));
-    // Stale comes before expired, whichever object it is about.
+    // Stale comes before expired, whichever object has the fault.
     bench.gate.clock.advance(60_000);
     let told = bench.refused(&move_with(&bench, &tokens, "200"), 412, "WRITE_STALE_FENCE");
     assert_eq!(text(&told, "object_id"), "orders");
@@ -121,7 +121,7 @@ fn what_is_unknown_of_it_is_unknown_of_both() {
     until("both wait", || bench.gate.shows("fencegate_advances_draining 2\n"));
     bench.gate.clock.advance(BOUND);
     for mut api in asking {
-        // Whoever asked was told in time that it takes longer, or has it by now.
+        // Every caller was answered in time that it takes longer, or has the lease by now.
         assert!([201, 503].contains(&api.receive().unwrap().status));
     }
     until("nobody waits", || bench.gate.shows("fencegate_advances_draining 0\n"));

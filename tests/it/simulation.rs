@@ -1,5 +1,5 @@
-//! The simulation: by seed, all of the gate but its sockets, with an adversary that must lose; and with
-//! a fault in the gate, one that must win.
+//! The simulation: all of the gate except its sockets, by seed, with an adversary that must lose; and, with a fault in
+//! the gate, an adversary that must win.
 
 use std::process::{Command, Output};
 
@@ -14,7 +14,7 @@ fn simulate(fault: Option<&str>, arguments: &[&str]) -> (Output, String) {
     (output, said)
 }
 
-/// A number of the line that a simulation ends with.
+/// A number in the last line of a simulation's output.
 fn count(said: &str, name: &str) -> u64 {
     let mut words = said.split_whitespace().skip_while(|word| *word != name);
     words.nth(1).and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no {name} in {said}"))
@@ -77,7 +77,7 @@ fn nor_does_any_where_leases_of_a_cluster_lead() {
     }
 }
 
-/// The gate with this fault is caught breaking this promise, and the log that leads there is shown.
+/// Checks that the gate with this fault breaks this promise, and that the log of the run is printed.
 fn is_caught(fault: &str, promise: &str, more: &[&str]) {
     let (output, said) = simulate(Some(fault), &[&["--seeds", "3000", "--promise", promise], more].concat());
     assert_eq!(output.status.code(), Some(1), "{fault} was not caught: {said}");

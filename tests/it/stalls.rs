@@ -1,4 +1,4 @@
-//! A disk that stands still: writes and lease calls that need it are refused in time, and reads pass.
+//! A disk that hangs: writes and lease calls that need it are refused in time, and reads pass.
 
 use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command, sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use super::support::{
     until,
 };
 
-/// Far below what a test may take, far above what a test's disk does.
+/// Far shorter than a test may take, and far longer than a sync of a test's disk takes.
 const STALL_MS: u64 = 400;
 
 fn bench() -> Bench {
@@ -35,7 +35,7 @@ fn bench_that_waits(stall_ms: u64) -> Bench {
     })
 }
 
-/// The disk stands still, in the middle of a change.
+/// Makes the disk hang in the middle of a change.
 fn stall(bench: &Bench) -> Conn {
     bench.gate.table.hold_syncs();
     let mut conn = bench.gate.api();
@@ -45,10 +45,10 @@ fn stall(bench: &Bench) -> Conn {
     conn
 }
 
-/// Long enough to fill the ledger's queue before the stall shows.
+/// Long enough to fill the ledger's queue before the stall counts.
 const FILL_MS: u64 = 2_000;
 
-/// Leaves no room in the queue of a ledger whose disk stands still, by calls that change nothing.
+/// Fills the queue of a ledger whose disk hangs, with calls that change nothing.
 fn fill_queue(bench: &Bench) {
     let ledger = &bench.gate.running().gate.ledger;
     let lease = Arc::new(LeaseName { namespace: "none".to_owned(), name: "none".to_owned() });
@@ -58,7 +58,7 @@ fn fill_queue(bench: &Bench) {
     assert_eq!(full, Some(Refused::Overloaded), "it is full before the stall shows");
 }
 
-/// How many writes the store has applied.
+/// The number of writes that the store has applied.
 fn written(store: &Store) -> usize {
     store.applied().iter().filter(|request| request["method"] == "PUT").count()
 }
@@ -84,7 +84,8 @@ fn wait_until_it_shows(bench: &Bench) {
 fn a_write_that_needs_the_ledger_is_refused_in_time_and_reads_pass() {
     let bench = bench();
     let mut stalled = stall(&bench);
-    // Its lease is over, which has to be durable before anyone is told; its key has to be durable before it is sent.
+    // Its lease is over, and this end must be durable before the answer. Its key must be durable before the write is
+    // sent.
     let keyed = [("fence-token", bench.token()), ("idempotency-key", "k")];
     let first = bench.put("/users/1", &keyed);
     first.refusal(503, "TABLE_UNAVAILABLE");
@@ -95,13 +96,13 @@ fn a_write_that_needs_the_ledger_is_refused_in_time_and_reads_pass() {
         assert_eq!(bench.call("GET", "/users/1", &[]).status, 200, "reads pass");
     }
     assert_eq!(written(&bench.store), 0);
-    // The call that the disk stands still over may be carried out yet.
+    // The call in the commit that hangs may still be carried out.
     may_be_done_yet(&stalled.receive().unwrap());
     bench.gate.table.release_syncs();
     until("it goes on", || bench.put("/users/1", &[("fence-token", bench.token())]).status == 412);
     assert!(bench.gate.shows("fencegate_table_latched 0"));
     let next = acquire(&mut bench.gate.api(), "users", "a", TTL);
-    // The key was given back, since nothing of its write was sent.
+    // The key was released, since nothing of its write was sent.
     let keyed = [("fence-token", text(&next, "fence_token")), ("idempotency-key", "k")];
     bench.put("/users/1", &keyed).applied();
     assert_eq!(written(&bench.store), 1);
@@ -149,7 +150,7 @@ fn an_answer_that_the_store_has_given_is_passed_on_and_kept_once_the_disk_goes_o
     assert_eq!(written(&bench.store), 1);
 }
 
-/// Sends a keyed write, and does not wait for its answer.
+/// Sends a keyed write, without waiting for its answer.
 fn send_keyed(bench: &Bench, key: &str) -> Conn {
     let mut conn = bench.gate.gate();
     let headers = [("fence-token", bench.token()), ("idempotency-key", key)];
@@ -178,7 +179,7 @@ fn a_twin_does_not_wait_for_a_key_that_cannot_be_given_back() {
     let bench = bench_that_waits(FILL_MS);
     let mut stalled = stall(&bench);
     let mut first = send_keyed(&bench, "k");
-    // Its twin waits, so it is in the ledger's queue itself.
+    // Its twin waits for it, so the first is in the ledger's queue.
     until("it is on its way", || !bench.gate.running().gate.records.stripes.is_idle());
     let mut twin = send_keyed(&bench, "k");
     until("its twin waits", || bench.gate.shows("fencegate_idempotency_waiting 1"));
@@ -245,7 +246,7 @@ fn a_reload_that_is_past_the_point_of_return_does_not_wait_for_ever() {
     may_be_done_yet(&stalled.receive().unwrap());
 }
 
-/// A write with a token that could be one, for an object that is not in memory.
+/// A write with a token that could be valid, for an object that is not in memory.
 fn send_made_up(bench: &Bench, n: usize) -> Conn {
     let object = format!("o{n:03}");
     let (_, secret) = bench.token().rsplit_once('.').unwrap();
@@ -260,7 +261,7 @@ fn reads_that_hang_take_no_more_than_their_share_of_threads() {
     let store = Store::start();
     let bench = Bench::with(|settings| {
         settings.table.stall_timeout_ms = STALL_MS;
-        // By name, which takes a thread to look up.
+        // The store has a name, and a thread has to look it up.
         settings.store.url = format!("http://localhost:{}", store.port);
     });
     bench.gate.table.hold_reads();
@@ -290,7 +291,7 @@ fn outside_numbers_do_not_wait_for_ever_either() {
     assert_eq!(world.applied(), [5, 6]);
 }
 
-/// What the shim is asked, by its place in the file that both map: see `struct control` in chaos/shim.c.
+/// The shim's switches, by their place in the shared file: see `struct control` in chaos/shim.c.
 struct Control(PathBuf);
 
 impl Control {
@@ -336,7 +337,7 @@ fn a_real_disk_whose_syncs_hang_costs_no_connection_for_longer_than_is_said() {
     let lease = acquire(&mut gate.api(), "users", "a", 60_000);
     control.set(Control::HOLD_SYNC, 1);
     let token = text(&lease, "fence_token");
-    // Each would take a connection for as long as the disk hangs.
+    // Each would hold a connection for as long as the disk hangs.
     for turn in 0..3 {
         let mut writers: Vec<Conn> = (0..12).map(|_| gate.gate()).collect();
         for (n, writer) in writers.iter_mut().enumerate() {
@@ -350,7 +351,7 @@ fn a_real_disk_whose_syncs_hang_costs_no_connection_for_longer_than_is_said() {
         }
     }
     assert_eq!(written(&store), 0);
-    // What needs no ledger goes on.
+    // Requests that do not need the ledger go on.
     gate.gate().call("PUT", "/users/1", &[("fence-token", token)], b"value").applied();
     control.set(Control::HOLD_SYNC, 0);
     until("the disk goes on", || {

@@ -1,4 +1,4 @@
-//! TLS on the gate's port and towards the store, with curl and Python's ssl on the other ends.
+//! TLS on the gate's port and towards the store, with curl and Python's ssl as peers.
 
 use std::{
     fs,
@@ -59,7 +59,7 @@ fn the_gates_port_speaks_tls_with_both_protocols() {
         assert!(put(&[]).ends_with(&format!(" {version} 428")));
     }
     assert_eq!(store.applied()[0]["headers"]["x-forwarded-proto"], "https");
-    // Whoever does not speak TLS gets nothing, and nobody else is held up.
+    // A client without TLS gets nothing, and other clients are not delayed.
     let mut plain = TcpStream::connect(gate.gate).unwrap();
     plain.write_all(b"GET /users/1 HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     let mut said = vec![];
@@ -88,7 +88,7 @@ fn a_certificate_that_was_renewed_is_shown_from_the_next_connection_on() {
     gate.stop();
 }
 
-/// As Kubernetes keeps a Secret: the files are links, through one to the folder that counts.
+/// As Kubernetes keeps a Secret: the files are links through another link, which names the current folder.
 #[test]
 fn a_secret_that_kubernetes_exchanges_is_read_again() {
     let (store, first, second) = (Store::start(), Authority::new(), Authority::new());
@@ -131,7 +131,7 @@ fn the_metrics_say_until_when_the_certificate_holds() {
     assert_eq!(shown(&gate).as_deref(), Some("2208988800"));
     authority.sign_until("gate.test", 2041);
     assert_eq!(shown(&gate).as_deref(), Some("2240611200"), "it was renewed");
-    // A faulty file changes nothing; without TLS there is nothing to show.
+    // A faulty file changes nothing; without TLS there is no certificate to show.
     fs::write(authority.folder.path().join("gate.test-cert.pem"), "no certificate\n").unwrap();
     assert_eq!(shown(&gate).as_deref(), Some("2240611200"), "what is served, not what lies there");
     gate.signal(Signal::HUP);
@@ -152,7 +152,7 @@ fn clients_must_show_a_certificate_where_they_are_asked_to() {
     let site = with_port_tls(&authority, &format!("url = '{}'\n", store.url()));
     let config = fs::read_to_string(site.config()).unwrap();
     let asks = format!("[gate]\ntls_client_ca_file = '{}'", clients.ca().display());
-    // Beyond loopback a number would be no secret: this is what makes it one's own.
+    // Beyond loopback a number would be no secret: the client's certificate protects it.
     let route =
         "[[route]]\nname = 'locked'\nmatch = '/{object}/{rest...}'\nobject = '{object}'\nlease_source = 'external'\n";
     let everywhere = config.replacen("[gate]", &asks, 1).replacen("127.0.0.1:0", "0.0.0.0:0", 1) + route;
@@ -170,7 +170,7 @@ fn clients_must_show_a_certificate_where_they_are_asked_to() {
         assert!(call(stranger).ends_with(" 000"), "nobody is answered without one");
     }
     assert_eq!(store.story().len(), 1);
-    // Whom to trust is read again, too.
+    // The file of trusted authorities is read again, too.
     let heirs = Authority::new();
     fs::copy(heirs.ca(), clients.ca()).unwrap();
     assert_eq!(call(Some(&heirs)), "PUT /users/1 5\n 2 200");
@@ -211,7 +211,7 @@ fn an_https_store_must_prove_who_it_is() {
         }
         assert_eq!(store.story().len(), 3, "nothing is sent to a store that has not proved who it is");
         if ca == stranger.ca() {
-            // Whom to trust is read again before the next connection.
+            // The file of trusted authorities is read again before the next connection.
             fs::copy(authority.ca(), ca).unwrap();
             assert!(put(&gate, &token).iter().all(|answer| answer.body == b"PUT /users/1 100000\n"));
         }

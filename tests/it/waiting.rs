@@ -1,4 +1,4 @@
-//! `wait_ms`: first come, first served; whoever hangs up gets nothing.
+//! `wait_ms`: first come, first served; a caller that hangs up gets no lease.
 
 use std::{
     sync::mpsc::{Receiver, sync_channel},
@@ -19,7 +19,7 @@ fn waiting(object: &str, holder: &str, wait_ms: u64) -> Value {
     body
 }
 
-/// Sends an acquire that will wait, and waits until the gate has queued it.
+/// Sends an acquire that will wait. Returns when the gate has queued it.
 fn queue(gate: &TestGate, body: &Value, place: usize) -> Receiver<Answer> {
     let mut api = gate.api();
     api.send("POST", "/v1/leases", &[("content-type", "application/json")], body.to_string().as_bytes()).unwrap();
@@ -29,7 +29,7 @@ fn queue(gate: &TestGate, body: &Value, place: usize) -> Receiver<Answer> {
     told
 }
 
-/// Waits until so many wait.
+/// Waits until this many callers wait.
 fn queued(gate: &TestGate, place: usize) {
     let line = format!("fencegate_lease_waiters {place}\n");
     until(&line, || gate.shows(&line));
@@ -55,7 +55,7 @@ fn waiters_are_served_in_the_order_they_came() {
     let mut held = acquire(&mut api, "users", "first", LONG);
     let answers: Vec<_> = (0..8).map(|n| queue(&gate, &waiting("users", &format!("w{n}"), LONG), n + 1)).collect();
     for (n, told) in answers.into_iter().enumerate() {
-        // Someone who does not wait cannot push in.
+        // A caller that does not wait cannot get ahead of the queue.
         api.post("/v1/leases", &wanted("users", "pushy", 1_000)).refusal(409, "LEASE_HELD");
         release(&mut api, &held);
         api.post("/v1/leases", &wanted("users", "pushy", 1_000)).refusal(409, "LEASE_HELD");
@@ -104,7 +104,7 @@ fn a_timeout_does_not_jump_the_queue() {
     let gate = patient_gate();
     acquire(&mut gate.api(), "users", "first", 5_000_000);
     let patient = queue(&gate, &waiting("users", "patient", LONG), 1);
-    // This one's time is up at the very instant at which the lease ends.
+    // The time of this caller ends at the same instant as the lease.
     let hurried = queue(&gate, &waiting("users", "hurried", 5_000_000), 2);
     gate.clock.advance(5_000_000);
     assert_eq!(text(&patient.recv().unwrap().expect(201), "holder_id"), "patient");
@@ -146,7 +146,7 @@ fn a_waiter_that_hung_up_takes_nothing_over() {
     gone.send("POST", "/v1/leases", &[("content-type", "application/json")], body.to_string().as_bytes()).unwrap();
     queued(&gate, 1);
     drop(gone);
-    // The gate has noticed once the next second has swept the queue.
+    // The gate notices it when the sweep of the next second has checked the queue.
     until("the queue is empty", || {
         gate.clock.advance(1);
         gate.shows("fencegate_lease_waiters 0\n")
@@ -168,7 +168,7 @@ fn a_waiter_that_hangs_up_gets_no_lease() {
         gone.send("POST", "/v1/leases", &[("content-type", "application/json")], body.as_bytes()).unwrap();
         queued(&gate, 1);
         let told = queue(&gate, &waiting(&object, "patient", LONG), 2);
-        // Whether the gate has noticed by the time the lease is free, or not.
+        // The gate may or may not have noticed this when the lease is free.
         drop(gone);
         release(&mut api, &held);
         assert_eq!(text(&told.recv().unwrap().expect(201), "holder_id"), "patient");

@@ -8,7 +8,7 @@ use super::support::{
     http::Conn,
 };
 
-/// Opens a stream; the id in its first line is where it begins.
+/// Opens a stream. The id in its first line is the position where it begins.
 fn watch(gate: &TestGate, query: &str, headers: &[(&str, &str)]) -> (Conn, String) {
     let mut stream = gate.api();
     stream.send("GET", &format!("/v1/watch{query}"), headers, b"").unwrap();
@@ -21,10 +21,10 @@ fn watch(gate: &TestGate, query: &str, headers: &[(&str, &str)]) -> (Conn, Strin
     (stream, id)
 }
 
-/// How long an event may take to come. Keep-alives come more often than the socket's own patience ends.
+/// How long an event may take to come. Keep-alives come more often than the socket's read timeout.
 const PATIENCE_S: f64 = 30.0;
 
-/// One event: its lines up to the empty one, chunk framing left aside.
+/// One event: its lines up to the empty one, without the chunk framing.
 #[track_caller]
 fn read_block(stream: &mut Conn) -> Vec<String> {
     let (mut block, begun) = (vec![], Stopwatch::start());
@@ -54,7 +54,7 @@ struct Event {
 #[track_caller]
 fn next(stream: &mut Conn) -> Event {
     let begun = Stopwatch::start();
-    // Blocks without an event only move the id on.
+    // Blocks without an event only change the id.
     let mut block = read_block(stream);
     while field(&block, "event").is_none() {
         assert!(begun.seconds() < PATIENCE_S, "waited in vain for an event; the last block: {block:?}");
@@ -138,7 +138,7 @@ fn an_id_that_is_no_longer_kept_gets_a_reset() {
     assert_eq!(reset.kind, "reset");
     acquire(&mut api, "o9", "me", 1_000);
     assert_eq!(text(&next(&mut late).data, "object_id"), "o9");
-    // An id of another run is not served either.
+    // An id of another run is refused, too.
     let table = gate.stop();
     let mut now = super::support::gate::START;
     now.wall.0 += 60_000;
@@ -157,7 +157,7 @@ fn a_watcher_of_a_quiet_prefix_can_resume_when_others_have_filled_the_ring() {
     let mut last = start;
     for n in 0..12 {
         acquire(&mut api, &format!("/noisy/{n}"), "me", 1_000);
-        // Each moves the id on, without an event.
+        // Each of these changes the id, without an event.
         let block = read_block(&mut quiet);
         assert_eq!(field(&block, "event"), None);
         last = field(&block, "id").unwrap();
@@ -188,7 +188,7 @@ fn leases_of_an_earlier_run_are_announced_when_they_expire() {
     let table = gate.stop();
     let gate = TestGate::on(&settings(), table, super::support::gate::START);
     let (mut stream, _) = watch(&gate, "", &[]);
-    // Nobody asks for the lease: the sweep finds it.
+    // No call names the lease: the sweep finds it.
     gate.clock.advance(1_000);
     gate.clock.advance(9_000);
     let event = next(&mut stream);

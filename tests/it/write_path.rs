@@ -1,6 +1,5 @@
-//! Writes and reads through the gate, over raw sockets, against a recording store in another process:
-//! what is changed on the way and what is not, modes, timeouts. What is refused, and how, is in
-//! `conformance`.
+//! Writes and reads through the gate, over raw sockets, against a recording store in another process: what the gate
+//! changes and what it does not, modes, timeouts. The refusals are in `conformance`.
 
 use std::{
     io::{Read, Write},
@@ -166,7 +165,7 @@ fn bodies_on_reads(settings: &mut Settings) {
     settings.route = vec![RouteSettings { bodies_on_reads: true, ..RouteSettings::default() }];
 }
 
-/// A client that breaks its own request off says nothing of the store.
+/// A client that breaks off its own request says nothing about the store.
 #[test]
 fn a_reads_body_that_breaks_off_is_not_blamed_on_the_store() {
     let bench = Bench::with(bodies_on_reads);
@@ -182,7 +181,7 @@ fn a_reads_body_that_breaks_off_is_not_blamed_on_the_store() {
 
 #[test]
 fn an_answer_that_stalls_is_given_up_for_reads_and_writes_alike() {
-    // The beginning of the answer must come within it.
+    // The beginning of the answer must come within this time.
     let bench = Bench::with(|settings| settings.store.response_timeout_ms = 1_500);
     let wish = [("fence-token", bench.token()), ("x-store", "stall")];
     bench.put("/users/1", &wish).unknown();
@@ -297,7 +296,7 @@ fn a_client_that_hangs_up_does_not_make_its_write_invisible() {
     until("the store has it", || !bench.store.story().is_empty());
     until("it is counted", || bench.gate.shows(&active(1)) && bench.gate.shows("fencegate_connections 1\n"));
     drop(conn);
-    // Other requests are answered, and this one is still counted when its client is known to be gone.
+    // The gate answers other requests, and still counts this one when it knows that its client is gone.
     assert_eq!(bench.put("/users/2", &[("fence-token", bench.token())]).status, 200);
     until("the gate has no client", || bench.gate.shows("fencegate_connections 0\n"));
     assert!(bench.gate.shows(&active(1)));
@@ -313,7 +312,7 @@ fn slow_and_silent_clients_are_let_go() {
         let mut stream = TcpStream::connect(bench.gate.running().listens).unwrap();
         stream.write_all(start).unwrap();
         let mut seen = vec![];
-        // The gate's clock is the test's: it moves until the connection is closed.
+        // The test drives the gate's clock: it moves the clock until the connection is closed.
         stream.set_read_timeout(Some(std::time::Duration::from_millis(50))).unwrap();
         until("the connection is closed", || {
             bench.gate.clock.advance(50);

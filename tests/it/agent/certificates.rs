@@ -1,4 +1,4 @@
-//! TLS on the way to the gate: whom the agent trusts, and what it shows.
+//! TLS between agent and gate: which gates the agent trusts, and which certificate it shows.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use super::{
     Bench, Okay,
 };
 
-/// A gate whose port has a certificate for `localhost`, and which may ask for one of `clients`.
+/// A gate whose port has a certificate for `localhost`, and which may ask for a certificate of `clients`.
 struct Secured {
     bench: Bench,
     authority: Authority,
@@ -51,12 +51,12 @@ impl Secured {
         self.agent_by(name, self.bench.gate.gate.port(), more)
     }
 
-    /// One whose way to the gate is another port.
+    /// An agent that reaches the gate by another port.
     fn agent_by(&self, name: &str, port: u16, more: &str) -> Agent {
         let url = format!("https://localhost:{port}");
         let api = format!("http://{}", self.bench.gate.api);
         let more = format!("tls_ca_file = '{}'\n{more}", self.authority.ca().display());
-        // Long enough for a gate's word on a certificate to come, however busy the machine is.
+        // Long enough for the gate's reply about a certificate, however busy the machine is.
         let text = settings(name, &url, &api, "", &more).replace("timeout_ms = 1000", "timeout_ms = 60000");
         Agent::start(&text)
     }
@@ -77,7 +77,7 @@ fn the_way_to_the_gate_can_be_tls() {
     assert_eq!(gate.bench.store.story(), ["PUT /users/1"]);
 }
 
-/// A write waits for its connection while its lease is lost: the token is looked at when there is one.
+/// A write waits for its connection while its lease is lost: the agent reads the token when it has a connection.
 #[test]
 fn a_lease_that_is_lost_while_a_connection_is_made_is_not_written_with() {
     let gate = Secured::new(None);
@@ -118,7 +118,7 @@ fn a_gate_that_asks_for_a_certificate_is_shown_one() {
         ("late", shows(&over, &its_own_key), "it does not take the certificate of tls_cert_file: CertificateExpired"),
     ] {
         let agent = gate.agent(name, &shown);
-        // Nothing leaves before the gate has said that it takes the certificate: no outcome is unknown.
+        // The agent sends nothing before the gate has accepted the certificate: so no outcome is unknown.
         for method in ["PUT", "GET"] {
             let body = agent.call(method, &format!("/{name}/1"), &[]).refusal(503, "GATE_UNREACHABLE");
             assert!(text(&body, "detail").contains(why), "{body}");
@@ -133,7 +133,8 @@ fn a_gate_that_asks_for_a_certificate_is_shown_one() {
 fn a_certificate_that_was_exchanged_is_shown_to_the_next_connection() {
     let (clients, strangers) = (Authority::new(), Authority::new());
     let gate = Secured::new(Some(&clients));
-    // As Kubernetes does it: the files are links into a folder that is a link itself, and that one is exchanged.
+    // As Kubernetes does it: the files are links into a folder that is itself a link, and Kubernetes exchanges that
+    // link.
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let exchange = |version: &str, certificate: &[u8], key: &[u8]| {
@@ -149,7 +150,7 @@ fn a_certificate_that_was_exchanged_is_shown_to_the_next_connection() {
     let read = |(certificate, key): (PathBuf, PathBuf)| (fs::read(certificate).unwrap(), fs::read(key).unwrap());
     let (foreign, its_key) = read(strangers.sign("writer.test"));
     exchange("..1", &foreign, &its_key);
-    // No connection is used twice.
+    // Each request opens a new connection.
     let more = shows(&at("tls.crt"), &at("tls.key")) + "idle_max = 0\n";
     let agent = gate.agent("a", &more);
     agent.put("/users/1").refusal(503, "GATE_UNREACHABLE");
@@ -157,7 +158,7 @@ fn a_certificate_that_was_exchanged_is_shown_to_the_next_connection() {
     exchange("..2", &known, &key);
     agent.put("/users/2").expect_ok();
     assert_eq!(agent.log().matches("and were read again").count(), 1);
-    // What cannot be used changes nothing, and is said once.
+    // Unusable files change nothing, and are logged once.
     let broken = "certificates have changed and cannot be used";
     exchange("..3", &known, &its_key);
     for n in 3..6 {
@@ -175,7 +176,7 @@ fn a_certificate_that_cannot_be_shown_stops_the_start() {
     let (certificate, key) = authority.sign("writer.test");
     let (_, anothers) = authority.sign("other.test");
     let (away, flat) = (folder.path().join("away.pem"), folder.path().join("flat.pem"));
-    // As a variable that has lost its line breaks.
+    // The text of an environment variable that has lost its line breaks.
     let secret = fs::read_to_string(&key).unwrap().replace('\n', "");
     fs::write(&flat, &secret).unwrap();
     let none = Path::new("");
@@ -196,7 +197,7 @@ fn a_certificate_that_cannot_be_shown_stops_the_start() {
         let said = stderr(&refused);
         assert_eq!(refused.status.code(), Some(2), "{said}");
         assert!(said.contains(fault), "{fault:?} is not in {said}");
-        // Neither as text nor as numbers.
+        // The log has the key neither as text nor as numbers.
         assert!(!said.contains(&secret[..40]) && !said.contains("45, 45, 45"), "a key is in {said}");
     }
 }

@@ -1,4 +1,4 @@
-//! By which names an agent may be called.
+//! The names by which an agent may be called.
 
 use super::{
     super::support::{
@@ -16,7 +16,7 @@ fn call(mut conn: Conn, method: &str, path: &str, host: &str) -> Answer {
     conn.receive().unwrap()
 }
 
-/// A page whose own name leads to this machine comes with that name.
+/// A page whose name resolves to this machine sends that name as Host.
 #[test]
 fn a_web_page_with_a_name_of_its_own_reads_nothing_either() {
     let bench = Bench::new();
@@ -58,7 +58,7 @@ fn an_applications_own_host_is_taken_where_it_is_listed_and_passed_on() {
     }
 }
 
-/// By plain http from elsewhere, browsers send no `Sec-Fetch-Site`, but an `Origin` with every write.
+/// By plain http from another machine, browsers send no `Sec-Fetch-Site`, but an `Origin` with every write.
 #[test]
 fn a_page_of_another_origin_writes_nothing() {
     let bench = Bench::new();
@@ -81,7 +81,7 @@ fn a_page_of_another_origin_writes_nothing() {
     assert_eq!(bench.store.saw("begun"), 0, "nothing of it was sent");
     write("POST", "http://files.example:8082").expect_ok();
     call(agent.conn(), "POST", "/users/1", "files.example:8082").expect_ok();
-    // What a page of another origin may read is the store's to say.
+    // The store decides what a page of another origin may read.
     assert_eq!(write("GET", "http://evil.example").status, 200);
     agent.call("PUT", "/users/1", &[("origin", "http://evil.example")]).refusal(403, "NOT_LOOPBACK");
     agent.call("PUT", "/users/1", &[("origin", "http://127.0.0.1")]).expect_ok();

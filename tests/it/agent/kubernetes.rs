@@ -1,5 +1,5 @@
-//! The agent elects its leader on a Kubernetes Lease: two agents, an API server, and a recording store in the gate's
-//! place, which writes down what token each write came with.
+//! The agent elects its leader on a Kubernetes Lease. Each test has agents, an API server, and a recording store in the
+//! gate's place, which records the token of each write.
 
 use std::{
     collections::BTreeSet,
@@ -30,14 +30,14 @@ use super::{
 
 const HERE: &str = NAMESPACES[0];
 const ROUTE: &str = "[[route]]\nname = 'data'\nmatch = '/{object}/{rest...}'\nobject = '{object}'\nkubernetes = { namespace = 'left', name = '{object}' }\n";
-/// Where the lease is to run out in a test.
+/// A ttl for tests in which the lease runs out.
 const SHORT_MS: u32 = 6_000;
-/// Where it is not.
+/// A ttl for tests in which the lease does not run out.
 const LONG_MS: u32 = 60_000;
 
 struct Bench {
     server: ApiServer,
-    /// Stands where the gate would.
+    /// A recording store in the gate's place.
     gate: Store,
 }
 
@@ -71,19 +71,20 @@ impl Bench {
         text(&self.lease(name)["spec"], "holderIdentity").to_owned()
     }
 
-    /// The tokens of what reached the gate, in its order.
+    /// The tokens of the writes that reached the gate, in their order.
     fn tokens(&self) -> Vec<String> {
         let writes = self.gate.applied().into_iter().filter(|each| each["method"] == "PUT");
         writes.map(|each| text(&each["headers"], "fence-token").to_owned()).collect()
     }
 
-    /// How often leases had changed hands when those were taken.
+    /// The `leaseTransitions` in each of those tokens.
     fn transitions(&self) -> Vec<u32> {
         self.tokens().iter().map(|token| token.rsplit('.').next().unwrap().parse().unwrap()).collect()
     }
 }
 
-/// An agent that was stopped in the middle of a renewal does not know whether it was the last to hold the Lease.
+/// The code may be either one: an agent that was stopped in the middle of a renewal does not know whether it still held
+/// the Lease.
 #[track_caller]
 fn is_refused(answer: &Answer) {
     let code = answer.header("fence-error").unwrap_or_default();
@@ -98,7 +99,7 @@ fn lost(agent: &Agent, reason: &str) -> bool {
 fn one_leads_with_the_token_of_its_term_and_the_other_says_who() {
     let bench = Bench::new();
     let (mut one, two) = (bench.agent("one", LONG_MS), bench.agent("two", LONG_MS));
-    // What only the agent may say is not the application's to say.
+    // The agent replaces an application's own `Fence-Holder`.
     one.call("PUT", "/users/1", &[("fence-holder", "another")]).expect_ok();
     let lease = bench.lease("users");
     let holder = text(&lease["spec"], "holderIdentity");
@@ -116,7 +117,7 @@ fn one_leads_with_the_token_of_its_term_and_the_other_says_who() {
     two.call("GET", "/users/1", &[]).expect_ok();
     assert!(two.shows("fencegate_agent_objects{standing=\"waiting\"} 1\n"));
     assert_eq!(bench.gate.story(), ["PUT /users/1", "GET /users/1"]);
-    // A stop in good order hands over, and nobody waits for the minute that the lease lasts.
+    // A stop in good order hands over at once, and not after the minute that the lease lasts.
     one.signal(Signal::TERM);
     assert!(one.ended().success());
     until("the other one leads", || two.leader("users")["leader"] == true);
@@ -138,7 +139,7 @@ fn a_leader_that_was_stopped_sends_nothing_of_its_old_term() {
     one.signal(Signal::STOP);
     until("the other one leads", || two.leader("users")["leader"] == true);
     two.put("/users/2").expect_ok();
-    // The kernel takes them in; the agent sees them first when it goes on.
+    // The kernel takes these requests in; the agent reads them when it goes on.
     let late = |n| {
         let mut conn = one.conn();
         conn.send("PUT", &format!("/users/late-{n}"), &[], b"value").unwrap();
@@ -177,7 +178,8 @@ fn a_leader_that_was_killed_is_waited_out_also_by_its_own_name() {
     let before = bench.lease("users");
     one.child.kill().unwrap();
     one.child.wait().unwrap();
-    // The same name from its file, and yet another identity: it may not go on where the dead one was.
+    // The new process has the same configured name and yet another identity: it may not continue the dead process's
+    // term.
     let again = bench.agent("one", SHORT_MS);
     let first = again.put("/users/2");
     let named = first.refusal(503, "NOT_LEADER")["leader"].clone();
@@ -203,7 +205,7 @@ fn without_an_api_server_the_leader_stops_at_its_deadline_and_says_so() {
     let landed = bench.tokens().len();
     agent.put("/users/1").refusal(503, "GATE_UNREACHABLE");
     assert_eq!(bench.tokens().len(), landed);
-    // A term that was lost does not come back, though nobody else has taken the Lease.
+    // A lost term does not come back, although no other candidate has taken the Lease.
     bench.server.start_again();
     until("it leads again", || agent.put("/users/1").status == 200);
     assert_eq!(bench.transitions().last(), Some(&1));
@@ -230,7 +232,7 @@ fn a_lease_that_others_touch_is_read_again_and_one_that_others_take_is_lost() {
     let agent = bench.agent("one", SHORT_MS);
     agent.put("/users/1").expect_ok();
     let ours = bench.holder("users");
-    // Somebody has written to it, and it is ours still: the next renewal meets a conflict.
+    // Another client has changed the Lease, and this agent still holds it: its next renewal meets a conflict.
     let before = bench.server.requests(Who::Candidate, "get");
     bench.server.edit(HERE, "users", |spec| spec["renewTime"] = micro_time());
     until("it was read again", || bench.server.requests(Who::Candidate, "get") > before);
@@ -238,7 +240,7 @@ fn a_lease_that_others_touch_is_read_again_and_one_that_others_take_is_lost() {
     until("it was renewed again", || bench.lease("users")["spec"]["renewTime"] != edited);
     agent.put("/users/1").expect_ok();
     assert_eq!((bench.holder("users"), bench.transitions()), (ours, vec![0, 0]));
-    // Somebody has taken it.
+    // Another candidate has taken the Lease.
     bench.server.take(HERE, "users", "another", 2);
     until("it follows", || agent.put("/users/1").header("fence-leader") == Some("another"));
     assert!(lost(&agent, "TAKEN"), "{}", agent.log());
@@ -273,7 +275,7 @@ fn rights_that_are_missing_are_named() {
     assert!(agent.log().contains("cannot take part in the election"), "{}", agent.log());
     assert!(agent.shows("fencegate_agent_objects{standing=\"refused\"} 1\n"), "an alert goes by it");
     assert!(agent.shows("fencegate_agent_objects{standing=\"waiting\"} 0\n"));
-    // Rights that were taken away, and given back.
+    // The rights are taken away, and given back.
     bench.server.forbid(Who::Candidate);
     let agent = bench.agent("two", LONG_MS);
     assert!(text(&agent.put("/users/1").refusal(503, "NOT_LEADER"), "detail").contains("403"));
@@ -297,9 +299,9 @@ fn objects_that_share_a_lease_have_one_leader_and_one_election() {
     let (two, shown) = (agent("two"), Conn::open(one.status).unwrap().get("/leader").expect(200));
     assert_eq!(shown.as_object().unwrap().len(), 3);
     assert!(shown.as_object().unwrap().values().all(|each| each["leader"] == true), "{shown}");
-    // Also where it never wrote to before.
+    // It also follows for an object that it never wrote to before.
     two.put("/other/1").refusal(503, "NOT_LEADER");
-    // Lost for one is lost for all, and counted once.
+    // A Lease that is lost for one object is lost for all, and the loss is counted once.
     bench.server.take(HERE, "all", "another", 600);
     for path in ["/users/1", "/orders/1", "/more/1"] {
         until("it follows", || one.put(path).header("fence-leader") == Some("another"));
@@ -307,7 +309,7 @@ fn objects_that_share_a_lease_have_one_leader_and_one_election() {
     assert!(lost(&one, "TAKEN"));
 }
 
-/// A gate that refuses the first writes with this code, and takes those that come later.
+/// A gate that refuses the first `times` writes with this code, and accepts later ones.
 fn refusing_gate(code: &'static str, times: usize) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -353,7 +355,7 @@ fn renewing_before_each_write_finds_out_before_the_gate_has_to() {
         agent.put("/users/1").expect_ok();
         assert!(bench.server.requests(Who::Candidate, "update") > before, "write {n} went without a renewal");
     }
-    // Those that come at the same time share one.
+    // Writes that come at the same time share one renewal.
     bench.server.hang();
     let before = bench.server.requests(Who::Candidate, "update");
     thread::scope(|scope| {
@@ -370,7 +372,7 @@ fn renewing_before_each_write_finds_out_before_the_gate_has_to() {
     let refused = agent.put("/users/2");
     assert!(text(&refused.refusal(503, "NOT_LEADER"), "detail").contains("the Lease was taken by another"));
     assert_eq!(bench.gate.story(), ["PUT /users/1"; 23]);
-    // Without the API server's word, nothing goes on.
+    // No write is sent unless the API server confirms the Lease.
     agent.put("/other/1").expect_ok();
     bench.server.stop();
     agent.put("/other/2").refusal(503, "GATE_UNREACHABLE");
@@ -393,7 +395,7 @@ fn a_controller_that_elects_by_client_go_takes_part_in_the_same_election() {
     let token = other.leads();
     assert_eq!(token, fence_token(&bench.lease("users")));
     other.next("answer", |answer| answer["token"] == token);
-    // And back.
+    // The agent takes over from the other program, too.
     let two = bench.agent("two", LONG_MS);
     assert_eq!(two.put("/users/1").header("fence-leader"), Some("other"));
     other.signal(Signal::TERM);
@@ -420,7 +422,7 @@ fn leases_are_taken_by_route_up_front_or_on_first_use_and_given_back_when_idle()
     assert!(text(&bench.server.lease("right", "first").unwrap()["spec"], "holderIdentity").starts_with("one_"));
     agent.put("/users/1").expect_ok();
     assert_eq!(bench.transitions(), [0, 0, 1]);
-    // No Lease can have that name, and no token is for two objects.
+    // No Lease can have the name of the first object, and no token is for two objects.
     agent.put("/Users/1").refusal(422, "OBJECT_UNMAPPED");
     let moved = agent.call("MOVE", "/users/2", &[("destination", "http://127.0.0.1/orders/2")]);
     moved.refusal(409, "LEASE_OBJECT_MISMATCH");
@@ -441,7 +443,7 @@ fn a_stop_finishes_what_is_on_its_way_before_it_gives_the_lease_back() {
     assert!(agent.log().contains("stopped in good order"), "{}", agent.log());
 }
 
-/// A way to an API server by which, for a while, writes get through and their answers do not.
+/// A proxy to an API server. While `loses` is set, it passes writes on and loses their answers.
 struct Lossy {
     address: SocketAddr,
     loses: Arc<AtomicBool>,
@@ -466,7 +468,7 @@ impl Lossy {
     }
 }
 
-/// One request and its answer.
+/// Passes on one request and its answer.
 fn carry(client: &TcpStream, target: SocketAddr, loses: &AtomicBool) -> io::Result<()> {
     let mut reader = BufReader::new(client.try_clone()?);
     let (mut head, mut length) = (String::new(), 0);
@@ -521,7 +523,7 @@ fn a_term_is_claimed_only_by_the_api_servers_word() {
     way.lose(false);
     until("it leads", || agent.put("/users/1").status == 200);
     assert_eq!(bench.tokens(), [fence_token(&bench.lease("users"))]);
-    // The same with renewals: they are carried out, and count for nothing.
+    // Renewals whose answers are lost are carried out, but do not count for the agent.
     way.lose(true);
     let before = bench.lease("users");
     until("it stops", || agent.put("/users/1").header("fence-error") == Some("GATE_UNREACHABLE"));
@@ -538,14 +540,14 @@ fn what_cannot_be_an_election_stops_the_start() {
     let refused = Agent::refused(&format!("[lease]\nholder_id = 'käse'\n{ROUTE}"));
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("lease.holder_id: must be printable ASCII"), "{}", stderr(&refused));
-    // No cluster around it, and none named.
+    // The agent runs outside a cluster, and its settings name none.
     let text = settings("one", "http://127.0.0.1:1", "http://127.0.0.1:1", ROUTE, "");
     let refused = Agent::refused(&text);
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("kubernetes.url: is empty, and this is no pod"), "{}", stderr(&refused));
 }
 
-/// The gate itself in its place, which looks at the same Lease, and at who sends a write.
+/// A real gate, which reads the same Lease and checks the holder that a write names.
 fn gate(server: &ApiServer, store: &Store) -> (Site, Gate) {
     let site = Site::with_table();
     let ca = server.ca_file().map(|file| format!("ca_file = '{}'\n", file.display())).unwrap_or_default();
@@ -588,7 +590,7 @@ fn the_gate_takes_the_leaders_writes_and_counts_its_terms() {
     assert!(after.windows(2).all(|pair| pair[0] <= pair[1]), "what was applied went back: {after:?}");
     assert_eq!((before.last(), after.last()), (Some(&2), Some(&3)), "{after:?}\n{}", site.log());
     assert!(!store.story().contains(&"PUT /users/late".to_owned()));
-    // The gate knows better: an operator has fenced the object.
+    // The gate refuses the token although the agent leads: an operator has fenced the object.
     gate.api().post("/v1/objects/users/revoke", &json!({ "reason": "a test" })).expect(200);
     one.put("/users/1").refusal(412, "WRITE_STALE_FENCE");
     until("its writes land in the next term", || one.put("/users/1").status == 200);

@@ -49,7 +49,7 @@ impl Bench {
         self.agent_with(name, "")
     }
 
-    /// With more lines of [lease], and whatever comes behind it.
+    /// An agent with more lines of [lease] and further sections.
     fn agent_with(&self, name: &str, more: &str) -> Agent {
         let (gate, api) = self.urls();
         Agent::start(&settings(name, &gate, &api, more, ""))
@@ -63,7 +63,7 @@ impl Bench {
         self.gate.api().get(&format!("/v1/objects/{object}")).expect(200)["lease"].clone()
     }
 
-    /// The lease numbers of what was applied, in the store's order.
+    /// The lease numbers of the applied writes, in the store's order.
     fn seqs(&self) -> Vec<u64> {
         let writes = self.store.applied().into_iter().filter(|each| each["method"] == "PUT");
         writes.map(|each| text(&each["headers"], "fence-seq").parse().unwrap()).collect()

@@ -1,4 +1,4 @@
-//! How often an agent calls the gate: not as fast as it can be refused, and not once for each write.
+//! How often an agent calls the gate: refusals slow it down, and several writes share a call.
 
 use std::thread;
 
@@ -14,7 +14,7 @@ use super::{
     Bench, Okay,
 };
 
-/// Its writes go to one gate, and its leases come from another: each write is refused for the lease's sake.
+/// Its writes go to one gate and its leases come from another, so each write is refused because of its lease.
 #[test]
 fn a_gate_that_refuses_every_lease_is_not_asked_for_one_after_the_other() {
     let (bench, other) = (Bench::new(), Bench::new());
@@ -35,7 +35,7 @@ fn a_gate_that_refuses_every_lease_is_not_asked_for_one_after_the_other() {
     assert!(refused > 200, "{refused} of 300 were refused by the agent itself");
 }
 
-/// Another holder has `a` for long. Each MOVE is refused for it, and could give `b` back; each PUT could take `b` again.
+/// Another holder has `a` for a long time. Each refused MOVE could give `b` back; each PUT could take `b` again.
 #[test]
 #[allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "how many leases there may be depends on it")]
 fn writes_that_are_refused_for_another_object_do_not_give_a_lease_back_each_time() {
@@ -46,7 +46,7 @@ fn writes_that_are_refused_for_another_object_do_not_give_a_lease_back_each_time
     let fence = || bench.gate.api().get("/v1/objects/b").expect(200)["fence"].as_u64().unwrap();
     agent.put("/b/1").expect_ok();
     assert_eq!(to_a().header("fence-leader"), Some("other"));
-    // The agent gives nothing back for one refused write. What it gives back is given back soon.
+    // The agent gives nothing back for one refused write. A lease that it gives back is given back soon.
     for _ in 0..20 {
         agent.put("/b/1").expect_ok();
     }
@@ -93,7 +93,7 @@ fn renewals_before_writes_share_a_connection_and_each_other() {
         renewed += usize::from(line == "event: renewed");
         line.contains("the-end")
     });
-    // Fifty came one after the other, each with a renewal of its own.
+    // Fifty writes came one after the other, each with its own renewal.
     assert!((51..300).contains(&renewed), "{renewed} renewals for 50 writes and 400 that came together");
     assert_eq!(bench.gate.api().get("/v1/receipts").expect(200)["receipts"], json!([]));
 }

@@ -1,4 +1,4 @@
-//! An agent whose routes are not the gate's.
+//! An agent whose routes differ from the gate's.
 
 use super::{super::support::until, Bench, Okay};
 
@@ -12,7 +12,7 @@ fn routes_that_the_gate_does_not_have_are_told() {
     assert!(agent.log().contains("/data/{domain}/{rest...} -> /data/{domain}/"), "{}", agent.log());
     agent.put("/data/users/1").refusal(409, "LEASE_OBJECT_MISMATCH");
     assert!(agent.log().contains("no route of this gate makes the object data"), "{}", agent.log());
-    // The same routes: nothing to tell.
+    // The same routes: no warning.
     let same = bench.agent_with("b", "[[route]]\nname = 'x'\nmatch = '/data/{d}/{more...}'\nobject = '/data/{d}/'\n");
     same.put("/data/users/1").expect_ok();
     assert!(!same.log().contains("no route"), "{}", same.log());
@@ -34,7 +34,7 @@ fn a_route_of_the_gates_that_the_agent_lacks_is_logged() {
     }
     agent.put("/data/users/1").refusal(409, "LEASE_OBJECT_MISMATCH");
     agent.put("/users/1").expect_ok();
-    // The same routes: nothing to tell.
+    // The same routes: no warning.
     let same = bench.agent_with("b", &format!("{data}{all}"));
     same.put("/data/users/1").expect_ok();
     assert!(!same.log().contains("the gate has"), "{}", same.log());

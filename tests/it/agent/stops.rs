@@ -1,4 +1,4 @@
-//! Starting and stopping: leases taken and given back, and leaders that were stopped in the middle of a write.
+//! Starting and stopping: leases that are taken and given back, and leaders that are stopped in the middle of a write.
 
 use std::{
     fs,
@@ -62,7 +62,7 @@ fn leases_are_taken_by_route_up_front_or_on_first_use_and_given_back_when_idle()
     };
     assert_eq!(objects(&agent), ["/data/orders/", "/data/users/", "one"]);
     agent.put("/data/more/1").refusal(503, "GATE_OVERLOADED");
-    // What nobody writes to is given back; what was taken up front stays.
+    // Leases without writes are given back; leases that were taken up front stay.
     until("given back", || objects(&agent) == ["one"]);
     let users = bench.gate.api().get("/v1/objects/%2Fdata%2Fusers%2F").expect(200);
     assert_eq!(text(&users["lease"], "state"), "released");
@@ -89,7 +89,7 @@ fn a_faulty_file_and_an_open_port_stop_the_start() {
     assert!(stderr(&refused).contains("agent.listen: cannot listen"), "{}", stderr(&refused));
 }
 
-/// `curl`, again and again, as an application that knows nothing of all this; what it was answered.
+/// Runs `curl` again and again, as an application without knowledge of leases; returns its status codes.
 struct Loop {
     child: Child,
     answers: PathBuf,
@@ -141,19 +141,20 @@ fn only_the_leaders_writes_land_and_none_of_a_leader_that_was_stopped() {
     });
     assert_eq!(second.answers().iter().filter(is("200")).count(), 0, "only the leader's writes land");
     assert!(bench.seqs().iter().all(|seq| *seq == 1));
-    // The leader is stopped, in the middle of whatever it does, for longer than its lease lasts.
+    // The leader is stopped at a random moment, for longer than its lease lasts.
     one.signal(Signal::STOP);
     until("the other one's writes land", || bench.seqs().iter().filter(|seq| **seq == 2).count() >= 10);
     let delayed = first.answers().len();
     one.signal(Signal::CONT);
     until("the first one's application goes on", || first.answers().len() >= delayed + 10);
     let (late, seqs) = (first.answers()[delayed..].to_vec(), bench.seqs());
-    // The first may be the answer to a write that had landed before the stop; what landed when is in the seqs.
+    // The first may be the answer to a write that had landed before the stop; the store's numbers show what landed
+    // when.
     assert!(late.iter().skip(1).all(|answer| answer != "200"), "{late:?}");
     assert!(seqs.windows(2).all(|pair| pair[0] <= pair[1]), "the seqs of what was applied went down: {seqs:?}");
     assert_eq!(seqs.last(), Some(&2));
     assert_eq!(text(&bench.lease("users"), "holder_id"), "two");
-    // Back again: the second goes in good order, and the first has its turn.
+    // The other way round: the second stops in good order, and the first has its turn.
     two.signal(Signal::TERM);
     until("the first one leads again", || bench.seqs().last() == Some(&3));
     drop((first, second));
@@ -169,7 +170,7 @@ fn a_leader_that_was_stopped_finds_out_before_it_sends_anything() {
     agent.signal(Signal::STOP);
     let next = json!({ "object_id": "users", "holder_id": "b", "ttl_ms": 60_000, "wait_ms": 60_000 });
     bench.gate.api().post("/v1/leases", &next).expect(201);
-    // The kernel takes it in; the agent sees it first when it goes on.
+    // The kernel takes the request in; the agent reads it when it goes on.
     let mut delayed = agent.conn();
     delayed.send("PUT", "/users/1", &[], b"value").unwrap();
     agent.signal(Signal::CONT);
@@ -178,7 +179,7 @@ fn a_leader_that_was_stopped_finds_out_before_it_sends_anything() {
     assert_eq!(bench.seqs(), [1]);
 }
 
-/// The gate's own fence: the agent has sent the head, with a good token, before it was stopped.
+/// The gate's own fence: the agent has sent the head, with a valid token, before it was stopped.
 #[test]
 fn a_write_that_a_stopped_leader_had_begun_is_not_applied() {
     let bench = Bench::with("[[route]]\npartial_body = 'discards'\n");
@@ -212,7 +213,7 @@ fn a_hang_up_is_a_stop_in_good_order() {
     assert_eq!(text(&bench.lease("users"), "state"), "released");
 }
 
-/// The control: the same late write lands where the gate only looks on, and the store's log shows it.
+/// The control: the same late write lands if the gate only audits, and the store's log shows it.
 #[test]
 fn a_late_write_does_land_where_the_gate_only_looks_on() {
     let bench = Bench::with("[[route]]\nmode = 'audit'\n");

@@ -1,4 +1,4 @@
-//! What becomes of an application's writes and reads: led, not led, refused, cut off, sent once.
+//! The outcomes of an application's writes and reads: led, not led, refused, cut off, sent once.
 
 use std::{fs, net::TcpListener, sync::mpsc, thread, time::Duration};
 
@@ -70,7 +70,7 @@ fn whoever_does_not_lead_is_told_who_does() {
     assert_eq!(two.call("GET", "/users/1", &[]).status, 200, "reads pass");
     let followed = two.leader("users");
     assert_eq!((followed["leader"].as_bool(), text(&followed, "holder_id")), (Some(false), "one"));
-    // The leader goes in good order: the other one has its turn at once.
+    // The leader stops in good order: the other one has its turn at once.
     one.signal(Signal::TERM);
     until("the other one leads", || two.leader("users")["leader"] == true);
     two.put("/users/1").expect_ok();
@@ -119,7 +119,7 @@ fn what_the_gate_would_refuse_anyway_and_a_second_token_go_nowhere() {
     assert_eq!(bench.gate.api().get("/v1/receipts").expect(200)["receipts"], json!([]), "the gate saw nothing of it");
 }
 
-/// The application's own connection to the agent is not the agent's to the gate.
+/// The connection between application and agent is independent of the one between agent and gate.
 #[test]
 fn headers_for_one_connection_only_end_at_the_agent() {
     let fake_gate = Store::start();
@@ -143,18 +143,18 @@ fn headers_for_one_connection_only_end_at_the_agent() {
         assert!(headers[name].is_null(), "{name}: {headers}");
     }
     assert_eq!(headers["x-own"], "kept");
-    // The agent passes an answer's trailers on, so it says for itself that it takes them.
+    // The agent passes an answer's trailers on, so it sends `TE: trailers` itself.
     assert_eq!(sent(&[("te", "gzip, trailers")])["te"], "trailers");
 }
 
-/// The read is the control: what is forwarded, the fake gate does record.
+/// The read is the control: the fake gate records what is forwarded.
 #[test]
 fn without_a_gate_a_write_is_refused_at_once_and_never_forwarded_unfenced() {
     let fake_gate = Store::start();
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let agent = Agent::start(&settings("a", &fake_gate.url(), &format!("http://{closed}"), "wait_ms = 60000", ""));
     for _ in 0..50 {
-        // A wait of a minute would be noticed: it is known at once that nobody is there.
+        // Without a gate the answer comes at once: a wait of a minute would be noticed.
         let refused = agent.put("/users/1");
         assert_eq!(text(&refused.refusal(503, "GATE_UNREACHABLE"), "object_id"), "users");
         assert!(refused.header("retry-after").is_some());
@@ -162,13 +162,13 @@ fn without_a_gate_a_write_is_refused_at_once_and_never_forwarded_unfenced() {
     agent.call("GET", "/users/1", &[]).expect_ok();
     assert_eq!(fake_gate.story(), ["GET /users/1"]);
     assert!(text(&agent.leader("users"), "why").contains("cannot be reached"));
-    // A gate that is silent: as long as the setting says, and no longer.
+    // If the gate is silent, the write waits for as long as the setting says.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let api = format!("http://{}", silent.local_addr().unwrap());
     let agent = Agent::start(&settings("a", &fake_gate.url(), &api, "wait_ms = 3000", ""));
     agent.put("/users/1").refusal(503, "GATE_UNREACHABLE");
     assert_eq!(fake_gate.saw("begun"), 1);
-    // Only the first one waits.
+    // Only the first write waits.
     let (says, said) = mpsc::sync_channel(1);
     thread::spawn(move || {
         (0..20).for_each(|_| _ = agent.put("/users/1").refusal(503, "GATE_UNREACHABLE"));
@@ -203,7 +203,7 @@ fn a_gate_that_comes_back_is_found_again() {
 fn a_write_that_the_gate_refuses_is_the_agents_loss() {
     let bench = Bench::new();
     let (gate, api) = bench.urls();
-    // It would not renew before long.
+    // The agent would not renew for a long time.
     let agent = Agent::start(&settings("a", &gate, &api, "", "").replace("ttl_ms = 1000", "ttl_ms = 60000"));
     agent.put("/users/1").expect_ok();
     bench.revoke("users");
@@ -227,7 +227,7 @@ fn renewing_before_each_write_finds_out_before_the_gate_has_to() {
     assert!(refused.refusal(503, "NOT_LEADER")["detail"].as_str().unwrap().contains("LEASE_FENCED"));
     assert_eq!(bench.gate.api().get("/v1/receipts").expect(200)["receipts"], json!([]), "the gate saw no such write");
     agent.put("/users/1").expect_ok();
-    // Without the gate's word, nothing goes on.
+    // No write is sent unless the gate confirms the lease.
     let wire = Wire::to(bench.gate.api);
     let text = text.replace(&api, &wire.url()).replace("holder_id = 'a'", "holder_id = 'b'");
     let other = Agent::start(&text);
@@ -254,7 +254,7 @@ fn a_write_is_sent_once_whatever_becomes_of_its_answer() {
     // A gate that is silent.
     wire.set(Mode::Pass);
     agent.call("PUT", "/users/silent", &[("x-store", "hang")]).unknown();
-    // A gate that is not there: nothing was sent.
+    // The gate does not listen: nothing was sent.
     wire.set(Mode::Cut);
     let cut = agent.put("/users/cut");
     assert!([503, 504].contains(&cut.status), "{cut:?}");
@@ -273,7 +273,7 @@ fn an_application_that_stops_in_the_middle_of_its_own_body_is_told_so() {
     let told = half.receive().unwrap().unknown();
     let detail = text(&told, "detail");
     assert!(detail.contains("the application sent nothing more") && !detail.contains("silent"), "{detail}");
-    // The control: a gate that takes it all, and is silent.
+    // The control: a gate that takes the whole write, and is silent.
     let silent = agent.call("PUT", "/users/1", &[("x-store", "hang")]).unknown();
     assert!(text(&silent, "detail").contains("the gate was silent"), "{silent}");
 }
@@ -299,7 +299,7 @@ fn a_connection_that_died_while_idle_costs_no_write() {
 fn bodies_stream_and_a_refusal_comes_before_the_body() {
     let bench = Bench::new();
     let agent = bench.agent("a");
-    // The body is asked for only when the gate asks for it.
+    // The agent asks for the body only when the gate does.
     let head = "PUT /users/1 HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
     let mut conn = agent.conn();
     conn.send_raw(head.as_bytes()).unwrap();
@@ -311,7 +311,7 @@ fn bodies_stream_and_a_refusal_comes_before_the_body() {
     conn.send_raw(head.as_bytes()).unwrap();
     assert!([412, 503].contains(&conn.receive().unwrap().status), "refused, and the body was not asked for");
     until("it leads again", || agent.put("/users/1").status == 200);
-    // Ten megabytes in chunks, while the store has the first of it already.
+    // Ten megabytes in chunks; the store already has the first of them.
     let before = bench.store.saw("body");
     let mut conn = agent.conn();
     conn.send_raw(b"PUT /users/2 HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
@@ -337,7 +337,7 @@ fn a_write_to_two_objects_refused_for_one_does_not_lock_the_other() {
     until("both are led again", || ["/users/1", "/orders/1"].iter().all(|path| agent.put(path).status == 200));
 }
 
-/// Each holds one of two objects, and its application wants to move from it to the other.
+/// Each agent holds one of two objects, and its application wants to MOVE to the other.
 #[test]
 fn two_agents_do_not_keep_each_other_from_writing_to_both_objects() {
     let bench = Bench::new();
@@ -364,7 +364,7 @@ fn the_body_of_a_read_and_old_requests_without_a_host_get_through() {
         old.send_raw(request.as_bytes()).unwrap();
         assert_eq!(old.read_head().unwrap().0, 200, "{request}");
     }
-    // What only the gate may say is not the application's to say.
+    // An application cannot set headers that only the gate may set.
     agent.call("PUT", "/users/1", &[("fence-seq", "99"), ("fence-object", "orders")]);
     assert!(bench.seqs().iter().all(|seq| *seq == 1), "{:?}", bench.seqs());
 }

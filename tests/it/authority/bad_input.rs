@@ -1,4 +1,4 @@
-//! Bad input: each its own answer, nothing changed, writes judged as before.
+//! Bad input: each kind gets its own answer, changes nothing, and writes are judged as before.
 
 use fencegate::config::LeaseSource;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{USERS, World, time, wall};
 use crate::support::signers::{Signer, merge};
 
-/// A changed message; its signature stays as it was.
+/// A changed message with its old signature.
 fn changed(message: &Value, over: Value) -> Value {
     let mut message = message.clone();
     merge(&mut message, over);
@@ -17,7 +17,7 @@ fn hex(bytes: &str) -> String {
     format!("bls:0x{bytes}")
 }
 
-/// Points that are spelled like signatures and are none, from the published vectors.
+/// Points that have the form of signatures and are not valid ones, from the published vectors.
 fn vector(name: &str) -> String {
     let all: Value = serde_json::from_str(include_str!("../../data/bls/vectors.json")).unwrap();
     let found = all["deserialization_G2"].as_array().unwrap().iter().find(|case| case["name"] == name).cloned();
@@ -217,7 +217,7 @@ fn every_bad_certificate_has_its_own_answer_and_changes_nothing() {
             world.post("/v1/fences", message).refusal(*status, code)["detail"].to_string()
         })
         .collect();
-    // Only the four whose signature simply is not over these bytes share their words.
+    // Only the four messages whose signature is valid but not over these bytes share one text.
     assert!(details.len() >= cases.len() - 4, "{} of {}: {details:#?}", details.len(), cases.len());
     assert_eq!(world.post("/v1/fences", &good).expect(200)["applied"], true);
 }

@@ -1,4 +1,4 @@
-//! `fencegate cert` and `fencegate migrate`, as an operator types them.
+//! `fencegate cert` and `fencegate migrate`, as an operator runs them.
 
 use std::{
     fs,
@@ -64,7 +64,7 @@ fn keys_are_made_once_and_only_for_their_owner() {
     assert!(!open.status.success() && stderr(&open).contains("chmod 600"), "{}", stderr(&open));
 }
 
-/// One reader may take the first of two, and another the last.
+/// Two readers could disagree: one may take the first of two equal keys, and another the last.
 #[test]
 fn a_message_with_a_key_that_stands_twice_is_not_signed() {
     let folder = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ fn messages_are_signed_checked_and_shown() {
     let public = printed["public_key"].as_str().unwrap();
     let verdicts = works(&["cert", "verify", "--public-key", public], &signed);
     assert_eq!(verdicts.lines().filter(|line| line.starts_with("valid ")).count(), 5, "{verdicts}");
-    // One of them is changed: that one is named, and the others still hold.
+    // One of them is changed: the command names it, and the others still verify.
     let forged = signed.replacen("\"lease_seq\":3", "\"lease_seq\":4", 1);
     let done = run(&["cert", "verify", "--public-key", public], &forged);
     assert_eq!(done.status.code(), Some(1));
@@ -177,7 +177,7 @@ fn an_object_is_handed_over_and_each_step_is_shown() {
         assert!(shown.contains(step), "{step} is not in {shown}");
     }
     assert_eq!((put("/data/users/3", &london), put("/data/users/3", &token(&shown))), (412, 200));
-    // Another asks for Perth, with a key of its own; Perth never confirms, and the lease runs out.
+    // Another requester asks for Perth, with its own key; Perth never confirms, and the lease runs out.
     let waits = hand.migrate("perth-cg", &hand.london, &["--as", "london-cg", "--ttl", "1000"]);
     assert_eq!(waits.status.code(), Some(1));
     assert!(stderr(&waits).contains("activation_timed_out"), "{}", stderr(&waits));

@@ -1,4 +1,4 @@
-//! Certificates: what they do, in any order, however often, and across restarts.
+//! Certificates: their effect in any order, any number of times, and across restarts.
 
 use serde_json::{Value, json};
 
@@ -96,7 +96,7 @@ fn a_certificate_outlives_a_crash_and_its_issuers_key() {
     let world = World::new();
     let sent = certificate(&world, "london-1", 7, 5);
     world.post("/v1/fences", &sent).expect(200);
-    // The key is retired: what it has fenced stays fenced, and it fences nothing more.
+    // The key is retired: leases that it has fenced stay fenced, and it fences no more.
     let mut settings = world.settings.clone();
     settings.issuer[0].retired = true;
     settings.issuer.push(fencegate::config::PartySettings {
@@ -114,7 +114,7 @@ fn a_certificate_outlives_a_crash_and_its_issuers_key() {
     assert_eq!(object["fence"], 9);
     let listed = again.api().get("/v1/fences?domain=%2Fdata%2Fusers%2F").expect(200);
     assert_eq!(listed["fences"].as_array().unwrap().len(), 2, "{listed}");
-    // The record itself knows by whom: from the table, not from memory.
+    // The record itself says who has fenced it: from the table, not from memory.
     assert_eq!(again.api().post("/v1/fences", &next).expect(200)["applied"], true);
 }
 
@@ -139,8 +139,8 @@ fn a_jump_beyond_the_limit_is_parked_until_an_operator_confirms_it() {
     assert_eq!((&listed["fences"][0]["lease_seq"], listed["parked"].as_array().unwrap().len()), (&json!(100), 0));
 }
 
-/// Whatever order they come in, however often, also around certificates that are parked and across crashes: the
-/// same fence, the same rows.
+/// Certificates in any order and any number of times, also around parked certificates and across crashes, end in the
+/// same fence and the same rows.
 #[test]
 fn any_order_and_repetition_ends_in_the_same_fences() {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
@@ -155,7 +155,7 @@ fn any_order_and_repetition_ends_in_the_same_fences() {
         let mut world = World::with(|settings| settings.authority.max_jump = 10);
         let all = [(5, 1), (12, 2), (12, 9), (21, 3), (31, 7), (31, 4), (60, 5)]
             .map(|(seq, ms)| certificate(&world, &format!("l{seq}"), seq, ms));
-        // Some any number of times, in any order; then each once, shuffled.
+        // First some certificates any number of times, in any order; then each once, shuffled.
         let mut order: Vec<usize> = (0..draw(8)).map(|_| draw(all.len())).collect();
         let mut rest: Vec<usize> = (0..all.len()).collect();
         while !rest.is_empty() {

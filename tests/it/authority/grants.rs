@@ -1,4 +1,4 @@
-//! Signed grants: on routes where nothing else hands out leases.
+//! Signed grants: on routes where only signed grants hand out leases.
 
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ fn on_an_authority_route_only_signed_grants_hand_out_leases() {
     assert_eq!(world.put("/data/users/1", &lease).status, 200);
     let (path, body) = renewal(&lease, 60_000);
     world.post(&path, &body).refusal(403, "GRANT_REQUIRED");
-    // A holder may always let go.
+    // A holder may always release its lease.
     let path = format!("/v1/leases/{}", lease["lease_id"].as_str().unwrap());
     world.api().delete(&path, lease["fence_token"].as_str().unwrap()).expect(200);
     world.put("/data/users/1", &lease).refusal(412, "LEASE_EXPIRED");
@@ -106,7 +106,7 @@ fn a_grant_needs_the_right_predecessor_proof_and_number() {
     crate::support::signers::merge(&mut backwards_grant, backwards);
     assert_eq!(world.post("/v1/grants", &backwards_grant).refusal(400, "REQUEST_INVALID")["field"], "expiry_ms");
     assert_eq!(world.object(), before, "nothing has changed");
-    // The id of another lease is not to be had.
+    // A grant cannot use the id of another lease.
     let taken = world.europe.grant("/data/other/", "london-1", 1, "perth-cg", (wall(0), wall(60_000)), Value::Null);
     world.post("/v1/grants", &taken).refusal(409, "GRANT_USED");
     let perth = world.post("/v1/grants", &grant(2, right)).expect(201);
@@ -139,7 +139,7 @@ fn a_grant_waits_for_the_drain_and_can_be_asked_for_again() {
     let tokens: Vec<Value> =
         callers.into_iter().map(|mut api| api.receive().unwrap().expect(201)["fence_token"].clone()).collect();
     assert_eq!(tokens[0], tokens[1]);
-    // Nobody was there for it, and it is there for whoever asks again.
+    // The same grant, sent once more, gets the same token.
     assert_eq!(world.post("/v1/grants", &grant).expect(201)["fence_token"], tokens[0]);
 }
 

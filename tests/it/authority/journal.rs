@@ -1,4 +1,4 @@
-//! Journals: a hash chain over what has settled, which anyone can compute again.
+//! Journals: a hash chain over settled writes, which anyone can compute again.
 
 use fencegate::{api::journal::JournalBody, fence::LeaseSeq, table::ledger::journal::chain};
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ fn settled_writes_are_chained_with_the_digests_of_their_bodies() {
     assert_eq!(put("/data/users/3", &long, &[]).status, 200, "streamed");
     assert_eq!(put("/data/users/4", b"refused by the store", &[("x-store", "409")]).status, 409);
     assert_eq!(put("/data/users/5", b"with a long answer", &[("x-store", "large:200000")]).status, 200);
-    // Chunks are the store's and the client's affair: the digest is over the data.
+    // The digest is over the data, not over the chunks.
     let mut chunked = world.gate.gate();
     let head =
         format!("PUT /data/users/6 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\ntransfer-encoding: chunked\r\n\r\n");
@@ -73,7 +73,7 @@ fn settled_writes_are_chained_with_the_digests_of_their_bodies() {
     let page = journal(&world.gate, "?after=2&limit=3");
     assert_eq!(page.entries.iter().map(|entry| entry.number).collect::<Vec<_>>(), [3, 4, 5]);
     assert_eq!((page.next_after, page.trimmed), (Some(5), false));
-    // A refused write is none, and other objects have their own.
+    // A refused write makes no entry, and other objects have their own journals.
     world.gate.gate().call("PUT", "/data/users/1", &[], b"x").refusal(428, "WRITE_UNFENCED");
     assert_eq!(journal(&world.gate, "").writes, 6);
 }
@@ -87,7 +87,7 @@ fn an_answer_waits_until_its_write_is_written_down() {
     writer.send("PUT", "/data/users/1", &[("fence-token", london["fence_token"].as_str().unwrap())], b"x").unwrap();
     world.gate.table.wait_for_held_sync();
     assert_eq!(world.store.story(), ["PUT /data/users/1"], "the store has answered");
-    // What a crash at this moment would leave has no such entry, and the client has no answer.
+    // The table that a crash at this moment would leave has no such entry, and the client has no answer.
     let left = TestGate::on(&world.settings, world.gate.table.after_a_crash().into(), START);
     assert_eq!(journal(&left, "").writes, 0);
     world.gate.table.release_syncs();
@@ -97,7 +97,7 @@ fn an_answer_waits_until_its_write_is_written_down() {
     assert_eq!(journal(&left, "").writes, 1);
 }
 
-/// Also behind an answer that is too long to be read ahead: its end is held back.
+/// The same holds for an answer that is too long to be read ahead: its end is held back.
 #[test]
 fn the_end_of_a_long_answer_waits_until_its_write_is_written_down() {
     let world = World::new();
@@ -117,7 +117,7 @@ fn the_end_of_a_long_answer_waits_until_its_write_is_written_down() {
     until("it is written down", || journal(&world.gate, "").writes == 1);
 }
 
-/// The very first write of an object may have been on its way when the gate was killed.
+/// The very first write of an object may be on its way when the gate is killed.
 #[test]
 fn a_first_write_that_a_kill_swallowed_is_a_gap() {
     let world = World::new();
@@ -140,7 +140,7 @@ fn a_write_that_cannot_be_written_down_is_of_unknown_outcome() {
     assert_eq!(world.store.story(), ["PUT /data/users/1"]);
 }
 
-/// Its line is with the ledger, and is written once the disk goes on: it is the write's only one.
+/// The ledger has the write's entry and writes it once the disk goes on: it is the write's only entry.
 #[test]
 fn a_write_whose_line_waits_for_a_disk_that_stands_still_is_one_entry() {
     for how in ["200", "large:200000"] {
@@ -180,13 +180,13 @@ fn what_cannot_be_known_is_in_the_chain() {
     until("all are written down", || journal(&world.gate, "").writes == 3);
     let outcomes = |body: &JournalBody| body.entries.iter().map(|entry| entry.outcome.clone()).collect::<Vec<_>>();
     assert_eq!(outcomes(&journal(&world.gate, "")), ["settled", "unknown", "unknown"]);
-    // A gate that was killed may have sent what nobody has written down.
+    // A gate that was killed may have sent writes that have no entry.
     let again = TestGate::on(&world.settings, world.gate.table.after_a_crash().into(), START);
     assert_eq!(put(&again, "/data/users/4", "200").status, 200);
     let body = journal(&again, "");
     assert_eq!(outcomes(&body), ["settled", "unknown", "unknown", "gap", "settled"]);
     assert_eq!(recompute(&body), body.state_hash);
-    // One that was stopped in good order has not.
+    // A gate that was stopped in good order has not.
     let table = again.stop();
     let third = TestGate::on(&world.settings, table, START);
     assert_eq!(put(&third, "/data/users/5", "200").status, 200);

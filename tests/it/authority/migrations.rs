@@ -1,4 +1,4 @@
-//! The gate as an issuer: what it answers to requests, and how migrations end that do not go well.
+//! The gate as an issuer: its answers to requests, and migrations that end badly.
 
 use fencegate::config::{LeaseSource, Settings};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ struct Issuing {
     _folder: tempfile::TempDir,
 }
 
-/// A gate that is europe itself; perth may ask.
+/// A gate that has the key of europe; perth may ask.
 fn issuing(change: impl FnOnce(&mut Settings)) -> Issuing {
     let (folder, perth) = (tempfile::tempdir().unwrap(), Signer::new("perth-cg"));
     let key = folder.path().join("key");
@@ -35,13 +35,13 @@ fn issuing(change: impl FnOnce(&mut Settings)) -> Issuing {
 
 impl Issuing {
     fn begin(&self, over: Value) -> String {
-        // The same request at the same time would be the same migration.
+        // A request with the same time would be the same migration.
         self.world.gate.clock.advance(1);
         let request = self.perth.request(USERS, &self.time(), over);
         self.world.post("/v1/migrations", &request).expect(201)["migration_id"].as_str().unwrap().to_owned()
     }
 
-    /// The driven clock's.
+    /// The driven clock's time.
     fn time(&self) -> String {
         let now = self.world.gate.running().gate.now();
         format!("{}:0", now.wall.0)
@@ -182,7 +182,7 @@ fn a_drain_that_takes_too_long_leaves_the_old_holder_fenced_and_a_way_on() {
     let it = issuing(|settings| settings.authority.drain_timeout_ms = 0);
     let london = it.world.london();
     let hung = it.world.hung_write(&london);
-    // The gate waits a while for the drain before it answers; its clock is the test's.
+    // The gate waits a while for the drain before it answers; the test drives its clock.
     let mut asker = it.world.api();
     let request = it.perth.request(USERS, &it.time(), Value::Null).to_string();
     asker.send("POST", "/v1/migrations", &[("content-type", "application/json")], request.as_bytes()).unwrap();
@@ -196,7 +196,7 @@ fn a_drain_that_takes_too_long_leaves_the_old_holder_fenced_and_a_way_on() {
     it.world.put("/data/users/2", &london).refusal(412, "WRITE_STALE_FENCE");
     hung.let_go();
     until("it has drained", || it.world.object()["state"] == "free");
-    // The certificate that fenced it serves again.
+    // The certificate that fenced the lease is used again.
     let before = it.get(&id)["certificate"].clone();
     let id = it.begin(Value::Null);
     let granted = it.reaches(&id, "granted");
@@ -238,7 +238,7 @@ fn leases_of_the_lease_api_migrate_too_and_an_object_that_nobody_had_is_simply_g
     assert!(it.world.gate.shows("fencegate_migrations_total{state=\"active\"} 2"));
 }
 
-/// A gate that died between two steps goes on from the last that was durable; that of an unfinished drain too.
+/// A gate that died between two steps goes on from the last durable one, also in the middle of a drain.
 #[test]
 fn a_migration_is_resumed_from_what_is_durable() {
     let it = issuing(|_| {});
@@ -267,7 +267,7 @@ fn a_migration_is_resumed_from_what_is_durable() {
     hung.let_go();
 }
 
-/// Nobody comes between: whoever waits for the object gets it when the migration is over.
+/// No other holder comes between: waiting acquires get the object when the migration is over.
 #[test]
 fn an_object_that_is_being_migrated_is_reserved() {
     let it = issuing(|settings| settings.route[0].lease_source = LeaseSource::Gate);
@@ -289,7 +289,7 @@ fn an_object_that_is_being_migrated_is_reserved() {
     assert_eq!((&lease["holder_id"], &lease["lease_seq"]), (&json!("b"), &json!(3)));
 }
 
-/// What an earlier run has sent may still land: nobody gets a token before it cannot, whatever he shows.
+/// Writes of an earlier run may still land: no request gets a token before the bound is over, whatever it shows.
 #[test]
 fn a_grant_in_sight_is_no_token() {
     let it = issuing(|settings| settings.store.apply_bound_ms = 20_000);
@@ -297,7 +297,7 @@ fn a_grant_in_sight_is_no_token() {
     let id = it.begin(Value::Null);
     let granted = it.reaches(&id, "granted");
     let active = it.perth.active(&granted["grant"], ZEROS, &it.time());
-    // Killed before anybody confirmed; the lease is there, and the bound is not over.
+    // The gate was killed before the confirmation; the lease exists, and the bound is not over.
     let now = it.world.gate.running().gate.now();
     let again = TestGate::on(&it.world.settings, it.world.gate.table.after_a_crash().into(), now);
     again.api().post("/v1/grants", &granted["grant"]).refusal(409, "MIGRATION_IN_PROGRESS");
@@ -306,7 +306,7 @@ fn a_grant_in_sight_is_no_token() {
     again.api().post("/v1/grants", &granted["grant"]).refusal(409, "GRANT_USED");
 }
 
-/// An operator who does not wait for London's last write stops the handover: nothing is acknowledged by it.
+/// An operator who does not wait for London's last write stops the handover: it makes no acknowledgement.
 #[test]
 fn a_revocation_by_force_stops_a_migration_that_is_still_fencing() {
     let it = issuing(|_| {});

@@ -18,10 +18,10 @@ use super::support::{
     store::{Hung, Store},
 };
 
-/// The domain that most of these are about.
+/// The domain of most of these tests.
 pub const USERS: &str = "/data/users/";
 
-/// A driven clock's time, as a hybrid logical time so many milliseconds later.
+/// A driven clock's time plus this many milliseconds, as a hybrid logical time.
 pub fn time(ms: u64) -> String {
     format!("{}:0", START.wall.0 + ms)
 }
@@ -87,7 +87,7 @@ impl World {
         self.gate.gate().call("PUT", path, &[("fence-token", token)], b"value")
     }
 
-    /// A write that the store has, and takes its time over.
+    /// A write that the store has received and does not answer yet.
     pub fn hung_write(&self, lease: &Value) -> Hung {
         let token = lease["fence_token"].as_str().unwrap();
         Hung::send(&self.store, self.gate.gate(), "/data/users/1", &[("fence-token", token)])

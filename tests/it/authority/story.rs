@@ -1,5 +1,5 @@
-//! London to Perth, over real HTTP and real processes, every message of it: once in peace, then with kill -9
-//! after each step and in the middle of each, then with a slow upload of London's in flight.
+//! London to Perth over real HTTP and real processes, with every message: once without faults, once with kill -9 after
+//! each step and in the middle of each, once with a slow upload of London's in flight.
 
 use std::{
     cell::RefCell,
@@ -49,7 +49,7 @@ struct Story {
     europe: Signer,
     perth: Signer,
     bound_ms: u64,
-    /// The migration that was asked for last.
+    /// The last migration that was requested.
     asked: RefCell<String>,
 }
 
@@ -61,7 +61,7 @@ fn toml(section: &str, party: &PartySettings) -> String {
 }
 
 impl Story {
-    /// `points`: where the gate kills itself the first time it runs.
+    /// `points`: the points at which the gate kills itself during its first run.
     fn begin(points: &str) -> Self {
         Self::with_bound(points, 0)
     }
@@ -108,7 +108,7 @@ impl Story {
         self.serve("");
     }
 
-    /// A call that is made again where the gate died under it.
+    /// Makes a call, and makes it again if the gate died during it.
     fn call(
         &self,
         port: fn(&Gate) -> std::net::SocketAddr,
@@ -146,7 +146,7 @@ impl Story {
         self.call(|gate| gate.gate, "PUT", path, &[("fence-token", token)], b"value")
     }
 
-    /// Perth computes the hash from the journal alone.
+    /// The hash as Perth computes it, from the journal alone.
     fn computed_hash(&self) -> String {
         let path = "/v1/objects/%2Fdata%2Fusers%2F/journal";
         let body: JournalBody = serde_json::from_value(self.get(path)).unwrap();
@@ -172,7 +172,7 @@ impl Story {
         self.perth.request(USERS, &stamp(), all)
     }
 
-    /// Asks for the migration; a gate that died over it may have begun it.
+    /// Asks for the migration. A gate that died during the call may already have begun it.
     fn ask(&self, over: Value) -> String {
         let answer = self.post("/v1/migrations", &self.request(over));
         let told = match answer.status {
@@ -198,7 +198,7 @@ fn play(story: &Story, mut after: impl FnMut(&Story, usize)) {
     let london = london["fence_token"].as_str().unwrap().to_owned();
     assert_eq!(story.write("/data/users/london-1", &london).status, 200);
     done(story);
-    // Perth asks, and is told to ask for a migration.
+    // Perth asks for a lease, and the answer says to ask for a migration.
     let request = story.request(json!({ "current_lease_id": "london-1754842710000" }));
     let answer = story.post("/v1/fence-requests", &request).expect(200);
     assert_eq!((&answer["answer"], &answer["holder"]), (&json!("REQUEST_MIGRATION"), &json!("london-cg")));
@@ -221,7 +221,7 @@ fn play(story: &Story, mut after: impl FnMut(&Story, usize)) {
         (&json!("perth-cg"), &granted["certificate"]["fence_time"])
     );
     done(story);
-    // The grant can be seen, and yet its token is Perth's alone.
+    // The grant is visible to all, but only Perth gets its token.
     story.post("/v1/grants", &granted["grant"]).refusal(409, "MIGRATION_IN_PROGRESS");
     // Perth pulls, verifies and confirms.
     let hash = story.computed_hash();
@@ -229,7 +229,7 @@ fn play(story: &Story, mut after: impl FnMut(&Story, usize)) {
     let active = story.perth.active(&granted["grant"], &hash, &stamp());
     let perth = story.post(&format!("/v1/migrations/{id}/active"), &active).expect(200);
     done(story);
-    // A lost answer can be asked for again, until the token has been used.
+    // Perth can ask again for a lost answer until the token has been used.
     let again = story.post(&format!("/v1/migrations/{id}/active"), &active).expect(200);
     assert_eq!(perth["fence_token"], again["fence_token"]);
     let token = perth["fence_token"].as_str().unwrap();
@@ -240,15 +240,15 @@ fn play(story: &Story, mut after: impl FnMut(&Story, usize)) {
     assert_eq!(story.write("/data/users/perth-2", token).status, 200);
     story.write("/data/users/london-late", &london).refusal(412, "WRITE_STALE_FENCE");
     let mut applied = story.store.story();
-    // A write whose answer a kill has swallowed was sent again by its client.
+    // A client sends a write again if a kill lost its answer.
     applied.dedup();
     assert_eq!(applied, ["PUT /data/users/london-1", "PUT /data/users/perth-1", "PUT /data/users/perth-2"]);
 }
 
-/// How many steps the story has.
+/// The number of steps in the story.
 const STEPS: usize = 7;
 
-/// Certificate, acknowledgement and grant are europe's own, over the bytes that their fields make.
+/// Certificate, acknowledgement and grant are signed by europe, over the bytes that their fields make.
 fn signed_by_europe(story: &Story, migration: &Value) {
     let key = story.europe.key.public();
     let certificate: CertificateMessage = serde_json::from_value(migration["certificate"].clone()).unwrap();
@@ -287,8 +287,8 @@ fn london_hands_over_to_perth_with_kill_9_after_each_step() {
 #[test]
 fn london_hands_over_to_perth_with_kill_9_in_the_middle_of_each_step() {
     let mut killed = 0;
-    // Three changes of the record (two grants and the certificate between them), and four notes beside them
-    // (three writes, and that the migration is over).
+    // Three changes of the record (two grants, and the certificate between them), and four notes (three writes, and the
+    // end of the migration).
     for (point, times) in [("sealed", 3), ("persisted", 3), ("published", 3), ("noted", 4)] {
         for nth in 1..=times {
             let story = Story::begin(&format!("{point}=kill:{nth}"));
@@ -300,8 +300,8 @@ fn london_hands_over_to_perth_with_kill_9_in_the_middle_of_each_step() {
     assert_eq!(killed, 13);
 }
 
-/// After a kill nobody knows what the gate had sent: the handover waits for the bound, and then goes on. The gate dies
-/// with the fence moved and nobody told, so the grant is the next run's.
+/// After a kill it is not known what the gate had sent: the handover waits for the bound, and then goes on. The gate
+/// dies after the fence has moved and before any answer, so the next run makes the grant.
 #[test]
 fn a_migration_that_was_killed_waits_for_what_may_still_land() {
     const BOUND_MS: i64 = 1_500;
@@ -318,7 +318,7 @@ fn a_migration_that_was_killed_waits_for_what_may_still_land() {
     }
 }
 
-/// London uploads slowly, and without pause, while the domain is handed over.
+/// London uploads slowly, without a pause, while the domain is handed over.
 #[test]
 fn a_slow_upload_never_lands_after_perths_first_write() {
     let story = Story::begin("");
@@ -331,7 +331,7 @@ fn a_slow_upload_never_lands_after_perths_first_write() {
     upload.send_raw(head.as_bytes()).unwrap();
     upload.send_raw(&[b'x'; 150_000]).unwrap();
     until("the store has the first of it", || story.store.saw("body") == 1);
-    // And one that the store has, and takes its time over.
+    // The store also has a write that it does not answer yet.
     let file = story.site.folder.path().join("let-go");
     let hangs = format!("until:{}", file.display());
     let mut hung = story.gate.borrow().as_ref().unwrap().gate();
@@ -351,7 +351,7 @@ fn a_slow_upload_never_lands_after_perths_first_write() {
     thread::scope(|scope| {
         let writer = scope.spawn(london_writes);
         until("London writes", || story.store.saw("applied") > 3);
-        // The gate answers when it has waited a while; the fence has moved by then.
+        // The gate answers after a while of waiting; by then the fence has moved.
         let id = story.ask(json!({}));
         let waiting = story.get(&format!("/v1/migrations/{id}"));
         assert_eq!(

@@ -10,7 +10,7 @@ use crate::support::{
     until,
 };
 
-/// Sends a write's head and what there is of its body, says that no more will come, and reads the answer.
+/// Sends a write's head and the given part of its body, closes the sending half, and reads the answer.
 #[track_caller]
 fn cut(bench: &Bench, framing: &str, body: &str) -> Answer {
     let mut conn = bench.gate.gate();
@@ -33,7 +33,7 @@ fn a_body_that_breaks_off_is_not_written() {
         println!("{body:?}");
         bench.refused(&cut(&bench, "transfer-encoding: chunked", body), 422, "BODY_UNREADABLE");
     }
-    // What is no chunk at all; the client is still there.
+    // Invalid chunks, from a client that is still connected.
     for body in ["zz\r\n", "-1\r\n", "4\r\nhalf!", "fffffffffffffffff\r\n"] {
         println!("{body:?}");
         let head = format!("PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {}\r\n", bench.token());
@@ -72,7 +72,7 @@ fn what_is_too_large_is_refused_and_not_written() {
     for (answer, status) in told {
         bench.refused(&answer, status, "REQUEST_LIMIT");
     }
-    // Its length is not known before it is there.
+    // The length of a chunked body is known only at its end.
     let piece = format!("20\r\n{}\r\n", &long[..32]);
     let chunked = |pieces: usize| {
         format!(
@@ -90,7 +90,7 @@ fn what_is_too_large_is_refused_and_not_written() {
     );
 }
 
-/// Another write, to see whether there is room for its body.
+/// Sends another write, to check whether there is room for its body.
 fn is_let_in(bench: &Bench) -> bool {
     let answer = bench.put("/users/2", &[("fence-token", bench.token())]);
     if answer.status != 200 {
@@ -99,7 +99,7 @@ fn is_let_in(bench: &Bench) -> bool {
     answer.status == 200
 }
 
-/// Nothing was applied but what [`is_let_in`] wrote.
+/// Only the writes of [`is_let_in`] were applied.
 #[track_caller]
 fn nothing_else_was_written(bench: &Bench) {
     let story = bench.store.story();
@@ -122,21 +122,21 @@ fn a_client_that_is_gone_before_its_body_is_whole_writes_nothing() {
 fn an_http_2_stream_that_is_reset_before_its_end_writes_nothing() {
     let bench = Bench::with(small_room);
     let mut h2 = bench.h2();
-    // NO_ERROR looks like an end, and is none.
+    // NO_ERROR looks like an end, and is not one.
     for reason in [Reason::NO_ERROR, Reason::CANCEL, Reason::INTERNAL_ERROR] {
         for body in [&b""[..], b"half"] {
             let mut stream = h2.begin("PUT", "/users/1", &[("fence-token", bench.token())]);
             if !body.is_empty() {
                 stream.send(body, false);
             }
-            // Whoever asks for room before it has come would take that room away from it.
+            // A request for room before the body has come would take that room away from the body.
             until("it has come", || {
                 bench.gate.shows("active_fenced_operations{resource=\"default\",operation=\"put\"} 1\n")
             });
             assert!(!is_let_in(&bench), "its body takes all the room there is");
             stream.reset(reason);
             until("its room is free again", || is_let_in(&bench));
-            // Not to be taken for the next one.
+            // Waits, so that this write is not mistaken for the next one.
             until("nothing is under way", || {
                 bench.gate.shows("active_fenced_operations{resource=\"default\",operation=\"put\"} 0\n")
             });
@@ -149,7 +149,7 @@ fn an_http_2_stream_that_is_reset_before_its_end_writes_nothing() {
 fn an_http_2_body_that_is_not_as_long_as_it_says_is_not_written() {
     let bench = Bench::new();
     let mut raw = RawH2::open(bench.gate.running().listens);
-    // hyper resets the stream: too short, too long, and none at all.
+    // hyper resets the stream if the body is too short, too long or missing.
     for (stream, body) in [(1, Some("val")), (3, Some("values")), (5, None)] {
         let head = [(":method", "PUT"), (":scheme", "http"), (":path", "/users/1"), (":authority", "x")];
         let fields = [&head[..], &[("fence-token", bench.token()), ("content-length", "5")]].concat();
@@ -167,7 +167,7 @@ fn an_http_2_body_that_is_not_as_long_as_it_says_is_not_written() {
 fn a_body_that_is_framed_in_two_ways_is_one_request_or_none() {
     let bench = Bench::new();
     let head = format!("PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {}\r\n", bench.token());
-    // hyper reads none of these as a request.
+    // hyper rejects all of these as requests.
     for framing in [
         "content-length: 5\r\ncontent-length: 6\r\n\r\nvalues",
         "content-length: 5, 5\r\n\r\nvalue",
@@ -193,7 +193,7 @@ fn a_body_that_is_framed_in_two_ways_is_one_request_or_none() {
     assert_eq!(sent["content-length"].is_string(), sent["transfer-encoding"].is_null());
 }
 
-/// The length that counts is the decoder's, also where the body is too long to be held.
+/// The decoder's length counts, also if the body is too long to be held.
 #[test]
 fn a_long_body_that_is_framed_in_two_ways_is_as_long_as_its_chunks() {
     let bench = Bench::with(|settings| settings.gate.strict = false);
@@ -207,7 +207,7 @@ fn a_long_body_that_is_framed_in_two_ways_is_as_long_as_its_chunks() {
         assert_eq!(bench.raw(format!("{head}{fields}\r\n\r\n{body}").as_bytes()).status, 200);
     }
     assert!(bench.store.applied().iter().all(|write| write["size"].as_u64() == Some(100_000)));
-    // Over HTTP/2 a length that the body does not have is no request.
+    // Over HTTP/2 a length that differs from the body's makes the request invalid.
     for (length, ends) in [("100001", true), ("99999", false)] {
         let mut h2 = bench.h2();
         let mut stream = h2.begin("PUT", "/users/1", &[("fence-token", bench.token()), ("content-length", length)]);

@@ -1,4 +1,4 @@
-//! The invariants of singleton-writer fencing, by their names.
+//! The invariants of single-writer fencing, by their names.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ fn seq(lease: &Value) -> u64 {
     lease["lease_seq"].as_u64().unwrap()
 }
 
-/// Writes with a lease's token, and must succeed.
+/// Writes with a lease's token. Panics unless the write succeeds.
 #[track_caller]
 fn write(bench: &Bench, path: &str, lease: &Value) {
     let answer = bench.put(path, &[("fence-token", text(lease, "fence_token"))]);
@@ -53,7 +53,7 @@ fn inv_fence_monotonic_a_new_lease_is_above_the_fence_whichever_way_the_last_one
                 api.post(&path, &body).expect(200)
             }
             _ => {
-                // Its own holder may take it over once it is a second old.
+                // Its own holder may take a lease over once it is a second old.
                 bench.gate.clock.advance(1_000);
                 let body = json!({ "object_id": "users", "holder_id": "b", "ttl_ms": TTL, "takeover": true });
                 api.post("/v1/leases", &body).expect(201)
@@ -78,13 +78,13 @@ fn inv_fence_monotonic_a_new_lease_is_above_the_fence_whichever_way_the_last_one
 #[test]
 fn inv_fence_reject_unfenced_a_write_without_a_token_is_not_forwarded() {
     let bench = Bench::new();
-    // An object that is held, one that nobody has ever held, and no body at all.
+    // A held object, an object that was never held, and an empty body.
     for path in ["/users/1", "/users", "/nobodys/1"] {
         bench.refused(&bench.put(path, &[]), 428, "WRITE_UNFENCED");
         bench.refused(&bench.gate.gate().call("DELETE", path, &[], b""), 428, "WRITE_UNFENCED");
         bench.refused(&bench.h2().call("PUT", path, &[], b"value"), 428, "WRITE_UNFENCED");
     }
-    // A number alone is not a token, wherever it is.
+    // A number alone is not a token, in any header.
     for name in ["fence-seq", "lease-seq", "x-fence-token", "authorization"] {
         bench.refused(&bench.put("/users/1", &[(name, "1")]), 428, "WRITE_UNFENCED");
     }
@@ -111,7 +111,7 @@ fn inv_fence_reject_stale_a_number_below_the_fence_is_refused_for_ever() {
         let answer = bench.h2().call("PUT", "/users/1", &[("fence-token", &stale)], b"value");
         bench.refused(&answer, 412, "WRITE_STALE_FENCE");
     }
-    // Nobody holds it, and it is stale all the same.
+    // The object has no holder, and the token is stale all the same.
     bench.release(&bench.lease);
     bench.refused(&bench.put("/users/1", &[("fence-token", &stale)]), 412, "WRITE_STALE_FENCE");
 }
@@ -120,7 +120,7 @@ fn inv_fence_reject_stale_a_number_below_the_fence_is_refused_for_ever() {
 fn inv_fence_linked_a_lease_writes_its_own_object_and_no_other() {
     let bench = Bench::new();
     let mut api = bench.gate.api();
-    // Ids that begin alike, and one that was never leased. All numbers are 1: only the object tells.
+    // Ids with a common prefix, and one that was never leased. All numbers are 1: only the object differs.
     let mut leases = vec![bench.lease.clone()];
     leases.extend(["user", "users2", "orders"].map(|object| acquire(&mut api, object, "a", TTL)));
     for lease in &leases {

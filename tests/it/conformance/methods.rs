@@ -1,4 +1,4 @@
-//! Which methods write, and what could make a store see another method than the gate did.
+//! The methods that write, and requests that could make a store see another method than the gate did.
 
 use serde_json::Value;
 
@@ -7,8 +7,8 @@ use crate::support::{
     h2::{PROTOCOL_ERROR, RawH2},
 };
 
-/// HTTP's own, WebDAV's, others that stores know, some that nobody knows, and some in lower case:
-/// a method's name is read as it is, so `get` is none that reads.
+/// The methods of HTTP and WebDAV, others that stores know, unknown ones, and lower-case spellings. A method's name is
+/// read as it is, so `get` is not a read.
 const WRITES: [&str; 29] = [
     "PUT",
     "POST",
@@ -83,7 +83,7 @@ fn every_method_but_three_writes_on_http_2_too() {
     assert_eq!(bench.store.story()[..WRITES.len()], story);
 }
 
-/// What makes a store see another method, as headers and as keys of a query.
+/// Headers and query keys that make a store see another method.
 const OVERRIDES: [(&str, &str); 5] = [
     ("x-http-method-override", "DELETE"),
     ("X-HTTP-Method", "PUT"),
@@ -99,7 +99,7 @@ fn no_method_hides_behind_another() {
     let bench = Bench::new();
     let mut h2 = bench.h2();
     let token = ("fence-token", bench.token());
-    // Also behind a read: it would be a write that nobody judges.
+    // Also after a read: the second request would be a write that is not judged.
     for method in ["GET", "OPTIONS", "POST", "PUT", "DELETE"] {
         for header in OVERRIDES {
             println!("{method} {header:?}");
@@ -114,7 +114,7 @@ fn no_method_hides_behind_another() {
             bench.refused(&h2.call(method, &path, &[token], b"value"), 400, "METHOD_OVERRIDE_REFUSED");
         }
     }
-    // A key that only looks like one is the store's own.
+    // The store gives a meaning to a key that is only similar.
     assert_eq!(bench.call("POST", "/users/1?method=DELETE", &[token]).status, 200);
 }
 
@@ -129,7 +129,7 @@ fn a_refused_head_is_told_by_its_headers_alone() {
         let code = fields.iter().find(|(name, _)| name.eq_ignore_ascii_case("fence-error"));
         assert_eq!((status, code.map(|(_, code)| code.as_str())), (400, Some("METHOD_OVERRIDE_REFUSED")));
     }
-    // An answer to HEAD that has a body is no HTTP/2, and a client would lose the answer with it.
+    // An answer to HEAD with a body is not valid HTTP/2, and a client would lose the answer with it.
     let answer = bench.h2().call("HEAD", "/users/1", &headers, b"");
     assert_eq!((answer.status, answer.header("fence-error")), (400, Some("METHOD_OVERRIDE_REFUSED")));
     assert_eq!((answer.body.len(), bench.store.saw("begun")), (0, 0));
@@ -149,7 +149,7 @@ fn no_tunnel_leads_through_the_gate() {
             println!("{method} {upgrade}");
             let headers = [token, ("connection", "upgrade"), ("upgrade", upgrade)];
             bench.refused(&bench.call(method, "/users/1", &headers), 403, "TUNNEL_REFUSED");
-            // Not named in Connection, and still an offer that some server may take.
+            // Not named in Connection, and still an offer that some server may accept.
             let headers = [token, ("upgrade", upgrade)];
             bench.refused(&bench.call(method, "/users/1", &headers), 403, "TUNNEL_REFUSED");
         }
@@ -178,7 +178,7 @@ fn no_tunnel_leads_through_the_gate_on_http_2_either() {
     let mut h2 = bench.h2();
     bench.refused(&h2.call("CONNECT", "users:80", &[("fence-token", bench.token())], b""), 403, "TUNNEL_REFUSED");
     bench.refused(&h2.call("TRACE", "/users/1", &[("fence-token", bench.token())], b""), 403, "TUNNEL_REFUSED");
-    // Upgrades are no part of HTTP/2, and its own way to a WebSocket was not offered: hyper resets these.
+    // HTTP/2 has no upgrades, and the gate did not offer its WebSocket extension: hyper resets these.
     let mut raw = RawH2::open(bench.gate.running().listens);
     let head = [(":method", "PUT"), (":scheme", "http"), (":path", "/users/1"), (":authority", "x")];
     raw.send_headers(1, &[&head[..], &[("fence-token", bench.token()), ("upgrade", "websocket")]].concat(), true);
@@ -195,7 +195,7 @@ fn no_tunnel_leads_through_the_gate_on_http_2_either() {
     assert_eq!(bench.store.saw("begun"), 0);
 }
 
-/// hyper reads none of these as a request.
+/// hyper rejects all of these as requests.
 #[test]
 fn what_is_no_method_at_all_is_turned_away() {
     let bench = Bench::new();

@@ -4,9 +4,9 @@
 //! - `invariants`: the four invariants of fencing, one test each.
 //! - `order`: the order of the checks, pair by pair.
 //! - `tokens`, `paths`, `methods`, `bodies`: bad input, on HTTP/1.1 and HTTP/2.
-//! - `streams`: bodies that are too long to be held, and do not get past their commit point.
-//! - `store_faults`: a store that is away, slow, resets, babbles, answers early.
-//! - `receipts`: what every code leaves behind, held against `artifacts/fencing_rejection_receipts.json`.
+//! - `streams`: bodies that are too long to be held, and fail before their commit point.
+//! - `store_faults`: a store that is unreachable or slow, resets, sends garbage, answers early.
+//! - `receipts`: the receipt of every code, compared with `artifacts/fencing_rejection_receipts.json`.
 
 mod bodies;
 mod invariants;

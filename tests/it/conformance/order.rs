@@ -1,5 +1,5 @@
-//! The order of the checks. A write with two faults at once is told of the one that is checked first:
-//! every pair of faults that one write can have is tried.
+//! The order of the checks. If a write has two faults, the answer names the one that is checked first. Every pair of
+//! faults that one write can have is tried.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::support::{
 
 use Fault::*;
 
-/// The faults there are, once: as a type, and as a list in the same order.
+/// Defines the faults once: as a type, and as a list in the same order.
 macro_rules! faults {
     ($(#[$about:meta])* $($fault:ident),* $(,)?) => {
         $(#[$about])*
@@ -28,8 +28,8 @@ macro_rules! faults {
 }
 
 faults! {
-    /// What can be wrong with a write, in the order in which it is looked for: with the request itself, with
-    /// its token, with the lease, and with what comes behind the verdict.
+    /// The faults of a write, in the order of the checks: of the request itself, of its token, of the lease, and of the
+    /// steps after the verdict.
     UriTooLong,
     HeadersTooLarge,
     BodyTooLarge,
@@ -94,12 +94,12 @@ impl Fault {
         }
     }
 
-    /// Whether it is the gate's state that is wrong, and not what the write says.
+    /// Whether the fault is in the gate's state, and not in the write.
     fn is_of_the_gate(self) -> bool {
         matches!(self, TableShut | ClockUnset | Draining | Released | Expired | NoRoom | StoreAway)
     }
 
-    /// Where two faults have one code, what tells them apart.
+    /// Whether a refusal shows this fault, also if two faults have one code.
     fn shows_in(self, body: &Value) -> bool {
         match self {
             OtherHost => text(body, "detail").contains("host"),
@@ -111,14 +111,14 @@ impl Fault {
     }
 }
 
-/// A gate in which `users` and `orders` have each been leased twice, and which has some faults.
+/// A gate in which `users` and `orders` have each been leased twice, with some faults.
 struct Scene {
     bench: Bench,
     /// The token of the first lease on `users`.
     stale: String,
     /// The token of the lease on `orders`.
     other: String,
-    /// Calls and writes that are not over.
+    /// Calls and writes that are still open.
     _open: Vec<Conn>,
 }
 
@@ -217,7 +217,7 @@ impl Scene {
         format!("{}\r\n\r\n{body}", lines.join("\r\n"))
     }
 
-    /// A write that has these faults, in a gate that has those of them that are the gate's.
+    /// Sends a write with these faults; the gate already has those of them that are in its state.
     fn write(&self, faults: &[Fault]) -> Answer {
         let has = |fault| faults.contains(&fault);
         let mut conn = self.bench.gate.gate();
@@ -237,14 +237,14 @@ impl Scene {
     }
 }
 
-/// Shuts the table: moving the fence of this object fails.
+/// Shuts the table: an attempt to move the fence of this object fails.
 fn shut(bench: &Bench, object: &str) {
     bench.gate.table.fail_next(DiskFault::Sync);
     let path = format!("/v1/objects/{object}/revoke");
     assert_eq!(bench.gate.api().post(&path, &json!({ "reason": "conformance" })).status, 503);
 }
 
-/// Begins to move the fence of `users`; the disk takes its time.
+/// Begins to move the fence of `users`; the sync is held.
 fn drain(bench: &Bench) -> Conn {
     bench.gate.table.hold_syncs();
     let mut api = bench.gate.api();
@@ -274,7 +274,7 @@ fn of_two_faults_the_one_that_is_checked_first_is_told() {
         .flat_map(|(place, &first)| FAULTS[place + 1..].iter().map(move |&second| (first, second)));
     let (impossible, possible): (Vec<_>, Vec<_>) =
         ordered.partition(|pair| IMPOSSIBLE.iter().any(|(first, second, _)| (*first, *second) == *pair));
-    // Pairs with the same faults of the gate share one.
+    // Pairs with the same faults in the gate's state share one gate.
     let mut scenes: BTreeMap<Vec<Fault>, Vec<(Fault, Fault)>> = BTreeMap::new();
     for (first, second) in possible {
         let of_the_gate = [first, second].into_iter().filter(|fault| fault.is_of_the_gate()).collect();

@@ -8,7 +8,7 @@ use crate::support::{
     h2::{PROTOCOL_ERROR, RawH2},
 };
 
-/// What is wrong with a path, and how it may look.
+/// A fault of a path, and spellings of it.
 const AMBIGUOUS: [(&str, &[&str]); 9] = [
     ("dot segments", &["/users/../orders/1", "/users/./1", "/users/..", "/users/.", "/../users/1"]),
     ("encoded dots", &["/users/%2e%2e/orders/1", "/users/%2E/1", "/users/.%2e/1", "/users/%2e%2E"]),
@@ -36,7 +36,7 @@ fn a_path_that_can_be_read_in_two_ways_is_not_written() {
             println!("{what}: {path}");
             bench.refused(&bench.put(path, &token), 422, "PATH_AMBIGUOUS");
             bench.refused(&bench.call("DELETE", path, &token), 422, "PATH_AMBIGUOUS");
-            // Without a token, too: nobody knows what it would be for.
+            // Without a token, too: the gate cannot know the token's object.
             bench.refused(&bench.put(path, &[]), 422, "PATH_AMBIGUOUS");
         }
     }
@@ -54,12 +54,12 @@ fn a_path_that_can_be_read_in_two_ways_is_not_written_on_http_2_either() {
             bench.refused(&answer, 422, "PATH_AMBIGUOUS");
         }
     }
-    // The authority says one host, the field another.
+    // The authority names one host, the field another.
     let answer = h2.call("PUT", "/users/1", &[("fence-token", bench.token()), ("host", "other")], b"value");
     bench.refused(&answer, 422, "PATH_AMBIGUOUS");
 }
 
-/// hyper reads none of these as a request.
+/// hyper rejects all of these as requests.
 #[test]
 fn what_is_no_path_at_all_is_turned_away() {
     let bench = Bench::new();
@@ -106,12 +106,12 @@ fn what_was_judged_is_what_the_store_gets() {
     let bench = Bench::new();
     let token = [("fence-token", bench.token())];
     let ways = [
-        // However it is spelled, it is the same object, and the very bytes are forwarded.
+        // All spellings are the same object, and the store gets exactly the client's bytes.
         ("/us%65rs/1", "PUT /us%65rs/1"),
         ("/users/a%20b/%C3%A4/..c/.d/e%25", "PUT /users/a%20b/%C3%A4/..c/.d/e%25"),
         ("/users", "PUT /users"),
         ("/users/", "PUT /users/"),
-        // What is behind the path is not the path's.
+        // Characters after the path are not part of it.
         ("/users/1?a=/../b;c//d%2f", "PUT /users/1?a=/../b;c//d%2f"),
         ("http://127.0.0.1/users/1?a", "PUT /users/1?a"),
     ];
@@ -135,7 +135,7 @@ fn a_path_that_belongs_to_no_object_is_not_written() {
     let lease = acquire(&mut bench.gate.api(), "/data/users/", "a", TTL);
     let token = [("fence-token", text(&lease, "fence_token"))];
     let mut h2 = bench.h2();
-    // The parent of all objects, and what only looks like a part of it.
+    // The parents of all objects, and paths that are only similar.
     for path in ["/", "/data", "/data/", "/users/1", "/datax/users/1", "/DATA/users/1", "/data?domain=users"] {
         println!("{path}");
         bench.refused(&bench.put(path, &token), 422, "OBJECT_UNMAPPED");

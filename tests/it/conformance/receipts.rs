@@ -1,5 +1,5 @@
-//! Every refusal leaves a receipt. One write per way to be refused; what `GET /v1/receipts` then shows is
-//! written to `target/artifacts/` and held against the copy in `artifacts/`.
+//! Every refusal leaves a receipt. There is one write per kind of refusal. The result of `GET /v1/receipts` is written
+//! to `target/artifacts/` and compared with the copy in `artifacts/`.
 
 use std::{
     collections::BTreeSet,
@@ -49,28 +49,28 @@ const CODES: [&str; 21] = [
     "WRITE_UNFENCED",
 ];
 
-/// What a receipt must say of who held the lease.
+/// The holder that a receipt must name.
 #[derive(Clone, Copy, Debug)]
 enum Holder {
     Nobody,
     Known,
-    /// The contract leaves it open.
+    /// The contract allows both.
     Either,
 }
 
-/// A refusal as the writer was told of it, and what its receipt must say.
+/// A refusal as the writer got it, and the expected content of its receipt.
 struct Told {
     answer: Answer,
     code: &'static str,
-    /// The route and the object, where they were found.
+    /// The route and the object, if they were found.
     target: Option<(&'static str, &'static str)>,
-    /// The write's number and the fence, where both were looked at.
+    /// The write's number and the fence, if both were checked.
     numbers: Option<(u64, u64)>,
     holder: Holder,
 }
 
 impl Told {
-    /// Refused before anybody looked at what it would write.
+    /// A refusal before the gate knows what the request would write.
     fn unread(code: &'static str, answer: Answer) -> Self {
         Self { answer, code, target: None, numbers: None, holder: Holder::Nobody }
     }
@@ -90,7 +90,7 @@ impl Told {
     }
 }
 
-/// A bench with two routes, one of them to a store that is away; `users` has been leased twice.
+/// A bench with two routes, one of them to a store that is unreachable; `users` has been leased twice.
 struct Story {
     bench: Bench,
     stale: String,
@@ -124,14 +124,14 @@ impl Story {
         self.bench.put(path, &[("fence-token", token)])
     }
 
-    /// The bench's token with another part.
+    /// The bench's token with one part replaced.
     fn with_part(&self, place: usize, part: &str) -> String {
         let mut parts: Vec<&str> = self.bench.token().split('.').collect();
         parts[place] = part;
         parts.join(".")
     }
 
-    /// What is wrong with a request, whatever it would write.
+    /// Faults of a request, whatever it would write.
     fn requests(&mut self) {
         let (bench, long) = (&self.bench, "x".repeat(40_000));
         let token = ("fence-token", bench.token());
@@ -150,7 +150,7 @@ impl Story {
         self.told.extend(told);
     }
 
-    /// What is wrong with a token.
+    /// Faults of a token.
     fn tokens(&mut self) {
         let other = acquire(&mut self.bench.gate.api(), "orders", "a", TTL);
         let (path, malformed) = ("/data/users/1", "FENCE_TOKEN_MALFORMED");
@@ -165,7 +165,7 @@ impl Story {
         self.told.extend(told);
     }
 
-    /// What goes wrong with a write that was admitted.
+    /// Faults of a write that was admitted.
     fn admitted(&mut self) {
         let bench = &self.bench;
         let token = ("fence-token", bench.token());
@@ -190,7 +190,7 @@ impl Story {
         self.told.extend(told);
     }
 
-    /// What is wrong with a lease, or with the gate; the last of it cannot be undone.
+    /// Faults of a lease or of the gate; the last of them cannot be undone.
     fn leases(&mut self) {
         let bench = &self.bench;
         let mut api = bench.gate.api();
@@ -225,7 +225,7 @@ impl Story {
         self.told.extend(told);
     }
 
-    /// The whole story, and the receipts that the api then shows, newest first.
+    /// Plays all refusals. Returns the receipts that the api then shows, newest first.
     fn tell() -> (Self, Vec<Value>) {
         let mut story = Self::begin();
         story.requests();
@@ -238,8 +238,8 @@ impl Story {
     }
 }
 
-/// The receipt of a write that came while the gate was stopping. Its api is closed by then, so this is what
-/// it would have shown.
+/// The receipt of a write that came while the gate was stopping. Its api is closed by then, so the receipt is read from
+/// memory.
 fn while_stopping() -> Value {
     let bench = Bench::with(|settings| settings.store.response_timeout_ms = 60_000);
     let head = [(":method", "PUT"), (":scheme", "http"), (":authority", "x"), (":path", "/users/1")];
@@ -291,7 +291,7 @@ fn every_refusal_leaves_a_receipt_that_says_what_it_was_about() {
     assert_eq!(receipts.len(), story.told.len(), "one each");
     let ids: BTreeSet<&str> = receipts.iter().map(|receipt| text(receipt, "receipt_id")).collect();
     assert_eq!(ids.len(), receipts.len(), "each has an id of its own");
-    // They were not told in the order in which they happened: each is found by its id.
+    // The writers did not get their refusals in this order, so each receipt is found by its id.
     for told in &story.told {
         let id = &told.answer.json()["receipt_id"];
         let receipt = receipts.iter().find(|receipt| receipt["receipt_id"] == *id);
@@ -307,7 +307,7 @@ fn in_the_checkout(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The receipts without what is another each time.
+/// The receipts without the fields that differ from run to run.
 fn masked(mut receipts: Value) -> Value {
     for receipt in receipts["receipts"].as_array_mut().unwrap() {
         for name in ["receipt_id", "timestamp"] {

@@ -1,5 +1,5 @@
-//! A store that is away, slow, resets, babbles, breaks off or answers early. A write is sent once, and the
-//! writer learns whether it was.
+//! A store that is unreachable or slow, resets, sends garbage, breaks off or answers early. A write is sent once, and
+//! the writer learns whether it was sent.
 
 use std::{sync::mpsc::sync_channel, thread};
 
@@ -19,7 +19,7 @@ fn a_store_that_is_away_was_sent_nothing() {
         bench.refused(&h2.call(method, "/users/1", &token, b"value"), 502, "STORE_UNREACHABLE");
     }
     bench.refused(&bench.gate.gate().get("/users/1"), 502, "STORE_UNREACHABLE");
-    // What is wrong with the write itself is said without asking the store.
+    // A fault of the write itself is answered without the store.
     bench.refused(&bench.put("/users/1", &[]), 428, "WRITE_UNFENCED");
     let folder = tempfile::tempdir().unwrap();
     let nowhere = format!("unix:{}", folder.path().join("none.sock").display());
@@ -49,7 +49,8 @@ fn a_store_that_gives_no_answer_leaves_the_write_unknown_and_is_not_asked_again(
 fn an_answer_that_breaks_off_is_not_given_out_as_a_whole_one() {
     let bench = Bench::new();
     let headers = [("fence-token", bench.token()), ("x-store", "half-body")];
-    // It breaks off for the writer as well, or nobody knows: both say that this is not the answer.
+    // The answer breaks off for the writer as well, or says that the outcome is unknown: both show that it is
+    // incomplete.
     if let Ok(answer) = bench.gate.gate().try_call("PUT", "/users/1", &headers, b"value") {
         answer.unknown();
     }
@@ -59,7 +60,7 @@ fn an_answer_that_breaks_off_is_not_given_out_as_a_whole_one() {
     if let Ok(answer) = stream.receive() {
         answer.unknown();
     }
-    // The gate goes on, on new connections.
+    // The gate goes on with new connections.
     assert_eq!(bench.put("/users/3", &[("fence-token", bench.token())]).status, 200);
     assert_eq!(bench.store.story(), ["PUT /users/1", "PUT /users/2", "PUT /users/3"]);
 }
@@ -80,7 +81,7 @@ fn a_store_that_answers_before_it_has_read_a_held_body_has_been_sent_all_of_it()
     let answer = bench.put("/users/1", &[("fence-token", bench.token()), ("x-store", "early-read")]);
     assert_eq!((answer.status, answer.header("fence-outcome")), (200, Some("settled")));
     until("the store has read the body", || bench.store.story() == ["PUT /users/1"]);
-    // A store that never reads it has got it all the same.
+    // A store that never reads the body has received it all the same.
     let answer = bench.put("/users/2", &[("fence-token", bench.token()), ("x-store", "early")]);
     assert_eq!((answer.status, answer.header("fence-outcome")), (200, Some("settled")));
     assert_eq!((bench.store.saw("begun"), bench.store.saw("cut")), (2, 0));
@@ -105,14 +106,14 @@ fn the_time_for_an_answer_runs_from_its_write_on_however_slowly_it_comes() {
         let (mut conn, tell) = (bench.gate.gate(), tell.clone());
         conn.send("PUT", path, &[("fence-token", bench.token()), ("x-store", wish)], b"value").unwrap();
         thread::spawn(move || {
-            // Both are cut short, one of them before anything is passed on.
+            // Both answers are cut short, one of them before any of it is passed on.
             if let Ok(answer) = conn.receive() {
                 answer.unknown();
             }
             tell.send(path).unwrap();
         });
     };
-    // Its answer is passed on after two thirds of the time, and then hangs.
+    // The answer begins after two thirds of the time, and then hangs.
     give_up("/users/first", "trickle:1000");
     until("a third of its time is over", || bench.store.saw("halfway") == 1);
     give_up("/users/second", "hang");
@@ -131,7 +132,7 @@ fn some_answers_leave_open_whether_the_store_has_done_it() {
         let headers = [("fence-token", bench.token()), ("x-store", wanted.as_str())];
         for answer in [bench.put("/users/1", &headers), h2.call("PUT", "/users/1", &headers, b"value")] {
             assert_eq!((answer.status, answer.header("fence-outcome")), (status, Some(outcome)));
-            // Whatever it is, it is the store's own.
+            // The answer's text is the store's own.
             assert_eq!((answer.header("x-kept"), answer.header("fence-error")), (Some("yes"), None), "{status}");
             assert_eq!(answer.body, b"PUT /users/1 5\n");
         }
@@ -167,7 +168,8 @@ fn a_gate_that_is_stopping_finishes_what_was_begun_and_sends_nothing_more() {
     raw.send_headers(1, &write("/users/1"), true);
     until("the store has the first", || bench.store.story() == ["PUT /users/1"]);
     bench.gate.running().gate.stopping.send_replace(true);
-    // The gate says goodbye, and takes what is on its way already: this connection has not heard it yet.
+    // The gate sends GOAWAY and still accepts requests that are already on their way: this connection has not read it
+    // yet.
     raw.expect_goodbye();
     raw.send_headers(3, &write("/users/2"), true);
     let told: serde_json::Value = serde_json::from_slice(&raw.expect_body(3)).unwrap();
@@ -185,14 +187,14 @@ fn interim_answers_settle_nothing_and_are_not_passed_on() {
         let beginning = format!("{head}fence-token: {}\r\n\r\n{}", bench.token(), "x".repeat(32));
         conn.send_raw(beginning.as_bytes()).unwrap();
         if hold_bytes == 16 {
-            // The store is at its interim answers when the rest comes.
+            // The store sends interim answers when the rest comes.
             until("the store has begun", || bench.store.saw("begun") == 1);
         }
         conn.send_raw("x".repeat(32).as_bytes()).unwrap();
         let answer = conn.receive().unwrap();
         assert_eq!((answer.status, answer.header("fence-outcome")), (200, Some("settled")), "{hold_bytes}");
         assert_eq!((answer.header("link"), bench.store.story().len()), (None, 1));
-        // Nothing is left on the connection.
+        // No bytes are left on the connection.
         assert_eq!(bench.put("/users/2", &[("fence-token", bench.token())]).status, 200);
     }
 }

@@ -1,6 +1,5 @@
-//! Bodies that are too long to be held. They stream, but their end is held back until the write has been
-//! judged again: whatever goes wrong before that, the store never gets a whole request, and the writer is
-//! told that nobody knows.
+//! Bodies that are too long to be held. They stream, but their end is held back until the write has been judged again.
+//! If a fault comes before that, the store never gets a whole request, and the writer gets an unknown outcome.
 
 use ::h2::Reason;
 use fencegate::table::memory::DiskFault;
@@ -13,10 +12,10 @@ use crate::support::{
     until,
 };
 
-/// What is streamed is longer than this, and what is let through not longer than that.
+/// A body that streams is longer than HOLD_BYTES, and at most BODY_MAX is accepted.
 const HOLD_BYTES: usize = 16;
 const BODY_MAX: u64 = 256;
-/// The whole of a body here; three quarters of it are sent at first.
+/// The length of a whole body here; the test sends three quarters of it at first.
 const LENGTH: usize = 64;
 const FIRST: usize = 32;
 const SECOND: usize = 16;
@@ -53,7 +52,7 @@ impl Framing {
         }
     }
 
-    /// What is missing after [`begin`].
+    /// The part that is missing after [`begin`].
     fn rest(self) -> Vec<u8> {
         let end = if self == Self::Chunks { &b"0\r\n\r\n"[..] } else { b"" };
         [&self.piece(LAST)[..], end].concat()
@@ -65,7 +64,7 @@ fn head(bench: &Bench, framing: Framing, more: &str) -> String {
     format!("PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\n{more}{field}\r\n\r\n")
 }
 
-/// A write that is not over, and of which the store has got something.
+/// A write that is still open, and of which the store has got a part.
 #[track_caller]
 fn begin(bench: &Bench, framing: Framing) -> Conn {
     let seen = Seen::now(bench);
@@ -75,7 +74,7 @@ fn begin(bench: &Bench, framing: Framing) -> Conn {
     conn
 }
 
-/// What the store had seen before a write began.
+/// The store's counts before a write began.
 struct Seen {
     begun: usize,
     body: usize,
@@ -87,7 +86,7 @@ impl Seen {
     }
 }
 
-/// Sends the first pieces, one after the other: the last that came may be held back, those before not.
+/// Sends the first pieces, one after the other. The gate may hold the last one back, but not the earlier ones.
 #[track_caller]
 fn feed(bench: &Bench, seen: &Seen, mut send: impl FnMut(usize)) {
     send(FIRST);
@@ -96,7 +95,7 @@ fn feed(bench: &Bench, seen: &Seen, mut send: impl FnMut(usize)) {
     until("the store has some of the body", || bench.store.saw("body") > seen.body);
 }
 
-/// The writer is told that nobody knows; the store has seen the body break off.
+/// The writer gets an unknown outcome; the store has seen the body break off.
 #[track_caller]
 fn is_unknown(bench: &Bench, mut conn: Conn) {
     let told = conn.receive().unwrap().unknown();
@@ -135,7 +134,7 @@ fn a_long_body_that_breaks_off_is_never_whole() {
         conn.close_write();
         is_unknown(&bench, conn);
     }
-    // What is no chunk is no end either.
+    // An invalid chunk is no end either.
     let bench = streaming();
     let mut conn = begin(&bench, Framing::Chunks);
     conn.send_raw(b"zz\r\n").unwrap();
@@ -168,10 +167,10 @@ fn a_long_body_that_turns_out_too_large_is_never_whole() {
     let bench = streaming();
     let mut conn = begin(&bench, Framing::Chunks);
     let more = Framing::Chunks.piece(32).repeat(8);
-    // The gate may have hung up before all of it is sent.
+    // The gate may have closed the connection before the test has sent all of it.
     let _ = conn.send_raw(&more);
     is_unknown(&bench, conn);
-    // Where the length is known, nothing is sent at all.
+    // If the length is known, nothing is sent at all.
     let answer = bench.gate.gate().call("PUT", "/users/1", &[("fence-token", bench.token())], &[b'x'; 257]);
     answer.refusal(413, "REQUEST_LIMIT");
     assert_eq!(bench.store.saw("begun"), 1);
@@ -190,7 +189,7 @@ fn a_long_body_with_a_token_in_its_trailer_is_never_whole() {
     never_whole(&bench, 2);
 }
 
-/// What happens between a long write's beginning and its end, and makes it one that may not land.
+/// Events between a long write's beginning and its end, after which it may not land.
 const CHANGES: [&str; 5] = ["revoked", "released", "expired", "the table is shut", "the clock is unset"];
 
 fn change(bench: &Bench, what: &str) {
@@ -215,7 +214,7 @@ fn a_long_write_is_judged_again_before_its_end_is_let_go() {
             let bench = streaming();
             let mut conn = begin(&bench, framing);
             change(&bench, what);
-            // The gate may have hung up already.
+            // The gate may have closed the connection already.
             let _ = conn.send_raw(&framing.rest());
             is_unknown(&bench, conn);
         }
@@ -234,10 +233,10 @@ fn an_answer_before_the_end_of_a_long_body_is_passed_on_as_unknown() {
             let answer = conn.receive().unwrap();
             assert_eq!((answer.status, answer.header("fence-outcome")), (200, Some("unknown")));
             assert_eq!((answer.body.as_slice(), answer.header("fence-seq")), (&b"PUT /users/1 early\n"[..], Some("1")));
-            // The end that was held back is not let go any more.
+            // The end that was held back is not released any more.
             let _ = conn.send_raw(&framing.piece(SECOND));
             let _ = conn.send_raw(&framing.rest());
-            // A store that reads nothing sees nothing break off.
+            // A store that reads nothing does not notice the break.
             never_whole(&bench, times);
         }
     }
@@ -256,7 +255,7 @@ fn begin_h2(bench: &Bench, h2: &mut H2, more: &[(&str, &str)]) -> Stream {
 fn a_long_http_2_body_that_is_reset_is_never_whole() {
     let length = LENGTH.to_string();
     let known = [("content-length", length.as_str())];
-    // NO_ERROR looks like an end, and is none; also where all bytes but the last piece are there.
+    // NO_ERROR looks like an end, and is not one; also if all bytes except the last piece have come.
     for reason in [Reason::NO_ERROR, Reason::CANCEL] {
         for more in [&[][..], &known[..]] {
             println!("{reason:?} {more:?}");
@@ -280,7 +279,7 @@ fn a_long_http_2_write_is_judged_again_before_its_end_is_let_go() {
     never_whole(&bench, 1);
 }
 
-/// With trailers to come, the last byte of the length does not complete the request: their end does.
+/// With trailers to come, the last byte of the length does not complete the request: the end of the trailers does.
 #[test]
 fn a_long_http_2_write_with_trailers_is_judged_at_its_very_end() {
     let bench = streaming();

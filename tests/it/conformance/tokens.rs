@@ -1,4 +1,4 @@
-//! What is no token, and tokens where none may be.
+//! Invalid tokens, and tokens in places where they may not be.
 
 use crate::support::{
     bench::Bench,
@@ -25,7 +25,7 @@ fn non_canonical(base64: &str) -> String {
     format!("{rest}{}", &ALPHABET[place + 1..place + 2])
 }
 
-/// Everything that is nearly the token, and not it.
+/// Tokens that differ slightly from the valid one.
 fn spellings(token: &str) -> Vec<(&'static str, String)> {
     let seqs = ["-1", "1.0", "0x1", "+1", "01", "0", "18446744073709551616", "", "1e0", "1_0"];
     let mut all: Vec<_> = seqs.map(|seq| ("lease_seq", with_part(token, 1, seq))).to_vec();
@@ -65,10 +65,10 @@ fn a_token_has_one_spelling_and_all_others_are_malformed() {
         let told = bench.refused(&answer, 400, "FENCE_TOKEN_MALFORMED");
         assert_eq!(told["object_id"], "users", "{what}");
     }
-    // Bytes that no text has.
+    // Bytes that are not text.
     let request = b"PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: fg1.\xff\r\ncontent-length: 0\r\n\r\n";
     bench.refused(&bench.raw(request), 400, "FENCE_TOKEN_MALFORMED");
-    // No header has a NUL in it: that is no HTTP.
+    // A NUL in a header is not valid HTTP.
     let request = b"PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: fg1.\0\r\ncontent-length: 0\r\n\r\n";
     bench.turned_away(&bench.raw(request));
 }
@@ -96,7 +96,7 @@ fn the_largest_number_is_a_number() {
     assert_eq!((told["lease_seq"].as_u64(), told["fence"].as_u64()), (Some(u64::MAX), Some(1)));
 }
 
-/// A good token, and next to it something that makes it unclear whose it is.
+/// A valid token, and next to it something that makes its owner unclear.
 fn misplaced(token: &str) -> Vec<(&str, &str)> {
     vec![
         ("fence-token", token),
@@ -134,7 +134,7 @@ fn a_token_that_is_sent_twice_announced_or_signed_is_malformed_on_http_2_too() {
         let answer = h2.call("PUT", "/users/1", &[("fence-token", token), second], b"value");
         bench.refused(&answer, 400, "FENCE_TOKEN_MALFORMED");
     }
-    // There is no Connection in HTTP/2: hyper resets the stream.
+    // HTTP/2 has no Connection field: hyper resets the stream.
     let mut raw = RawH2::open(bench.gate.running().listens);
     let head = [(":method", "PUT"), (":scheme", "http"), (":path", "/users/1"), (":authority", "x")];
     let fields = [&head[..], &[("fence-token", token), ("connection", "fence-token")]].concat();
@@ -153,9 +153,9 @@ fn a_trailer_is_no_place_for_a_token() {
         );
         bench.raw(request.as_bytes())
     };
-    // It was not announced, so it is only found once the body is there.
+    // The trailer was not announced, so the gate finds it only at the end of the body.
     bench.refused(&chunked(&format!("fence-token: {token}\r\n")), 400, "FENCE_TOKEN_MALFORMED");
-    // In the trailer only: there is no token when the write is judged, and the body is not looked at.
+    // The token is in the trailer only: there is no token when the write is judged, and the body is not read.
     bench.refused(&chunked(""), 428, "WRITE_UNFENCED");
     let mut h2 = bench.h2();
     for (headers, status, code) in

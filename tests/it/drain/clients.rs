@@ -1,4 +1,4 @@
-//! Clients that are slow, or lost, while their writes are on their way: neither makes a write invisible.
+//! Clients that are slow or lost while their writes are on their way: the gate still counts these writes.
 
 use std::{
     io::Write,
@@ -15,14 +15,14 @@ use crate::support::{authority::Authority, bench::Bench, h2::H2, http::Answer, u
 
 /// An answer that the gate reads ahead of its client.
 const FITS: usize = 60_000;
-/// One that neither the gate nor the kernel takes in for a client that reads nothing.
+/// An answer that neither the gate nor the kernel buffers for a client that reads nothing.
 const LARGE: usize = 32 << 20;
 
 fn large(size: usize) -> String {
     format!("large:{size}")
 }
 
-/// Every connection to the store is idle, or closed: what was lost on one has been counted.
+/// Waits until every connection to the store is idle or closed: then writes that were lost on one are counted.
 fn no_store_connection_is_busy(bench: &Bench) {
     until("no connection to the store is busy", || bench.gate.shows("fencegate_store_connections{state=\"busy\"} 0\n"));
 }
@@ -54,8 +54,8 @@ fn a_client_that_takes_nothing_of_an_answer_that_fits_holds_nothing_up() {
     assert_eq!(stream.receive().unwrap().body.len(), FITS);
 }
 
-/// The write is in flight until its time is up, then unknown; `is_cut`: its client is not given half an
-/// answer for a whole one.
+/// The write is in flight until its time is up, then unknown. `is_cut`: its client does not mistake half an answer for
+/// a whole one.
 fn stays_in_flight(bench: &Bench, is_cut: impl FnOnce() -> bool) {
     let next = begin_handover(bench);
     still_waits(&bench.gate, &next);
@@ -71,7 +71,7 @@ fn stays_in_flight(bench: &Bench, is_cut: impl FnOnce() -> bool) {
 
 fn impatient(settings: &mut Settings) {
     bounded(settings);
-    // The beginning of the answer must come within it, its end cannot.
+    // The beginning of the answer must come within this time, and its end cannot.
     settings.store.response_timeout_ms = 3_000;
 }
 
@@ -110,7 +110,7 @@ fn an_answer_whose_client_hangs_up_is_read_to_its_end_and_settles() {
     assert_eq!(bench.store.saw("untaken"), 0);
 }
 
-/// The write is carried on without its client, and waited for.
+/// The gate goes on with the write without its client, and waits for it.
 fn is_carried_on(bench: &Bench, held: &Held) {
     let next = begin_handover(bench);
     still_waits(&bench.gate, &next);
@@ -124,7 +124,7 @@ fn until_store_has_it(bench: &Bench) {
     until("the store has it", || bench.store.story().len() == 1);
 }
 
-/// The gate has noticed that its clients are gone.
+/// Waits until the gate has noticed that its clients are gone.
 fn until_alone(bench: &Bench) {
     until("the gate has no client", || bench.gate.shows("fencegate_connections 0\n"));
 }
@@ -172,7 +172,7 @@ fn streaming(settings: &mut Settings) {
 const FIRST: [u8; 32] = [b'x'; 32];
 const SECOND: [u8; 16] = [b'x'; 16];
 
-/// Sends a body in two pieces, of which the store gets the first at least.
+/// Sends a body in two pieces; the store gets at least the first one.
 fn feed(bench: &Bench, mut send: impl FnMut(&[u8])) {
     send(&FIRST);
     until("the store has the head", || bench.store.saw("begun") == 1);
@@ -180,10 +180,10 @@ fn feed(bench: &Bench, mut send: impl FnMut(&[u8])) {
     until("the store has some of the body", || bench.store.saw("body") == 1);
 }
 
-/// The write broke off: the object waits for the bound.
+/// The write broke off: its object waits for the bound.
 fn is_waited_out(bench: &Bench) {
     until("the store has seen it break off", || bench.store.saw("cut") == 1);
-    // The bound counts from then on; the clock must not be moved before.
+    // The bound counts from here on, so the clock must not move before.
     until("the gate counts it as unknown", || bench.gate.shows("fencegate_unknown_outcomes_total 1\n"));
     no_store_connection_is_busy(bench);
     let next = begin_handover(bench);
@@ -206,7 +206,7 @@ fn a_write_whose_http_2_stream_is_reset_half_way_is_unknown() {
     is_waited_out(&bench);
 }
 
-/// A gate whose port speaks TLS, and curl in the middle of a write to it. Its body comes from the test.
+/// A gate whose port has TLS, and curl in the middle of a write to it. The test feeds the body.
 fn with_tls(authority: &Authority, protocol: &str, wish: &str) -> (Bench, Child) {
     let (certificate, key) = authority.sign("gate.test");
     let bench = Bench::with(|settings| {
@@ -254,7 +254,7 @@ fn a_write_whose_tls_client_is_lost_half_way_is_unknown() {
         let authority = Authority::new();
         let (bench, mut curl) = with_tls(&authority, protocol, "200");
         feed(&bench, |piece| curl.stdin.as_mut().unwrap().write_all(piece).unwrap());
-        // Its end of the pipe stays open: nothing that looks like the end of the body is sent.
+        // The test's end of the pipe stays open, so curl does not send an end of the body.
         let pipe = curl.stdin.take();
         kill(curl);
         is_waited_out(&bench);

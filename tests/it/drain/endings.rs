@@ -1,4 +1,4 @@
-//! What a crash or a stop leaves to the next run of what was on its way.
+//! How a crash or a stop affects the next run, if writes were on their way.
 
 use std::{process::Command, sync::Arc};
 
@@ -33,7 +33,7 @@ fn after_a_crash_nothing_is_handed_out_before_the_bound_has_passed() {
         answer.refusal(503, "FENCE_DRAINING");
     }
     assert_eq!(acquire(&mut gate.api(), "users", "b", 60_000)["drain"]["waited_ms"], 0);
-    // A clean stop leaves nothing to wait for.
+    // After a clean stop there is nothing to wait for.
     let gate = TestGate::on(&settings, gate.stop(), START);
     assert_eq!(acquire(&mut gate.api(), "orders", "b", 60_000)["drain"]["waited_ms"], 0);
 }
@@ -78,7 +78,7 @@ fn a_stop_with_unknown_writes_counts_as_unclean() {
     }
 }
 
-/// Stops a gate with SIGTERM while the store has not answered a request, or has; then starts it again.
+/// Stops a gate with SIGTERM before or after the store has answered a request; then starts it again.
 fn stop_and_start(method: &str, wish: &str, deadline_ms: &str) -> (Site, Gate) {
     let store = Store::start();
     let site = Site::with_table();
@@ -114,7 +114,7 @@ fn a_stop_whose_deadline_passes_over_a_write_counts_as_unclean() {
     let (site, gate) = stop_and_start("PUT", "hang", "200");
     assert!(site.log().contains("the deadline has passed"), "{}", site.log());
     assert!(shows(&gate, "fencegate_table_unclean_start 1\n"));
-    // What it may have left behind is waited for.
+    // The next run waits for writes that may be left.
     let _next = send(gate.api(), "POST", "/v1/leases", &[JSON], wanted("orders", "b", 60_000).to_string().as_bytes());
     until("it waits", || shows(&gate, "fencegate_advances_draining 1\n"));
     let (_site, gate) = stop_and_start("PUT", "200", "60000");

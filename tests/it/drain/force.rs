@@ -1,4 +1,4 @@
-//! An operator who does not wait: the next lease is tainted for as long as something may land.
+//! An operator who does not wait: the next lease is tainted for as long as an older write may land.
 
 use serde_json::json;
 
@@ -32,7 +32,7 @@ fn force_forgives_what_was_on_its_way_and_nothing_else() {
     let revoke = json!({ "reason": "the store is gone for good", "force": true });
     bench.gate.api().post("/v1/objects/users/revoke", &revoke).expect(200);
     let lease = acquire(&mut bench.gate.api(), "users", "b", 60_000);
-    // A write of the new lease is waited for as ever.
+    // The gate waits for a write of the new lease as usual.
     let held = Held::new();
     let write = begin_held(&bench, "/users/2", text(&lease, "fence_token"), &held);
     bench.gate.clock.advance(60_000);
@@ -68,7 +68,7 @@ fn force_does_not_wait_for_a_write_that_the_store_has_not_answered() {
     let lease = acquire(&mut bench.gate.api(), "users", "b", 60_000);
     assert_eq!((lease["lease_seq"].as_u64(), lease["tainted"].as_bool()), (Some(3), Some(true)));
     assert_eq!(bench.put("/users/2", &[("fence-token", text(&lease, "fence_token"))]).status, 200);
-    // However long it takes: while it is in flight it may land, and whoever holds the lease is told.
+    // However long it takes: while the write is in flight it may land, and every holder's lease says so.
     bench.gate.clock.advance(BOUND);
     assert_eq!(bench.gate.api().post("/v1/leases", &takeover("b")).expect(201)["tainted"], true);
     held.let_go();

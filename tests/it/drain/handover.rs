@@ -1,4 +1,4 @@
-//! What each kind of write on its way makes the next holder wait for, and who is told what meanwhile.
+//! How each kind of write in flight delays the next holder, and which answers come meanwhile.
 
 use fencegate::config::{PartialBody, RouteSettings};
 use serde_json::json;
@@ -13,7 +13,7 @@ use crate::support::{
     until,
 };
 
-/// A write that was admitted, and of which nothing can be sent yet.
+/// A write that was admitted, and of which the gate cannot send anything yet.
 #[track_caller]
 fn begin_waiting(bench: &Bench) -> Conn {
     let mut conn = bench.gate.gate();
@@ -35,7 +35,7 @@ fn a_lease_changes_hands_only_when_the_write_on_its_way_has_settled() {
     bench.gate.clock.advance(60_000);
     let next = ask(&bench.gate, "/v1/leases", &wanted("users", "b", 60_000));
     draining(&bench.gate, 1);
-    // Older writes are refused from here on, and nobody has the lease yet.
+    // Older writes are refused from here on, and the lease has no holder yet.
     bench.put("/users/2", &[("fence-token", &token)]).refusal(412, "WRITE_STALE_FENCE");
     let object = bench.gate.api().get("/v1/objects/users").expect(200);
     assert_eq!((text(&object, "state"), object["fence"].as_u64()), ("draining", Some(2)));
@@ -71,7 +71,7 @@ fn how_long_the_oldest_handover_has_waited_is_shown_until_it_ends() {
     draining(&bench.gate, 2);
     bench.gate.clock.advance(30_000);
     oldest(130);
-    // The younger one is the oldest now: another drain is not a longer one.
+    // The younger drain is now the oldest: the age falls.
     first.let_go();
     users.recv().unwrap();
     draining(&bench.gate, 1);
@@ -88,7 +88,7 @@ fn how_long_the_oldest_handover_has_waited_is_shown_until_it_ends() {
 fn the_report_of_a_handover_says_what_became_of_each_write() {
     let bench = Bench::with(bounded);
     let token = bench.token().to_owned();
-    // One that is half sent, two that the store has, three of which nothing was sent.
+    // One write is half sent, the store has two, and of three nothing was sent.
     let mut half = begin_long(&bench);
     let held = Held::new();
     let settled = [begin_held(&bench, "/users/2", &token, &held), begin_held(&bench, "/users/3", &token, &held)];
@@ -126,7 +126,7 @@ fn an_unknown_write_keeps_its_object_until_it_can_no_longer_land() {
     let next = ask(&bench.gate, "/v1/leases", &patient);
     draining(&bench.gate, 1);
     bench.gate.clock.advance(BOUND - 1_001);
-    // A change of another object goes through the ledger: it has looked by then.
+    // A change of another object goes through the ledger: after it the ledger has checked this object.
     acquire(&mut bench.gate.api(), "other", "a", 60_000);
     assert!(next.try_recv().is_err(), "handed over while a write could still land");
     bench.gate.clock.advance(1);
@@ -154,7 +154,7 @@ fn a_caller_is_told_when_a_drain_takes_long_and_finds_it_again_by_its_request_id
         bench.gate.clock.advance(1_000);
         bench.gate.shows("fencegate_advances_draining 0\n")
     });
-    // The very same advance: its number is the one after the first lease's.
+    // The request joins the same advance: its number follows the first lease's.
     assert_eq!(again.recv().unwrap().expect(201)["lease_seq"], 2);
 }
 
@@ -194,7 +194,7 @@ fn a_write_that_is_half_sent_is_stopped_and_its_object_waits() {
     let bench = Bench::with(bounded);
     let mut conn = begin_long(&bench);
     let revoked = ask(&bench.gate, "/v1/objects/users/revoke", &json!({ "reason": "test" }));
-    // Nothing more comes from the client: the gate itself has stopped it.
+    // The client sends no more: the gate itself has stopped the write.
     conn.receive().unwrap().unknown();
     until("the store has seen it break off", || bench.store.saw("cut") == 1);
     draining(&bench.gate, 1);
@@ -270,7 +270,7 @@ fn a_write_may_wait_while_its_lease_is_being_moved() {
         let waits = RouteSettings { drain_wait_ms: 60_000, ..RouteSettings::default() };
         settings.route = vec![waits];
     });
-    // The sync behind a rotation hangs: the object is sealed, and its old token not stale yet.
+    // The sync of a rotation hangs: the object is sealed, and its old token is not stale yet.
     bench.gate.table.hold_syncs();
     let path = format!("/v1/leases/{}/renew", text(&bench.lease, "lease_id"));
     let body = json!({ "fence_token": bench.token(), "holder_id": "a", "ttl_ms": 60_000, "rotate": true });
@@ -281,6 +281,6 @@ fn a_write_may_wait_while_its_lease_is_being_moved() {
     assert!(write.try_recv().is_err(), "it was not refused at once");
     bench.gate.table.release_syncs();
     assert_eq!(rotated.recv().unwrap().expect(200)["lease_seq"], 2);
-    // Judged from the start, its token is stale by now.
+    // The write is judged from the start, and its token is stale by then.
     write.recv().unwrap().refusal(412, "WRITE_STALE_FENCE");
 }

@@ -1,5 +1,5 @@
-//! Connections to the store as the kernel sees them: one that the store closes just as a write comes, one
-//! whose gate is killed, one that takes nothing.
+//! Connections to the store as the kernel sees them: one that the store closes just as a write comes, one whose gate is
+//! killed, one whose peer takes nothing.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ struct PlainStore {
 }
 
 impl PlainStore {
-    /// `room`: how much the kernel takes in for it, about.
+    /// `room`: roughly how many bytes the kernel buffers for the store.
     fn with_room(room: Option<usize>) -> Self {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         room.inspect(|room| socket.set_recv_buffer_size(*room).unwrap());
@@ -39,7 +39,7 @@ impl PlainStore {
         Self { listener: socket.into() }
     }
 
-    /// The next connection, if there is one.
+    /// The next connection, or `None`.
     fn try_accept(&self) -> Option<TcpStream> {
         let (stream, _) = match self.listener.accept() {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
@@ -73,7 +73,7 @@ impl PlainStore {
     }
 }
 
-/// Reads a request with a body of five bytes; its first line.
+/// Reads a request with a body of five bytes. Returns its first line.
 fn read_request(stream: &mut TcpStream) -> String {
     let mut request = vec![];
     while !request.ends_with(b"\r\n\r\nvalue") {
@@ -88,7 +88,7 @@ fn answer(stream: &mut TcpStream) {
     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
 }
 
-/// The gate's end of a connection, as the kernel knows it.
+/// The gate's end of a connection, in the kernel's table.
 struct GatesEnd {
     ports: [String; 2],
 }
@@ -99,7 +99,7 @@ impl GatesEnd {
         Self { ports: ports.map(|address| format!(":{:04X}", address.unwrap().port())) }
     }
 
-    /// Its state, and how many bytes it has yet to get through. `None`: it is gone.
+    /// The state of the connection, and how many bytes are still to be sent. `None`: it is gone.
     fn look(&self) -> Option<(u64, u64)> {
         let table = fs::read_to_string("/proc/net/tcp").unwrap();
         table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).find_map(|fields| {
@@ -110,10 +110,10 @@ impl GatesEnd {
     }
 }
 
-/// The store has said goodbye, and the gate's kernel knows.
+/// TCP state: the store has closed its end, and the gate's kernel knows it.
 const CLOSE_WAIT: u64 = 8;
 
-/// A write that is held just before it is sent, on a connection that the store closes meanwhile.
+/// A write that is held just before it is sent, while the store closes its connection.
 struct Race {
     store: PlainStore,
     site: Site,
@@ -144,8 +144,7 @@ impl Race {
         Self { store, site, gate, write, idle, hold }
     }
 
-    /// The store closes the connection in good order; then the write goes on. The gate's kernel still takes
-    /// what is sent.
+    /// The store closes the connection normally; then the write goes on. The gate's kernel still accepts bytes.
     fn close_and_go_on(&mut self) {
         let gates_end = GatesEnd::of(&self.idle);
         self.idle.shutdown(Shutdown::Both).unwrap();
@@ -153,7 +152,7 @@ impl Race {
         fs::remove_file(self.hold.path().join("hold")).unwrap();
     }
 
-    /// The store resets the connection; then the write goes on. The gate's kernel takes nothing any more.
+    /// The store resets the connection; then the write goes on. The gate's kernel accepts no more bytes.
     fn reset_and_go_on(self) -> (PlainStore, Conn, (Site, Gate)) {
         let gates_end = GatesEnd::of(&self.idle);
         SockRef::from(&self.idle).set_linger(Some(Duration::ZERO)).unwrap();
@@ -184,9 +183,9 @@ fn a_write_that_goes_on_another_connection_is_judged_again() {
     until(draining, || String::from_utf8(race.gate.ops().get("/metrics").body).unwrap().contains(draining));
     let (store, mut write, (_site, gate)) = race.reset_and_go_on();
     write.receive().unwrap().refusal(412, "WRITE_STALE_FENCE");
-    // Nothing is left to wait for.
+    // No write is left to wait for.
     until("it is free", || text(&gate.api().get("/v1/objects/users").expect(200), "state") == "free");
-    // A connection was made for it, and nothing was sent on that; it is kept for whoever comes next.
+    // The gate opened a connection for the write, and sent nothing on it; the connection is kept for the next request.
     let made = store.accept();
     made.set_nonblocking(true).unwrap();
     assert_eq!((&made).read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "something was sent");
@@ -202,7 +201,7 @@ fn a_write_of_which_something_was_sent_is_not_sent_again() {
 
 const MUCH: usize = 16 << 20;
 
-/// Begins a write of which the store takes next to nothing.
+/// Begins a write of which the store takes almost nothing.
 fn begin_much(gate: &Gate, token: &str) -> Conn {
     let mut conn = gate.gate();
     let head =
@@ -210,7 +209,7 @@ fn begin_much(gate: &Gate, token: &str) -> Conn {
     conn.send_raw(head.as_bytes()).unwrap();
     let mut sending = conn.another_handle();
     thread::spawn(move || {
-        // Whatever is not taken is not sent.
+        // The kernel sends only as much as the gate takes.
         let _ = sending.write_all(&vec![b'x'; MUCH]);
     });
     conn

@@ -1,7 +1,7 @@
-//! Writes that are on their way when a lease changes hands: the next holder gets it only once they have
-//! settled, were stopped, or can no longer land.
+//! Writes that are on their way when a lease changes hands: the next holder gets it only after they have settled, were
+//! stopped, or can no longer land.
 //!
-//! - `handover`: what each kind of write makes the next holder wait for. `force`: an operator who does not wait.
+//! - `handover`: how each kind of write delays the next holder. `force`: an operator who does not wait.
 //! - `several`: rotations, batches, several workers.
 //! - `clients`: slow ones, lost ones, HTTP/2 and TLS. `lanes`: connections to the store, as the kernel sees them.
 //! - `endings`: crashes and stops.
@@ -30,9 +30,9 @@ use super::support::{
     until,
 };
 
-/// How long an unknown write may still land, where a test says so.
+/// How long an unknown write may still land, in tests that set it.
 const BOUND: u64 = 40_000;
-/// Driven clocks jump; nobody is let go for that.
+/// Driven clocks jump; with these timeouts no connection is closed for that.
 const DAY: u64 = 86_400_000;
 
 fn bounded(settings: &mut Settings) {
@@ -41,7 +41,7 @@ fn bounded(settings: &mut Settings) {
     settings.gate.body_timeout_ms = DAY;
 }
 
-/// Sends a request whose answer is to come.
+/// Sends a request. Returns a receiver for its answer.
 fn send(mut conn: Conn, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Receiver<Answer> {
     conn.send(method, path, headers, body).unwrap();
     let (tell, told) = sync_channel(1);
@@ -66,14 +66,14 @@ fn patient_takeover(holder: &str) -> Value {
     body
 }
 
-/// Waits until so many advances wait.
+/// Waits until this many advances are draining.
 #[track_caller]
 fn draining(gate: &TestGate, n: usize) {
     let line = format!("fencegate_advances_draining {n}\n");
     until(&line, || gate.shows(&line));
 }
 
-/// The ledger has looked at everything that has happened by now, and this call is not answered.
+/// Checks that this call has no answer after the ledger has processed all earlier events.
 #[track_caller]
 fn still_waits(gate: &TestGate, call: &Receiver<Answer>) {
     // A change of another object goes through the same ledger.
@@ -88,7 +88,7 @@ fn standing(gate: &TestGate, object: &str) -> (String, u64) {
     (text(&body, "state").to_owned(), body["fence"].as_u64().unwrap())
 }
 
-/// A store's answer that the test lets go.
+/// A store's answer that the test releases.
 struct Held {
     folder: tempfile::TempDir,
 }
@@ -111,7 +111,7 @@ impl Held {
     }
 }
 
-/// A write that the store has, and has not answered.
+/// A write that the store has received and not answered.
 #[track_caller]
 fn begin_held(bench: &Bench, path: &str, token: &str, held: &Held) -> Receiver<Answer> {
     let before = bench.store.story().len();

@@ -50,7 +50,7 @@ fn a_rotation_whose_caller_hangs_up_meanwhile_leaves_the_object_free() {
     drop(api);
     held.let_go();
     write.recv().unwrap();
-    // Nobody knows the new token: the lease is not kept until it runs out.
+    // The client did not get the new token, so the gate gives the lease back before it runs out.
     until("it was given back", || standing(&bench.gate, "users") == ("free".to_owned(), 2));
     assert_eq!(bench.gate.api().post("/v1/leases", &wanted("users", "b", TTL)).expect(201)["lease_seq"], 3);
 }
@@ -103,7 +103,7 @@ fn a_batch_of_which_one_object_is_revoked_meanwhile_gets_nothing() {
     for (object, fence) in OBJECTS.into_iter().zip([2, 1, 2]) {
         assert_eq!(standing(&bench.gate, object), ("free".to_owned(), fence), "{object}");
     }
-    // The write is still on its way, whoever waits for it now.
+    // The write is still on its way, and a new waiter waits for it, too.
     let next = ask(&bench.gate, "/v1/leases", &wanted("users", "c", TTL));
     draining(&bench.gate, 1);
     still_waits(&bench.gate, &next);
@@ -118,13 +118,13 @@ fn one_drain_waits_for_the_writes_of_all_workers() {
     let bench = Bench::with(|settings| {
         bounded(settings);
         settings.gate.workers = 2;
-        // A worker that is at a write has no room for another.
+        // A worker with one write has no room for another.
         settings.store.connections_max = 1;
         settings.store.queue_max = 0;
     });
     let held = [Held::new(), Held::new()];
     let mut writes = vec![];
-    // Which worker a connection comes to is up to the kernel.
+    // The kernel chooses the worker of a connection.
     until("both workers are at a write", || {
         let (at, wish) = (bench.store.saw("begun"), held[writes.len()].wish());
         let headers = [("fence-token", bench.token()), ("x-store", &wish)];

@@ -1,4 +1,4 @@
-//! Tokens that are none, that go too far, and calls that do not fit.
+//! Invalid tokens, tokens that move the fence too far, and calls that are not for external objects.
 
 use fencegate::config::{LeaseSource, Settings};
 use serde_json::json;
@@ -49,7 +49,7 @@ fn a_token_that_goes_too_far_is_refused_at_once_and_within_a_minute() {
     assert_eq!((ahead["fence"].as_u64(), ahead["lease_seq"].as_u64()), (Some(1_000_000), Some(1_000_101)));
     world.advance(1_000_101).refusal(412, "WRITE_FENCE_AHEAD");
     world.put(1_000_060).applied();
-    // Not too far by itself, but together with the one before.
+    // The token is not too far ahead alone, but it is together with the one before.
     world.put(1_000_101).refusal(412, "WRITE_FENCE_AHEAD");
     world.put(1_000_100).applied();
     world.put(1_000_101).refusal(412, "WRITE_FENCE_AHEAD");

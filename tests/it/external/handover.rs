@@ -1,4 +1,4 @@
-//! A higher number while writes of a lower one are on their way, and what a crash leaves of it.
+//! A higher number while writes of a lower one are on their way, and its state after a crash.
 
 use serde_json::json;
 
@@ -102,7 +102,7 @@ fn a_restart_keeps_the_number_that_may_write() {
     let world = World::new();
     world.put(5).applied();
     let table = std::sync::Arc::new(world.gate.table.after_a_crash());
-    // However long ago that was, and whatever the clock says: silence does not matter here.
+    // However long ago that was, and whatever the clock says: the silence has no limit here.
     let later = Now { wall: WallMs(START.wall.0 - 1_000_000), boot: BootMs(1) };
     let gate = TestGate::on(&world.settings, table, later);
     let put = |token: &str| gate.gate().call("PUT", "/users/1", &[("fence-token", token)], b"again");

@@ -1,10 +1,10 @@
-//! The real thing: locks of etcd, Redis and ZooKeeper. A takes the lock and writes; A is paused, its lock runs out,
-//! B takes it and writes; A wakes up and writes with what it still thinks is its lock.
+//! Real locks of etcd, Redis and ZooKeeper. A takes the lock and writes. A is paused and its lock runs out. B takes the
+//! lock and writes. A wakes up and writes with its old token.
 
 use super::World;
 use crate::support::locks::{Etcd, Redis, ZooKeeper};
 
-/// A has had its lock, B has it: A's delayed write must not land.
+/// A had the lock, and B has it now: A's delayed write must not land.
 fn a_sleeps_b_writes(world: &World, a: u64, b: u64) {
     assert!(a < b, "the lock service counts up: {a}, {b}");
     world.put(a).applied();

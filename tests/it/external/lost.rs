@@ -1,4 +1,5 @@
-//! Part of the table's past is lost: nobody knows which numbers are stale, so nothing is written before an operator says so.
+//! Part of the table's past is lost, so the gate cannot know which numbers are stale: it refuses writes until an
+//! operator confirms a number.
 
 use fencegate::{
     clock::Clock,

@@ -1,4 +1,4 @@
-//! Objects whose lock is kept elsewhere: the token is a number of the lock service's own.
+//! Objects whose lock is kept by another service: the token is that service's number.
 
 mod bad_input;
 mod handover;
@@ -70,13 +70,13 @@ impl World {
         self.api().get("/v1/objects/users").expect(200)
     }
 
-    /// The numbers that the store was told, in the order in which it has applied the writes.
+    /// The `Fence-Seq` of the applied writes, in the store's order.
     pub fn applied(&self) -> Vec<u64> {
         let seq = |each: &Value| each["headers"]["fence-seq"].as_str().unwrap().parse().unwrap();
         self.store.applied().iter().map(seq).collect()
     }
 
-    /// A write that the store has, and takes its time over.
+    /// A write that the store has received and does not answer yet.
     pub fn hung_write(&self, token: u64) -> Hung {
         let token = token.to_string();
         Hung::send(&self.store, self.gate.gate(), "/users/1", &[("fence-token", &token)])

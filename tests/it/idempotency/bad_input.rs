@@ -1,4 +1,4 @@
-//! Keys that are none, and keys where they mean nothing.
+//! Invalid keys, and keys on requests where they have no effect.
 
 use fencegate::config::{Mode, RouteSettings};
 

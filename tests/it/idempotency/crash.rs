@@ -8,10 +8,10 @@ use crate::support::{
     store::Store,
 };
 
-/// How often the gate is killed, at each of the points in turn.
+/// How often the gate is killed, in turn at each of the points.
 const KILLS: usize = 50;
 
-/// Where it is killed; whether the store has the write by then; whether its answer is kept by then.
+/// The point of the kill; whether the store has the write by then; whether its answer is kept by then.
 const POINTS: [(&str, bool, bool); 5] = [
     ("noted=kill:1", false, false),
     ("committed=kill:1", false, false),
@@ -54,7 +54,7 @@ fn a_killed_write_is_unknown_and_the_store_never_sees_it_twice() {
         let seen = store.applied().iter().filter(|each| each["path"] == path.as_str()).count();
         assert_eq!(seen, usize::from(is_seen), "{point}");
         sent += seen;
-        // Other keys go on.
+        // Writes with other keys go on.
         let (other, headers) = (format!("o{kill}"), [("fence-token", token.as_str()), ("idempotency-key", "x")]);
         let headers = [headers[0], ("idempotency-key", other.as_str())];
         let first = gate.gate().call("PUT", "/users/other", &headers, b"value");

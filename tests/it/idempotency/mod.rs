@@ -18,7 +18,7 @@ pub fn put(bench: &Bench, token: &str, key: &str, body: &[u8], more: &[(&str, &s
     bench.gate.gate().call("PUT", "/users/1", &headers, body)
 }
 
-/// It was done before, and this is its answer.
+/// Checks that the write had run before, and that this is its first answer.
 #[track_caller]
 pub fn is_replay(answer: &Answer, of: &Answer) {
     assert_eq!(answer.header("idempotency-replayed"), Some("true"), "{answer:?}");
@@ -28,7 +28,7 @@ pub fn is_replay(answer: &Answer, of: &Answer) {
     }
 }
 
-/// Refused, and something may have been done.
+/// Checks a refusal of a write that may have been applied.
 #[track_caller]
 pub fn is_refused(answer: &Answer, status: u16, code: &str, side_effect: &str) {
     let body = answer.json();

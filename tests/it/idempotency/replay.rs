@@ -1,4 +1,4 @@
-//! The same key again: the answer that was kept, whoever may still write.
+//! A repeated key gets the kept answer, whatever lease is in force.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ fn a_resend_of_an_applied_write_gets_its_success_when_its_lease_is_over() {
     is_replay(&put(&bench, bench.token(), "k", b"value", &[]), &first);
     put(&bench, bench.token(), "new", b"value", &[]).refusal(412, "LEASE_EXPIRED");
     is_refused(&put(&bench, bench.token(), "k", b"other", &[]), 422, "IDEMPOTENCY_KEY_REUSED", "none");
-    // Fenced, by another holder, who has keys of its own.
+    // Fenced, by another holder with its own keys.
     let heir = acquire(&mut bench.gate.api(), "users", "b", TTL);
     is_replay(&put(&bench, bench.token(), "k", b"value", &[]), &first);
     put(&bench, bench.token(), "new", b"value", &[]).refusal(412, "WRITE_STALE_FENCE");
@@ -78,7 +78,7 @@ fn the_same_holder_with_its_next_lease_gets_it_and_with_another_old_one_does_not
     bench.release(&second);
     acquire(&mut bench.gate.api(), "users", "a", TTL);
     is_replay(&put(&bench, text(&second, "fence_token"), "later", b"value", &[]), &later);
-    // Lease 1 did not make it, and is not the current one.
+    // The token of lease 1 did not make the write, and is not the current one.
     is_refused(&put(&bench, bench.token(), "later", b"value", &[]), 409, "IDEMPOTENCY_OTHER_LEASE", "none");
     assert_eq!(bench.store.applied().len(), 2);
 }
@@ -114,7 +114,7 @@ fn a_failed_write_is_replayed_as_failed() {
 #[test]
 fn what_nobody_knows_is_said_and_never_run_again() {
     let bench = Bench::new();
-    // An answer that settles nothing, none at all, and half of one.
+    // An answer that settles nothing, no answer, and half of one.
     for (key, how) in [("k1", "503"), ("k2", "202"), ("k3", "reset"), ("k4", "half-body")] {
         put(&bench, bench.token(), key, b"value", &[("x-store", how)]);
         let before = bench.store.saw("begun");
@@ -124,7 +124,7 @@ fn what_nobody_knows_is_said_and_never_run_again() {
     }
 }
 
-/// How long a key is kept, below; a write takes longer than that before it is given up.
+/// How long a key is kept below; the gate gives a write up only after a longer time.
 const KEEP_MS: u64 = 60_000;
 const LONG_MS: u64 = 100_000;
 
@@ -148,7 +148,7 @@ fn a_key_is_kept_from_when_its_write_was_lost() {
     until("the store has it", || bench.store.saw("begun") == 1);
     bench.gate.clock.advance(LONG_MS);
     first.receive().unwrap().unknown();
-    // What was sent of it may land yet. Also a little later, when the table has been swept.
+    // The sent part of the write may still land. The same holds a little later, when the table has been swept.
     for _ in 0..5 {
         is_refused(&put(&bench, &token, "k", b"value", &[]), 409, "IDEMPOTENCY_UNKNOWN", "maybe");
         bench.gate.clock.advance(KEEP_MS / 10);
@@ -200,7 +200,7 @@ fn long_bodies_are_keyed_too() {
     is_replay(&put(&bench, bench.token(), "long", &long, &[]), &first);
 }
 
-/// The same in chunks, so that its length is not known before its end.
+/// The same in chunks, so that the length is not known before the end.
 fn put_in_chunks(bench: &Bench, key: &str, body: &[u8]) -> Answer {
     let mut conn = bench.gate.gate();
     let token = bench.token();
@@ -242,7 +242,7 @@ fn a_repeat_that_is_reset_before_its_end_is_not_compared() {
     let long = vec![b'x'; 30_000];
     put(&bench, bench.token(), "k", &long, &[]).applied();
     let mut h2 = bench.h2();
-    // NO_ERROR looks like an end, and is none; all bytes may be there by then.
+    // NO_ERROR looks like an end, and is not one; all bytes may have come by then.
     for reason in [Reason::NO_ERROR, Reason::CANCEL] {
         let mut stream = h2.begin("PUT", "/users/1", &[("fence-token", bench.token()), ("idempotency-key", "k")]);
         stream.send(&long, false);
@@ -332,13 +332,13 @@ fn a_wall_clock_that_jumps_forward_makes_no_write_run_twice() {
     bench.gate.clock.step_wall(86_400_000);
     for seconds in 0..9 {
         is_replay(&put(&bench, bench.token(), "k", b"value", &[]), &first);
-        // What is due each second is done by the round that this call is part of.
+        // The round of this call also does the work of each second.
         bench.gate.clock.advance(1_000);
         acquire(&mut bench.gate.api(), &format!("other-{seconds}"), "a", 1_000);
     }
     is_replay(&put(&bench, bench.token(), "k", b"value", &[]), &first);
     assert_eq!(bench.store.applied().len(), 1);
-    // By the boot clock it gets old as ever.
+    // By the boot clock the key still gets old.
     bench.gate.clock.advance(1_000);
     put(&bench, bench.token(), "k", b"other", &[]).applied();
 }

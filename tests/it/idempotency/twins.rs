@@ -1,4 +1,4 @@
-//! Writes with one key at the same time: one request to the store, whose answer all get.
+//! Writes with one key at the same time: they share one request to the store, and all get its answer.
 
 use std::sync::{Arc, Barrier};
 
@@ -64,12 +64,12 @@ fn a_twin_under_a_newer_lease_does_not_share() {
     let bench = Bench::with(|settings| settings.store.response_timeout_ms = 86_400_000);
     let headers = [("fence-token", bench.token()), ("idempotency-key", "k")];
     let first = Hung::send(&bench.store, bench.gate.gate(), "/users/1", &headers);
-    // The same holder takes its own lease over by force: its old write is still on its way.
+    // The lease changes hands by force, to the same holder: its old write is still on its way.
     bench.gate.api().post("/v1/objects/users/revoke", &serde_json::json!({ "reason": "x", "force": true })).expect(200);
     let second = acquire(&mut bench.gate.api(), "users", "a", TTL);
     let token = text(&second, "fence_token");
     is_refused(&put(&bench, token, "k", b"value", &[]), 409, "IDEMPOTENCY_IN_PROGRESS", "maybe");
-    // The old token shares, though it is stale: it made the write.
+    // A resend with the old token waits for the answer, although the token is stale: it made the write.
     let mut resend = send(&bench, bench.token(), "k", b"value", "200");
     until("it waits", || bench.gate.shows("fencegate_idempotency_waiting 1"));
     let answer = first.let_go();
@@ -92,8 +92,8 @@ fn twins_of_a_write_that_is_lost_are_told_that_nobody_knows() {
 
 #[test]
 fn a_twin_takes_over_where_the_first_came_to_nothing() {
-    // The first has claimed the key, and its long body does not come; its client hangs up, and the store throws away
-    // what it has of it.
+    // The first has claimed the key, and the rest of its long body does not come. Its client hangs up, and the store
+    // throws the received part away.
     let bench = Bench::with(|settings| {
         settings.route = vec![RouteSettings { partial_body: PartialBody::Discards, ..RouteSettings::default() }];
     });
@@ -113,7 +113,7 @@ fn a_twin_takes_over_where_the_first_came_to_nothing() {
 
 #[test]
 fn twins_of_a_write_that_finds_no_store_share_that() {
-    // Nobody answers there: each try takes its time.
+    // No server answers there, so each attempt takes its time.
     let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let fill: Vec<_> = (0..600)
         .map_while(|_| {

@@ -1,4 +1,4 @@
-//! An API server that is gone, hangs, refuses, or has forgotten where a watch was; and gates that start again.
+//! An API server that is gone, hangs, refuses, or has forgotten a watch's position; and gates that start again.
 
 use fencegate::clock::Clock;
 use serde_json::json;
@@ -18,7 +18,7 @@ fn without_an_api_server_what_is_known_counts_until_it_runs_out() {
     world.put(&token).applied();
     world.put(&old).refusal(412, "WRITE_STALE_FENCE");
     let uid = token.split('.').nth(1).unwrap();
-    // Nobody knows of these.
+    // The gate knows neither of these terms.
     for unknown in [format!("k8s.{uid}.2"), "k8s.00000000-0000-4000-8000-000000000000.0".to_owned()] {
         let answer = world.put(&unknown);
         answer.refusal(503, "LEASE_SOURCE_UNAVAILABLE");
@@ -30,7 +30,7 @@ fn without_an_api_server_what_is_known_counts_until_it_runs_out() {
     assert_eq!(world.gate.gate().get("/users/1").status, 200, "reads go on");
     assert!(world.gate.shows("fencegate_kubernetes_reads_total{result=\"away\"}"));
     world.server.start_again();
-    // Nobody was told that it is over; its holder renews.
+    // The gate has not declared the Lease over; its holder renews.
     assert_eq!(world.take("b"), token);
     until("it goes on", || world.put(&token).status == 200);
     world.watches();
@@ -100,7 +100,7 @@ fn a_gate_that_starts_again_knows_which_terms_are_over() {
         world.server.stop();
         let world = world.restarted(crash);
         world.put(&old).refusal(412, "WRITE_STALE_FENCE");
-        // What is durable does not say that it is still held.
+        // The table does not say whether the term still holds its Lease.
         world.put(&token).refusal(503, "LEASE_SOURCE_UNAVAILABLE");
         world.server.start_again();
         world.watches();
@@ -114,7 +114,7 @@ fn a_gate_that_was_away_finds_the_new_leader_and_not_the_old_one() {
     let world = World::new();
     let first = world.take("a");
     world.put(&first).applied();
-    // Both while nobody looked.
+    // Both changes happen while no gate watches.
     let world = world.restarted(false);
     let second = world.take("b");
     world.put(&first).refusal(412, "WRITE_STALE_FENCE");
@@ -143,7 +143,8 @@ fn a_lease_that_was_left_long_ago_is_not_revived_by_a_restart() {
     world.server.edit(NAMESPACE, "users", |spec| spec["renewTime"] = json!("2020-01-01T00:00:00.000000Z"));
     let world = world.restarted(false);
     world.watches();
-    // Its holder's clock may be wrong, so that it is over is said once nothing was heard for as long as it lasts.
+    // The holder's clock may be wrong, so the gate declares the Lease over only after its whole duration without a
+    // renewal.
     world.put(&token).refusal(503, "LEASE_SOURCE_UNAVAILABLE");
     world.passes(SECONDS);
     world.put(&token).refusal(412, "LEASE_EXPIRED");
@@ -186,7 +187,7 @@ fn a_flood_of_strange_tokens_does_not_become_a_flood_of_reads() {
         }
     });
     let reads = world.server.requests(Who::Gate, "get") - before;
-    // Four rounds; whoever asks during a read waits for the next.
+    // Four rounds; a token that comes during a read waits for the next one.
     assert!((1..=16).contains(&reads), "{reads} reads for 64 tokens");
 }
 
@@ -196,11 +197,11 @@ fn many_writers_share_what_an_api_server_that_is_away_does_not_say() {
     let token = world.take("a");
     world.put(&token).applied();
     world.server.hang();
-    // A real one may still answer for a moment.
+    // A real server may still answer for a moment.
     let strange = "k8s.00000000-0000-4000-8000-000000000000.0";
     until("it hangs", || world.put(strange).status == 503);
     world.passes(SECONDS);
-    // By the gate's own count: a real one that hangs counts nothing.
+    // The gate's own count: a real server that hangs counts nothing.
     let away = || {
         let text = String::from_utf8(world.gate.ops().get("/metrics").body).unwrap();
         let line =
@@ -213,11 +214,11 @@ fn many_writers_share_what_an_api_server_that_is_away_does_not_say() {
             scope.spawn(|| world.put(&token).refusal(503, "LEASE_SOURCE_UNAVAILABLE"));
         }
     });
-    // Whoever came during a read waits for the next, and all of them have that one.
+    // Writers that came during a read wait for the next one, and all share it.
     let reads = away() - before;
     assert!((1..=8).contains(&reads), "{reads} reads for 64 writers");
     world.server.resume();
-    // Whoever was too late may have been the last to hear of the first term: it was not renewed in its time.
+    // The first term may be over by now, since it was not renewed in time. So another holder takes the Lease.
     let token = world.take("b");
     until("it goes on", || world.put(&token).status == 200);
 }

@@ -1,6 +1,6 @@
-//! The client-go candidate that other tests put before a gate, here without one: it leads, hands over, and, stopped in
-//! the middle, writes on with what it had. The store takes that write; that is what a gate is for. All of it on the
-//! fake as on the real API server.
+//! The client-go candidate of other tests, here without a gate: it leads, hands over, and, if it is stopped in the
+//! middle, goes on writing with its old token. The store takes that write; a gate would refuse it. The results are the
+//! same with the fake and the real API server.
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -83,7 +83,7 @@ fn a_leader_whose_api_server_is_away_gives_up() {
     World::each(|world| {
         let mut first = world.candidate("a", &[]);
         first.leads();
-        // Only now: of two that stand at once, either may win.
+        // The second starts only now: of two that start together, either may win.
         let mut second = world.candidate("b", &["--stay"]);
         second.next("leader", |event| event["leader"] == "a");
         world.server.stop();

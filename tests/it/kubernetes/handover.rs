@@ -1,8 +1,8 @@
-//! Candidates in processes of their own, that elect a leader by a Lease as client-go does, and whose leader writes. On
-//! a real API server they are client-go itself; else a script with its rules.
+//! Candidates in their own processes, which elect a leader by a Lease as client-go does. The leader writes. On a real
+//! API server they are client-go itself, else a script with its rules.
 //!
-//! What is promised is read off the store's own notes: the gate's numbers never go down, and each number is one
-//! candidate's. With a gate that forwards what it should refuse, the same notes must show it.
+//! The store's records must show it: the gate's numbers never go down, and each number belongs to one candidate. If the
+//! gate forwards stale writes, the same records must show the fault.
 
 use std::process::Command;
 
@@ -46,20 +46,20 @@ impl Place {
         Self { server, store, gate, _site: site }
     }
 
-    /// One that stands for election, and writes `/users/<identity>` while it leads.
+    /// A candidate that writes `/users/<identity>` while it leads.
     fn candidate(&self, identity: &str, more: &[&str]) -> Candidate {
         let url = format!("http://{}/{NAME}/{identity}", self.gate.gate);
         let calm = ["--lease-duration", "3s", "--renew-deadline", "2s", "--retry-period", "300ms"];
         Candidate::start(&self.server, (NAMESPACE, NAME), identity, &url, &[&calm, more].concat())
     }
 
-    /// Somebody writes, from now on.
+    /// Waits until this candidate's writes land.
     fn writes(&self, identity: &str) {
         let before = self.has_written(identity);
         until("its writes land", || self.has_written(identity) > before + 2);
     }
 
-    /// Who wrote what the store has applied, and under which number, in order.
+    /// The number and the writer of each applied write, in order.
     fn applied(&self) -> Vec<(u64, String)> {
         let line = |each: &Value| {
             let seq = each["headers"]["fence-seq"].as_str().map_or(0, |seq| seq.parse().unwrap());
@@ -72,7 +72,7 @@ impl Place {
         self.applied().iter().filter(|(_, by)| by == identity).count()
     }
 
-    /// What is wrong with the store's notes.
+    /// Violations in the store's records.
     fn violations(&self) -> Vec<String> {
         let applied = self.applied();
         let downward = applied.windows(2).filter(|pair| pair[1].0 < pair[0].0).map(|pair| format!("{pair:?}"));
@@ -114,7 +114,7 @@ fn a_lease_that_is_given_back_goes_to_the_next_at_once() {
     assert_eq!((refused, place.violations()), (0, vec![]));
 }
 
-/// A leader stands still past its lease, while another is elected and writes; then it goes on.
+/// A leader is stopped past its lease, while another is elected and writes; then it goes on.
 fn stop_and_go_on(place: &Place) -> (Candidate, Candidate) {
     let first = place.candidate("a", &[]);
     first.leads();
@@ -173,7 +173,7 @@ fn a_watch_that_expires_and_an_api_server_that_is_killed_cost_writes_and_never_o
     writes_on();
     let leader = place.applied().pop().unwrap().1;
     place.server.stop();
-    // The leader gives up by itself; whatever it sends until then is of its own term.
+    // The leader gives up by itself; until then it writes in its own term.
     candidates[usize::from(leader == "b")].next("lost", |_| true);
     place.server.start_again();
     writes_on();

@@ -1,10 +1,10 @@
-//! Objects whose lock is a Lease of Kubernetes.
+//! Objects whose lock is a Kubernetes Lease.
 //!
 //! - `server`: the API server itself, fake or real. `candidate`: controllers that elect with client-go.
-//! - `terms`: Leases that change hands. `away`: an API server that does not say, and gates that start again.
+//! - `terms`: Leases that change hands. `away`: an API server that does not answer, and gates that start again.
 //! - `strangers`: tokens that anyone can send, late answers, routes that change.
-//! - `handover`: candidates in processes of their own, whose leader writes through the gate.
-//! - `world`: what those play in.
+//! - `handover`: candidates in their own processes, whose leader writes through the gate.
+//! - `world`: the gate, store and API server of these tests.
 
 mod away;
 mod candidate;

@@ -1,5 +1,5 @@
-//! The API server that the other tests here stand on: the fake gives the answers that a real kube-apiserver gives.
-//! The same tests run against the real one with `make test-kubernetes`.
+//! The API server under the other tests here: the fake gives the same answers as a real kube-apiserver. The same tests
+//! run against the real one with `make test-kubernetes`.
 
 use std::{fs, thread};
 
@@ -43,7 +43,7 @@ fn watch_from(server: &ApiServer, version: &str, more: &str) -> Watch {
     watch
 }
 
-/// The next event that is not a bookmark: its kind, and the object.
+/// The kind and the object of the next event that is not a bookmark.
 #[track_caller]
 fn next(watch: &mut Watch) -> (String, Value) {
     loop {
@@ -124,7 +124,7 @@ fn an_update_that_changes_nothing_is_no_change() {
     let made = server.take(HERE, "users", "a", 15);
     let same = server.client(Who::Candidate).call("PUT", &path("users"), Some(&made)).expect(200);
     assert_eq!(revision(&same), revision(&made));
-    // A holder that steps down leaves an empty name, and that is not none.
+    // A holder that steps down leaves an empty name, which differs from no name.
     let released = server.edit(HERE, "users", |spec| spec["holderIdentity"] = json!(""));
     assert_eq!(released["spec"]["holderIdentity"], "");
 }
@@ -196,7 +196,7 @@ fn a_watch_sees_every_change_after_a_list_in_order() {
     let (seen, object) = next(&mut watch);
     assert_eq!((seen.as_str(), text(&object, "uid")), ("DELETED", text(&first, "uid")));
     assert!(revision(&object) > revision(&third), "it says when it was deleted");
-    // Whoever comes later can have the same from where it left off.
+    // A later client can get the same events from its last version on.
     let mut late = watch_from(&server, text(&second, "resourceVersion"), "");
     assert_eq!(revision(&next(&mut late).1), revision(&third));
     assert_eq!(next(&mut late).0, "DELETED");
@@ -272,7 +272,7 @@ fn a_lease_that_comes_back_has_another_uid() {
     server.delete(HERE, "users");
     assert_eq!(server.lease(HERE, "users"), None);
     fails(&server.client(Who::Admin).call("DELETE", &path("users"), None), 404, "NotFound");
-    // A candidate that still has the old one cannot bring it back.
+    // A candidate that still has the old Lease cannot bring it back.
     fails(&server.client(Who::Candidate).call("PUT", &path("users"), Some(&first)), 409, "Conflict");
     let second = server.take(HERE, "users", "a", 15);
     assert_ne!(text(&second, "uid"), text(&first, "uid"));
@@ -345,7 +345,7 @@ fn while_it_hangs_nobody_is_answered() {
         answer
     });
     if !server.is_real() {
-        // One that is stopped writes nothing down.
+        // A stopped server records nothing.
         until("the request is there", || server.requests(Who::Candidate, "get") == 1);
     }
     assert!(waits.try_recv().is_err());

@@ -1,5 +1,5 @@
-//! Tokens that anyone can send, answers that come late, and routes that change meanwhile: none of them leaves anything
-//! behind, or keeps others waiting.
+//! Tokens that anyone can send, late answers, and routes that change meanwhile: none of them leaves state behind or
+//! makes others wait.
 
 use std::sync::Arc;
 
@@ -30,12 +30,12 @@ fn a_token_of_no_present_term_leaves_nothing_behind() {
         write(&old, n).refusal(412, "WRITE_STALE_FENCE");
     }
     assert_eq!(leases(), 0, "nobody was given anything");
-    // The present term's are: one for each object.
+    // Writes of the present term leave state: one entry for each object.
     for n in 0..3 {
         write(&token, n).applied();
     }
     assert_eq!(leases(), 3);
-    // Nobody tells the others of a change.
+    // The other objects get no write that would show the change.
     let next = world.take("c");
     for n in 0..3 {
         until("the object has moved", || {
@@ -83,7 +83,7 @@ fn many_leases_at_an_api_server_that_hangs_keep_nobody_waiting_for_the_others() 
             });
         }
     });
-    // Eight at a time: those whose turn has not come were told all the same.
+    // Eight reads run at a time; writes whose read had not begun got an answer all the same.
     let text = String::from_utf8(world.gate.ops().get("/metrics").body).unwrap();
     let away = text.lines().find_map(|line| line.strip_prefix("fencegate_kubernetes_reads_total{result=\"away\"} "));
     let away = away.map_or(0, |count| count.parse::<u32>().unwrap());
@@ -104,7 +104,7 @@ fn a_change_that_the_watch_shows_is_read_before_strangers_have_their_turn() {
         let stranger = Claimant { lease, ..claimant(STRANGE) };
         world.gate.runtime.spawn(async move { elections.ask(&object, &stranger, 0).await.is_ok() })
     };
-    // Fifteen seconds' worth.
+    // As many reads as the limit allows in fifteen seconds.
     let _flood: Vec<_> = (0..1_500).map(|n| ask(format!("stranger-{n}"))).collect();
     let gone = || {
         let text = String::from_utf8(world.gate.ops().get("/metrics").body).unwrap();
@@ -181,7 +181,7 @@ fn a_reload_that_is_refused_does_not_say_where_the_api_server_is() {
     wrong.gate.tls_key_file = "away.pem".into();
     assert_eq!(reload(&wrong), Err("gate.tls_cert_file".to_owned()));
     assert_eq!(led[0].lease_source, LeaseSource::Kubernetes);
-    // Whoever comes by new routes before the API server is known is told so, and nobody falls over it.
+    // A claimant by new routes gets `Unknown::Away` before the API server is known, and nothing panics.
     let (elections, strange) = (Arc::clone(&gate.running().gate.elections), claimant(STRANGE));
     let asked = gate.runtime.block_on(async {
         elections.reach(&wrong.kubernetes, &[NAMESPACE.to_owned()]).unwrap();

@@ -1,4 +1,4 @@
-//! A Lease changes hands, is given back, is deleted and made anew; and what the gate says to the tokens of it.
+//! A Lease changes hands, is given back, is deleted and made anew; and the gate's answers to its tokens.
 
 use serde_json::json;
 
@@ -24,10 +24,10 @@ fn the_leaders_writes_land_and_nobody_elses() {
     ] {
         world.put(odd).refusal(400, "FENCE_TOKEN_MALFORMED");
     }
-    // Nor does another Lease's token, though that Lease is held.
+    // Another Lease's token is refused, too, although that Lease is held.
     let other = world.take_of("orders", "a");
     world.put(&other).refusal(412, "WRITE_STALE_FENCE");
-    // No Lease could be named so.
+    // No Lease can have such a name.
     let headers = [("fence-token", token.as_str())];
     world.gate.gate().call("PUT", "/Users_1/x", &headers, b"").refusal(422, "OBJECT_UNMAPPED");
     assert_eq!(world.applied(), [1]);
@@ -50,7 +50,7 @@ fn a_new_leader_is_seen_without_a_write_and_the_old_one_is_shut_out() {
 #[test]
 fn a_token_ahead_of_the_view_is_looked_up() {
     let world = World::new();
-    // Whatever the watch shows, and whenever.
+    // In every order of writes and watch events.
     for n in 0..5 {
         let token = world.take(&format!("holder-{n}"));
         world.put(&token).applied();
@@ -64,7 +64,7 @@ fn the_old_leaders_last_write_is_waited_for_before_the_new_ones_first() {
     let first = world.take("a");
     let hung = world.hung_write(&first);
     let second = world.take("b");
-    // The gate begins by itself: nobody has written with the new token.
+    // The gate begins by itself: no write has come with the new token.
     until("the object drains", || world.object()["state"] == "draining");
     world.put(&first).refusal(412, "WRITE_STALE_FENCE");
     world.put(&second).refusal(503, "FENCE_DRAINING");
@@ -89,7 +89,7 @@ fn a_lease_that_is_deleted_and_made_anew_never_lets_an_old_token_in() {
     assert!(new.ends_with(".0") && old.ends_with(".1"));
     assert_eq!(world.put(&new).header("fence-seq"), Some("3"));
     world.put(&old).refusal(412, "WRITE_STALE_FENCE");
-    // Also where both happened between two looks.
+    // The same holds if both happened between two reads.
     world.server.delete(NAMESPACE, "users");
     let newest = world.take("d");
     world.put(&newest).applied();
@@ -115,7 +115,7 @@ fn a_lease_that_is_given_back_is_over() {
     let again = world.take("a");
     assert!(again.ends_with(".1"));
     world.put(&again).applied();
-    // Given back before anybody wrote. The gate may have seen the moment in which it was held.
+    // The Lease is given back before its holder wrote. The gate may have seen the moment in which it was held.
     world.take("b");
     let lease = world.server.edit(NAMESPACE, "users", |spec| spec["holderIdentity"] = json!(""));
     let token = fence_token(&lease);
@@ -146,7 +146,7 @@ fn a_lease_counts_as_held_while_it_is_seen_renewed_and_then_never_again() {
     }
     world.passes(SECONDS);
     world.put(&token).refusal(412, "LEASE_EXPIRED");
-    // It comes back too late: nobody else has taken it, but it was said to be over.
+    // The holder comes back too late: no other holder has taken the Lease, but the gate had declared it over.
     assert_eq!(world.take("a"), token);
     world.put(&token).refusal(412, "LEASE_EXPIRED");
     world.put(&world.take("b")).applied();
@@ -163,14 +163,14 @@ fn one_lease_may_govern_many_objects() {
         write(&first, n).applied();
     }
     let second = world.take("b");
-    // All of them are told.
+    // The fences of all objects move.
     for n in 0..20 {
         until("the object has moved", || {
             world.api().get(&format!("/v1/objects/users%2F{n}")).expect(200)["term"] == second.as_str()
         });
         write(&first, n).refusal(412, "WRITE_STALE_FENCE");
     }
-    // Also one that was never written to.
+    // This holds for an object that was never written to, too.
     write(&first, 99).refusal(412, "WRITE_STALE_FENCE");
     write(&second, 99).applied();
 }
@@ -183,7 +183,7 @@ fn who_writes_must_be_whom_the_lease_names_where_a_route_says_so() {
     world.put_with(&token, &[("fence-holder", "b")]).refusal(403, "FENCE_TOKEN_INVALID");
     world.put(&token).refusal(400, "FENCE_TOKEN_MALFORMED");
     world.put_with(&token, &[("fence-holder", "a"), ("fence-holder", "a")]).refusal(400, "FENCE_TOKEN_MALFORMED");
-    // The store does not get to see it.
+    // The store does not get the header.
     assert!(world.store.applied()[0]["headers"].get("fence-holder").is_none());
 }
 
@@ -194,7 +194,7 @@ fn the_api_knows_terms_too() {
     let check = |token: &str| {
         world.api().post("/v1/tokens/check", &json!({ "fence_token": token, "object_id": "users" })).expect(200)
     };
-    // Before its first read, a new leader makes sure that nobody else's write can land.
+    // Before its first read, a new leader makes sure that no other holder's write can land.
     let moved = world.advance(&first).expect(200);
     assert_eq!(
         (&moved["term"], &moved["fence"], &moved["lease_source"]),
@@ -217,15 +217,15 @@ fn the_api_knows_terms_too() {
         )
         .unwrap();
     hung.let_go().applied();
-    // It has waited for the drain, or came just behind it.
+    // The call has waited for the drain, or came just after it.
     let moved = waiting.receive().unwrap().expect(200);
     assert_eq!((&moved["term"], &moved["state"]), (&json!(second), &json!("open")));
     world.advance(&first).refusal(412, "WRITE_STALE_FENCE");
     world.advance("7").refusal(400, "FENCE_TOKEN_MALFORMED");
-    // Its leases are not the gate's to give.
+    // The gate cannot grant leases on such an object.
     let wanted = json!({ "object_id": "users", "holder_id": "x", "ttl_ms": 1_000 });
     world.api().post("/v1/leases", &wanted).refusal(409, "EXTERNAL_LEASE");
-    // An operator is above it: until the next transition nobody may write.
+    // A revocation overrides the Lease: until the next transition every write is refused.
     world.api().post("/v1/objects/users/revoke", &json!({ "reason": "stuck" })).expect(200);
     world.put(&second).refusal(412, "WRITE_STALE_FENCE");
     world.put(&world.take("c")).applied();
@@ -258,14 +258,14 @@ fn a_long_body_is_judged_by_its_lease_again_before_its_end() {
     let seen = world.store.saw("begun");
     let (mut conn, rest) = begin();
     until("the store has begun", || world.store.saw("begun") > seen);
-    // Longer than the Lease lasts, and it is renewed.
+    // The upload takes longer than the Lease lasts, and the Lease is renewed.
     world.passes(SECONDS - 1);
     world.take("a");
     world.sees_renewed(&token);
     world.passes(SECONDS - 1);
     conn.send_raw(&vec![b'x'; rest]).unwrap();
     conn.receive().unwrap().applied();
-    // And not renewed.
+    // The same, and the Lease is not renewed.
     world.take("a");
     world.sees_renewed(&token);
     let seen = world.store.saw("begun");
@@ -292,7 +292,7 @@ fn a_reload_forgets_nothing_and_a_mistyped_name_costs_nobody_their_term() {
     let world = World::new();
     let token = world.take("a");
     world.put(&token).applied();
-    // The API server is away, and nothing of this has changed: its leader goes on.
+    // The API server is away, and the route is unchanged: its leader goes on.
     world.server.stop();
     world.gate.reload(&world.settings);
     world.put(&token).applied();
@@ -319,7 +319,7 @@ fn a_route_that_goes_back_to_the_gate_can_be_leased() {
     let lease = world.api().post("/v1/leases", &wanted).expect(201);
     assert_eq!(lease["lease_seq"], 2);
     world.put(lease["fence_token"].as_str().unwrap()).applied();
-    // And back: the term that was there before is over, and the next one is not.
+    // The route changes back: the earlier term is over, and the next one is not.
     world.gate.reload(&world.settings);
     world.put(&token).refusal(412, "WRITE_STALE_FENCE");
     world.put(&world.take("b")).applied();
@@ -330,12 +330,12 @@ fn a_route_that_goes_back_to_the_gate_can_be_leased() {
 fn audit_waits_for_nobody() {
     let world = World::with(|settings| {
         settings.route[0].mode = fencegate::config::Mode::Audit;
-        // Longer than anyone here waits for an answer.
+        // Longer than any call in this test waits for an answer.
         settings.kubernetes.request_timeout_ms = 300_000;
     });
     let token = world.take("a");
     until("it is known", || world.put(&token).header("fence-would").is_none());
-    // As far as the API server says so in time.
+    // `Fence-Would` names the refusal if the API server answers in time.
     until("it is looked up", || {
         let would = world.put("k8s.00000000-0000-4000-8000-000000000000.0");
         assert_eq!(would.status, 200);
@@ -375,7 +375,7 @@ fn an_object_has_one_lease_or_the_settings_are_refused() {
             "{name:?} of {object:?}"
         );
     }
-    // Two routes to the same object, by whatever path and capture.
+    // Two routes to the same object, by any path and capture.
     for (first, second, is_fine) in [
         (("/data/{d}/{rest...}", "{d}", "a-{d}"), ("/bulk/{job}/{d}/{rest...}", "{d}", "b-{d}"), false),
         (("/data/{d}/{rest...}", "{d}", "a-{d}"), ("/bulk/{job}/{d}/{rest...}", "{d}", "a-{d}"), true),

@@ -50,7 +50,7 @@ pub struct World {
     pub settings: Settings,
 }
 
-/// The machine's wall clock, which the Leases' times are of, at the beginning of a driven clock.
+/// The beginning of a driven clock: its wall time is the machine's, as in the Leases.
 fn beginning() -> Now {
     Now { wall: Clock::machine().now().wall, ..START }
 }
@@ -74,7 +74,7 @@ impl World {
         let (server, store) = (ApiServer::start(), Store::start());
         let mut settings = settings();
         settings.store.url = store.url();
-        // Driven clocks go far.
+        // Driven clocks jump far.
         settings.gate.idle_timeout_ms = 86_400_000;
         settings.gate.head_timeout_ms = 86_400_000;
         settings.kubernetes.url = server.url();
@@ -91,13 +91,13 @@ impl World {
         world
     }
 
-    /// Returns when the gate watches.
+    /// Waits until the gate watches.
     pub fn watches(&self) {
         let up = format!("fencegate_kubernetes_watch_up{{lease_namespace=\"{NAMESPACE}\"}} 1");
         until("the gate watches", || self.gate.shows(&up));
     }
 
-    /// The same gate, started anew on what it left.
+    /// The same gate, started again on its table.
     pub fn restarted(mut self, crash: bool) -> Self {
         let gate = std::mem::replace(&mut self.gate, TestGate::start());
         let table = if crash { gate.crash() } else { gate.stop() };
@@ -105,7 +105,7 @@ impl World {
         self
     }
 
-    /// The same, and the end of the table's log is lost.
+    /// The same after a crash, and the end of the table's log is lost.
     pub fn lose_the_tail(mut self) -> Self {
         let gate = std::mem::replace(&mut self.gate, TestGate::start());
         let (table, now) = (gate.crash(), beginning());
@@ -117,7 +117,7 @@ impl World {
         self
     }
 
-    /// `holder` takes or renews the Lease of `users`: its token.
+    /// `holder` takes or renews the Lease of `users`. Returns its token.
     pub fn take(&self, holder: &str) -> String {
         self.take_of("users", holder)
     }
@@ -143,7 +143,7 @@ impl World {
         self.api().get("/v1/objects/users").expect(200)
     }
 
-    /// The gate has seen this term by itself, and the object is its own.
+    /// Waits until the gate has seen this term by itself, and the object belongs to it.
     pub fn follows(&self, token: &str) {
         until("the gate has seen the new term", || {
             let object = self.object();
@@ -151,7 +151,7 @@ impl World {
         });
     }
 
-    /// The gate has seen a renewal at this very moment of its clock.
+    /// Waits until the gate has seen a renewal at this moment of its clock.
     pub fn sees_renewed(&self, token: &str) {
         let full = (SECONDS * 1_000).to_string();
         until("the renewal is seen", || self.put(token).header("fence-expires-in") == Some(&full));
@@ -161,18 +161,18 @@ impl World {
         self.api().post("/v1/objects/users/advance", &json!({ "token": token }))
     }
 
-    /// The gate's numbers of the writes that the store has applied, in their order.
+    /// The gate's numbers of the applied writes, in the store's order.
     pub fn applied(&self) -> Vec<u64> {
         let seq = |each: &Value| each["headers"]["fence-seq"].as_str().unwrap().parse().unwrap();
         self.store.applied().iter().map(seq).collect()
     }
 
-    /// A write that the store has, and takes its time over.
+    /// A write that the store has received and does not answer yet.
     pub fn hung_write(&self, token: &str) -> Hung {
         Hung::send(&self.store, self.gate.gate(), "/users/1", &[("fence-token", token)])
     }
 
-    /// Time passes for the gate.
+    /// Moves the gate's clock.
     pub fn passes(&self, seconds: u32) {
         self.gate.clock.advance(u64::from(seconds) * 1_000);
     }

@@ -44,7 +44,7 @@ impl Bench {
 
     /// `fencegate lock` on `users`, with a shell script for a command.
     fn command(&self, options: &[&str], script: &str) -> Command {
-        // Whatever runs the tests may ignore some.
+        // The test runner may ignore some signals.
         let mut command = Command::new("/usr/bin/env");
         command.arg("--default-signal=HUP,INT,QUIT,TERM").arg(binary());
         command.args(["lock", "--object", "users", "--ttl", "1000", "--api", &format!("http://{}", self.gate.api)]);
@@ -74,7 +74,7 @@ impl Bench {
     }
 }
 
-/// A `fencegate lock` that runs, and what its command says.
+/// A running `fencegate lock`, and the output of its command.
 struct Lock {
     child: Child,
     says: Lines,
@@ -87,7 +87,7 @@ impl Lock {
         Self { child, says }
     }
 
-    /// The next line that its command says; empty where it has ended.
+    /// The next line of the command's output; empty if the command has ended.
     #[track_caller]
     fn line(&mut self) -> String {
         self.says.next().unwrap_or_default().trim_end().to_owned()
@@ -97,7 +97,7 @@ impl Lock {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Its code, and what it said on standard error.
+    /// The exit code, and the text on standard error.
     #[track_caller]
     fn end(mut self) -> (Option<i32>, String) {
         let ended = output_of("lock", &mut self.child);
@@ -107,7 +107,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Its guard ends the command.
+        // The guard of a killed `lock` ends the command.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -115,7 +115,7 @@ impl Drop for Lock {
 
 fn is_alive(pid: &str) -> bool {
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
-    // Whoever waits for it may not have done so yet.
+    // A zombie counts as gone: its parent may not have waited for it yet.
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     test_kill_process(pid).is_ok() && !stat.contains(") Z ")
 }
@@ -132,7 +132,7 @@ fn a_command_runs_under_a_lease_and_its_code_comes_back() {
     assert_eq!(stderr(&ran), "");
     let lease = bench.lease();
     assert_eq!((text(&lease, "state"), text(&lease, "holder_id")), ("released", "me"));
-    // Its own code, whatever it is; and of a signal as a shell says it.
+    // The command's own code, whatever it is; after a signal, the code that a shell would give.
     assert_eq!(bench.run(&[], "exit 0").status.code(), Some(0));
     assert_eq!(bench.run(&[], "kill -USR1 $$").status.code(), Some(128 + 10));
     // Standard input is passed on.
@@ -150,7 +150,7 @@ fn a_lease_is_renewed_for_as_long_as_the_command_runs() {
     let token = lock.line();
     let mut stream = bench.gate.api();
     stream.send("GET", "/v1/watch", &[], b"").unwrap();
-    // Five renewals are longer than the ttl.
+    // Five renewals take longer than the ttl.
     for _ in 0..5 {
         stream.until_line("a renewal", |line| line == "event: renewed");
     }
@@ -197,12 +197,12 @@ fn a_command_whose_writes_no_route_would_take_is_not_started() {
     assert!(told.contains("no route of this gate makes the object users") && told.contains("--unrouted"), "{told}");
     assert!(!bench.path("ran").exists());
     assert_eq!(bench.state(), "released");
-    // A route could make the object, but another one takes all of its paths first.
+    // A route could make the object, but another route takes all of its paths first.
     let hidden = "[[route]]\nname = 'all'\nmatch = '/{object}/{rest...}'\nobject = '{object}'\n\
                   [[route]]\nname = 'users'\nmatch = '/users/{rest...}'\nobject = 'all-users'\n";
     let refused = Bench::with(hidden).run(&[], "touch ran");
     assert_eq!(refused.status.code(), Some(78), "{refused:?}");
-    // An election, whose winner writes nothing through the gate.
+    // An election whose winner writes nothing through the gate.
     let ran = bench.run(&["--unrouted"], "exit 3");
     assert_eq!((ran.status.code(), stderr(&ran).as_str()), (Some(3), ""));
 }
@@ -247,7 +247,7 @@ fn signals_are_passed_on_to_the_command_and_its_children() {
         (Signal::USR1, "USR1"),
         (Signal::USR2, "USR2"),
     ] {
-        // The child is what hears it; the shell waits for the child.
+        // The child gets the signal; the shell waits for the child.
         let child = format!(
             "import signal, sys\nsignal.signal(signal.SIG{name}, lambda *_: sys.exit(40))\nprint(\"up\", flush=True)\nsignal.pause()"
         );
@@ -289,14 +289,14 @@ fn a_command_that_ignores_term_is_killed_after_the_grace_with_its_children() {
 #[test]
 fn the_lease_is_released_only_when_the_command_and_what_it_left_behind_are_gone() {
     let bench = Bench::new();
-    // The command ends on TERM, but takes its time; a child of it ignores TERM and would go on.
+    // The command ends on TERM, but only later; its child ignores TERM and would go on.
     let script = "sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.05; done' & \
                   trap 'while [ ! -e go ]; do sleep 0.01; done; exit 5' TERM; echo up; while :; do sleep 0.02; done";
     let mut lock = bench.start(&[], script);
     let lines = [lock.line(), lock.line()];
     let child = lines.iter().find(|line| *line != "up").unwrap();
     lock.signal(Signal::TERM);
-    // It goes on being renewed meanwhile.
+    // `lock` goes on renewing the lease meanwhile.
     let mut stream = bench.gate.api();
     stream.send("GET", "/v1/watch", &[], b"").unwrap();
     stream.until_line("a renewal", |line| line == "event: renewed");
@@ -328,7 +328,7 @@ fn a_candidate_rejoins_after_a_loss() {
     );
     assert_eq!(lock.line(), "up 1");
     bench.revoke();
-    // The revocation was a number of its own.
+    // The revocation took number 2.
     assert_eq!(lock.line(), "up 3");
     assert_eq!(text(&bench.lease(), "holder_id"), "a");
     lock.signal(Signal::TERM);
@@ -346,7 +346,7 @@ fn whoever_is_told_to_end_while_a_lost_command_is_being_stopped_does_not_rejoin(
     bench.revoke();
     assert_eq!(lock.line(), "stopping");
     lock.signal(Signal::TERM);
-    // It is passed on, so it was heard.
+    // The command got the signal, so `lock` has read it.
     assert_eq!(lock.line(), "stopping");
     fs::write(bench.path("go"), "").unwrap();
     assert_eq!(lock.end().0, Some(76));
@@ -371,7 +371,7 @@ fn a_signal_that_is_ignored_from_the_start_stays_so() {
     let bench = Bench::new();
     let usual = bench.command(&[], "trap 'exit 4' USR1; echo up; while :; do sleep 0.02; done");
     let mut command = Command::new("/usr/bin/env");
-    // As nohup(1) does.
+    // As nohup(1) does it.
     command
         .args(["--default-signal=INT,QUIT,TERM", "--ignore-signal=HUP"])
         .args(usual.get_args().skip(1))
@@ -406,7 +406,7 @@ fn a_standby_whose_program_was_replaced_runs_its_command_all_the_same() {
     assert_eq!(lock.end().0, Some(0));
 }
 
-/// Seed 003: a holder that was away for longer than its lease comes back, renews and writes.
+/// Seed 003: a holder that was paused for longer than its lease comes back, renews and writes.
 #[test]
 fn a_holder_that_pauses_past_its_ttl_neither_renews_nor_writes() {
     let store = Store::start();
@@ -417,7 +417,7 @@ fn a_holder_that_pauses_past_its_ttl_neither_renews_nor_writes() {
             bench.gate.gate
         )
     };
-    // A writes, then waits for a word before it writes again.
+    // A writes, then waits for a signal before it writes again.
     let script = format!(
         "echo $FENCE_TOKEN; echo $({}); trap 'while [ ! -e go ]; do sleep 0.01; done; echo late $({}); exit 0' TERM; while :; do sleep 0.02; done",
         write("early"),
@@ -428,14 +428,14 @@ fn a_holder_that_pauses_past_its_ttl_neither_renews_nor_writes() {
     assert_eq!(a.line(), "200");
     let held = bench.lease();
     a.signal(Signal::STOP);
-    // B waits its turn, which comes when A's lease has run out.
+    // B waits for its turn, which comes when A's lease has run out.
     let script = format!("echo $({}); read line < b-waits", write("b"));
     assert!(Command::new("mkfifo").arg(bench.path("b-waits")).status().unwrap().success());
     let mut b = bench.start(&["--holder", "b"], &script);
     assert_eq!(b.line(), "200");
     let taken = bench.lease();
     assert_eq!((text(&taken, "holder_id"), taken["lease_seq"].as_u64()), ("b", Some(2)));
-    // A's delayed renewal, as its process would send it: refused for the right reason.
+    // A's delayed renewal, as A's process would send it, is refused for the right reason.
     let mut held = held;
     held["fence_token"] = json!(token);
     let (path, body) = renewal(&held, 1_000);
@@ -468,7 +468,7 @@ fn who_leads_can_be_watched() {
     until("a watcher", || {
         String::from_utf8(bench.gate.ops().get("/metrics").body).unwrap().contains("fencegate_watchers 1\n")
     });
-    // Who leads already, then what changes.
+    // First the present leaders, then the changes.
     assert_eq!(watch.line(), "held      users-already  seq 1  c");
     for holder in ["a", "b"] {
         assert!(bench.run(&["--holder", holder], "true").status.success());

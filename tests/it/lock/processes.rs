@@ -1,5 +1,5 @@
-//! What a command under `lock` consists of: none of it outlives the lease, and no signal that is ignored, blocked or
-//! unheard of gets between.
+//! The processes of a command under `lock`: none of them outlives the lease, whatever signals are ignored, blocked or
+//! unknown.
 
 use std::process::{Command, Stdio};
 
@@ -15,7 +15,7 @@ use super::{
     Bench, Lock, is_alive,
 };
 
-/// A terminal, made by Python: types a line, then Ctrl-C, and says what was shown and how it ended.
+/// A terminal, made by Python: it types a line, then Ctrl-C, and reports the output and how the program ended.
 const TERMINAL: &str = r#"
 import os, pty, sys
 pid, terminal = pty.fork()
@@ -54,10 +54,10 @@ fn a_command_on_a_terminal_can_be_typed_to_and_interrupted() {
     assert_eq!(bench.state(), "released");
 }
 
-/// A process that ignores everything that can be ignored, and says its number.
+/// A process that ignores all signals that can be ignored, and prints its process id.
 const STUBBORN: &str = "trap '' HUP INT TERM; echo stubborn $$; while :; do sleep 0.05; done";
 
-/// A terminal that shows what is on it, and says how the program ended. It stays until its own input ends.
+/// A terminal that prints its output and how the program ended. It stays until its own input ends.
 const SHOWN: &str = r#"
 import os, pty, sys, threading
 pid, terminal = pty.fork()
@@ -78,7 +78,7 @@ sys.stdin.read()
 #[test]
 fn on_a_terminal_too_nothing_of_a_command_outlives_its_lease() {
     let bench = Bench::new();
-    // A child, one that has lost its parent, and one in a group of its own.
+    // A child, a process that has lost its parent, and a process with its own group.
     let script = format!("sh -c \"$0\" & (sh -c \"$0\" &); timeout 1000 sh -c \"$0\" & wait; {STUBBORN}");
     let mut command = bench.command(&["--grace", "200"], &script);
     command.arg(STUBBORN);
@@ -120,7 +120,7 @@ fn what_has_left_the_commands_group_is_stopped_with_it() {
     assert!(!outlives, "{pid} is in a group of its own, and outlives the lease");
 }
 
-/// A shell that becomes `lock` leaves it its own children.
+/// A shell that becomes `lock` by exec leaves its own children to it.
 #[test]
 fn what_was_there_before_the_command_is_left_alone() {
     let bench = Bench::new();
@@ -138,14 +138,14 @@ fn what_was_there_before_the_command_is_left_alone() {
     assert!(lives, "it was killed, and was not the command's");
 }
 
-/// As the first process of a container, which gets every process that has lost its parent.
+/// `lock` as the first process of a container, which gets every process that has lost its parent.
 const FIRST: &str =
     "import ctypes, os, sys\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\nos.execv(sys.argv[1], sys.argv[1:])";
 
 #[test]
 fn processes_that_lost_their_parent_are_waited_for_while_the_command_runs() {
     let bench = Bench::new();
-    // Ten that end at once, without a parent; then it is looked how many of them were not waited for.
+    // Ten processes without a parent end at once; then the script counts those that were not waited for.
     let script = "for n in 1 2 3 4 5 6 7 8 9 10; do (sh -c 'echo $$ >> ended' &); done; \
         while [ $(wc -l < ended) -lt 10 ]; do sleep 0.01; done; \
         for n in $(seq 100); do left=0; \
@@ -179,7 +179,7 @@ fn a_signal_that_is_blocked_from_the_start_is_heard_all_the_same() {
         command.args(usual.get_args().skip(1)).current_dir(bench.site.folder.path()).stdin(Stdio::null());
         Lock::start(command)
     };
-    // The command inherits it, and its end is noticed; and a lost lease ends it.
+    // The command inherits the blocked signal; `lock` notices its end, and a lost lease ends it.
     assert_eq!(blocking(&[], "exit 5").end().0, Some(5));
     let mut lock = blocking(&["--grace", "100"], "echo up; while :; do sleep 0.05; done");
     assert_eq!(lock.line(), "up");
@@ -195,8 +195,8 @@ fn a_signal_that_is_blocked_from_the_start_is_heard_all_the_same() {
     assert!(!bench.path("ran").exists());
 }
 
-/// The command has inherited that TERM is blocked. It never hears the one that is passed on. (A shell may clear the mask
-/// when it waits for a child, so this is none.)
+/// The command has inherited that TERM is blocked, so it never gets the TERM that `lock` passes on. (A shell may clear
+/// the mask when it waits for a child, so this command is not a shell.)
 #[test]
 fn a_signal_that_is_blocked_from_the_start_ends_a_command_that_runs() {
     let bench = Bench::new();
@@ -215,7 +215,7 @@ fn a_signal_that_is_blocked_from_the_start_ends_a_command_that_runs() {
     assert!(said.contains("SIGTERM, which was blocked when fencegate started"), "{said}");
     assert!(!is_alive(&pid));
     assert_eq!(bench.state(), "released");
-    // A command that waits for the signal itself has its own time to end in, and its own code.
+    // A command that waits for the signal itself has its own time to end, and its own code.
     let waits = "import signal; print('up', flush=True); signal.sigwait([signal.SIGTERM]); raise SystemExit(6)";
     let mut lock = blocking("60000", &format!("exec python3 -c \"{waits}\""));
     assert_eq!(lock.line(), "up");

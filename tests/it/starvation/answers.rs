@@ -1,5 +1,5 @@
-//! An HTTP/2 client that does not take its answer: its stream is reset, and the other streams of its connection, which may be
-//! other clients' behind one proxy, go on.
+//! An HTTP/2 client that does not take its answer: its stream is reset, and the other streams of its connection go on.
+//! Behind a proxy, these may belong to other clients.
 
 use ::h2::Reason;
 
@@ -10,7 +10,7 @@ use crate::support::{
     until,
 };
 
-/// The head of a GET on a stream of its own.
+/// The head of a GET on a separate stream.
 fn get(h2: &mut RawH2, stream: u32, store: &str) {
     let head =
         [(":method", "GET"), (":scheme", "http"), (":authority", "store"), (":path", "/users/x"), ("x-store", store)];
@@ -29,14 +29,14 @@ fn an_answer_that_is_not_taken_does_not_break_off_the_writes_beside_it() {
     let mut write = h2.begin("PUT", "/users/1", &length);
     write.send(&[b'v'; 100_000], false);
     until("the beginning of the write is at the store", || bench.store.saw("begun") == 2);
-    // The answer has lain for 35 s then, of 30 s at most, and the write has paused for 15 s.
+    // By then the answer has waited for 35 s of at most 30 s, and the write has paused for 15 s.
     bench.gate.clock.advance(15_000);
     let cut = read.receive().expect_err("an answer that is not taken is broken off");
     assert_eq!(cut.reason(), Some(Reason::CANCEL), "{cut}");
     write.send(&[b'v'; 100_000], true);
     assert_eq!(write.read_head(), (200, "settled".to_owned()));
     assert!(bench.gate.shows("fencegate_unknown_outcomes_total 0\n"));
-    // The connection to the store that the answer had is free.
+    // The answer's connection to the store is free again.
     until("nothing is at the store", || bench.gate.shows("fencegate_store_connections{state=\"busy\"} 0\n"));
 }
 

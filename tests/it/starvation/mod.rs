@@ -1,7 +1,7 @@
-//! A client without a token, or one holder alone, cannot stop the writes of others: connections to the store, places in the
-//! queue and connections to the gate are shared out. `room`: the gate's own connections. `shares`: those to the store, and the
-//! memory for bodies. `answers`: those of HTTP/2 that are not taken. `waits`: writes that wait for something before they are
-//! judged.
+//! A client without a token, or one holder alone, cannot stop the writes of others: connections to the store, places in
+//! the queue and connections to the gate are shared out. `room`: the gate's own connections. `shares`: those to the
+//! store, and the memory for bodies. `answers`: HTTP/2 answers that are not taken. `waits`: writes that wait before
+//! they can be judged.
 
 mod answers;
 mod room;
@@ -27,7 +27,7 @@ use crate::support::{
 
 const PATIENCE_MS: u64 = 2_000;
 
-/// A gate with so many connections to its store, and not much patience.
+/// A gate with this many connections to its store, and short timeouts.
 fn small(connections: usize) -> impl FnOnce(&mut Settings) {
     move |settings| {
         settings.store.connections_max = connections;
@@ -40,10 +40,10 @@ fn busy(bench: &Bench, count: usize) -> bool {
     bench.gate.shows(&format!("fencegate_store_connections{{state=\"busy\"}} {count}\n"))
 }
 
-/// More than the sockets on its way take up.
+/// More than the sockets between store and client can buffer.
 const LARGE: &str = "large:50000000";
 
-/// A download that nobody takes.
+/// A download whose client reads nothing.
 fn untaken(bench: &Bench) -> Conn {
     let mut conn = bench.gate.gate();
     conn.send("GET", "/users/large", &[("x-store", LARGE)], b"").unwrap();
@@ -66,7 +66,7 @@ fn downloads_that_nobody_takes_leave_room_for_writes() {
     }
 }
 
-/// The control: where there is one connection, it cannot be shared, and this test would notice.
+/// The control: a single connection cannot be shared, and this test would notice.
 #[test]
 fn one_connection_cannot_be_shared() {
     let bench = Bench::with(small(1));
@@ -81,7 +81,7 @@ fn many_reads_on_few_http_2_connections_leave_room_for_writes() {
         small(8)(settings);
         settings.store.response_timeout_ms = 60_000;
     });
-    // Each has three of the four connections at most.
+    // Each client has at most three of the four connections.
     let mut clients: Vec<H2> = (0..3).map(|_| bench.h2()).collect();
     let streams: Vec<_> = clients
         .iter_mut()
@@ -130,7 +130,7 @@ fn writes_are_served_before_reads_that_have_waited_for_longer() {
     });
     let folder = tempfile::tempdir().unwrap();
     let hold = |name: &str| format!("until:{}", folder.path().join(name).display());
-    // All four connections are held by writes to objects of their own, so that a read may have the next that is free.
+    // Writes to different objects hold all four connections, so a read may have the next one that is free.
     let mut api = bench.gate.api();
     let leases: Vec<_> = (0..4).map(|number| acquire(&mut api, &format!("o{number}"), "b", TTL)).collect();
     let mut held: Vec<Conn> = vec![];
@@ -158,7 +158,7 @@ fn writes_are_served_before_reads_that_have_waited_for_longer() {
     }
 }
 
-/// Reads that do not come to their end take none of the room for bodies.
+/// Reads that do not end take none of the room for bodies.
 #[test]
 fn reads_without_an_end_take_no_room_from_bodies() {
     let bench = Bench::with(small_room);
@@ -197,7 +197,7 @@ fn the_longest_idle_connection_makes_room_for_a_new_one() {
         assert_eq!(conn.get("/users/1").status, 200);
         bench.gate.clock.advance(1_000);
     }
-    // The first one is used again, so the second has lain idle for longest.
+    // The first one is used again, so the second has been idle longest.
     assert_eq!(idle[0].get("/users/1").status, 200);
     assert_eq!(bench.gate.gate().get("/users/1").status, 200, "a new one gets in");
     assert!(idle[1].read_line().is_err(), "the second was closed");
@@ -239,7 +239,7 @@ fn one_address_has_its_share_of_connections() {
     });
     let (crowd, other) = (Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::new(127, 0, 0, 3));
     let listens = bench.gate.running().listens;
-    // Writes: a connection that only reads would make room.
+    // The connections write: a connection that only reads would be closed for a new one.
     let hanging = format!(
         "PUT /users/1 HTTP/1.1\r\nhost: x\r\nx-store: hang\r\nfence-token: {}\r\ncontent-length: 1\r\n\r\nv",
         bench.token()

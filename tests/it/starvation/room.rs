@@ -1,4 +1,5 @@
-//! Connections to the gate that keep others out: which of them are closed for a new one, and that no write is unknown for it.
+//! Connections to the gate that keep others out: which of them are closed for a new one, and that no write becomes
+//! unknown by it.
 
 use std::{
     any::Any,
@@ -20,7 +21,7 @@ use crate::support::{
     until,
 };
 
-/// Room for 8 connections, 6 of them of one address.
+/// Room for 8 connections, 6 of them from one address.
 fn eight(settings: &mut Settings) {
     settings.gate.connections_max = 8;
     settings.gate.body_timeout_ms = 3_600_000;
@@ -31,7 +32,7 @@ fn eight_of_two_workers(settings: &mut Settings) {
     settings.gate.workers = 2;
 }
 
-/// What a connection does to last. Returns once the gate has read what it sent.
+/// Keeps a connection open in some way. Returns once the gate has read what it sent.
 type Attack = fn(&Bench) -> Box<dyn Any>;
 
 const ATTACKS: [(&str, Attack); 6] = [
@@ -68,12 +69,12 @@ const ATTACKS: [(&str, Attack); 6] = [
     }),
 ];
 
-/// What came before this on the same connection has been read.
+/// Returns once the gate has read all earlier bytes of this connection.
 fn has_been_read(h2: &mut H2) {
     assert_eq!(h2.call("GET", "/users/1", &[], b"").status, 200);
 }
 
-/// A write that may go on, and of whose body nothing has come.
+/// A write that may go on, and of whose body no bytes have come.
 fn asked_for_body(bench: &Bench, token: &str) -> Conn {
     let mut conn = bench.gate.gate();
     let head = format!(
@@ -95,7 +96,7 @@ fn requests_that_wait_for_their_client_make_room_for_others() {
                 bench.put("/users/1", &[("fence-token", bench.token())]).applied();
             }
             assert!(bench.gate.shows("fencegate_unknown_outcomes_total 0\n"), "{what}");
-            // Nothing is left in flight of those that were closed: the lease changes hands at once.
+            // No write of the closed connections is in flight: the lease changes hands at once.
             bench.release(&bench.lease);
             let next = acquire(&mut bench.gate.api(), "users", "b", TTL);
             assert_eq!(next["drain"]["unknown"], 0, "{what}");
@@ -127,7 +128,7 @@ fn an_address_gets_in_though_others_fill_the_gate_with_bodies_that_do_not_come()
     }
 }
 
-/// Those that lie idle go first, then those that wait for their client, each the longest first.
+/// Idle connections are closed first, then those that wait for their client; in both groups, the longest first.
 #[test]
 fn idle_connections_are_closed_before_those_that_wait_for_their_client() {
     let bench = Bench::with(|settings| {
@@ -144,7 +145,7 @@ fn idle_connections_are_closed_before_those_that_wait_for_their_client() {
     let mut new = bench.gate.gate();
     assert_eq!(new.get("/users/1").status, 200);
     assert!(idle.read_line().is_err(), "the idle one was closed");
-    // The new one is busy, so the next one can only have the place of one that waits.
+    // The new one is busy, so the next one can only replace a connection that waits.
     new.send("PUT", "/users/1", &[("fence-token", bench.token()), ("x-store", "hang")], b"v").unwrap();
     until("it is busy", || bench.store.saw("begun") == 3);
     assert_eq!(bench.gate.gate().get("/users/1").status, 200);
@@ -155,7 +156,7 @@ fn idle_connections_are_closed_before_those_that_wait_for_their_client() {
     }
 }
 
-/// A write that may be on its way is not cut off for others.
+/// A write that may be on its way is never cut off for others.
 #[test]
 fn writes_that_are_on_their_way_are_not_closed() {
     let bench = Bench::with(|settings| {
@@ -216,7 +217,7 @@ fn at_its_share_an_address_gives_up_its_idle_connection_on_any_worker() {
     until("the earlier ones are closed", || bench.gate.shows("fencegate_connections 1\n"));
 }
 
-/// The share of one address follows from the room that there is, which may be less than the settings say.
+/// The share of one address follows from the actual room, which may be less than in the settings.
 #[test]
 fn one_address_does_not_fill_a_room_that_open_files_make_small() {
     let site = Site::with_table();
@@ -233,7 +234,7 @@ fn one_address_does_not_fill_a_room_that_open_files_make_small() {
     assert_eq!(other.try_call("GET", "/users/1", &[], b"").unwrap().status, 502, "it was not closed for the crowd");
 }
 
-/// The longest idle one is closed whichever worker has it, and not a new one of the worker that the next one comes to.
+/// The connection that is idle longest is closed, on any worker, and not a newer one on the next client's worker.
 #[test]
 fn new_connections_are_spared_where_another_worker_has_older_ones() {
     let bench = Bench::with(|settings| {
@@ -246,7 +247,8 @@ fn new_connections_are_spared_where_another_worker_has_older_ones() {
         let line = format!("fencegate_store_response_seconds_count{{kind=\"read\"}} {reads}\n");
         until("the workers have ticked behind the last read", || bench.gate.shows(&line));
     };
-    // Which worker a connection comes to is chance: that all four rounds come to the right ones is seldom.
+    // The kernel chooses the worker of a connection. It is unlikely that all four rounds reach the right ones by
+    // chance.
     for round in 0..4 {
         let mut old: Vec<Conn> = (0..4).map(|_| bench.gate.gate()).collect();
         for conn in &mut old {

@@ -1,5 +1,5 @@
-//! Connections to the store, places in the queue and memory for bodies: what writes that nobody judges, one client and reads
-//! leave to others.
+//! Connections to the store, places in the queue and memory for bodies: what is left for others by writes that are not
+//! judged, by one client and by reads.
 
 use std::{
     io::{Read, Write},
@@ -17,7 +17,7 @@ use crate::support::{
     until,
 };
 
-/// A route for what `name` begins, beside the usual one.
+/// A route for paths under `name`, beside the usual one.
 fn route(name: &str) -> RouteSettings {
     RouteSettings {
         name: name.to_owned(),
@@ -27,7 +27,7 @@ fn route(name: &str) -> RouteSettings {
     }
 }
 
-/// Routes `/off/...` and `/audit/...`, where nobody is kept from writing, and the usual ones.
+/// Routes `/off/...` and `/audit/...`, which refuse no writes, and the usual ones.
 fn unjudged(settings: &mut Settings) {
     settings.route = vec![
         RouteSettings { mode: Mode::Off, ..route("off") },
@@ -70,7 +70,7 @@ fn writes_that_nobody_judges_leave_room_for_those_of_holders() {
     }
 }
 
-/// Bytes of bodies that may be held, and of one body.
+/// The limit on all held bodies, and on one body, in bytes.
 const HELD: usize = 1_000;
 
 pub(super) fn little_memory(settings: &mut Settings) {
@@ -78,7 +78,7 @@ pub(super) fn little_memory(settings: &mut Settings) {
     settings.gate.hold_total_bytes = HELD;
 }
 
-/// A request whose body is waited for, with room in memory for it; whether it got that.
+/// Sends a request and waits until the gate asks for its body, with room in memory. Returns whether it got that room.
 fn waits_for_body(mut stream: TcpStream, method: &str, path: &str, token: Option<&str>) -> (bool, TcpStream) {
     let token = token.map_or(String::new(), |token| format!("fence-token: {token}\r\n"));
     let head = format!(
@@ -95,7 +95,7 @@ fn connect(bench: &Bench) -> TcpStream {
     from(Ipv4Addr::LOCALHOST, bench.gate.running().listens)
 }
 
-/// How many of 20 requests get room in memory for their bodies.
+/// The number of requests, of 20, that get room in memory for their bodies.
 fn held(bench: &Bench, method: &str, path: impl Fn(usize) -> String) -> (usize, Vec<TcpStream>) {
     let all = (0..20).map(|number| waits_for_body(connect(bench), method, &path(number), None));
     let (got_it, streams): (Vec<bool>, Vec<TcpStream>) = all.unzip();
@@ -132,7 +132,7 @@ fn bodies_of_reads_leave_memory_for_those_of_writes() {
     }
 }
 
-/// A client is an address here: 127.0.0.2.
+/// Sends from 127.0.0.2: a client is an address here.
 fn uploads_of_many_objects(bench: &Bench, leases: &[Value], each: usize) -> Vec<TcpStream> {
     let mut streams = vec![];
     for lease in leases {
@@ -164,7 +164,7 @@ fn one_client_with_many_objects_leaves_room_for_the_writes_and_reads_of_others()
     }
 }
 
-/// Memory for bodies as well.
+/// The same for memory for bodies.
 #[test]
 fn bodies_of_one_client_with_many_objects_leave_memory_for_those_of_others() {
     let bench = Bench::with(little_memory);

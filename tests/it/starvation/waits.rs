@@ -1,5 +1,5 @@
-//! Writes that have to wait before they can be judged, with tokens that nobody has looked at yet: they take no memory for
-//! bodies from others, and writes that wait for one thing keep none from waiting for another.
+//! Writes that must wait before they can be judged, with tokens that were not checked yet. They take no memory for
+//! bodies from others. Writes that wait for one thing do not keep others from waiting for another thing.
 
 use std::io::Write as _;
 
@@ -23,7 +23,7 @@ fn bodies_of_writes_that_are_not_judged_yet_take_no_memory_from_those_of_holders
     for sent in ["", "begun", &"v".repeat(100)] {
         let world = World::with_settings(little_memory);
         world.put(5).applied();
-        // Nothing moves a fence from here on.
+        // From here on no fence can move.
         world.gate.table.hold_syncs();
         let head = |object| {
             format!(
@@ -40,7 +40,7 @@ fn bodies_of_writes_that_are_not_judged_yet_take_no_memory_from_those_of_holders
             .collect();
         world.gate.table.wait_for_held_sync();
         until("all of them are there", || world.gate.shows("fencegate_connections 20\n"));
-        // What came before this has been read.
+        // The gate has read all earlier bytes.
         assert_eq!(world.gate.gate().get("/users/1").status, 200);
         world.put(5).applied();
     }
@@ -57,11 +57,11 @@ fn a_write_that_waits_before_it_is_judged_is_sent_whole() {
     }
 }
 
-/// So many more than may wait, on connections of 205 streams each.
+/// This many more writes than may wait, on connections of 205 streams each.
 const CROWD: usize = 5;
 const STREAMS: usize = 205;
 
-/// Writes on streams of their own.
+/// Writes, each on its own stream.
 fn crowd(bench: &Bench, path: &str, token: &str) -> Vec<(H2, Vec<Stream>)> {
     let each = |_| {
         let mut h2 = bench.h2();
@@ -71,7 +71,7 @@ fn crowd(bench: &Bench, path: &str, token: &str) -> Vec<(H2, Vec<Stream>)> {
             stream
         });
         let streams = streams.collect();
-        // What came before this has been looked at.
+        // The gate has read all earlier requests.
         assert_eq!(h2.call("GET", "/users/1", &[], b"").status, 200);
         (h2, streams)
     };

@@ -16,7 +16,7 @@ use super::{
     run::{Ends, Lines, end_of},
 };
 
-/// An agent that runs. Killed when dropped.
+/// A running agent. Killed when dropped.
 pub struct Agent {
     pub child: Child,
     pub agent: SocketAddr,
@@ -24,7 +24,7 @@ pub struct Agent {
     folder: tempfile::TempDir,
 }
 
-/// What an agent's file begins with: free ports, and a name.
+/// The start of an agent's file: free ports, and a name.
 pub fn settings(name: &str, gate: &str, api: &str, lease: &str, more: &str) -> String {
     format!(
         "[agent]\nlisten = '127.0.0.1:0'\n[status]\nlisten = '127.0.0.1:0'\n[log]\nformat = 'json'\nlevel = 'trace'\n[gate]\nurl = '{gate}'\napi = '{api}'\nconnect_timeout_ms = 1000\n{more}\n[lease]\nholder_id = '{name}'\nttl_ms = 1000\n{lease}\n"
@@ -37,7 +37,7 @@ impl Agent {
         let (config, log) = (folder.path().join("agent.toml"), folder.path().join("log"));
         fs::write(&config, text).unwrap();
         let file = fs::File::create(&log).unwrap();
-        // Whatever runs the tests may ignore some signals.
+        // The test runner may ignore some signals.
         let mut command = Command::new("/usr/bin/env");
         command.arg("--default-signal=HUP,INT,TERM").arg(binary());
         command.args(["agent", "--config"]).arg(config).stdout(Stdio::piped()).stderr(file).stdin(Stdio::null());
@@ -52,7 +52,7 @@ impl Agent {
         Self { child, agent, status, folder }
     }
 
-    /// Starts one that must refuse to.
+    /// Starts an agent that must refuse to start.
     pub fn refused(text: &str) -> Output {
         let folder = tempfile::tempdir().unwrap();
         let config: PathBuf = folder.path().join("agent.toml");
@@ -60,7 +60,7 @@ impl Agent {
         Command::new(binary()).args(["agent", "--config"]).arg(config).ends()
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the agent has ended by itself.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {
         end_of("an agent that was stopped", &mut self.child)
@@ -82,7 +82,7 @@ impl Agent {
         self.call("PUT", path, &[])
     }
 
-    /// What the status port says of one object.
+    /// The status port's entry for one object.
     #[track_caller]
     pub fn leader(&self, object: &str) -> Value {
         Conn::open(self.status).unwrap().get(&format!("/leader?object={object}")).json()

@@ -1,4 +1,4 @@
-//! Certificates, made on the spot.
+//! Certificates, made when a test starts.
 
 use std::{fs, path::PathBuf};
 
@@ -30,7 +30,7 @@ impl Authority {
         self.sign_until(name, 4096)
     }
 
-    /// The same, for a certificate that holds until the first day of a year.
+    /// The same, for a certificate that is valid until the first day of a year.
     pub fn sign_until(&self, name: &str, year: i32) -> (PathBuf, PathBuf) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();

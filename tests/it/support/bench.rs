@@ -1,4 +1,4 @@
-//! A gate in this process with a recording store behind it in another, and one lease.
+//! A gate in this process, a recording store behind it in another process, and one lease.
 
 use fencegate::config::Settings;
 use serde_json::Value;
@@ -10,14 +10,14 @@ use super::{
     store::Store,
 };
 
-/// Where nobody listens.
+/// An address where no server listens.
 pub const AWAY: &str = "http://127.0.0.1:1";
 /// How long the bench's lease lasts.
 pub const TTL: u64 = 60_000;
-/// All the room that there is for bodies, after [`small_room`].
+/// The room for bodies after [`small_room`].
 pub const ROOM: usize = 64;
 
-/// Driven clocks jump; no connection is let go for that.
+/// Driven clocks jump; with these timeouts no connection is closed for that.
 const DAY: u64 = 86_400_000;
 
 /// Room for one body at a time: see [`Bench::fill_room`].
@@ -66,7 +66,7 @@ impl Bench {
         self.call("PUT", path, headers)
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes unchanged.
     #[track_caller]
     pub fn raw(&self, request: &[u8]) -> Answer {
         let mut conn = self.gate.gate();
@@ -79,7 +79,7 @@ impl Bench {
         H2::open(self.gate.running().listens)
     }
 
-    /// A refusal of which the store saw nothing, and which gives no secret away.
+    /// Checks a refusal: the store saw nothing, and the answer has no secret.
     #[track_caller]
     pub fn refused(&self, answer: &Answer, status: u16, code: &str) -> Value {
         let body = answer.refusal(status, code);
@@ -91,15 +91,14 @@ impl Bench {
         body
     }
 
-    /// What hyper itself turns away, since it is no HTTP: a bare 400. The store saw nothing of it.
+    /// Checks a bare 400 of hyper for bytes that are not HTTP. The store saw nothing of it.
     #[track_caller]
     pub fn turned_away(&self, answer: &Answer) {
         assert_eq!((answer.status, answer.header("fence-error")), (400, None));
         assert_eq!(self.store.saw("begun"), 0, "the store got something");
     }
 
-    /// A write of a body that takes all the room there is, and does not come to its end: no other body is
-    /// let in while the connection is open.
+    /// A write whose body takes all the room and does not end: no other body gets room while the connection is open.
     #[track_caller]
     pub fn fill_room(&self, path: &str, token: &str) -> Conn {
         let mut conn = self.gate.gate();

@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 
 use super::http::Conn;
 
-/// Where driven clocks begin.
+/// The start of driven clocks.
 pub const START: Now = Now { wall: WallMs(1_800_000_000_000), boot: BootMs(5_000_000) };
 
 pub fn key() -> TableKey {
@@ -42,7 +42,7 @@ pub fn settings() -> Settings {
     settings.api.listen.set_port(0);
     settings.ops.listen.set_port(0);
     settings.lease.ttl_ms_min = 10;
-    // Nothing lands late here, unless a test is about that.
+    // No write lands late here, unless a test is about that.
     settings.store.delivery_bound_ms = 0;
     settings.store.apply_bound_ms = 0;
     settings
@@ -60,7 +60,7 @@ impl TestGate {
         Self::on(settings, table, START)
     }
 
-    /// A gate on a table that is there, as after a restart at `now`.
+    /// A gate on an existing table, as after a restart at `now`.
     pub fn on(settings: &Settings, table: Arc<MemoryTable>, now: Now) -> Self {
         let (clock, driver) = Clock::driven(now);
         let runtime = Runtime::new().unwrap();
@@ -85,7 +85,7 @@ impl TestGate {
         Conn::open(self.running().api).unwrap()
     }
 
-    /// A connection to the gate itself, where writes go.
+    /// A connection to the gate's own port, for writes.
     pub fn gate(&self) -> Conn {
         Conn::open(self.running().listens).unwrap()
     }
@@ -94,35 +94,35 @@ impl TestGate {
         Conn::open(self.running().ops).unwrap()
     }
 
-    /// A metric's line is there.
+    /// Panics unless a metric's line is there.
     pub fn shows(&self, line: &str) -> bool {
         String::from_utf8(self.ops().get("/metrics").body).unwrap().contains(line)
     }
 
-    /// Stops it in good order and hands the table back.
+    /// Stops the gate in good order. Returns the table.
     pub fn stop(self) -> Arc<MemoryTable> {
         self.try_stop().unwrap()
     }
 
-    /// Stops it; says what was not in good order.
+    /// Stops the gate. Returns what was not in good order.
     pub fn try_stop(mut self) -> Result<Arc<MemoryTable>, &'static str> {
         let running = self.running.take().unwrap();
         self.runtime.block_on(running.stop(Duration::from_secs(10)))?;
         Ok(Arc::clone(&self.table))
     }
 
-    /// As SIGHUP does it.
+    /// Reloads settings as SIGHUP does.
     pub fn reload(&self, settings: &Settings) {
         self.runtime.block_on(self.running().reload(Ok(settings.clone()))).unwrap();
     }
 
-    /// What a crash at this moment would leave.
+    /// The table that a crash at this moment would leave.
     pub fn crash(self) -> Arc<MemoryTable> {
         Arc::new(self.table.after_a_crash())
     }
 }
 
-/// What an acquire sends.
+/// The body of an acquire.
 pub fn wanted(object: &str, holder: &str, ttl_ms: u64) -> Value {
     json!({ "object_id": object, "holder_id": holder, "ttl_ms": ttl_ms })
 }
@@ -139,7 +139,7 @@ pub fn text<'a>(value: &'a Value, name: &str) -> &'a str {
     value[name].as_str().unwrap_or_else(|| panic!("no {name} in {value}"))
 }
 
-/// What a renewal of this lease sends.
+/// The body of a renewal of this lease.
 #[track_caller]
 pub fn renewal(lease: &Value, ttl_ms: u64) -> (String, Value) {
     let path = format!("/v1/leases/{}/renew", text(lease, "lease_id"));

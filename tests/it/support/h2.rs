@@ -1,5 +1,5 @@
-//! HTTP/2 with prior knowledge: a client for what is allowed, and frames written by hand for what no
-//! client would send.
+//! HTTP/2 with prior knowledge: a client for valid requests, and frames written by hand for requests that no client
+//! would send.
 
 use std::{
     io::{Read, Write},
@@ -24,7 +24,7 @@ use super::http::Answer;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A connection; each call is a stream of its own.
+/// A connection; each call has its own stream.
 pub struct H2 {
     runtime: Runtime,
     sender: SendRequest<Bytes>,
@@ -32,16 +32,16 @@ pub struct H2 {
     widen: Arc<Notify>,
 }
 
-/// A request whose body is not over yet.
+/// A request whose body is not complete yet.
 pub struct Stream {
     response: ResponseFuture,
     body: SendStream<Bytes>,
     handle: Handle,
-    /// The answer, once its head was looked at.
+    /// The answer, after its head was read.
     begun: Option<Response<RecvStream>>,
 }
 
-/// What HTTP/2 gives a stream unless told otherwise.
+/// The window of a stream by default.
 const WINDOW: u32 = 65_535;
 
 impl H2 {
@@ -49,7 +49,7 @@ impl H2 {
         Self::with_window(address, WINDOW)
     }
 
-    /// A client that takes no byte of any answer's body, until [`Self::take_answers`].
+    /// A client that takes no byte of any answer's body until [`Self::take_answers`].
     pub fn that_takes_nothing(address: SocketAddr) -> Self {
         Self::with_window(address, 0)
     }
@@ -65,7 +65,7 @@ impl H2 {
             tokio::spawn(async move {
                 loop {
                     tokio::select! {
-                        // Whoever waits for an answer is told what went wrong.
+                        // The error also ends every call that waits for an answer.
                         _ = &mut connection => return,
                         () = told.notified() => connection.set_initial_window_size(WINDOW).unwrap(),
                     }
@@ -76,7 +76,7 @@ impl H2 {
         Self { runtime, sender, authority: address.to_string(), widen }
     }
 
-    /// From here on answers are taken.
+    /// From now on the client takes answers.
     pub fn take_answers(&self) {
         self.widen.notify_one();
     }
@@ -94,7 +94,7 @@ impl H2 {
         Stream { response, body, handle: self.runtime.handle().clone(), begun: None }
     }
 
-    /// Sends a request's head; the body is to come. A target is a path, or a whole URI.
+    /// Sends a request's head; the body follows later. A target is a path or a whole URI.
     #[track_caller]
     pub fn begin(&mut self, method: &str, target: &str, headers: &[(&str, &str)]) -> Stream {
         self.send(method, target, headers, false)
@@ -109,14 +109,14 @@ impl H2 {
         stream.receive().unwrap()
     }
 
-    /// Hangs up, whatever is going on.
+    /// Closes the connection, whatever is in progress.
     pub fn hang_up(self) {
         self.runtime.shutdown_background();
     }
 }
 
 impl Stream {
-    /// Sends a piece of the body. A stream that is over by then has been answered: [`Self::receive`] tells.
+    /// Sends a piece of the body. If the stream is already over, it has an answer: see [`Self::receive`].
     pub fn send(&mut self, body: &[u8], is_last: bool) {
         let _ = self.body.send_data(Bytes::copy_from_slice(body), is_last);
     }
@@ -128,7 +128,7 @@ impl Stream {
         let _ = self.body.send_trailers(trailers);
     }
 
-    /// Waits for the head of the answer: its status, and what it says of the outcome.
+    /// Waits for the head of the answer. Returns its status and its `Fence-Outcome`.
     #[track_caller]
     pub fn read_head(&mut self) -> (u16, String) {
         let head = async { tokio::time::timeout(PATIENCE, &mut self.response).await.expect("an answer in time") };
@@ -155,7 +155,7 @@ impl Stream {
             while let Some(piece) = incoming.data().await {
                 let piece = match piece {
                     Ok(piece) => piece,
-                    // The rest of the request is not wanted, and this is all of the answer.
+                    // NO_ERROR: the server does not want the rest of the request, and the answer is complete.
                     Err(error) if error.reason() == Some(Reason::NO_ERROR) => break,
                     Err(error) => return Err(error),
                 };
@@ -181,15 +181,15 @@ pub const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// A stream was reset because what came on it is no HTTP.
+/// The reset code for a stream that is not valid HTTP.
 pub const PROTOCOL_ERROR: u32 = 1;
-/// A stream was broken off.
+/// The reset code for a stream that was broken off.
 pub const CANCEL: u32 = 8;
 
-/// What becomes of a stream.
+/// How a stream ends.
 #[derive(Debug)]
 pub enum Outcome {
-    /// With this status, where it is one of the seven that HPACK has an entry for.
+    /// With this status, if it is one of the seven statuses in HPACK's static table.
     Answered { status: Option<u16>, body: Vec<u8> },
     /// It was reset, or its connection was.
     Ended,
@@ -246,7 +246,7 @@ impl RawH2 {
         self.stream.write_all(&frame).is_ok()
     }
 
-    /// A request's head, each field as a literal that nobody has to remember.
+    /// Sends a request's head. Each field is a literal that is not added to the HPACK table.
     pub fn send_headers(&mut self, stream: u32, fields: &[(&str, &str)], is_last: bool) {
         let mut block = vec![];
         for (name, value) in fields {
@@ -284,7 +284,7 @@ impl RawH2 {
         Some(Frame { kind: head[3], flags: head[4], stream, payload })
     }
 
-    /// Why a stream was reset; it must not be answered.
+    /// Returns why a stream was reset; panics if it was answered.
     #[track_caller]
     pub fn expect_reset(&mut self, stream: u32) -> u32 {
         loop {
@@ -296,8 +296,8 @@ impl RawH2 {
         }
     }
 
-    /// Lets the other end send so many bytes more on a stream, and waits for them. Returns why the stream was reset, if it was
-    /// before that.
+    /// Lets the other end send `bytes` more bytes on a stream, and waits for them. Fails with the reset code if the
+    /// stream was reset before.
     #[track_caller]
     pub fn take(&mut self, stream: u32, bytes: u32) -> Result<(), u32> {
         for whose in [0, stream] {
@@ -315,12 +315,12 @@ impl RawH2 {
         Ok(())
     }
 
-    /// What becomes of a stream: its answer's body, or its end without one.
+    /// Waits for the end of a stream: its answer's body, or its end without one.
     pub fn outcome(&mut self, stream: u32) -> Outcome {
         self.outcomes(&[stream]).remove(0)
     }
 
-    /// What becomes of these streams, in their order.
+    /// Waits for the ends of these streams, in their order.
     pub fn outcomes(&mut self, streams: &[u32]) -> Vec<Outcome> {
         let mut begun: Vec<(Option<u16>, Vec<u8>)> = vec![(None, vec![]); streams.len()];
         let mut outcomes: Vec<Option<Outcome>> = streams.iter().map(|_| None).collect();
@@ -358,7 +358,7 @@ impl RawH2 {
         }
     }
 
-    /// Waits until the other end says that it takes no more requests.
+    /// Waits until the other end says that it accepts no more requests.
     pub fn expect_goodbye(&mut self) {
         while self.receive().kind != GOAWAY {}
     }
@@ -378,7 +378,7 @@ impl RawH2 {
     }
 }
 
-/// The status that a block of headers begins with, where HPACK has an entry for it.
+/// The status at the start of a block of headers, if HPACK has an entry for it.
 fn status_of(block: &[u8]) -> Option<u16> {
     let entry = block.first()?.checked_sub(0x88)?;
     [200, 204, 206, 304, 400, 404, 500].get(usize::from(entry)).copied()
@@ -388,7 +388,7 @@ fn end(is_last: bool) -> u8 {
     if is_last { END_STREAM } else { 0 }
 }
 
-/// A length in HPACK, of text that is spelled out.
+/// Adds an HPACK length of a text without Huffman coding.
 fn push_length(block: &mut Vec<u8>, length: usize) {
     if length < 0x7f {
         block.push(length as u8);

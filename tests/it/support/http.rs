@@ -1,4 +1,4 @@
-//! An HTTP/1.1 client on a plain socket: nothing of fencegate's own code between test and gate.
+//! An HTTP/1.1 client on a plain socket: no fencegate code between test and gate.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -33,7 +33,7 @@ impl Answer {
         self.headers.iter().find(|(each, _)| each.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
-    /// The body, if this is the success that was expected.
+    /// The body. Panics unless the answer is the expected success.
     #[track_caller]
     pub fn expect(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", String::from_utf8_lossy(&self.body));
@@ -52,7 +52,7 @@ impl Answer {
         self.problem(status, code, "none")
     }
 
-    /// A write of which nobody knows what has become.
+    /// A write of unknown outcome.
     #[track_caller]
     pub fn unknown(&self) -> Value {
         let body = self.problem(504, "OUTCOME_UNKNOWN", "maybe");
@@ -81,7 +81,7 @@ impl Conn {
         Ok(Self { stream: BufReader::new(stream) })
     }
 
-    /// A connection that was made elsewhere.
+    /// Uses a connection that was made elsewhere.
     pub fn over(stream: TcpStream) -> Self {
         Self { stream: BufReader::new(stream) }
     }
@@ -96,21 +96,21 @@ impl Conn {
         stream.write_all(&[request.as_bytes(), body].concat())
     }
 
-    /// Reads lines of a stream until one is as wanted, but not for ever: a stream's keep-alives come more often than
-    /// the socket's own patience ends.
+    /// Reads lines of a stream until one is as wanted. The wait has an end of its own, because keep-alives come more
+    /// often than the socket's read timeout.
     #[track_caller]
     pub fn until_line(&mut self, what: &str, is_it: impl Fn(&str) -> bool) {
         super::until(what, || is_it(&self.read_line().unwrap()));
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes unchanged.
     pub fn send_raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.stream.get_mut().write_all(bytes)
     }
 
-    /// Says that nothing more will be sent; the answer can still be read.
+    /// Closes the sending half; the answer can still be read.
     pub fn close_write(&mut self) {
-        // Whoever has hung up already has answered before.
+        // An error here means that the peer has closed the connection, after it has answered.
         let _ = self.stream.get_ref().shutdown(Shutdown::Write);
     }
 
@@ -119,7 +119,7 @@ impl Conn {
         self.stream.get_ref().try_clone().unwrap()
     }
 
-    /// So many bytes, or why there are not so many.
+    /// Reads this many bytes, or says why there are fewer.
     pub fn read_exactly(&mut self, size: usize) -> std::io::Result<()> {
         self.stream.read_exact(&mut vec![0; size])
     }

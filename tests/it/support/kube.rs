@@ -1,8 +1,8 @@
 //! An API server for Leases: a fake in this process, or a real kube-apiserver 1.20 on etcd, behind one interface.
 //!
-//! [`ApiServer::start`] takes the real one where FENCEGATE_TEST_KUBE_APISERVER names the folder of its programs, as
-//! `make test-kubernetes` does, else the fake. Every call blocks; none needs a runtime around it, and each may be made
-//! inside of one. What they wait for they wait for up to a minute.
+//! [`ApiServer::start`] uses the real one if FENCEGATE_TEST_KUBE_APISERVER names the folder of its programs, as `make
+//! test-kubernetes` does, else the fake. Every call blocks. None needs a runtime around it, and each may be made inside
+//! one. Each wait ends after a minute.
 //!
 //! There are three users, each with a token and its rights ([`Who`]), and three namespaces: two that gate and
 //! candidates may work in ([`NAMESPACES`]), and one that they may not ([`OUT_OF_SIGHT`]).
@@ -14,7 +14,7 @@
 //! let token = fence_token(&lease);                           // k8s.<uid>.<leaseTransitions>
 //! until("the gate watches", || server.requests(Who::Gate, "watch") > 0);
 //! server.edit("left", "users", |spec| spec["holderIdentity"] = json!("b"));
-//! server.compact();                                          // whoever watches must list again
+//! server.compact();                                          // watchers must list again
 //! server.stop();                                             // kill -9; start_again() on the same port
 //! ```
 //!
@@ -23,8 +23,8 @@
 //!
 //! Where the two differ:
 //! - `compact`: the real one keeps recent changes in its own memory, whatever etcd forgets. So etcd is compacted and
-//!   the server is killed and started: then both have forgotten. On both, running watches break, and whoever resumes
-//!   gets 410 Expired as an ERROR event, also if there was no change to any Lease.
+//! the server is killed and started: then both have forgotten. On both, running watches break. A client that resumes a
+//! watch gets 410 Expired as an ERROR event, even if no Lease has changed.
 //! - `drop_watches` cuts all connections of the real one, and of the fake only those of watches.
 //! - `hang` stops the real one with SIGSTOP.
 //! - The fake sends a bookmark only when a watch's `timeoutSeconds` are over; the real one also once a minute.
@@ -80,7 +80,7 @@ impl Who {
         }
     }
 
-    /// What it may do with Leases; None where everything.
+    /// The verbs that it may use on Leases; None: all.
     fn verbs(self) -> Option<&'static [&'static str]> {
         match self {
             Self::Gate => Some(&["get", "list", "watch"]),
@@ -90,7 +90,7 @@ impl Who {
     }
 }
 
-/// A port of one's own, also while nobody listens on it: a socket is bound to it that never will.
+/// A port that stays reserved while no server listens on it: this socket is bound to it and never listens.
 struct Port {
     address: SocketAddr,
     _kept: socket2::Socket,
@@ -99,14 +99,14 @@ struct Port {
 impl Port {
     fn hold() -> Self {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        // Whoever listens sets this too, so both can have the port.
+        // The server sets this too, so both sockets can be bound to the port.
         socket.set_reuse_address(true).unwrap();
         socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
         Self { address: socket.local_addr().unwrap().as_socket().unwrap(), _kept: socket }
     }
 }
 
-/// What a server does, fake or real. [`ApiServer`] says what each means.
+/// The actions of a server, fake or real. [`ApiServer`] describes each.
 trait Backend: Send + Sync {
     fn address(&self) -> SocketAddr;
     fn ca_file(&self) -> Option<PathBuf>;
@@ -124,7 +124,7 @@ trait Backend: Send + Sync {
 pub struct ApiServer {
     server: Box<dyn Backend>,
     folder: tempfile::TempDir,
-    /// None only while it is dropped.
+    /// None only while the value is dropped.
     runtime: Option<Runtime>,
 }
 
@@ -133,19 +133,19 @@ pub fn leases(namespace: &str) -> String {
     format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases")
 }
 
-/// A Lease as one sends it to create it.
+/// A Lease as a client sends it to create it.
 pub fn lease(name: &str, spec: &Value) -> Value {
     json!({ "kind": "Lease", "apiVersion": "coordination.k8s.io/v1", "metadata": { "name": name }, "spec": spec })
 }
 
-/// The token that a Lease's holder shows the gate.
+/// The fence token of a Lease's holder.
 #[track_caller]
 pub fn fence_token(lease: &Value) -> String {
     let transitions = lease["spec"]["leaseTransitions"].as_u64().unwrap_or(0);
     format!("k8s.{}.{transitions}", lease["metadata"]["uid"].as_str().expect("a uid"))
 }
 
-/// Now, as a Lease has it.
+/// The present time in the format of a Lease.
 #[allow(clippy::disallowed_methods, reason = "candidates have a clock of their own")]
 pub fn micro_time() -> Value {
     json!(format!("{:.6}", jiff::Timestamp::now()))
@@ -180,37 +180,38 @@ impl ApiServer {
         format!("{scheme}://{}", self.server.address())
     }
 
-    /// What the server's certificate is signed with, if it has one.
+    /// The authority that signed the server's certificate, if it has one.
     pub fn ca_file(&self) -> Option<PathBuf> {
         self.server.ca_file()
     }
 
-    /// A file with that user's token. A test may put something else into it, and is answered 401.
+    /// A file with that user's token. If a test writes another token into it, requests get 401.
     pub fn token_file(&self, who: Who) -> PathBuf {
         self.folder.path().join(who.user())
     }
 
-    /// Kills it: its port is closed, and so are all connections.
+    /// Kills the server: its port and all connections are closed.
     pub fn stop(&self) {
         self.server.stop();
     }
 
-    /// Starts it on the same port, with what it knew.
+    /// Starts the server on the same port, with the same data.
     pub fn start_again(&self) {
         self.server.start_again();
     }
 
-    /// From now on connections are taken, and nothing is answered.
+    /// From now on the server takes connections and answers nothing.
     pub fn hang(&self) {
         self.server.hang(true);
     }
 
-    /// What waited is answered.
+    /// Answers the requests that have waited.
     pub fn resume(&self) {
         self.server.hang(false);
     }
 
-    /// The answer to the gate's next read of a Lease is held back, with what it says as of then. Not by a real one.
+    /// Holds back the answer to the gate's next read of a Lease; its content is from the time of the read. Only the
+    /// fake can do it.
     pub fn hold_next_read(&self) {
         self.server.hold_next_read(true);
     }
@@ -228,12 +229,12 @@ impl ApiServer {
         self.server.drop_watches();
     }
 
-    /// Forgets every earlier resource version: watches break, and whoever resumes gets 410.
+    /// Forgets every earlier resource version: watches break, and a client that resumes gets 410.
     pub fn compact(&self) {
         self.server.compact();
     }
 
-    /// From now on, 403 for everything that this user (not the admin) does.
+    /// From now on this user (not the admin) gets 403 for every request.
     pub fn forbid(&self, who: Who) {
         self.server.forbid(who, true);
     }
@@ -243,8 +244,8 @@ impl ApiServer {
         self.server.forbid(who, false);
     }
 
-    /// How many requests of this kind have come from a user: get, list, watch, create, update, patch, delete or
-    /// deletecollection. They count when they come, answered or not; where the real one hangs, when it reads them.
+    /// The number of requests of this kind from a user: get, list, watch, create, update, patch, delete or
+    /// deletecollection. They count when they arrive, answered or not; on a real server that hangs, when it reads them.
     pub fn requests(&self, who: Who, verb: &str) -> usize {
         self.server.requests(who, verb)
     }
@@ -255,7 +256,7 @@ impl ApiServer {
         Client { runtime, address: self.server.address(), tls, token: who.token().to_owned() }
     }
 
-    /// A Lease, if it is there.
+    /// A Lease, or `None` if there is none.
     #[track_caller]
     pub fn lease(&self, namespace: &str, name: &str) -> Option<Value> {
         let answer = self.client(Who::Admin).call("GET", &format!("{}/{name}", leases(namespace)), None);
@@ -267,7 +268,7 @@ impl ApiServer {
         self.client(Who::Admin).call("POST", &leases(namespace), Some(&lease(name, spec))).expect(201)
     }
 
-    /// Changes a Lease's spec, whoever else does meanwhile.
+    /// Changes a Lease's spec, also while other clients change it.
     #[track_caller]
     pub fn edit(&self, namespace: &str, name: &str, change: impl Fn(&mut Value)) -> Value {
         loop {
@@ -287,8 +288,8 @@ impl ApiServer {
         self.client(Who::Admin).call("DELETE", &path, None).expect(200);
     }
 
-    /// Takes or renews a Lease as client-go does: whoever had it before must have lost it. Transitions count the
-    /// changes of holder, and stay where the same one comes back.
+    /// Takes or renews a Lease as client-go does; the earlier holder must have lost it. Transitions count the changes
+    /// of holder, and stay the same if the same holder comes back.
     #[track_caller]
     pub fn take(&self, namespace: &str, name: &str, holder: &str, seconds: u32) -> Value {
         let now = micro_time();
@@ -313,7 +314,7 @@ impl ApiServer {
 
 impl Drop for ApiServer {
     fn drop(&mut self) {
-        // A test may be inside a runtime of its own, where waiting for one is not allowed.
+        // A test may run inside its own runtime, where waiting for another one is not allowed.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

@@ -1,4 +1,4 @@
-//! Lock services that people run, as they come from Debian, and a lock on each as their users take it.
+//! Real lock services, as Debian packages them, and a lock on each as its users take it.
 
 use std::{
     fs,
@@ -40,8 +40,8 @@ impl Drop for Service {
     }
 }
 
-/// A port that was free a moment ago, for services that cannot choose one. It is none of those that the system gives
-/// to whoever does not ask for a certain one, so nobody else in these tests gets it meanwhile.
+/// A port that was free a moment ago, for services that cannot choose one. It is below the range from which the system
+/// picks ports, so no other test gets it meanwhile.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -53,7 +53,7 @@ fn free_port() -> u16 {
     }
 }
 
-/// Whether someone listens there.
+/// Whether a server listens on the port.
 fn listens(port: u16) -> bool {
     let wanted = format!(":{port:04X}");
     let is_it = |line: &str| {
@@ -68,7 +68,7 @@ fn local(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
-/// Redis, with the lock of the seed: a script that counts and takes.
+/// Redis, with a lock by a script that counts and takes.
 pub struct Redis {
     service: Service,
 }
@@ -91,7 +91,7 @@ impl Redis {
         self.service.folder.path().join("redis.sock")
     }
 
-    /// What it says, where that is a number or nothing.
+    /// Redis's answer: a number, or `None` for nil.
     fn call(&self, words: &[&str]) -> Option<u64> {
         let mut stream = UnixStream::connect(self.socket()).unwrap();
         let words: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
@@ -106,18 +106,18 @@ impl Redis {
         }
     }
 
-    /// The lock's token, if nobody has it.
+    /// Takes the lock. Returns its token, or `None` if the lock is held.
     pub fn take(&self, resource: &str, ttl_ms: u64) -> Option<u64> {
         let (lock, token) = (format!("lock:{resource}"), format!("token:{resource}"));
         self.call(&["EVAL", TAKE, "2", &lock, &token, &ttl_ms.to_string()])
     }
 
-    /// Its ttl has passed: whoever has it does not any more.
+    /// Ends the lock's ttl: its holder loses the lock.
     pub fn expire(&self, resource: &str) {
         assert_eq!(self.call(&["DEL", &format!("lock:{resource}")]), Some(1), "someone had it");
     }
 
-    /// What happens to those who run it without a disk.
+    /// The data loss of a Redis that runs without a disk.
     pub fn lose_everything(&self, resource: &str) {
         self.call(&["DEL", &format!("token:{resource}")]);
         self.call(&["DEL", &format!("lock:{resource}")]);
@@ -130,10 +130,10 @@ pub struct Etcd {
     address: SocketAddr,
 }
 
-/// A lock of etcd's that someone has.
+/// A held lock of etcd.
 pub struct EtcdLock {
     lease: String,
-    /// When its key was made.
+    /// The revision that created its key.
     pub revision: u64,
 }
 
@@ -162,7 +162,7 @@ impl Etcd {
         self.try_call(path, body).unwrap_or_else(|| panic!("etcd: {path}\n{}", self.service.log()))
     }
 
-    /// Takes the lock; waits for whoever has it.
+    /// Takes the lock; waits for its present holder.
     pub fn lock(&self, name: &str) -> EtcdLock {
         let lease = self.call("/v3/lease/grant", &json!({ "TTL": "600" }))["ID"].as_str().unwrap().to_owned();
         let key = self.call("/v3/lock/lock", &json!({ "name": BASE64_STANDARD.encode(name), "lease": lease }));
@@ -171,7 +171,7 @@ impl Etcd {
         EtcdLock { lease, revision }
     }
 
-    /// Its lease is over: whoever has the lock does not any more.
+    /// Ends the lock's lease: its holder loses the lock.
     pub fn expire(&self, lock: &EtcdLock) {
         self.call("/v3/lease/revoke", &json!({ "ID": lock.lease }));
     }
@@ -232,7 +232,7 @@ impl ZooKeeper {
         Some(stream)
     }
 
-    /// Queues for the lock, as the recipe has it: a node of one's own, numbered, that goes with the session.
+    /// Queues for the lock by ZooKeeper's recipe: a separate numbered node, which is deleted with the session.
     pub fn queue(&self) -> ZooKeeperLock {
         let mut stream = self.connect().unwrap_or_else(|| panic!("no session\n{}", self.service.log()));
         let mut request = vec![];
@@ -253,7 +253,7 @@ impl ZooKeeper {
 }
 
 impl ZooKeeperLock {
-    /// Whether it is this one's turn: no node has a lower number.
+    /// Whether it is this session's turn: no node has a lower number.
     pub fn is_held(&mut self) -> bool {
         let mut request = vec![];
         request.extend(2_i32.to_be_bytes());
@@ -274,7 +274,7 @@ impl ZooKeeperLock {
         names.first() == Some(&self.name)
     }
 
-    /// The session ends, and with it the lock.
+    /// Ends the session, and with it the lock.
     pub fn expire(mut self) {
         let mut request = vec![];
         request.extend(3_i32.to_be_bytes());
@@ -306,7 +306,7 @@ fn receive(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     Ok(message)
 }
 
-/// A call and its answer: a header of 16 bytes, which must say that all is well, and what is behind it.
+/// A call and its answer: a header of 16 bytes, which must report success, and the data after it.
 fn call(stream: &mut TcpStream, request: &[u8]) -> Vec<u8> {
     send(stream, request).unwrap();
     let answer = receive(stream).unwrap();

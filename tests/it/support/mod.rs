@@ -1,4 +1,4 @@
-//! What the tests stand on.
+//! Helpers of all integration tests.
 
 pub mod agent;
 pub mod authority;
@@ -15,7 +15,7 @@ pub mod signers;
 pub mod store;
 pub mod wire;
 
-/// Waits until something shows, but not for ever.
+/// Waits until a condition holds, for a limited time.
 #[track_caller]
 #[allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a bound on waiting, not a measurement")]
 pub fn until(what: &str, mut shows: impl FnMut() -> bool) {

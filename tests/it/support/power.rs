@@ -1,4 +1,4 @@
-//! Power cuts: a process whose disk is watched, so that what was not synced can be thrown away after kill -9.
+//! Power cuts: a process whose disk is watched, so that unsynced data can be thrown away after kill -9.
 
 use std::{
     collections::HashMap,
@@ -8,7 +8,7 @@ use std::{
     sync::Mutex,
 };
 
-/// The shim that writes down what was synced, compiled once.
+/// The shim that records what was synced, compiled once.
 pub fn shim() -> PathBuf {
     static MADE: Mutex<bool> = Mutex::new(false);
     let mut is_made = MADE.lock().unwrap();
@@ -23,20 +23,20 @@ pub fn shim() -> PathBuf {
     made
 }
 
-/// What was made durable, as the shim has written it down.
+/// The shim's record of what was made durable.
 pub struct Synced {
     log: PathBuf,
-    /// Where the shim keeps files whose names were given to others.
+    /// Where the shim keeps files that a rename replaced.
     replaced: PathBuf,
 }
 
 impl Synced {
-    /// The log lies in this folder.
+    /// The log is in this folder.
     pub fn new(folder: &Path) -> Self {
         Self { log: folder.join("synced"), replaced: folder.join("replaced") }
     }
 
-    /// Has a command watched. What is in these folders when it begins is durable.
+    /// Has a command watched. The present contents of these folders count as durable.
     pub fn watch(&self, folders: &[&Path], command: &mut Command) {
         let mut known = String::new();
         for path in folders.iter().flat_map(|folder| all_files(folder)) {
@@ -49,14 +49,14 @@ impl Synced {
         command.env("LD_PRELOAD", shim()).env("CHAOS_SYNCED", &self.log).env("CHAOS_REPLACED", &self.replaced);
     }
 
-    /// Throws away what was not synced in these folders: bytes behind a file's last sync, names of new files, and
-    /// changes of names.
+    /// Throws away everything in these folders that was not synced: bytes after a file's last sync, names of new files,
+    /// and changes of names. Returns how many files and names lost something.
     pub fn cut(&self, folders: &[&Path]) -> usize {
         let mut disk = Disk::default();
         fs::read_to_string(&self.log).unwrap().lines().for_each(|line| disk.read(line));
         let mut lost = disk.undo_renames();
         for path in folders.iter().flat_map(|folder| all_files(folder)) {
-            // RocksDB never syncs its own diary, so losing that shows nothing.
+            // RocksDB never syncs its info log, so losing it proves nothing.
             let counts = usize::from(path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with("LOG")));
             let File { synced, is_named } = disk.files.get(&path).copied().unwrap_or_default();
             let size = fs::metadata(&path).unwrap().len();
@@ -72,23 +72,23 @@ impl Synced {
     }
 }
 
-/// What is durable of a file.
+/// The durable part of a file.
 #[derive(Clone, Copy, Default)]
 struct File {
-    /// Up to where.
+    /// The length up to which it was synced.
     synced: u64,
     is_named: bool,
 }
 
-/// A change of a name whose folder was not synced since.
+/// A rename whose folder was not synced since.
 struct Rename {
     from: PathBuf,
     to: PathBuf,
-    /// The file that had the name before, and where it is kept.
+    /// The file that had the name before, and where the shim keeps it.
     replaced: Option<(PathBuf, File)>,
 }
 
-/// The files by their names as the process saw them last.
+/// The files by the names that the process saw last.
 #[derive(Default)]
 struct Disk {
     files: HashMap<PathBuf, File>,
@@ -96,7 +96,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// Takes in a line of the shim's log.
+    /// Applies a line of the shim's log.
     fn read(&mut self, line: &str) {
         let (what, rest) = line.split_once(' ').unwrap();
         match what {
@@ -127,7 +127,7 @@ impl Disk {
         }
     }
 
-    /// A file or folder has another name, and what is in it with it.
+    /// Renames a file or folder, with all its contents.
     fn move_names(&mut self, from: &Path, to: &Path) {
         let moved = |path: &Path| match path.strip_prefix(from).ok()? {
             itself if itself.as_os_str().is_empty() => Some(to.to_owned()),
@@ -140,14 +140,14 @@ impl Disk {
         }
         for rename in &mut self.renames {
             rename.to = moved(&rename.to).unwrap_or_else(|| rename.to.clone());
-            // Whatever had this very name in the end was another file.
+            // An earlier file that had exactly this name was another file.
             if rename.from != from {
                 rename.from = moved(&rename.from).unwrap_or_else(|| rename.from.clone());
             }
         }
     }
 
-    /// Gives files their names back where a change was not synced, the last one first. Returns how many.
+    /// Undoes renames that were not synced, the last one first. Returns how many.
     fn undo_renames(&mut self) -> usize {
         let mut undone = 0;
         while let Some(Rename { from, to, replaced }) = self.renames.pop() {
@@ -172,7 +172,7 @@ pub fn all_files(folder: &Path) -> Vec<PathBuf> {
     entries.flat_map(|path| if path.is_dir() { all_files(&path) } else { vec![path] }).collect()
 }
 
-/// Copies a folder with all that is in it.
+/// Copies a folder with all its contents.
 pub fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     fs::set_permissions(to, fs::metadata(from).unwrap().permissions()).unwrap();

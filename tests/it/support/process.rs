@@ -13,7 +13,7 @@ use super::{
     run::{Ends, Lines, end_of},
 };
 
-/// The program as users get it.
+/// The program as users get it, without test faults.
 pub fn binary() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_fencegate"))
 }
@@ -39,7 +39,7 @@ pub struct Site {
     pub folder: tempfile::TempDir,
 }
 
-/// Without bounds on what may still land, unless a test is about them.
+/// No bounds on late writes, unless a test is about them.
 pub fn nothing_lands_late(command: &mut Command) {
     for bound in ["FENCEGATE__STORE__DELIVERY_BOUND_MS", "FENCEGATE__STORE__APPLY_BOUND_MS"] {
         if !command.get_envs().any(|(name, _)| name == bound) {
@@ -79,7 +79,7 @@ impl Site {
         fs::write(self.config(), text).unwrap();
     }
 
-    /// Runs a subcommand that takes `--config` to its end.
+    /// Runs a subcommand that takes `--config`, and waits for its end.
     pub fn run(&self, arguments: &[&str]) -> Output {
         Command::new(binary()).args(arguments).arg("--config").arg(self.config()).ends()
     }
@@ -88,13 +88,13 @@ impl Site {
         self.serve_with(Command::new(binary()))
     }
 
-    /// Serves with a command of the test's making: another binary, an environment, a wrapper.
+    /// Serves with the test's own command: another binary, an environment, a wrapper.
     pub fn serve_with(&self, mut command: Command) -> Gate {
         command.arg("serve").arg("--config").arg(self.config());
         self.spawn(command).unwrap_or_else(|(status, log)| panic!("no gate: {status}\n{log}"))
     }
 
-    /// Starts a gate that may refuse to.
+    /// Starts a gate that may refuse to start.
     pub fn spawn(&self, mut command: Command) -> Result<Gate, (ExitStatus, String)> {
         let log = self.folder.path().join("log");
         nothing_lands_late(&mut command);
@@ -119,7 +119,7 @@ impl Site {
     }
 }
 
-/// A gate that runs. Killed when dropped.
+/// A running gate. Killed when dropped.
 pub struct Gate {
     pub child: Child,
     pub gate: SocketAddr,
@@ -133,7 +133,7 @@ impl Gate {
         Conn::open(self.api).unwrap()
     }
 
-    /// A connection to the gate itself, where writes go.
+    /// A connection to the gate's own port, for writes.
     pub fn gate(&self) -> Conn {
         Conn::open(self.gate).unwrap()
     }
@@ -147,14 +147,14 @@ impl Gate {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Stops it with SIGTERM, and expects good order.
+    /// Stops the gate with SIGTERM. Panics unless it ends in good order.
     pub fn stop(mut self) {
         self.signal(rustix::process::Signal::TERM);
         let status = end_of("a gate that was stopped", &mut self.child);
         assert!(status.success(), "{status}");
     }
 
-    /// kill -9, and waits until it is gone.
+    /// Sends SIGKILL and waits for the end of the process.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         assert_eq!(self.child.wait().unwrap().signal(), Some(9));
@@ -168,12 +168,12 @@ impl Drop for Gate {
     }
 }
 
-/// What a command said on standard error.
+/// The standard error of a command.
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// What a command said on standard output.
+/// The standard output of a command.
 pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -1,4 +1,4 @@
-//! Programs that a test runs. Each wait for one has a deadline, and says what it has waited for.
+//! Programs that a test runs. Each wait for one has a deadline, and a panic names what it has waited for.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -10,12 +10,12 @@ use std::{
 
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
-/// More than any program takes that ends by itself, on a machine that is busy with other tests.
+/// More time than any program needs to end, on a machine that is busy with other tests.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What [`Command::output`] does, with a deadline.
 pub trait Ends {
-    /// Runs a command to its end: its code, and what it has said. Panics with the command where it does not end.
+    /// Runs a command to its end. Returns its status and output; panics with the command if it does not end.
     fn ends(&mut self) -> Output;
 }
 
@@ -26,7 +26,7 @@ impl Ends for Command {
     }
 }
 
-/// The same, with other words for what was waited for.
+/// The same; `what` names the program in a panic.
 #[track_caller]
 pub fn finish(what: &str, command: &mut Command) -> Output {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -57,7 +57,8 @@ pub fn end_of(what: &str, child: &mut Child) -> ExitStatus {
     let pid = Pid::from_child(child);
     let (tell, told) = mpsc::sync_channel(1);
     thread::spawn(move || {
-        // It is only looked at. One that was waited for already is no child any more, and has ended, too.
+        // NOWAIT leaves the child to `child.wait`. An error means that the child was waited for already, so it has
+        // ended, too.
         let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         let _ = tell.send(());
     });
@@ -68,7 +69,7 @@ pub fn end_of(what: &str, child: &mut Child) -> ExitStatus {
     child.wait().unwrap()
 }
 
-/// What comes out of a pipe, read by a thread of its own.
+/// The output of a pipe, read by a separate thread.
 struct Heard {
     bytes: Arc<Mutex<Vec<u8>>>,
     over: mpsc::Receiver<()>,
@@ -101,13 +102,13 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Of the program `what`, by this pipe.
+    /// Reads this pipe of the program `what`.
     pub fn of(what: &str, pipe: impl Read + Send + 'static) -> Self {
         let (tell, lines) = mpsc::sync_channel(1 << 10);
         thread::spawn(move || {
             let mut pipe = BufReader::new(pipe);
             let mut line = String::new();
-            // It is read to its end also where the test takes no more lines: a full pipe would stop the program.
+            // The pipe is read to its end even if the test takes no more lines: a full pipe would stop the program.
             while pipe.read_line(&mut line).is_ok_and(|length| length > 0) {
                 let _ = tell.send(std::mem::take(&mut line));
             }
@@ -115,7 +116,7 @@ impl Lines {
         Self { what: what.to_owned(), lines }
     }
 
-    /// The next line, with its end; `None` where the pipe is closed.
+    /// The next line, with its line end; `None` if the pipe is closed.
     #[track_caller]
     pub fn next(&self) -> Option<String> {
         match self.lines.recv_timeout(PATIENCE) {
@@ -125,7 +126,7 @@ impl Lines {
         }
     }
 
-    /// The next line that is as wanted; others are skipped. Panics with those where none comes.
+    /// The next line that is as wanted; skips others. Panics with the others if none comes.
     #[track_caller]
     pub fn find(&self, wanted: &str, is_it: impl Fn(&str) -> bool) -> String {
         let mut others = String::new();

@@ -1,4 +1,4 @@
-//! Issuers and requesters with keys of their own, and the messages that they sign.
+//! Issuers and requesters with their own keys, and the messages that they sign.
 
 use fencegate::{
     authority::{
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 pub const CLUSTER: &str = "test";
 
-/// Someone with a key.
+/// A party with a key.
 pub struct Signer {
     pub name: &'static str,
     pub key: SecretKey,
@@ -43,7 +43,7 @@ impl Signer {
         serde_json::to_value(M::of(&sign(&self.key, message.statement().unwrap()))).unwrap()
     }
 
-    /// FENCE_CERTIFICATE for the lease with this number; `over` what differs.
+    /// FENCE_CERTIFICATE for the lease with this number; `over` replaces fields.
     pub fn certificate(&self, domain: &str, lease: &str, seq: u64, time: &str, over: Value) -> Value {
         let mut message = json!({
             "type": "FENCE_CERTIFICATE", "domain": domain, "fenced_lease_id": lease, "lease_seq": seq,
@@ -54,7 +54,7 @@ impl Signer {
         self.sign::<CertificateMessage>(message)
     }
 
-    /// LEASE_GRANT; `over` what differs.
+    /// LEASE_GRANT; `over` replaces fields.
     pub fn grant(&self, domain: &str, lease: &str, seq: u64, holder: &str, times: (u64, u64), over: Value) -> Value {
         let mut message = json!({
             "type": "LEASE_GRANT", "domain": domain, "lease_id": lease, "lease_seq": seq, "holder": holder,
@@ -64,7 +64,7 @@ impl Signer {
         self.sign::<GrantMessage>(message)
     }
 
-    /// FENCE_REQUEST; `over` what differs.
+    /// FENCE_REQUEST; `over` replaces fields.
     pub fn request(&self, domain: &str, time: &str, over: Value) -> Value {
         let mut message = json!({
             "type": "FENCE_REQUEST", "domain": domain, "reason": "migration_to_perth", "requester": self.name,

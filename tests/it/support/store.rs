@@ -1,4 +1,4 @@
-//! A recording store in its own process: what it wrote down is what was applied.
+//! A recording store in its own process: its record lists the requests that it applied.
 
 use std::{
     path::Path,
@@ -24,7 +24,7 @@ impl Store {
         Self::with(&[])
     }
 
-    /// One that speaks TLS, with this certificate and its key.
+    /// A store with TLS, with this certificate and its key.
     pub fn with_tls(certificate: &Path, key: &Path) -> Self {
         Self::with(&[certificate, key])
     }
@@ -47,15 +47,15 @@ impl Store {
         self.events("applied")
     }
 
-    /// How often something has happened: a request has `begun`, the first of a `body` was there, a body
-    /// was `cut` off, an answer went `untaken`.
+    /// How often an event has happened: a request has `begun`, the first of a `body` has come, a body was `cut` off, an
+    /// answer was left `untaken`.
     pub fn saw(&self, event: &str) -> usize {
         self.events(event).len()
     }
 
     fn events(&self, wanted: &str) -> Vec<Value> {
         let text = std::fs::read_to_string(self.log.path()).unwrap();
-        // A line that is still being written is not there yet.
+        // The last line may be incomplete while the store writes it.
         let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
         lines
             .map(|line| serde_json::from_str::<Value>(line).unwrap())
@@ -63,7 +63,7 @@ impl Store {
             .collect()
     }
 
-    /// The methods and paths of what was applied.
+    /// The methods and paths of the applied requests.
     pub fn story(&self) -> Vec<String> {
         let line = |each: &Value| format!("{} {}", each["method"].as_str().unwrap(), each["path"].as_str().unwrap());
         self.applied().iter().map(line).collect()
@@ -77,7 +77,7 @@ impl Drop for Store {
     }
 }
 
-/// A write that the store has, and takes its time over.
+/// A write that the store has received and does not answer yet.
 pub struct Hung {
     writer: Conn,
     folder: tempfile::TempDir,
@@ -86,7 +86,7 @@ pub struct Hung {
 const LET_GO: &str = "let-go";
 
 impl Hung {
-    /// Sends it on this connection, and waits until the store has it.
+    /// Sends the write on this connection, and waits until the store has it.
     pub fn send(store: &Store, mut writer: Conn, path: &str, headers: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let until_file = format!("until:{}", folder.path().join(LET_GO).display());
@@ -97,7 +97,7 @@ impl Hung {
         Self { writer, folder }
     }
 
-    /// The store answers.
+    /// Lets the store answer.
     pub fn let_go(mut self) -> Answer {
         std::fs::write(self.folder.path().join(LET_GO), "").unwrap();
         self.writer.receive().unwrap()

@@ -1,4 +1,4 @@
-//! A wire between two sockets that can go wrong: answers get lost or late, or nothing comes through at all.
+//! A wire between two sockets with faults: answers get lost or late, or no bytes come through at all.
 
 use std::{
     io::{Read, Write},
@@ -12,17 +12,17 @@ use std::{
     time::Duration,
 };
 
-/// What the wire does with what comes.
+/// How the wire treats bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
     Pass,
     /// Requests get through; their answers do not.
     LosesAnswers,
-    /// Requests get through; their answers come so much later.
+    /// Requests get through; their answers come this much later.
     Late(Duration),
-    /// Connections are taken, and nothing gets through.
+    /// Connections are taken, and no bytes get through.
     Dark,
-    /// Connections are taken, and nothing gets through before the mode is another.
+    /// Connections are taken, and no bytes get through until the mode changes.
     Held,
     /// Connections are closed at once.
     Cut,
@@ -31,7 +31,7 @@ pub enum Mode {
 pub struct Wire {
     pub address: SocketAddr,
     mode: Arc<Mutex<Mode>>,
-    /// Connections so far.
+    /// The number of connections so far.
     calls: Arc<AtomicUsize>,
 }
 

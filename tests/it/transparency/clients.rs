@@ -1,4 +1,4 @@
-//! Clients that others wrote. curl is in the other files.
+//! Independent clients. curl is in the other files.
 
 use std::{io::Write, path::Path, process::Command};
 

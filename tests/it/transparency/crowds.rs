@@ -16,7 +16,7 @@ use crate::support::http::Conn;
 
 const CONNECTIONS: usize = 1_000;
 
-/// Lets this process have as many files as the system allows it.
+/// Raises this process's limit on open files to the system's maximum.
 fn allow_files(wanted: u64) {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < wanted) {
@@ -58,17 +58,17 @@ fn a_thousand_connections_at_once_get_their_own_answers_and_go_on() {
 }
 
 const H2_CONNECTIONS: usize = 40;
-/// On each of them: as many as are allowed.
+/// Streams on each connection: as many as are allowed.
 const STREAMS: usize = 256;
 const HELD: usize = 10_000;
 const TURNED_AWAY: usize = H2_CONNECTIONS * STREAMS - HELD;
 const LENGTH: usize = 16;
-/// What a held body may cost, its stream, its task and its headers included.
+/// The most memory that a held body may take, including its stream, its task and its headers.
 const COST: usize = 32 << 10;
-/// Nothing here waits for ever.
+/// Every wait here ends after this time.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What a write was told.
+/// The answer to a write.
 struct Told {
     status: u16,
     error: Option<String>,
@@ -85,7 +85,7 @@ async fn hear(response: ResponseFuture) -> Result<Told, h2::Error> {
                 body.flow_control().release_capacity(data.len())?;
                 whole.extend_from_slice(&data);
             }
-            // The gate needs no more of the request's body, and has answered.
+            // The gate has answered and needs no more of the request's body.
             Err(error) if error.reason() == Some(Reason::NO_ERROR) => break,
             Err(error) => return Err(error),
         }
@@ -93,15 +93,15 @@ async fn hear(response: ResponseFuture) -> Result<Told, h2::Error> {
     Ok(Told { status: head.status.as_u16(), error, body: whole })
 }
 
-/// Writes that have begun, and what will be heard of them.
+/// Writes that have begun, and the receiver of their answers.
 struct Begun {
     bodies: Vec<SendStream<Bytes>>,
     heard: mpsc::Receiver<(usize, Result<Told, h2::Error>)>,
-    /// A connection lasts as long as this.
+    /// They keep the connections open.
     _senders: Vec<SendRequest<Bytes>>,
 }
 
-/// Sends the heads and half the bodies of as many writes as the streams allow.
+/// Sends the heads and half of the bodies of as many writes as the streams allow.
 async fn begin(gate: SocketAddr, token: &str) -> Begun {
     let half = Bytes::from(Text::first(LENGTH / 2));
     let (tell, heard) = mpsc::channel(H2_CONNECTIONS * STREAMS);
@@ -124,7 +124,7 @@ async fn begin(gate: SocketAddr, token: &str) -> Begun {
             let tell = tell.clone();
             tokio::spawn(async move {
                 let told = hear(response).await;
-                // Nobody listens any more where the test has failed.
+                // If the test has failed, the receiver is gone.
                 let _ = tell.send((number, told)).await;
             });
         }
@@ -145,7 +145,7 @@ impl Begun {
         all
     }
 
-    /// Sends the rest of every body but these.
+    /// Sends the rest of every body except these.
     fn finish(&mut self, but: &HashSet<usize>) {
         let rest = Bytes::from(Text::first(LENGTH).split_off(LENGTH / 2));
         for (number, body) in self.bodies.iter_mut().enumerate().filter(|(number, _)| !but.contains(number)) {
@@ -157,9 +157,9 @@ impl Begun {
 #[test]
 fn ten_thousand_held_http_2_bodies_fit_the_rest_are_turned_away_and_all_room_is_given_back() {
     allow_files(1_024);
-    // Of the places in the queue, one object has five eighths.
+    // One object has five eighths of the places in the queue.
     let (streams, queue) = (STREAMS.to_string(), (2 * HELD).to_string());
-    // Of the room for bodies, three quarters.
+    // One object has three quarters of the room for bodies.
     let (hold, room) = ((HELD * LENGTH).to_string(), (HELD * LENGTH * 4).div_ceil(3).to_string());
     let line = Line::with(&[
         ("GATE__HOLD_BYTES", &hold),
@@ -171,7 +171,7 @@ fn ten_thousand_held_http_2_bodies_fit_the_rest_are_turned_away_and_all_room_is_
     let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let growth = line.growth(|| {
         let mut begun = runtime.block_on(begin(line.gate.gate, &line.token));
-        // Whoever is turned away is told so while the others are held.
+        // A write that finds no room is refused while the others are held.
         let refusals = runtime.block_on(begun.hear(TURNED_AWAY));
         for (number, Told { status, error, body }) in &refusals {
             let said = (*status, error.as_deref());
@@ -193,7 +193,7 @@ fn ten_thousand_held_http_2_bodies_fit_the_rest_are_turned_away_and_all_room_is_
     });
     assert_eq!(line.store.writes_once_each(), HELD);
     assert!(growth < (H2_CONNECTIONS * STREAMS * COST) as u64, "{} MiB more", growth >> 20);
-    // One body as large as all the room there is.
+    // One body as large as all the room.
     let answer = line.conn().call("PUT", "/users/last", &[("fence-token", &line.token)], &Text::first(HELD * LENGTH));
     settled(&answer, (HELD * LENGTH) as u64);
 }

@@ -11,7 +11,7 @@ use super::{HTTP_1, HTTP_2, Line, Text, connect, printed, settled, whole};
 use crate::support::{h2::H2, run::Ends};
 
 const PROTOCOLS: [&str; 2] = [HTTP_1, HTTP_2];
-/// What a body may have to be held; longer ones stream.
+/// The largest body that is held; longer ones stream.
 const HOLD_BYTES: usize = 65_536;
 
 #[test]
@@ -35,13 +35,13 @@ fn a_body_is_asked_for_only_once_its_write_may_go_on() {
     assert_eq!(line.store.writes_once_each(), 1);
 }
 
-/// HTTP/2 needs no 100 Continue to be told at once; curl does not wait there, so this is by another client.
+/// HTTP/2 needs no 100 Continue for an early answer. curl does not wait there, so this test uses another client.
 #[test]
 fn an_http_2_client_that_waits_with_its_body_is_told_without_it() {
     let line = Line::new();
     let mut h2 = H2::open(line.gate.gate);
     let expect = ("expect", "100-continue");
-    // Nothing of the body is ever sent.
+    // The client never sends any of the body.
     let refused = h2.begin("PUT", "/users/1", &[expect, ("content-length", "8388608")]);
     refused.receive().unwrap().refusal(428, "WRITE_UNFENCED");
     assert_eq!(line.store.writes_once_each(), 0);
@@ -62,8 +62,8 @@ fn a_refusal_reaches_an_http_2_client_that_is_still_sending() {
     let output = refused.ends();
     let said = String::from_utf8_lossy(printed(&output)).into_owned();
     assert!(said.contains("WRITE_UNFENCED") && said.ends_with(" 2 428"), "{said}");
-    // A longer one is broken off. curl may take that for a failure and forget the answer that it has
-    // got, so this is for a client that does not.
+    // A longer body is broken off. curl may treat that as a failure and forget the answer that it has got, so this test
+    // uses another client.
     let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let status = runtime.block_on(async {
         let mut sender = connect(line.gate.gate).await.ready().await.unwrap();

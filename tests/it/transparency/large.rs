@@ -6,12 +6,12 @@ use super::{HTTP_1, HTTP_2, Line, Text, printed, settled, whole};
 use crate::support::run::output_of;
 
 const GIB: u64 = 1 << 30;
-/// How much the gate may grow by.
+/// The most memory by which the gate may grow.
 const FLAT: u64 = 16 << 20;
-/// What a gate sets up once is no growth.
+/// Memory that a gate allocates once does not count as growth.
 const FIRST: u64 = 16 << 20;
 
-/// curl sends it as it comes from a pipe: nobody knows how long it will be.
+/// curl sends the body as it comes from a pipe, so its length is not known.
 fn upload(line: &Line, protocol: &str, size: u64) {
     let mut command = line.fenced_curl(protocol, "/users/1");
     command.args(["-T", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -25,7 +25,7 @@ fn upload(line: &Line, protocol: &str, size: u64) {
     assert_eq!(came["framing"], "chunked", "it was streamed, not collected");
 }
 
-/// On a plain socket, with its length said first.
+/// On a plain socket, with the length in the head.
 fn upload_of_known_length(line: &Line, size: u64) {
     let mut conn = line.conn();
     let head =

@@ -1,6 +1,6 @@
-//! But for its token, a write does not notice the gate: HTTP/1.1 and HTTP/2, bodies of any size and
-//! framing, many at once, clients that others wrote. The gate runs in its own process, so that its
-//! memory can be read; the store (`tests/store/bulk.py`) checks every byte that it gets and sends.
+//! Except for its token, a write does not notice the gate: HTTP/1.1 and HTTP/2, bodies of any size and framing, many at
+//! once, independent clients. The gate runs in its own process, so that its memory can be read; the store
+//! (`tests/store/bulk.py`) checks every byte that it gets and sends.
 //!
 //! - `large`: a gibibyte each way, with flat memory.
 //! - `crowds`: a thousand connections, ten thousand held bodies.
@@ -52,7 +52,7 @@ impl Text {
         &self.block
     }
 
-    /// Its beginning, piece by piece.
+    /// The first bytes of the text, piece by piece.
     fn each(size: u64, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         let (mut text, mut left) = (Self::new(), size);
         for number in 0..size.div_ceil(BLOCK as u64) {
@@ -63,7 +63,7 @@ impl Text {
         Ok(())
     }
 
-    /// Its beginning, all at once.
+    /// The first bytes of the text, in one piece.
     fn first(size: usize) -> Vec<u8> {
         let mut whole = Vec::with_capacity(size);
         let copied = Self::each(size as u64, |piece| {
@@ -74,7 +74,7 @@ impl Text {
         whole
     }
 
-    /// Reads to the end and compares every byte; returns how many there were.
+    /// Reads to the end and compares every byte. Returns the number of bytes.
     #[track_caller]
     fn check(mut from: impl Read) -> u64 {
         let (mut text, mut size) = (Self::new(), 0);
@@ -106,12 +106,12 @@ impl Bulk {
         Self { child, port: port.trim().parse().unwrap() }
     }
 
-    /// What it has seen, asked directly. Asking is a connection too, and is counted.
+    /// The store's counts, asked directly. This request is a connection too, and is counted.
     fn report(&self) -> Value {
         Conn::open(SocketAddr::from(([127, 0, 0, 1], self.port))).unwrap().get("/report").expect(200)
     }
 
-    /// How many writes it has applied. No path was written twice, and no byte was wrong.
+    /// The number of writes that it has applied. Panics if a path was written twice or a byte was wrong.
     #[track_caller]
     fn writes_once_each(&self) -> usize {
         let report = self.report();
@@ -130,7 +130,7 @@ impl Drop for Bulk {
     }
 }
 
-/// A slow machine is not what is tested here.
+/// Long enough for a slow machine.
 const PATIENT: [(&str, &str); 5] = [
     ("GATE__HEAD_TIMEOUT_MS", "600000"),
     ("GATE__BODY_TIMEOUT_MS", "600000"),
@@ -147,7 +147,7 @@ struct Line {
     gate: Gate,
     store: Bulk,
     token: String,
-    /// Its folder lasts as long as the gate.
+    /// The folder must live as long as the gate.
     _site: Site,
 }
 
@@ -178,7 +178,7 @@ impl Line {
         format!("http://{}{path}", self.gate.gate)
     }
 
-    /// curl, with this machine's own settings left aside.
+    /// curl, without this machine's own settings.
     fn curl(&self, protocol: &str, path: &str) -> Command {
         let mut command = Command::new("curl");
         command.args(["-q", "-sS", "--noproxy", "*", protocol]).arg(self.url(path));
@@ -192,7 +192,7 @@ impl Line {
         command
     }
 
-    /// Waits until the gate is at so many writes.
+    /// Waits until the gate has this many writes in flight.
     #[track_caller]
     fn until_under_way(&self, count: usize) {
         let line = format!("active_fenced_operations{{resource=\"default\",operation=\"put\"}} {count}\n");
@@ -201,7 +201,7 @@ impl Line {
         });
     }
 
-    /// What the kernel says of the gate's memory, in bytes.
+    /// The gate's memory in bytes, from the kernel.
     fn memory(&self, field: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.gate.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
@@ -209,9 +209,9 @@ impl Line {
         kib * 1_024
     }
 
-    /// By how much the gate's memory grows meanwhile, at most.
+    /// The most by which the gate's memory grows while `what` runs.
     fn growth(&self, what: impl FnOnce()) -> u64 {
-        // 5: the peak is forgotten.
+        // Writing 5 resets the peak.
         fs::write(format!("/proc/{}/clear_refs", self.gate.child.id()), "5").unwrap();
         let before = self.memory("VmRSS");
         what();
@@ -227,13 +227,13 @@ async fn connect(gate: SocketAddr) -> SendRequest<Bytes> {
     builder.initial_connection_window_size(1 << 24);
     let (sender, connection) = builder.handshake::<_, Bytes>(stream).await.unwrap();
     tokio::spawn(async move {
-        // What breaks it, its streams are told.
+        // An error of the connection also reaches its streams.
         let _ = connection.await;
     });
     sender
 }
 
-/// What a command printed, if it went well.
+/// The standard output of a command. Panics if the command failed.
 #[track_caller]
 fn printed(output: &Output) -> &[u8] {
     let said = || format!("{} {}{}", output.status, stderr(output), String::from_utf8_lossy(&output.stdout));
@@ -241,7 +241,7 @@ fn printed(output: &Output) -> &[u8] {
     &output.stdout
 }
 
-/// What the store says it got: so many bytes, and all of them right.
+/// Checks that the store got this many bytes, and all of them right.
 #[track_caller]
 fn whole(answer: &[u8], bytes: u64) -> Value {
     let came: Value = serde_json::from_slice(answer).unwrap_or_else(|error| panic!("{error}: {answer:?}"));
@@ -249,7 +249,7 @@ fn whole(answer: &[u8], bytes: u64) -> Value {
     came
 }
 
-/// The same of an answer that must be a settled write's.
+/// The same for the answer to a write, which must be settled.
 #[track_caller]
 fn settled(answer: &Answer, bytes: u64) -> Value {
     assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));

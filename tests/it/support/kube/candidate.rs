@@ -1,5 +1,5 @@
-//! A controller that elects its leader, in its own process: with client-go (tests/kubernetes/candidate) where
-//! `make test-kubernetes` has built it, else by a script with the same rules (tests/kubernetes/candidate.py).
+//! A controller that elects its leader, in its own process: client-go (tests/kubernetes/candidate) if `make
+//! test-kubernetes` has built it, else a script with the same rules (tests/kubernetes/candidate.py).
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use super::{super::run::end_of, ApiServer, Who};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The folder of what scripts/kube-apiserver has built, as `make test-kubernetes` says it.
+/// The folder of the programs that scripts/kube-apiserver has built, as `make test-kubernetes` names it.
 #[allow(clippy::disallowed_methods, reason = "make test-kubernetes says where it is")]
 pub fn programs() -> Option<PathBuf> {
     std::env::var_os("FENCEGATE_TEST_KUBE_APISERVER").map(PathBuf::from)
@@ -28,13 +28,13 @@ pub fn programs() -> Option<PathBuf> {
 pub struct Candidate {
     child: Child,
     events: mpsc::Receiver<Value>,
-    /// Of client-go.
+    /// The log of client-go.
     log: PathBuf,
 }
 
 impl Candidate {
-    /// One that stands for a Lease, and writes to `url`, path and all, while it leads: a lease of 2 s, and everything
-    /// else accordingly short, unless the flags say otherwise.
+    /// A candidate for a Lease. While it leads, it writes to `url` and its path. Its lease lasts 2 s, and all other
+    /// times are short too, unless the flags say otherwise.
     pub fn start(server: &ApiServer, lease: (&str, &str), identity: &str, url: &str, flags: &[&str]) -> Self {
         let mut command = match programs() {
             Some(programs) => Command::new(programs.join("candidate")),
@@ -62,7 +62,7 @@ impl Candidate {
             "--every",
             "20ms",
         ]);
-        // The last one counts.
+        // The last flag of a name counts.
         command.args(flags);
         let log = server.folder.path().join(format!("candidate-{identity}.log"));
         let stderr = fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
@@ -77,8 +77,7 @@ impl Candidate {
         Self { child, events, log }
     }
 
-    /// The next event of this kind (leader, leading, answer, error, lost, stopped) that is as wanted; others are
-    /// skipped.
+    /// The next event of this kind (leader, leading, answer, error, lost, stopped) that is as wanted. Skips others.
     #[track_caller]
     pub fn next(&self, kind: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         loop {
@@ -93,13 +92,13 @@ impl Candidate {
         }
     }
 
-    /// Waits until it leads, and says with which token.
+    /// Waits until the candidate leads. Returns its token.
     #[track_caller]
     pub fn leads(&self) -> String {
         self.next("leading", |_| true)["token"].as_str().unwrap().to_owned()
     }
 
-    /// What has come and was not asked for yet.
+    /// The events that have come and were not read yet.
     pub fn rest(&self) -> Vec<Value> {
         self.events.try_iter().collect()
     }
@@ -108,7 +107,7 @@ impl Candidate {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits until it has ended: 0 after SIGTERM, 3 where it lost its leadership.
+    /// Waits until the candidate has ended. Returns 0 after SIGTERM, 3 if it lost its leadership.
     pub fn ended(&mut self) -> ExitStatus {
         end_of("a candidate", &mut self.child)
     }

@@ -1,4 +1,4 @@
-//! A small client of the API server, fake or real: one connection per call, nothing of fencegate's own code.
+//! A small client of the API server, fake or real: one connection per call, no fencegate code.
 
 use std::{
     fs, io,
@@ -21,7 +21,7 @@ use super::super::http::Answer;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs it on that runtime and waits, also where the caller is itself inside of one.
+/// Runs a future on that runtime and waits for it, also if the caller is itself inside a runtime.
 pub fn wait_for<T: Send + 'static>(runtime: &Handle, work: impl Future<Output = T> + Send + 'static) -> T {
     let (done, waits) = mpsc::sync_channel(1);
     runtime.spawn(async move {
@@ -30,7 +30,7 @@ pub fn wait_for<T: Send + 'static>(runtime: &Handle, work: impl Future<Output = 
     waits.recv().expect("it ends without a panic")
 }
 
-/// Someone with a token.
+/// A user with a token.
 #[derive(Clone)]
 pub struct Client {
     pub runtime: Handle,
@@ -49,7 +49,7 @@ pub fn trusting(ca: &Path) -> TlsConnector {
 }
 
 impl Client {
-    /// The same, with another token.
+    /// The same client with another token.
     pub fn with_token(&self, token: &str) -> Self {
         Self { token: token.to_owned(), ..self.clone() }
     }
@@ -115,7 +115,7 @@ async fn exchange(
     sender.send_request(request).await
 }
 
-/// The events of a watch that runs. Hangs up when dropped.
+/// The events of a running watch. Closes the connection when dropped.
 pub struct Watch {
     pub status: u16,
     events: mpsc::Receiver<Value>,
@@ -123,7 +123,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// The next one; None where the server has ended it, or the connection broke.
+    /// The next event. `None` if the server has ended the watch or the connection broke.
     #[track_caller]
     #[allow(clippy::should_implement_trait, reason = "it waits, and gives up loudly")]
     pub fn next(&mut self) -> Option<Value> {

@@ -1,4 +1,4 @@
-//! A kube-apiserver in this process, on plain HTTP, for Leases and nothing else.
+//! A kube-apiserver in this process, on plain HTTP, for Leases only.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -53,7 +53,7 @@ struct Serving {
 
 struct Shared {
     state: Mutex<State>,
-    /// Moves with every revision.
+    /// Changes with every revision.
     revision: watch::Sender<u64>,
     /// Watches of an earlier round are cut off.
     round: watch::Sender<u64>,
@@ -67,7 +67,7 @@ struct Shared {
 #[derive(Clone, Copy, PartialEq)]
 enum Hold {
     None,
-    /// That of the next one.
+    /// The answer to the next read will be held back.
     Next,
     Held,
 }
@@ -161,7 +161,7 @@ impl Shared {
         outcome
     }
 
-    /// Waits while the server answers nobody.
+    /// Waits while the server answers no requests.
     async fn awake(&self) {
         let _ = self.hangs.subscribe().wait_for(|hangs| !hangs).await;
     }
@@ -206,7 +206,7 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respo
         allowed(&shared, &call)?;
         if call.verb == "watch" { watch_answer(&shared, &call) } else { act(&shared, &call, &sent) }
     });
-    // What is said is as of now, however late it is.
+    // The content is from the time of the request, however late the answer is sent.
     let holds = |hold: &mut Hold| std::mem::replace(hold, Hold::Held) == Hold::Next;
     if is_read && *shared.hold.borrow() == Hold::Next && shared.hold.send_if_modified(holds) {
         let _ = shared.hold.subscribe().wait_for(|hold| *hold == Hold::None).await;
@@ -243,7 +243,7 @@ fn read_call(request: &Request<Incoming>) -> Result<Call, Failure> {
     Ok(Call { who, verb, namespace: namespace.map(str::to_owned), name: name.map(str::to_owned), query })
 }
 
-/// As the role of whoever calls has it.
+/// The verbs that the caller's role allows.
 fn allowed(shared: &Shared, call: &Call) -> Result<(), Failure> {
     let namespace = call.namespace.as_deref().unwrap_or_default();
     let in_sight = call.who == Who::Admin || NAMESPACES.contains(&namespace);
@@ -320,11 +320,11 @@ fn selection(call: &Call) -> Result<Selection, Failure> {
     Ok(selection)
 }
 
-/// Where a watch has come to.
+/// The position of a watch.
 struct Cursor {
     shared: Arc<Shared>,
     selection: Selection,
-    /// What is there already, for whoever did not say where to begin.
+    /// The existing objects, if the caller did not say where to begin.
     first: Vec<Value>,
     after: u64,
     bookmarks: bool,
@@ -365,7 +365,7 @@ fn watch_answer(shared: &Arc<Shared>, call: &Call) -> Result<Response<Body>, Fai
 }
 
 impl Cursor {
-    /// The next line, or a cut connection; None where the watch has ended in good order.
+    /// The next line, or a cut connection. `None` if the watch has ended normally.
     async fn next(&mut self) -> Option<io::Result<Value>> {
         if self.over {
             return None;

@@ -20,7 +20,7 @@ use super::{
     client::{trusting, wait_for},
 };
 
-/// What it writes down of requests: who asks for what, when it comes.
+/// The audit policy: who sends which request, noted when it arrives.
 const AUDIT: &str = "apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [ResponseStarted, ResponseComplete, Panic]
@@ -40,7 +40,7 @@ pub struct Real {
     admin: Client,
     etcd: Child,
     server: Mutex<Option<Child>>,
-    /// Goes last, when nobody writes into it any more.
+    /// Dropped last, when no program writes into it any more.
     folder: tempfile::TempDir,
 }
 
@@ -100,7 +100,7 @@ impl Real {
         flag("etcd-servers", &format!("http://{}", self.etcd_port.address));
         flag("bind-address", "127.0.0.1");
         flag("secure-port", &self.port.address.port().to_string());
-        // Nobody asks where it is, but it insists on an address that is not loopback.
+        // No test uses this address, but the server refuses a loopback one.
         flag("advertise-address", "192.0.2.1");
         flag("endpoint-reconciler-type", "none");
         flag("service-cluster-ip-range", "10.0.0.0/24");
@@ -124,13 +124,13 @@ impl Real {
         }
         let ready = self.admin.try_call("GET", "/readyz", None).is_ok_and(|answer| answer.status == 200);
         if !ready {
-            // It needs the processor more than whoever asks.
+            // The pause leaves the processor to the server.
             wait_for(&self.admin.runtime, async { tokio::time::sleep(Duration::from_millis(50)).await });
         }
         ready
     }
 
-    /// Whether a user may read Leases there, by the server's own word.
+    /// Whether a user may read Leases there, according to the server itself.
     fn may_read(&self, who: Who, namespace: &str) -> bool {
         let attributes =
             json!({ "namespace": namespace, "verb": "get", "group": "coordination.k8s.io", "resource": "leases" });
@@ -170,7 +170,6 @@ impl Backend for Real {
         kill_process(self.pid(), if hangs { Signal::STOP } else { Signal::CONT }).unwrap();
     }
 
-    /// Its sockets are borrowed from it, and shut down.
     fn hold_next_read(&self, _: bool) {
         unreachable!("nobody can hold back one answer of a real one");
     }
@@ -179,12 +178,13 @@ impl Backend for Real {
         false
     }
 
+    /// Duplicates the server's sockets and shuts them down.
     fn drop_watches(&self) {
         let pid = self.pid();
         let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         let connections = connections_of(self.port.address.port());
         for entry in fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero())).unwrap().flatten() {
-            // One that is closed meanwhile needs nothing more.
+            // A socket that was closed meanwhile is skipped.
             let Ok(target) = fs::read_link(entry.path()) else { continue };
             if connections.iter().any(|inode| target == Path::new(&format!("socket:[{inode}]"))) {
                 let number = entry.file_name().to_str().unwrap().parse().unwrap();
@@ -218,7 +218,7 @@ impl Backend for Real {
                 });
                 self.admin.call("POST", &path, Some(&role_object("RoleBinding", who, rights))).expect(201);
             }
-            // It hears of its own roles by a watch.
+            // The server learns of its own roles by a watch.
             until("the roles count", || self.may_read(who, namespace) != forbidden);
         }
     }

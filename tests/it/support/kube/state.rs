@@ -1,12 +1,12 @@
-//! What a small kube-apiserver knows of Leases, and its rules: no sockets, no users. The rules are those of 1.20, and
-//! the tests in `kubernetes::server` run against both.
+//! The Leases of a small kube-apiserver, and its rules: no sockets, no users. The rules are those of 1.20, and the
+//! tests in `kubernetes::server` run against both.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-/// Why not, as a Status object says it.
+/// A refusal as a Status object describes it.
 #[derive(Debug)]
 pub struct Failure {
     pub code: u16,
@@ -53,7 +53,7 @@ pub struct Event {
     pub object: Value,
 }
 
-/// Which objects a list or a watch is about.
+/// The objects of a list or a watch.
 #[derive(Clone, Default)]
 pub struct Selection {
     pub namespace: Option<String>,
@@ -72,9 +72,9 @@ impl Selection {
 /// All Leases, and what has happened to them since the last compaction.
 pub struct State {
     pub namespaces: &'static [&'static str],
-    /// One counter for everything, as etcd's.
+    /// One counter for all objects, as in etcd.
     pub revision: u64,
-    /// No watch begins before it.
+    /// The oldest revision from which a watch may begin.
     pub oldest: u64,
     leases: BTreeMap<(String, String), Value>,
     events: Vec<Event>,
@@ -90,7 +90,7 @@ impl State {
         found.cloned().ok_or_else(|| Failure::missing(name))
     }
 
-    /// Those selected, each as it is when it stands alone.
+    /// The selected Leases, each in the form of a single object.
     pub fn selected(&self, selection: &Selection) -> Vec<Value> {
         self.leases.values().filter(|lease| selection.has(lease)).cloned().collect()
     }
@@ -106,7 +106,7 @@ impl State {
         json!({ "kind": "LeaseList", "apiVersion": "coordination.k8s.io/v1", "metadata": metadata, "items": items })
     }
 
-    /// The first event after a revision that is about one of those selected.
+    /// The first event after a revision that is about a selected Lease.
     pub fn next(&self, after: u64, selection: &Selection) -> Option<Event> {
         self.events.iter().find(|event| event.revision > after && selection.has(&event.object)).cloned()
     }
@@ -124,7 +124,7 @@ impl State {
         Ok(self.put("ADDED", lease))
     }
 
-    /// A new object from what was sent.
+    /// Makes a new object from the request's body.
     fn made_from(&self, namespace: &str, name: &str, sent: &Value) -> Result<Value, Failure> {
         if !self.namespaces.contains(&namespace) {
             return Err(Failure::new(404, "NotFound", format!("namespaces {namespace:?} not found")));
@@ -138,14 +138,14 @@ impl State {
         }
         let mut metadata = json!({
             "name": name, "namespace": namespace, "uid": Uuid::new_v4().to_string(),
-            // Nobody asks when.
+            // No client reads the time.
             "creationTimestamp": "2026-01-01T00:00:00Z",
         });
         copy_notes(sent, &mut metadata);
         Ok(json!({ "kind": "Lease", "apiVersion": "coordination.k8s.io/v1", "metadata": metadata, "spec": spec }))
     }
 
-    /// What was there is replaced; `may_create` where a PUT may also make it.
+    /// Replaces an object; `may_create` if a PUT may also make it.
     pub fn update(&mut self, namespace: &str, name: &str, sent: &Value, may_create: bool) -> Result<Value, Failure> {
         if sent["metadata"]["name"] != name {
             return Err(Failure::bad("the name of the object does not match the name on the URL"));
@@ -179,7 +179,7 @@ impl State {
         let mut after = before.clone();
         after["spec"] = spec;
         copy_notes(sent, &mut after["metadata"]);
-        // What changes nothing is no change.
+        // An update without a difference makes no revision.
         if after == before { Ok(before) } else { Ok(self.put("MODIFIED", after)) }
     }
 
@@ -198,7 +198,7 @@ impl State {
         Ok(json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details }))
     }
 
-    /// Everything before this instant is forgotten; there was a change elsewhere, so nobody is up to date.
+    /// Forgets everything before this instant. The revision rises, so that no watch is up to date.
     pub fn compact(&mut self) {
         self.revision += 1;
         self.oldest = self.revision;
@@ -221,7 +221,7 @@ impl State {
     }
 }
 
-/// A field of the metadata that was sent, if it says anything.
+/// A field of the sent metadata, unless it is empty.
 fn named<'a>(sent: &'a Value, field: &str) -> Option<&'a str> {
     sent["metadata"][field].as_str().filter(|text| !text.is_empty())
 }
@@ -240,7 +240,7 @@ fn copy_notes(sent: &Value, metadata: &mut Value) {
     }
 }
 
-/// The spec without what a Lease does not have, if it is one.
+/// The spec without fields that a Lease does not have. Fails if the object is no Lease.
 fn checked_spec(name: &str, sent: &Value) -> Result<Value, Failure> {
     for (field, wanted) in [("kind", "Lease"), ("apiVersion", "coordination.k8s.io/v1")] {
         if sent[field] != wanted {
@@ -276,7 +276,7 @@ fn checked_spec(name: &str, sent: &Value) -> Result<Value, Failure> {
     Ok(Value::Object(spec))
 }
 
-/// RFC 3339 with six digits behind the point: the real one takes neither more nor fewer.
+/// RFC 3339 with exactly six digits after the point, as the real server demands.
 fn is_micro_time(text: &str) -> bool {
     let digits = text.split_once('.').map_or(0, |(_, rest)| rest.bytes().take_while(u8::is_ascii_digit).count());
     digits == 6 && text.parse::<jiff::Timestamp>().is_ok()
