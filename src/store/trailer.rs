@@ -6,6 +6,8 @@
 
 use http::{HeaderMap, HeaderName, header};
 
+use crate::failpoints::{self, Fault};
+
 /// Whether a configuration may list it.
 #[must_use]
 pub fn may_be_allowed(name: &HeaderName) -> bool {
@@ -64,6 +66,9 @@ pub fn may_follow_an_answer(name: &HeaderName) -> bool {
 /// The trailers of a request that are passed on: `None` where none is left.
 #[must_use]
 pub fn pass_on(trailers: &HeaderMap, allowed: &[HeaderName]) -> Option<HeaderMap> {
+    if failpoints::on(Fault::PassTrailers) {
+        return Some(trailers.clone());
+    }
     let mut kept = HeaderMap::new();
     for name in allowed {
         for value in trailers.get_all(name) {
