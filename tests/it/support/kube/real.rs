@@ -125,7 +125,7 @@ impl Real {
         let ready = self.admin.try_call("GET", "/readyz", None).is_ok_and(|answer| answer.status == 200);
         if !ready {
             // It needs the processor more than whoever asks.
-            wait_for(&self.admin.runtime, async { tokio::time::sleep(Duration::from_millis(50)).await });
+            wait_for("a moment", &self.admin.runtime, async { tokio::time::sleep(Duration::from_millis(50)).await });
         }
         ready
     }
