@@ -16,6 +16,10 @@
 //! - [`config`] reads the environment, [`clock`] reads clocks, [`metrics`] names every metric;
 //!   nothing else does.
 
+// What counts and fuzzes drive (bench/in_memory.rs) serves unit tests, too, and knows this crate by its name.
+#[cfg(test)]
+extern crate self as fencegate;
+
 pub mod agent;
 pub mod api;
 pub mod app;

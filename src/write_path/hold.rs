@@ -175,9 +175,9 @@ impl Drop for Share {
 }
 
 /// A body that is being collected.
-pub struct Hold {
+pub struct Hold<B = Incoming> {
     /// Where the rest comes from.
-    pub body: Incoming,
+    pub body: B,
     /// What has come: most bodies come in one part.
     pub first: Bytes,
     pub parts: VecDeque<Bytes>,
@@ -216,9 +216,9 @@ impl Limits {
     }
 }
 
-impl Hold {
+impl<B: Body<Data = Bytes> + Unpin> Hold<B> {
     #[must_use]
-    pub fn new(body: Incoming, is_h2: bool) -> Self {
+    pub fn new(body: B, is_h2: bool) -> Self {
         let length = body.size_hint().exact();
         Self { body, first: Bytes::new(), parts: VecDeque::new(), size: 0, is_h2, length, outcome: None }
     }
@@ -262,19 +262,11 @@ impl Hold {
                 Some(Err(_)) => return Poll::Ready(Err(NoBody::Cut)),
                 // An HTTP/2 stream that was reset without an error ends like any other, but not whole.
                 None if self.is_h2 && !self.body.is_end_stream() => return Poll::Ready(Err(NoBody::Cut)),
-                // hyper says so itself; but what is short would be committed as a shorter write.
-                None if self.body.size_hint().exact().is_some_and(|left| left > 0) => {
-                    return Poll::Ready(Err(NoBody::Cut));
-                }
-                None if self.ends_elsewhere(client) => return Poll::Ready(Err(NoBody::Cut)),
-                None => return Poll::Ready(Ok(Held::Whole { trailers: None })),
+                None => return Poll::Ready(self.ended(None, client)),
             };
             match frame.into_data() {
                 Ok(data) => self.take(data),
-                Err(_) if self.ends_elsewhere(client) => return Poll::Ready(Err(NoBody::Cut)),
-                Err(frame) => {
-                    return Poll::Ready(Ok(Held::Whole { trailers: frame.into_trailers().ok().map(Box::new) }));
-                }
+                Err(frame) => return Poll::Ready(self.ended(frame.into_trailers().ok(), client)),
             }
             if self.size as u64 > limits.most {
                 return Poll::Ready(Err(NoBody::TooLong));
@@ -283,17 +275,19 @@ impl Hold {
                 return Poll::Ready(Ok(Held::Long));
             }
             if self.body.is_end_stream() {
-                if self.ends_elsewhere(client) {
-                    return Poll::Ready(Err(NoBody::Cut));
-                }
-                return Poll::Ready(Ok(Held::Whole { trailers: None }));
+                return Poll::Ready(self.ended(None, client));
             }
         }
     }
 
-    /// A body in chunks whose end two parsers could find in two places.
-    fn ends_elsewhere(&self, client: &Client) -> bool {
-        self.length.is_none() && !client.body_is_over()
+    /// The body has come to its end, by its decoder. It is whole if it is as long as was said: what is not would be
+    /// committed as another write. One in chunks is whole if no parser could find its end in another place.
+    fn ended(&self, trailers: Option<HeaderMap>, client: &Client) -> Result<Held, NoBody> {
+        let is_whole = match self.length {
+            Some(length) => length == self.size as u64,
+            None => client.body_is_over(),
+        };
+        if is_whole { Ok(Held::Whole { trailers: trailers.map(Box::new) }) } else { Err(NoBody::Cut) }
     }
 
     fn take(&mut self, data: Bytes) {
@@ -377,7 +371,7 @@ const DISCARD_PATIENCE: Duration = Duration::from_secs(5);
 /// Reads a refused request's body on, within bounds, and throws it away: while it is still coming, some
 /// clients cannot read their answer (HTTP/1.1: the connection would be reset under it; HTTP/2: so would
 /// the stream).
-pub fn discard(worker: &Worker, mut body: Incoming) {
+pub fn discard<B: Body<Data = Bytes> + Unpin + 'static>(worker: &Worker, mut body: B) {
     if body.is_end_stream() || worker.stopping.get() {
         return;
     }

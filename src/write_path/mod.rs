@@ -45,6 +45,9 @@ pub mod reply;
 pub mod response_body;
 pub mod upload;
 
+#[cfg(test)]
+mod untrue_bodies;
+
 use std::{
     cell::{Cell, RefCell},
     rc::Rc,
