@@ -19,6 +19,10 @@
 //!
 //! Modules import downwards only; `tests/it/layers.rs` has the order.
 
+// What counts and fuzzes drive (bench/in_memory.rs) serves unit tests, too, and knows this crate by its name.
+#[cfg(test)]
+extern crate self as fencegate;
+
 pub mod agent;
 pub mod api;
 pub mod app;

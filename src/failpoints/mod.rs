@@ -54,10 +54,24 @@ pub enum Fault {
     NoEviction,
     /// CONNECT, TRACE and upgrades are not refused.
     PassTunnels,
+    /// A body that was held is sent without its last two bytes, with a length that agrees.
+    CutBody,
+    /// A body that ends early, or comes too slowly, is taken for a whole one.
+    ShortBody,
+    /// A client's own `fence_*` fields are passed on: only those that are spelled `fence-*` are taken out.
+    PassUnderscores,
+    /// All trailers behind a body that was held are passed on.
+    PassTrailers,
+    /// A path, or a header that names another one, is taken although two servers could read it in two ways.
+    AnyPath,
+    /// The Host is not looked at.
+    AnyHost,
+    /// The Destination is not looked at: a write has one object.
+    NoDestination,
 }
 
 impl Fault {
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 29] = [
         Self::NoSync,
         Self::ForwardStale,
         Self::NoDrain,
@@ -80,6 +94,13 @@ impl Fault {
         Self::NoShares,
         Self::NoEviction,
         Self::PassTunnels,
+        Self::CutBody,
+        Self::ShortBody,
+        Self::PassUnderscores,
+        Self::PassTrailers,
+        Self::AnyPath,
+        Self::AnyHost,
+        Self::NoDestination,
     ];
 
     /// The fault's name in `FENCEGATE_TEST_FAULT`.
@@ -108,6 +129,13 @@ impl Fault {
             Self::NoShares => "no-shares",
             Self::NoEviction => "no-eviction",
             Self::PassTunnels => "pass-tunnels",
+            Self::CutBody => "cut-body",
+            Self::ShortBody => "short-body",
+            Self::PassUnderscores => "pass-underscores",
+            Self::PassTrailers => "pass-trailers",
+            Self::AnyPath => "any-path",
+            Self::AnyHost => "any-host",
+            Self::NoDestination => "no-destination",
         }
     }
 

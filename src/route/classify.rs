@@ -8,7 +8,11 @@ use std::{borrow::Cow, sync::Arc};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, header, request::Parts};
 
-use super::{External, Route, Routes, canonical, doubt::Doubt};
+use super::{
+    External, Route, Routes,
+    canonical::{self, Ambiguous, Segments},
+    doubt::Doubt,
+};
 use crate::{
     config::GateSettings,
     failpoints::{self, Fault},
@@ -152,7 +156,7 @@ pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) 
     if limits.strict && head.version == Version::HTTP_2 {
         check_edges(&head.headers)?;
     }
-    let segments = canonical::segments(head.uri.path());
+    let segments = segments_of(head.uri.path());
     if is_read(&head.method) {
         let segments = segments.ok();
         let route = segments.as_ref().and_then(|segments| routes.find(segments)).map(|(route, _)| route);
@@ -171,7 +175,8 @@ pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) 
     let (route, captures) = routes.find(&segments).ok_or_else(unmapped)?;
     let object = route.object(&captures).ok_or_else(unmapped)?;
     check_reach(&head.method, &segments, route, routes)?;
-    let second = if marks.have(Marks::DESTINATION) { destination(head, route, routes)? } else { None };
+    let has_second = marks.have(Marks::DESTINATION) && !failpoints::on(Fault::NoDestination);
+    let second = if has_second { destination(head, route, routes)? } else { None };
     let second = second.filter(|second| *second != object);
     let asks_first = marks.have(Marks::EXPECT);
     let key = if marks.have(Marks::KEY) && route.idempotency { Some(key(&head.headers)?) } else { None };
@@ -201,8 +206,16 @@ pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) 
     }))
 }
 
-/// Which of the headers that are checked here a request has, and how long all headers are. One pass finds both the
-/// headers that are always there and those that nearly never are.
+/// A path's segments, where it is read in one way only.
+fn segments_of(path: &str) -> Result<Segments<'_>, Ambiguous> {
+    if failpoints::on(Fault::AnyPath) {
+        return Ok(path.split('/').skip(1).map(Cow::Borrowed).collect());
+    }
+    canonical::segments(path)
+}
+
+/// Which headers a request has, of those that are looked at here, and how long all of them are: one pass
+/// for everything that is always, or nearly never there.
 #[derive(Clone, Copy, Default)]
 struct Marks<'a> {
     bits: u16,
@@ -360,6 +373,9 @@ fn check_tunnel(head: &Parts, marks: Marks<'_>) -> Result<(), Unfit> {
 
 /// There must be one host, and the request line must name the same one if it names any.
 fn check_host(head: &Parts, marks: Marks<'_>, is_strict: bool) -> Result<(), Unfit> {
+    if failpoints::on(Fault::AnyHost) {
+        return Ok(());
+    }
     if marks.have(Marks::HOSTS) {
         return Err(doubtful("Host", "there is more than one Host"));
     }
@@ -458,7 +474,7 @@ fn is_one_of(name: &str, names: &[&str]) -> bool {
 const REWRITE_HEADERS: [&str; 2] = ["x-original-url", "x-rewrite-url"];
 
 fn check_rewrite(marks: Marks<'_>) -> Result<(), Unfit> {
-    if marks.have(Marks::REWRITE) {
+    if marks.have(Marks::REWRITE) && !failpoints::on(Fault::AnyPath) {
         return Err(unfit(Code::PathAmbiguous, "a header names another path, which some servers would write to"));
     }
     Ok(())

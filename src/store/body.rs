@@ -11,6 +11,8 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame};
 
+use crate::failpoints::{self, Fault};
+
 /// Why a body was not sent to its end.
 pub type Cut = Box<dyn Error + Send + Sync>;
 
@@ -30,7 +32,10 @@ pub enum StoreBody {
 impl StoreBody {
     /// A body that was collected whole.
     #[must_use]
-    pub fn held(first: Bytes, parts: VecDeque<Bytes>, trailers: Option<Box<HeaderMap>>) -> Self {
+    pub fn held(mut first: Bytes, parts: VecDeque<Bytes>, trailers: Option<Box<HeaderMap>>) -> Self {
+        if failpoints::on(Fault::CutBody) {
+            first.truncate(first.len().saturating_sub(2));
+        }
         if first.is_empty() && parts.is_empty() && trailers.is_none() {
             return Self::Empty;
         }

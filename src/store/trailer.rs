@@ -6,7 +6,10 @@
 
 use http::{HeaderMap, HeaderName, header};
 
-use crate::config::GateSettings;
+use crate::{
+    config::GateSettings,
+    failpoints::{self, Fault},
+};
 
 impl GateSettings {
     /// The names of the trailers that are passed on.
@@ -85,6 +88,9 @@ pub fn may_follow_an_answer(name: &HeaderName) -> bool {
 /// The trailers of a request that are passed on; `None` where none is left.
 #[must_use]
 pub fn pass_on(trailers: &HeaderMap, allowed: &[HeaderName]) -> Option<HeaderMap> {
+    if failpoints::on(Fault::PassTrailers) {
+        return Some(trailers.clone());
+    }
     let mut kept = HeaderMap::new();
     for name in allowed {
         for value in trailers.get_all(name) {

@@ -260,7 +260,14 @@ impl Connection {
 }
 
 impl Client {
-    /// Checks a head as it came, where strict checks are on.
+    /// One that no connection belongs to.
+    #[cfg(test)]
+    pub fn of_no_connection(peer: std::net::IpAddr) -> Rc<Self> {
+        let origin = Origin::new(peer, false, crate::config::Forwarded::Off);
+        Rc::clone(&Connection::new(&Rc::new(Cell::new(BootMs(0))), 1, Peer::of(peer), origin).client)
+    }
+
+    /// Looks at a head as it came, where that is asked for.
     ///
     /// # Errors
     /// With the reason why the head could be read in two ways.

@@ -12,6 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header, request:
 use super::guard::WriteGuard;
 use crate::{
     config::Forwarded,
+    failpoints::{self, Fault},
     fence::Ttl,
     store::{
         body::StoreBody,
@@ -31,7 +32,11 @@ const PENDING: HeaderValue = HeaderValue::from_static("pending");
 const VIA: HeaderValue = HeaderValue::from_static("1.1 fencegate");
 
 fn is_fence(name: &str) -> bool {
-    matches!(name.as_bytes(), [b'f', b'e', b'n', b'c', b'e', b'-' | b'_', ..])
+    match name.as_bytes() {
+        [b'f', b'e', b'n', b'c', b'e', b'-', ..] => true,
+        [b'f', b'e', b'n', b'c', b'e', b'_', ..] => !failpoints::on(Fault::PassUnderscores),
+        _ => false,
+    }
 }
 
 /// Removes every `Fence-*` header: these are between client and gate, or gate and store. Some stores read `Fence_Seq`

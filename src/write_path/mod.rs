@@ -48,6 +48,9 @@ pub mod taking;
 pub mod upload;
 pub mod waits;
 
+#[cfg(test)]
+mod untrue_bodies;
+
 use std::{
     cell::{Cell, RefCell},
     rc::Rc,

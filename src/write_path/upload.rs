@@ -146,12 +146,12 @@ impl UploadState {
 
 /// A body on its way to the store.
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub struct Upload {
-    /// The parts that were read before the body was found too long to be held, and the room that they use.
+pub struct Upload<B: Body<Data = Bytes> + Unpin + 'static = Incoming> {
+    /// What was read before it turned out to be too long to be held, and the room it takes.
     first: VecDeque<Bytes>,
     share: Option<Share>,
-    /// `None` once the body is over.
-    rest: Option<Incoming>,
+    /// `None` once it is over.
+    rest: Option<B>,
     is_h2: bool,
     /// The client waits for a 100 Continue, which was not sent to it.
     asks_first: bool,
@@ -175,10 +175,10 @@ pub struct Upload {
 }
 
 /// What is known of a body that will be streamed.
-pub struct Stream {
+pub struct Stream<B = Incoming> {
     pub first: VecDeque<Bytes>,
     pub share: Option<Share>,
-    pub rest: Incoming,
+    pub rest: B,
     pub is_h2: bool,
     /// The whole length by the decoder, where known.
     pub length: Option<u64>,
@@ -198,9 +198,9 @@ enum Piece {
     Last(Option<Frame<Bytes>>),
 }
 
-impl Upload {
+impl<B: Body<Data = Bytes> + Unpin + 'static> Upload<B> {
     #[must_use]
-    pub fn new(stream: Stream, guard: Option<Rc<WriteGuard>>, worker: Rc<Worker>) -> (Self, Rc<UploadState>) {
+    pub fn new(stream: Stream<B>, guard: Option<Rc<WriteGuard>>, worker: Rc<Worker>) -> (Self, Rc<UploadState>) {
         let Stream { first, share, rest, is_h2, length, has_trailers, client, asks_first, limit, slowest } = stream;
         let state = Rc::new(UploadState::default());
         let upload = Self {
@@ -313,7 +313,7 @@ impl Upload {
     }
 }
 
-impl Drop for Upload {
+impl<B: Body<Data = Bytes> + Unpin + 'static> Drop for Upload<B> {
     fn drop(&mut self) {
         if let Some(rest) = self.rest.take().filter(|_| !self.asks_first) {
             discard(&self.worker, rest);
@@ -321,7 +321,7 @@ impl Drop for Upload {
     }
 }
 
-impl Body for Upload {
+impl<B: Body<Data = Bytes> + Unpin + 'static> Body for Upload<B> {
     type Data = Bytes;
     type Error = Cut;
 

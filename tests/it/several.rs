@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::support::{
     bench::Bench,
     gate::{acquire, text, wanted},
+    heard,
     http::Answer,
     until,
 };
@@ -102,7 +103,7 @@ fn both_objects_wait_for_a_write_that_is_on_its_way() {
     std::fs::write(go, "").unwrap();
     assert_eq!(conn.receive().unwrap().status, 200);
     for granted in [users, orders] {
-        assert_eq!(granted.recv().unwrap().expect(201)["drain"]["settled"], 1);
+        assert_eq!(heard("the answer to an acquire", &granted).expect(201)["drain"]["settled"], 1);
     }
 }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::support::{
     gate::{TestGate, acquire, settings, text, wanted},
+    heard,
     http::{Answer, Conn},
     until,
 };
@@ -59,7 +60,7 @@ fn waiters_are_served_in_the_order_they_came() {
         api.post("/v1/leases", &wanted("users", "pushy", 1_000)).refusal(409, "LEASE_HELD");
         release(&mut api, &held);
         api.post("/v1/leases", &wanted("users", "pushy", 1_000)).refusal(409, "LEASE_HELD");
-        held = told.recv().unwrap().expect(201);
+        held = heard("the answer to a waiting acquire", &told).expect(201);
         assert_eq!(
             (text(&held, "holder_id"), held["lease_seq"].as_u64()),
             (format!("w{n}").as_str(), Some(n as u64 + 2))
@@ -73,7 +74,7 @@ fn expiry_serves_the_first_waiter_too() {
     acquire(&mut gate.api(), "users", "first", 1_000_000);
     let told = queue(&gate, &waiting("users", "second", LONG), 1);
     gate.clock.advance(1_000_000);
-    assert_eq!(text(&told.recv().unwrap().expect(201), "holder_id"), "second");
+    assert_eq!(text(&heard("the answer to a waiting acquire", &told).expect(201), "holder_id"), "second");
 }
 
 #[test]
@@ -85,7 +86,7 @@ fn whoever_waits_goes_before_an_acquire_at_the_instant_of_expiry() {
     // The ledger's own timer and the newcomer race; the waiter wins either way.
     gate.clock.advance(50_000_000);
     api.post("/v1/leases", &wanted("users", "pushy", 1_000)).refusal(409, "LEASE_HELD");
-    assert_eq!(text(&told.recv().unwrap().expect(201), "holder_id"), "second");
+    assert_eq!(text(&heard("the answer to a waiting acquire", &told).expect(201), "holder_id"), "second");
 }
 
 #[test]
@@ -94,7 +95,7 @@ fn a_waiter_whose_time_is_up_is_told_who_holds_it() {
     acquire(&mut gate.api(), "users", "first", LONG);
     let told = queue(&gate, &waiting("users", "second", 20_000_000), 1);
     gate.clock.advance(20_000_000);
-    let refused = told.recv().unwrap().refusal(409, "LEASE_HELD");
+    let refused = heard("the answer to a waiting acquire", &told).refusal(409, "LEASE_HELD");
     assert_eq!(text(&refused, "holder_id"), "first");
     queued(&gate, 0);
 }
@@ -107,8 +108,8 @@ fn a_timeout_does_not_jump_the_queue() {
     // The time of this caller ends at the same instant as the lease.
     let hurried = queue(&gate, &waiting("users", "hurried", 5_000_000), 2);
     gate.clock.advance(5_000_000);
-    assert_eq!(text(&patient.recv().unwrap().expect(201), "holder_id"), "patient");
-    hurried.recv().unwrap().refusal(409, "LEASE_HELD");
+    assert_eq!(text(&heard("the answer to the patient acquire", &patient).expect(201), "holder_id"), "patient");
+    heard("the answer to the hurried acquire", &hurried).refusal(409, "LEASE_HELD");
 }
 
 #[test]
@@ -121,7 +122,7 @@ fn waiters_are_woken_by_the_end_of_an_earlier_runs_lease() {
     let gate = TestGate::on(&settings, table, super::support::gate::START);
     let told = queue(&gate, &waiting("users", "second", LONG), 1);
     gate.clock.advance(1_000_000);
-    assert_eq!(text(&told.recv().unwrap().expect(201), "holder_id"), "second");
+    assert_eq!(text(&heard("the answer to a waiting acquire", &told).expect(201), "holder_id"), "second");
 }
 
 #[test]
@@ -132,7 +133,7 @@ fn a_takeover_that_came_too_soon_waits_no_longer_than_it_must() {
     body["takeover"] = json!(true);
     let told = queue(&gate, &body, 1);
     gate.clock.advance(1_000);
-    assert_eq!(told.recv().unwrap().expect(201)["lease_seq"], 2);
+    assert_eq!(heard("the answer to a waiting acquire", &told).expect(201)["lease_seq"], 2);
 }
 
 #[test]
@@ -171,7 +172,7 @@ fn a_waiter_that_hangs_up_gets_no_lease() {
         // The gate may or may not have noticed this when the lease is free.
         drop(gone);
         release(&mut api, &held);
-        assert_eq!(text(&told.recv().unwrap().expect(201), "holder_id"), "patient");
+        assert_eq!(text(&heard("the answer to a waiting acquire", &told).expect(201), "holder_id"), "patient");
         queued(&gate, 0);
     }
     let listed = api.get("/v1/leases?holder_id=gone&state=held").expect(200);
@@ -187,7 +188,7 @@ fn twins_of_one_request_get_one_lease() {
     body["request_id"] = json!("r1");
     let twins = [queue(&gate, &body, 1), queue(&gate, &body, 2)];
     release(&mut api, &held);
-    let [one, two] = twins.map(|told| told.recv().unwrap().expect(201));
+    let [one, two] = twins.map(|told| heard("the answer to a waiting acquire", &told).expect(201));
     assert_eq!((&one["lease_id"], &one["fence_token"]), (&two["lease_id"], &two["fence_token"]));
 }
 

@@ -10,20 +10,18 @@ const EVIL: &str = "PUT /other/evil HTTP/1.1\r\nHost: store\r\nContent-Length: 4
 const DISGUISED: &str =
     "PUT /other/evil HTTP/1.1\r\nHost: store\r\nFence-Seq: 1\r\nFence-Object: other\r\nContent-Length: 4\r\n\r\nevil";
 
-/// A body, by its length and in chunks.
+/// A body, by its length and in chunks. One byte cannot be halved: an empty chunk would be the end.
 fn framed(body: &str) -> [(&'static str, String); 3] {
     let (first, second) = body.split_at(body.len() / 2);
+    let chunks = |parts: &[&str]| {
+        let chunk = |part: &&str| format!("{:x}\r\n{part}\r\n", part.len());
+        let parts: String = parts.iter().filter(|part| !part.is_empty()).map(chunk).collect();
+        format!("Transfer-Encoding: chunked\r\n\r\n{parts}0\r\n\r\n")
+    };
     [
         ("a length", format!("Content-Length: {}\r\n\r\n{body}", body.len())),
-        ("one chunk", format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len())),
-        (
-            "two chunks",
-            format!(
-                "Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{first}\r\n{:x}\r\n{second}\r\n0\r\n\r\n",
-                first.len(),
-                second.len()
-            ),
-        ),
+        ("one chunk", chunks(&[body])),
+        ("two chunks", chunks(&[first, second])),
     ]
 }
 
@@ -40,13 +38,13 @@ pub(super) fn cases() -> Vec<Case> {
             for method in ["DELETE", "MKCOL", "PROPFIND", "LOCK", "PURGE", "REPORT"] {
                 let line = format!("{method} /users/1");
                 cases.push(
-                    case(format!("{method} with {what} for a body, by {how}"), write(&line, &rest)).passes(&line),
+                    case(format!("{method} with {what} for a body, by {how}"), write(&line, &rest)).stores(&line, body),
                 );
             }
             for method in ["PUT", "POST", "PATCH"] {
                 let line = format!("{method} /users/1");
                 cases.push(
-                    case(format!("{method} with {what} for a body, by {how}"), write(&line, &rest)).passes(&line),
+                    case(format!("{method} with {what} for a body, by {how}"), write(&line, &rest)).stores(&line, body),
                 );
             }
         }
@@ -68,7 +66,7 @@ pub(super) fn cases() -> Vec<Case> {
             get("\r\n") + &write("PUT /users/2", "Content-Length: 1\r\n\r\nx"),
         )
         .passes("GET /users/x")
-        .passes("PUT /users/2"),
+        .stores("PUT /users/2", "x"),
         case(
             "a read with a body, and a write behind it in the same bytes",
             get("Content-Length: 1\r\n\r\nx") + &write("PUT /users/2", "Content-Length: 1\r\n\r\nx"),
@@ -94,7 +92,11 @@ pub(super) fn unread() -> Vec<Case> {
             for status in [200, 201, 204, 301, 404, 500] {
                 let line = format!("{method} /users/1");
                 let bytes = write(&line, &format!("x-store: {status}\r\n{rest}"));
-                cases.push(case(format!("{method} by {how}, answered with {status}"), bytes).answered(status, &line));
+                cases.push(
+                    case(format!("{method} by {how}, answered with {status}"), bytes)
+                        .answered(status, &line)
+                        .carrying(EVIL),
+                );
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Where a request ends: lengths that contradict each other, line ends, chunks.
 
-use super::{Case, case, caught, hold, request, write};
+use super::{Case, case, caught, caught_with, hold, request, write};
 
 fn put(rest: &str) -> String {
     write("PUT /users/1", rest)
@@ -90,7 +90,7 @@ fn codings() -> Vec<Case> {
     cases.push(case("chunked in HTTP/1.0", old).bare());
     for coding in ["chunked", "CHUNKED", " chunked", "chunked "] {
         let bytes = put(&format!("Transfer-Encoding: {coding}\r\n\r\n5\r\nvalue\r\n0\r\n\r\n"));
-        cases.push(case(format!("Transfer-Encoding: {coding:?}"), bytes).passes("PUT /users/1"));
+        cases.push(case(format!("Transfer-Encoding: {coding:?}"), bytes).stores("PUT /users/1", "value"));
     }
     cases
 }
@@ -111,8 +111,8 @@ fn lines() -> Vec<Case> {
         case("LF alone before the request line", format!("\n{whole}")).doubted(),
         case("LF alone, made up for by a space", whole.replace("store\r\n", "store \n")).doubted(),
         case("LF alone in a read", request("GET /users/x", "").replace("store\r\n", "store\n\r\n")).doubted(),
-        case("CRLF before the request line", format!("\r\n{whole}")).passes("PUT /users/1"),
-        case("two CRLF before the request line", format!("\r\n\r\n{whole}")).passes("PUT /users/1"),
+        case("CRLF before the request line", format!("\r\n{whole}")).stores("PUT /users/1", "value"),
+        case("two CRLF before the request line", format!("\r\n\r\n{whole}")).stores("PUT /users/1", "value"),
         case("CR alone behind a line", whole.replace("store\r\n", "store\r")).bare(),
         case("CR CR LF behind a line", whole.replace("store\r\n", "store\r\r\n")).bare(),
         case("a space before the request line", format!(" {whole}")).bare(),
@@ -125,8 +125,8 @@ fn lines() -> Vec<Case> {
         case("a version with two digits", whole.replacen("HTTP/1.1", "HTTP/01.1", 1)).bare(),
         case("HTTP/2.0 in a request line", whole.replacen("HTTP/1.1", "HTTP/2.0", 1)).bare(),
         case("something behind the version", whole.replacen("HTTP/1.1", "HTTP/1.1 x", 1)).bare(),
-        case("fields without a space behind their colon", whole.replace(": ", ":")).passes("PUT /users/1"),
-        case("fields with spaces around their values", whole.replace(": ", ": \t ")).passes("PUT /users/1"),
+        case("fields without a space behind their colon", whole.replace(": ", ":")).stores("PUT /users/1", "value"),
+        case("fields with spaces around their values", whole.replace(": ", ": \t ")).stores("PUT /users/1", "value"),
     ]);
     cases
 }
@@ -164,15 +164,15 @@ fn chunks() -> Vec<Case> {
         let bytes = put(&format!("Transfer-Encoding: chunked\r\n\r\n{body}"));
         cases.push(case(format!("chunks: {name}"), bytes).ends().refused(422, "BODY_UNREADABLE"));
     }
-    for (name, body) in [
-        ("one", "5\r\nvalue\r\n0\r\n\r\n"),
-        ("two", "3\r\nval\r\n2\r\nue\r\n0\r\n\r\n"),
-        ("with an extension", "5;a=b\r\nvalue\r\n0\r\n\r\n"),
-        ("with zeros before a size", "0005\r\nvalue\r\n000\r\n\r\n"),
-        ("in capitals", "A\r\n0123456789\r\n0\r\n\r\n"),
+    for (name, body, data) in [
+        ("one", "5\r\nvalue\r\n0\r\n\r\n", "value"),
+        ("two", "3\r\nval\r\n2\r\nue\r\n0\r\n\r\n", "value"),
+        ("with an extension", "5;a=b\r\nvalue\r\n0\r\n\r\n", "value"),
+        ("with zeros before a size", "0005\r\nvalue\r\n000\r\n\r\n", "value"),
+        ("in capitals", "A\r\n0123456789\r\n0\r\n\r\n", "0123456789"),
     ] {
         let bytes = put(&format!("Transfer-Encoding: chunked\r\n\r\n{body}"));
-        cases.push(case(format!("chunks: {name}"), bytes).passes("PUT /users/1"));
+        cases.push(case(format!("chunks: {name}"), bytes).stores("PUT /users/1", data));
     }
     cases
 }
@@ -184,25 +184,29 @@ fn pipelines() -> Vec<Case> {
     let get = request("GET /users/x", "\r\n");
     let evil = request("PUT /other/evil", "Content-Length: 4\r\n\r\nevil");
     let (puts, gets) = ("PUT /users/1", "GET /users/x");
+    // What stands in a chunk is data, also where it looks like a line's end.
+    let (value, data) = ("value", "va\r\nl");
     vec![
-        case("two writes", sized.clone() + &sized).passes(puts).passes(puts),
-        case("a write in chunks and another", chunked.clone() + &sized).passes(puts).passes(puts),
+        case("two writes", sized.clone() + &sized).stores(puts, value).stores(puts, value),
+        case("a write in chunks and another", chunked.clone() + &sized).stores(puts, data).stores(puts, value),
         case("writes and reads", get.clone() + &chunked + &get + &sized + &get)
             .passes(gets)
-            .passes(puts)
+            .stores(puts, data)
             .passes(gets)
-            .passes(puts)
+            .stores(puts, value)
             .passes(gets),
         case("a write without a token behind one with", sized.clone() + &evil)
-            .passes(puts)
+            .stores(puts, value)
             .refused(428, "WRITE_UNFENCED"),
         case("a write without a token behind chunks", chunked.clone() + &evil)
-            .passes(puts)
+            .stores(puts, data)
             .refused(428, "WRITE_UNFENCED"),
         case("LF alone in the second head", sized.clone() + &evil.replace("store\r\n", "store\n"))
-            .passes(puts)
+            .stores(puts, value)
             .doubted(),
-        case("LF alone behind chunks", chunked.clone() + &evil.replace("store\r\n", "store\n")).passes(puts).doubted(),
+        case("LF alone behind chunks", chunked.clone() + &evil.replace("store\r\n", "store\n"))
+            .stores(puts, data)
+            .doubted(),
         case(
             "two lengths in the second head",
             get.clone() + &sized.replace("Content-Length: 5\r\n", "Content-Length: 5\r\nContent-Length: 5\r\n") + &evil,
@@ -268,7 +272,7 @@ fn disguises() -> Vec<Case> {
         .doubted(),
         case("LF alone, in the place of another field", line).doubted(),
         case("a name twice, with others between", put("x: 1\r\ny: 2\r\nx: 3\r\nContent-Length: 5\r\n\r\nvalue"))
-            .passes("PUT /users/1"),
+            .stores("PUT /users/1", "value"),
     ]
 }
 
@@ -295,5 +299,32 @@ fn a_gate_that_is_not_strict_is_caught() {
             "a length beside chunked, in the place of another field",
             "LF alone, in the place of another field",
         ],
+    );
+}
+
+/// A body that is not the one that came.
+#[test]
+fn a_gate_that_cuts_bodies_is_caught() {
+    caught_with(
+        &cases(),
+        "cut-body",
+        &[
+            "chunks: one",
+            "chunks: in capitals",
+            "Transfer-Encoding: \"CHUNKED\"",
+            "two writes",
+            "a write in chunks and another",
+            "a name twice, with others between",
+        ],
+    );
+}
+
+/// Half a write, of which the client said that it is not whole.
+#[test]
+fn a_gate_that_takes_half_a_body_for_a_whole_one_is_caught() {
+    caught_with(
+        &cases(),
+        "short-body",
+        &["chunks: data shorter than its size", "chunks: no last chunk", "chunks: a size that is no number"],
     );
 }

@@ -2,7 +2,7 @@
 
 use fencegate::config::{ReadsBodies, RouteSettings, Settings};
 
-use super::{Play, Range, caught, hold, store::Reads};
+use super::{Play, Range, caught, caught_with, hold, judge::Sight, store::Reads};
 use crate::support::h2::{Outcome, RawH2};
 
 /// A request's fields, body and trailers, and what must come of it.
@@ -244,7 +244,8 @@ impl Play for Frames {
             }
         }
         self.compare(h2.outcome(1));
-        let sees = if let Sees(line) = self.expected { vec![line.to_owned()] } else { vec![] };
+        let body = self.body.clone().unwrap_or_default();
+        let sees = if let Sees(line) = self.expected { vec![Sight::with(line, body)] } else { vec![] };
         range.judge(&sees, &self.passes);
         range.probe();
         drop(h2);
@@ -303,7 +304,7 @@ fn behind_a_refused_stream_its_connection_goes_on() {
         ),
         "{outcomes:?}"
     );
-    range.judge(&["GET /users/2".to_owned()], &[]);
+    range.judge(&[Sight::of("GET /users/2")], &[]);
 }
 
 #[test]
@@ -333,4 +334,9 @@ fn a_gate_that_believes_every_body_to_be_read_is_caught_over_http_2() {
 fn a_gate_that_passes_a_trailer_on_is_caught_over_http_2() {
     let lists = |settings: &mut Settings| settings.gate.trailers = vec!["x-anything".to_owned()];
     caught(&cases(), lists, &["another trailer that is not listed"]);
+}
+
+#[test]
+fn a_gate_that_cuts_bodies_is_caught_over_http_2() {
+    caught_with(&cases(), "cut-body", &["a write with a body", "a listed trailer"]);
 }

@@ -9,12 +9,15 @@
 //! - `bodies`: bodies where there should be none, and what stores leave unread of them.
 //! - `framing`: lengths that contradict each other, line ends, chunks. `hosts`, `targets`, `methods`: the rest of a head.
 //! - `trailers`, `tokens`, `tunnels`. `http2`: the same over HTTP/2. `slow`: clients that take their time.
-//! - `range`: a gate between a client and such a store. `table`: all cases, by group.
+//! - `destinations`: a second path that is written.
+//! - `range`: a gate between a client and such a store. `judge`: what the store may see. `table`: all cases, by group.
 
 mod bodies;
+mod destinations;
 mod framing;
 mod hosts;
 mod http2;
+mod judge;
 mod methods;
 mod range;
 mod slow;
@@ -32,7 +35,7 @@ use std::{
 
 use fencegate::config::Settings;
 
-use self::{range::Range, store::Reads};
+use self::{judge::Sight, range::Range, store::Reads};
 use crate::support::http::{Answer, Conn};
 
 /// What is played against a gate.
@@ -57,8 +60,8 @@ struct Case {
     answers: Vec<Expected>,
     /// The connection is closed behind the answers.
     closed: bool,
-    /// `METHOD /path`, each once.
-    sees: Vec<String>,
+    /// Each once, in this order.
+    sees: Vec<Sight>,
     /// `name: value`, each once.
     trailers: Vec<String>,
 }
@@ -101,15 +104,26 @@ impl Case {
         self.answered(200, line)
     }
 
+    /// The store sees a request with this body and answers it.
+    fn stores(self, line: &str, body: impl AsRef<[u8]>) -> Self {
+        self.passes(line).carrying(body)
+    }
+
+    /// The last request that the store sees has this body.
+    fn carrying(mut self, body: impl AsRef<[u8]>) -> Self {
+        self.sees.last_mut().expect("the store sees a request").body = Some(body.as_ref().to_vec());
+        self
+    }
+
     fn answered(mut self, status: u16, line: &str) -> Self {
         self.answers.push(Expected::Store(status, line.split(' ').nth(1).unwrap().to_owned()));
-        self.sees.push(line.to_owned());
+        self.sees.push(Sight::of(line));
         self
     }
 
     /// The store sees the beginning of a request, and not its end.
     fn sees_cut(mut self, line: &str) -> Self {
-        self.sees.push(format!("CUT {line}"));
+        self.sees.push(Sight::cut(line));
         self
     }
 
@@ -230,7 +244,13 @@ fn caught<P: Play>(cases: &[P], change: impl Fn(&mut Settings), names: &[&str]) 
 /// The control with a test fault instead of a setting.
 #[track_caller]
 fn caught_with<P: Play>(cases: &[P], fault: &str, names: &[&str]) {
-    are_caught(cases, names, &|reads| Range::with_fault(reads, fault));
+    caught_with_settings(cases, fault, &[], names);
+}
+
+/// The same, with these settings in its environment.
+#[track_caller]
+fn caught_with_settings<P: Play>(cases: &[P], fault: &str, settings: &[(&str, &str)], names: &[&str]) {
+    are_caught(cases, names, &|reads| Range::with_fault(reads, fault, settings));
 }
 
 #[track_caller]

@@ -2,15 +2,16 @@
 
 use std::{net::SocketAddr, process::Command};
 
-use fencegate::{clock::Driver, config::Settings};
-use percent_encoding::percent_decode_str;
-
-use super::store::{Reads, Seen, StrictStore};
+use super::{
+    judge::{Sight, judge},
+    store::{Reads, StrictStore},
+};
 use crate::support::{
     gate::{TestGate, acquire, settings, text},
     http::Conn,
     process::{self, Site, failpoints_binary},
 };
+use fencegate::{clock::Driver, config::Settings};
 
 pub struct Range {
     pub store: StrictStore,
@@ -36,12 +37,12 @@ impl Range {
         Self::of(store, Gate::Here(gate), api)
     }
 
-    /// A gate with this fault.
-    pub fn with_fault(reads: Reads, fault: &str) -> Self {
+    /// A gate with this fault, and these settings, as the environment has them.
+    pub fn with_fault(reads: Reads, fault: &str, settings: &[(&str, &str)]) -> Self {
         let (store, site) = (StrictStore::start(reads), Site::with_table());
         site.configure(&format!("[store]\nurl = '{}'\n", store.url()));
         let mut command = Command::new(failpoints_binary());
-        command.env("FENCEGATE_TEST_FAULT", fault);
+        command.env("FENCEGATE_TEST_FAULT", fault).envs(settings.iter().copied());
         let gate = site.serve_with(command);
         let api = gate.api();
         Self::of(store, Gate::Apart(gate, site), api)
@@ -66,10 +67,11 @@ impl Range {
     }
 
     /// The clock of a gate in this process.
-    pub fn clock(&self) -> &Driver {
+    pub fn clock(&self) -> Option<&Driver> {
         match &self.gate {
-            Gate::Here(gate) => &gate.clock,
-            Gate::Apart(..) => panic!("its clock is the machine's"),
+            Gate::Here(gate) => Some(&gate.clock),
+            // Its clock is the machine's.
+            Gate::Apart(..) => None,
         }
     }
 
@@ -100,18 +102,8 @@ impl Range {
 
     /// What the store saw is what it may see, and each write of it was judged.
     #[track_caller]
-    pub fn judge(&self, sees: &[String], trailers: &[String]) {
-        let seen = self.store.take();
-        assert_eq!(lines(&seen), sees.iter().map(String::as_str).collect::<Vec<_>>(), "what the store saw");
-        for seen in &seen {
-            let is_read = ["GET ", "HEAD ", "OPTIONS ", "CUT "].iter().any(|read| seen.line.starts_with(read));
-            // The store spells the object as the path does.
-            let object = seen.line.split('/').nth(1).map(|segment| percent_decode_str(segment).decode_utf8_lossy());
-            assert!(is_read || seen.field("fence-object") == object.as_deref(), "it was not judged: {seen:?}");
-            assert_eq!(seen.field("fence-token"), None, "a token reached the store");
-        }
-        let came: Vec<&String> = seen.iter().flat_map(|seen| &seen.trailers).collect();
-        assert_eq!(came, trailers.iter().collect::<Vec<_>>(), "the trailers that the store saw");
+    pub fn judge(&self, sees: &[Sight], trailers: &[String]) {
+        judge(&self.store.take(), sees, trailers);
     }
 
     /// The next client gets its own answer.
@@ -119,7 +111,7 @@ impl Range {
     pub fn probe(&self) {
         let answer = self.conn().call("PUT", "/users/probe", &[("fence-token", self.token())], b"value");
         assert_eq!((answer.status, answer.header("x-path")), (200, Some("/users/probe")), "the next client's answer");
-        assert_eq!(lines(&self.store.take()), ["PUT /users/probe"]);
+        judge(&self.store.take(), &[Sight::with("PUT /users/probe", "value")], &[]);
     }
 
     #[track_caller]
@@ -127,10 +119,6 @@ impl Range {
         let late = self.store.take();
         assert!(late.is_empty(), "the store saw later: {late:?}");
     }
-}
-
-fn lines(seen: &[Seen]) -> Vec<&str> {
-    seen.iter().map(|seen| seen.line.as_str()).collect()
 }
 
 impl Drop for Range {

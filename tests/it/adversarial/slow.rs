@@ -15,7 +15,9 @@ use std::{
 
 use fencegate::{clock::Driver, config::Settings};
 
-use super::{Expected, Play, Range, answers, caught, hold, is_closed, request, write};
+use super::{
+    Expected, Play, Range, answers, caught, caught_with_settings, hold, is_closed, judge::Sight, request, write,
+};
 use crate::support::{
     h2::{CONTINUATION, HEADERS, Outcome, RawH2},
     until,
@@ -41,7 +43,7 @@ pub(super) struct Slow {
     code: Option<&'static str>,
     /// The connection is closed in the end.
     closed: bool,
-    sees: Vec<String>,
+    sees: Vec<Sight>,
 }
 
 enum Client {
@@ -78,17 +80,25 @@ impl Slow {
 
     /// A part of it was sent.
     fn unknown(mut self) -> Self {
-        self.sees.push("CUT PUT /users/1".to_owned());
+        self.sees.push(Sight::cut("PUT /users/1"));
         self.refused(504, "OUTCOME_UNKNOWN")
     }
 
-    fn passes(mut self, line: &str) -> Self {
-        self.answers.push(Expected::Store(200, line.split(' ').nth(1).unwrap().to_owned()));
-        self.sees(line)
+    fn passes(self, line: &str) -> Self {
+        self.answered(line).sees(line)
     }
 
-    fn sees(mut self, line: &str) -> Self {
-        self.sees.push(line.to_owned());
+    fn answered(mut self, line: &str) -> Self {
+        self.answers.push(Expected::Store(200, line.split(' ').nth(1).unwrap().to_owned()));
+        self
+    }
+
+    fn sees(self, line: &str) -> Self {
+        self.sees_body(line, "")
+    }
+
+    fn sees_body(mut self, line: &str, body: &str) -> Self {
+        self.sees.push(Sight::with(line, body));
         self
     }
 }
@@ -113,7 +123,8 @@ fn heads() -> Vec<Slow> {
             write("PUT /users/1", "Content-Length: 5\r\n\r\nvalue"),
             write("PUT /users/2", &format!("{long}Content-Length: 0\r\n\r\n")),
         )
-        .passes("PUT /users/1"),
+        .answered("PUT /users/1")
+        .sees_body("PUT /users/1", "value"),
     ]
 }
 
@@ -190,7 +201,7 @@ fn answers_untaken() -> Vec<Slow> {
             "the answer of a write is not taken",
             write("PUT /users/1", &format!("{large}Content-Length: 5\r\n\r\nvalue")),
         )
-        .sees("PUT /users/1"),
+        .sees_body("PUT /users/1", "value"),
         takes_nothing("refusals are not taken", refused),
     ]
 }
@@ -241,7 +252,7 @@ fn frames() -> Vec<Slow> {
     };
     let mut unknown =
         answered("half a long body", "OUTCOME_UNKNOWN", 1, |range| stalled(range, "PUT", &[], &[b'v'; 2_000]));
-    unknown.sees.push("CUT PUT /users/1".to_owned());
+    unknown.sees.push(Sight::cut("PUT /users/1"));
     vec![
         ends("silence behind the preface", open),
         ends("half a frame", |range| {
@@ -317,23 +328,25 @@ pub(super) fn cases() -> Vec<Slow> {
     heads().into_iter().chain(bodies()).chain(answers_untaken()).chain(frames()).collect()
 }
 
-/// While this lives, the gate's clock goes on.
+/// While this lives, the gate's clock goes on, where it does not do so by itself.
 struct Passing {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Passing {
-    fn new(clock: &Driver) -> Self {
-        let (clock, is_over) = (clock.clone(), Arc::<AtomicBool>::default());
+    fn new(clock: Option<&Driver>) -> Self {
+        let (clock, is_over) = (clock.cloned(), Arc::<AtomicBool>::default());
         let told = Arc::clone(&is_over);
-        let thread = thread::spawn(move || {
-            while !told.load(Ordering::Relaxed) {
-                thread::park_timeout(MOMENT);
-                clock.advance(10);
-            }
+        let thread = clock.map(|clock| {
+            thread::spawn(move || {
+                while !told.load(Ordering::Relaxed) {
+                    thread::park_timeout(MOMENT);
+                    clock.advance(10);
+                }
+            })
         });
-        Self { is_over, thread: Some(thread) }
+        Self { is_over, thread }
     }
 }
 
@@ -438,4 +451,20 @@ fn a_gate_that_takes_bodies_at_any_pace_is_caught() {
         settings.gate.pace_bytes_min = 0;
     };
     caught(&cases(), takes, &["a body, byte by byte", "chunks, byte by byte"]);
+}
+
+/// Half a write that a gate has waited for long enough.
+#[test]
+fn a_gate_that_takes_half_a_body_for_a_whole_one_is_caught() {
+    let impatient = [
+        ("FENCEGATE__GATE__BODY_TIMEOUT_MS", "150"),
+        ("FENCEGATE__GATE__PACE_BYTES_MIN", "1000"),
+        ("FENCEGATE__GATE__HOLD_BYTES", "1024"),
+    ];
+    caught_with_settings(
+        &cases(),
+        "short-body",
+        &impatient,
+        &["half a body", "half a chunk", "no last chunk", "HTTP/2: half a body"],
+    );
 }

@@ -51,7 +51,8 @@ pub struct Seen {
     /// `METHOD /path`, or `UNREADABLE ...`.
     pub line: String,
     pub fields: Vec<(String, String)>,
-    pub body: Vec<u8>,
+    /// All of it; nothing where it was not read, or not to its end.
+    pub body: Option<Vec<u8>>,
     pub trailers: Vec<String>,
 }
 
@@ -185,7 +186,7 @@ impl Server<'_> {
     fn head(&mut self) -> Option<Seen> {
         let line = self.line(true)?;
         let mut seen =
-            Seen { line: String::from_utf8_lossy(&line).into_owned(), fields: vec![], body: vec![], trailers: vec![] };
+            Seen { line: String::from_utf8_lossy(&line).into_owned(), fields: vec![], body: None, trailers: vec![] };
         let parts: Vec<&str> = seen.line.split(' ').collect();
         let is_token = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
         let [method, path, "HTTP/1.1"] = parts[..] else { return Some(unreadable(seen)) };
@@ -213,21 +214,25 @@ impl Server<'_> {
 
     fn body(&mut self, seen: &mut Seen) -> Option<()> {
         if let Some(length) = seen.field("content-length") {
-            seen.body = self.exactly(length.parse().ok()?)?;
+            seen.body = Some(self.exactly(length.parse().ok()?)?);
             return Some(());
         }
         match seen.field("transfer-encoding") {
-            None => return Some(()),
+            None => {
+                seen.body = Some(vec![]);
+                return Some(());
+            }
             Some("chunked") => {}
             Some(_) => return None,
         }
+        let mut body = vec![];
         loop {
             let size = usize::from_str_radix(&String::from_utf8(self.line(false)?).ok()?, 16).ok()?;
             if size == 0 {
                 break;
             }
             let data = self.exactly(size)?;
-            seen.body.extend_from_slice(&data);
+            body.extend_from_slice(&data);
             if !self.line(false)?.is_empty() {
                 return None;
             }
@@ -235,6 +240,7 @@ impl Server<'_> {
         loop {
             let line = self.line(false)?;
             if line.is_empty() {
+                seen.body = Some(body);
                 return Some(());
             }
             seen.trailers.push(String::from_utf8_lossy(&line).into_owned());

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, fmt::Write, fs, path::Path};
 
-use super::{Play, bodies, framing, hosts, http2, methods, slow, targets, tokens, trailers, tunnels};
+use super::{Play, bodies, destinations, framing, hosts, http2, methods, slow, targets, tokens, trailers, tunnels};
 
 /// The name of each case, and what is expected of it.
 type Rows = Vec<(String, String)>;
@@ -11,13 +11,14 @@ fn rows<P: Play>(cases: &[P]) -> Rows {
     cases.iter().map(|case| (case.name().to_owned(), case.expected())).collect()
 }
 
-fn groups() -> [(&'static str, Rows); 11] {
+fn groups() -> [(&'static str, Rows); 12] {
     [
         ("bodies", rows(&bodies::cases())),
         ("unread bodies", rows(&bodies::unread())),
         ("framing", rows(&framing::cases())),
         ("hosts", rows(&hosts::cases())),
         ("targets", rows(&targets::cases())),
+        ("destinations", rows(&destinations::cases())),
         ("methods", rows(&methods::cases())),
         ("trailers", rows(&trailers::cases())),
         ("tokens", rows(&tokens::cases())),

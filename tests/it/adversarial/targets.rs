@@ -1,6 +1,6 @@
 //! The target: the object that the gate judges is the object that the store writes.
 
-use super::{Case, case, caught, hold, request, write};
+use super::{Case, case, caught, caught_with, hold, request, write};
 
 pub(super) fn cases() -> Vec<Case> {
     let body = "Content-Length: 5\r\n\r\nvalue";
@@ -81,7 +81,7 @@ pub(super) fn cases() -> Vec<Case> {
         "/users/{1}",
     ] {
         let line = format!("PUT {path}");
-        cases.push(case(format!("{line} is plain"), write(&line, body)).passes(&line));
+        cases.push(case(format!("{line} is plain"), write(&line, body)).stores(&line, "value"));
     }
     for path in ["/other/1", "/USERS/1", "/%6fther/1"] {
         cases.push(
@@ -89,7 +89,8 @@ pub(super) fn cases() -> Vec<Case> {
                 .refused(409, "LEASE_OBJECT_MISMATCH"),
         );
     }
-    cases.push(case("PUT /%75sers/1, the same object", write("PUT /%75sers/1", body)).passes("PUT /%75sers/1"));
+    cases
+        .push(case("PUT /%75sers/1, the same object", write("PUT /%75sers/1", body)).stores("PUT /%75sers/1", "value"));
     for name in ["X-Original-URL", "X-Rewrite-URL", "x_original_url", "X_Rewrite-Url"] {
         let bytes = write("PUT /users/1", &format!("{name}: /other/1\r\n{body}"));
         cases.push(case(format!("{name} on a write"), bytes).refused(422, "PATH_AMBIGUOUS"));
@@ -105,4 +106,14 @@ fn what_is_judged_is_what_is_written() {
 #[test]
 fn a_gate_that_cuts_fragments_off_is_caught() {
     caught(&cases(), |settings| settings.gate.strict = false, &["PUT /users/#ment", "GET /users/1#x"]);
+}
+
+/// Writes to what a store could read as another object's path.
+#[test]
+fn a_gate_that_takes_any_path_is_caught() {
+    caught_with(
+        &cases(),
+        "any-path",
+        &["PUT /users/../other/1", "PUT /users/%2e%2e/other/1", "PUT /users\\..\\other/1", "x_original_url on a write"],
+    );
 }

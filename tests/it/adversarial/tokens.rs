@@ -1,13 +1,13 @@
 //! Tokens: in one place, once, for the very object.
 
-use super::{Case, case, caught, hold, request};
+use super::{Case, case, caught, caught_with, hold, request};
 
 pub(super) fn cases() -> Vec<Case> {
     let body = "Content-Length: 5\r\n\r\nvalue";
     let with = |fields: &str| request("PUT /users/1", &format!("{fields}{body}"));
     let mut cases = vec![
         case("no token", with("")).refused(428, "WRITE_UNFENCED"),
-        case("a valid one", with("Fence-Token: {users}\r\n")).passes("PUT /users/1"),
+        case("a valid one", with("Fence-Token: {users}\r\n")).stores("PUT /users/1", "value"),
         case("another object's", with("Fence-Token: {other}\r\n")).refused(409, "LEASE_OBJECT_MISMATCH"),
         case("a valid one twice", with("Fence-Token: {users}\r\nFence-Token: {users}\r\n")).refused(400, "FENCE_TOKEN_MALFORMED"),
         case("two of two objects", with("Fence-Token: {users}\r\nFence-Token: {other}\r\n")).refused(400, "FENCE_TOKEN_MALFORMED"),
@@ -24,8 +24,15 @@ pub(super) fn cases() -> Vec<Case> {
         case("in the query", request("PUT /users/1?Fence-Token={users}", body)).refused(428, "WRITE_UNFENCED"),
         case("in a cookie", with("Cookie: Fence-Token={users}\r\n")).refused(428, "WRITE_UNFENCED"),
         case("with a Fence-Seq of the client's own", with("Fence-Token: {users}\r\nFence-Seq: 99\r\nFence-Object: other\r\n"))
-            .passes("PUT /users/1"),
-        case("with Fence_Object of the client's own", with("Fence-Token: {users}\r\nFence_Object: other\r\n")).passes("PUT /users/1"),
+            .stores("PUT /users/1", "value"),
+        case("with Fence_Object of the client's own", with("Fence-Token: {users}\r\nFence_Object: other\r\n"))
+            .stores("PUT /users/1", "value"),
+        case("with FENCE_SEQ of the client's own", with("Fence-Token: {users}\r\nFENCE_SEQ: 99\r\n"))
+            .stores("PUT /users/1", "value"),
+        case("with a token in Fence_Token, too", with("Fence-Token: {users}\r\nFence_Token: {other}\r\n"))
+            .stores("PUT /users/1", "value"),
+        case("with a field that begins with fence", with("Fence-Token: {users}\r\nFence-Anything: x\r\nFence_X: y\r\n"))
+            .stores("PUT /users/1", "value"),
         case(
             "as a trailer",
             request("PUT /users/1", "Transfer-Encoding: chunked\r\n\r\n5\r\nvalue\r\n0\r\nFence-Token: {users}\r\n\r\n"),
@@ -88,4 +95,18 @@ fn a_gate_that_only_audits_is_caught() {
         settings.route = vec![fencegate::config::RouteSettings { mode, ..Default::default() }];
     };
     caught(&cases(), audits, &["no token", "a wrong secret", "another object's"]);
+}
+
+#[test]
+fn a_gate_that_passes_underscores_on_is_caught() {
+    caught_with(
+        &cases(),
+        "pass-underscores",
+        &[
+            "with Fence_Object of the client's own",
+            "with FENCE_SEQ of the client's own",
+            "with a token in Fence_Token, too",
+            "with a field that begins with fence",
+        ],
+    );
 }

@@ -9,6 +9,7 @@ use super::{
 use crate::support::{
     bench::Bench,
     gate::{acquire, text, wanted},
+    heard,
     http::Conn,
     until,
 };
@@ -42,9 +43,9 @@ fn a_lease_changes_hands_only_when_the_write_on_its_way_has_settled() {
     bench.gate.api().post("/v1/leases", &wanted("users", "c", 60_000)).refusal(409, "LEASE_HELD");
     assert!(next.try_recv().is_err(), "handed over while a write was on its way");
     held.let_go();
-    let settled = write.recv().unwrap();
+    let settled = heard("the answer to the write", &write);
     assert_eq!((settled.status, settled.header("fence-outcome")), (200, Some("settled")));
-    let lease = next.recv().unwrap().expect(201);
+    let lease = heard("the answer to the next holder", &next).expect(201);
     assert_eq!((lease["lease_seq"].as_u64(), &lease["drain"]["settled"]), (Some(2), &json!(1)), "{lease}");
     assert_eq!(lease["tainted"], false);
     assert_eq!(bench.put("/users/2", &[("fence-token", text(&lease, "fence_token"))]).status, 200);
@@ -73,12 +74,12 @@ fn how_long_the_oldest_handover_has_waited_is_shown_until_it_ends() {
     oldest(130);
     // The younger drain is now the oldest: the age falls.
     first.let_go();
-    users.recv().unwrap();
+    heard("the answer to the write of users", &users);
     draining(&bench.gate, 1);
     bench.gate.clock.advance(1_000);
     oldest(31);
     second.let_go();
-    orders.recv().unwrap();
+    heard("the answer to the write of orders", &orders);
     draining(&bench.gate, 0);
     bench.gate.clock.advance(1_000);
     oldest(0);
@@ -101,9 +102,9 @@ fn the_report_of_a_handover_says_what_became_of_each_write() {
     still_waits(&bench.gate, &next);
     held.let_go();
     for write in settled {
-        assert_eq!(write.recv().unwrap().header("fence-outcome"), Some("settled"));
+        assert_eq!(heard("the answer to the write", &write).header("fence-outcome"), Some("settled"));
     }
-    let lease = next.recv().unwrap().expect(201);
+    let lease = heard("the answer to the next holder", &next).expect(201);
     assert_eq!(lease["drain"], json!({ "settled": 2, "cancelled": 3, "unknown": 1, "waited_ms": BOUND }));
     for conn in &mut waiting {
         conn.send_raw(b"value").unwrap();
@@ -130,7 +131,7 @@ fn an_unknown_write_keeps_its_object_until_it_can_no_longer_land() {
     acquire(&mut bench.gate.api(), "other", "a", 60_000);
     assert!(next.try_recv().is_err(), "handed over while a write could still land");
     bench.gate.clock.advance(1);
-    let lease = next.recv().unwrap().expect(201);
+    let lease = heard("the answer to the next holder", &next).expect(201);
     assert_eq!((lease["lease_seq"].as_u64(), &lease["drain"]["unknown"]), (Some(2), &json!(1)), "{lease}");
     assert_eq!(lease["drain"]["waited_ms"], BOUND - 1_000, "not a moment longer");
 }
@@ -145,7 +146,7 @@ fn a_caller_is_told_when_a_drain_takes_long_and_finds_it_again_by_its_request_id
     let first = ask(&bench.gate, "/v1/leases", &body);
     draining(&bench.gate, 1);
     bench.gate.clock.advance(5_000);
-    let told = first.recv().unwrap().refusal(503, "FENCE_DRAINING");
+    let told = heard("the answer to the first call", &first).refusal(503, "FENCE_DRAINING");
     assert_eq!((text(&told, "object_id"), told["retryable"].as_bool()), ("users", Some(true)));
     body["wait_ms"] = json!(BOUND);
     let again = ask(&bench.gate, "/v1/leases", &body);
@@ -154,8 +155,8 @@ fn a_caller_is_told_when_a_drain_takes_long_and_finds_it_again_by_its_request_id
         bench.gate.clock.advance(1_000);
         bench.gate.shows("fencegate_advances_draining 0\n")
     });
-    // The request joins the same advance: its number follows the first lease's.
-    assert_eq!(again.recv().unwrap().expect(201)["lease_seq"], 2);
+    // The very same advance: its number is the one after the first lease's.
+    assert_eq!(heard("the answer to the second call", &again).expect(201)["lease_seq"], 2);
 }
 
 #[test]
@@ -166,7 +167,7 @@ fn a_grant_that_nobody_waits_for_any_more_leaves_the_object_free() {
     let first = ask(&bench.gate, "/v1/leases", &takeover("a"));
     draining(&bench.gate, 1);
     bench.gate.clock.advance(5_000);
-    first.recv().unwrap().refusal(503, "FENCE_DRAINING");
+    heard("the answer to the first call", &first).refusal(503, "FENCE_DRAINING");
     until("the bound has passed", || {
         bench.gate.clock.advance(1_000);
         bench.gate.shows("fencegate_advances_draining 0\n")
@@ -202,7 +203,7 @@ fn a_write_that_is_half_sent_is_stopped_and_its_object_waits() {
         bench.gate.clock.advance(1_000);
         bench.gate.shows("fencegate_advances_draining 0\n")
     });
-    let body = revoked.recv().unwrap().expect(200);
+    let body = heard("the answer to the revocation", &revoked).expect(200);
     assert_eq!(body["fence"], 2, "{body}");
     assert_eq!(bench.store.story(), Vec::<String>::new());
 }
@@ -229,7 +230,7 @@ fn whoever_is_overtaken_by_a_drain_is_told_at_once() {
     let next = ask(&bench.gate, "/v1/leases", &patient);
     draining(&bench.gate, 1);
     let _revoked = ask(&bench.gate, "/v1/objects/users/revoke", &json!({ "reason": "operator" }));
-    next.recv().unwrap().refusal(409, "LEASE_FENCED");
+    heard("the answer to the next holder", &next).refusal(409, "LEASE_FENCED");
 }
 
 #[test]
@@ -241,7 +242,7 @@ fn a_revocation_overtakes_a_drain_and_its_caller_is_told() {
     draining(&bench.gate, 1);
     let revoke = json!({ "reason": "operator", "force": true });
     bench.gate.api().post("/v1/objects/users/revoke", &revoke).expect(200);
-    next.recv().unwrap().refusal(409, "LEASE_FENCED");
+    heard("the answer to the next holder", &next).refusal(409, "LEASE_FENCED");
     draining(&bench.gate, 0);
     assert_eq!(bench.gate.api().get("/v1/objects/users").expect(200)["fence"], 3);
 }
@@ -280,7 +281,7 @@ fn a_write_may_wait_while_its_lease_is_being_moved() {
     until("it has been judged", || bench.gate.shows("fencegate_bytes_total{direction=\"received\"} 1"));
     assert!(write.try_recv().is_err(), "it was not refused at once");
     bench.gate.table.release_syncs();
-    assert_eq!(rotated.recv().unwrap().expect(200)["lease_seq"], 2);
-    // The write is judged from the start, and its token is stale by then.
-    write.recv().unwrap().refusal(412, "WRITE_STALE_FENCE");
+    assert_eq!(heard("the answer to the rotation", &rotated).expect(200)["lease_seq"], 2);
+    // Judged from the start, its token is stale by now.
+    heard("the answer to the write", &write).refusal(412, "WRITE_STALE_FENCE");
 }

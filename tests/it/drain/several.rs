@@ -8,6 +8,7 @@ use super::{Held, ask, begin_held, bounded, draining, send, standing, still_wait
 use crate::support::{
     bench::{Bench, TTL},
     gate::{renewal, text, wanted},
+    heard,
     http::Answer,
     until,
 };
@@ -30,8 +31,8 @@ fn a_rotation_waits_for_the_holders_own_older_writes() {
     assert_eq!(standing(&bench.gate, "users"), ("draining".to_owned(), 2));
     still_waits(&bench.gate, &rotated);
     held.let_go();
-    assert_eq!(write.recv().unwrap().header("fence-outcome"), Some("settled"));
-    let lease = rotated.recv().unwrap().expect(200);
+    assert_eq!(heard("the answer to the write", &write).header("fence-outcome"), Some("settled"));
+    let lease = heard("the answer to the rotation", &rotated).expect(200);
     assert_eq!((lease["lease_seq"].as_u64(), text(&lease, "holder_id")), (Some(2), "a"));
     assert_eq!(bench.put("/users/2", &[("fence-token", text(&lease, "fence_token"))]).status, 200);
     assert_eq!(bench.store.story(), ["PUT /users/1", "PUT /users/2"]);
@@ -49,8 +50,8 @@ fn a_rotation_whose_caller_hangs_up_meanwhile_leaves_the_object_free() {
     draining(&bench.gate, 1);
     drop(api);
     held.let_go();
-    write.recv().unwrap();
-    // The client did not get the new token, so the gate gives the lease back before it runs out.
+    heard("the answer to the write", &write);
+    // Nobody knows the new token: the lease is not kept until it runs out.
     until("it was given back", || standing(&bench.gate, "users") == ("free".to_owned(), 2));
     assert_eq!(bench.gate.api().post("/v1/leases", &wanted("users", "b", TTL)).expect(201)["lease_seq"], 3);
 }
@@ -78,8 +79,8 @@ fn a_batch_waits_for_the_one_object_that_has_a_write_on_its_way() {
     }
     still_waits(&bench.gate, &next);
     held.let_go();
-    assert_eq!(write.recv().unwrap().header("fence-outcome"), Some("settled"));
-    let granted = next.recv().unwrap().expect(201);
+    assert_eq!(heard("the answer to the write", &write).header("fence-outcome"), Some("settled"));
+    let granted = heard("the answer to the next holder", &next).expect(201);
     let leases = granted["leases"].as_array().unwrap();
     let told = |lease: &Value| (text(lease, "object_id").to_owned(), lease["drain"]["settled"].as_u64().unwrap());
     let told: Vec<_> = leases.iter().map(told).collect();
@@ -97,7 +98,7 @@ fn a_batch_of_which_one_object_is_revoked_meanwhile_gets_nothing() {
     let (write, next) = begin_batch(&bench, &held);
     let revoked = bench.gate.api().post("/v1/objects/orders/revoke", &json!({ "reason": "test" })).expect(200);
     assert_eq!((text(&revoked, "state"), revoked["fence"].as_u64()), ("free", Some(2)), "{revoked}");
-    let told = next.recv().unwrap().refusal(409, "LEASE_FENCED");
+    let told = heard("the answer to the next holder", &next).refusal(409, "LEASE_FENCED");
     assert_eq!(text(&told, "object_id"), "orders");
     draining(&bench.gate, 0);
     for (object, fence) in OBJECTS.into_iter().zip([2, 1, 2]) {
@@ -108,8 +109,8 @@ fn a_batch_of_which_one_object_is_revoked_meanwhile_gets_nothing() {
     draining(&bench.gate, 1);
     still_waits(&bench.gate, &next);
     held.let_go();
-    assert_eq!(write.recv().unwrap().header("fence-outcome"), Some("settled"));
-    let lease = next.recv().unwrap().expect(201);
+    assert_eq!(heard("the answer to the write", &write).header("fence-outcome"), Some("settled"));
+    let lease = heard("the answer to the next holder", &next).expect(201);
     assert_eq!((lease["lease_seq"].as_u64(), &lease["drain"]["settled"]), (Some(3), &json!(1)), "{lease}");
 }
 
@@ -144,8 +145,8 @@ fn one_drain_waits_for_the_writes_of_all_workers() {
     for (write, held) in writes.into_iter().zip(held) {
         still_waits(&bench.gate, &next);
         held.let_go();
-        assert_eq!(write.recv().unwrap().header("fence-outcome"), Some("settled"));
+        assert_eq!(heard("the answer to the write", &write).header("fence-outcome"), Some("settled"));
     }
-    let lease = next.recv().unwrap().expect(201);
+    let lease = heard("the answer to the next holder", &next).expect(201);
     assert_eq!(lease["drain"]["settled"], 2, "{lease}");
 }

@@ -15,13 +15,21 @@ pub mod signers;
 pub mod store;
 pub mod wire;
 
-/// Waits until a condition holds, for a limited time.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// What another thread says, but not waited for for ever.
+#[track_caller]
+pub fn heard<T>(what: &str, told: &std::sync::mpsc::Receiver<T>) -> T {
+    told.recv_timeout(PATIENCE).unwrap_or_else(|why| panic!("waited in vain: {what}: {why}"))
+}
+
+/// Waits until something shows, but not for ever.
 #[track_caller]
 #[allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a bound on waiting, not a measurement")]
 pub fn until(what: &str, mut shows: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();
     while !shows() {
-        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "waited in vain: {what}");
+        assert!(begun.elapsed() < PATIENCE, "waited in vain: {what}");
         std::thread::yield_now();
     }
 }

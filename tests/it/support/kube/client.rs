@@ -21,13 +21,15 @@ use super::super::http::Answer;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs a future on that runtime and waits for it, also if the caller is itself inside a runtime.
-pub fn wait_for<T: Send + 'static>(runtime: &Handle, work: impl Future<Output = T> + Send + 'static) -> T {
+/// Runs it on that runtime and waits, also where the caller is itself inside of one; but not for ever.
+#[track_caller]
+pub fn wait_for<T: Send + 'static>(what: &str, runtime: &Handle, work: impl Future<Output = T> + Send + 'static) -> T {
     let (done, waits) = mpsc::sync_channel(1);
     runtime.spawn(async move {
         let _ = done.send(work.await);
     });
-    waits.recv().expect("it ends without a panic")
+    // Longer than a call's own patience, so that a call can say itself what it waited for.
+    waits.recv_timeout(2 * PATIENCE).unwrap_or_else(|why| panic!("waited in vain: {what}: {why}"))
 }
 
 /// A user with a token.
@@ -61,7 +63,8 @@ impl Client {
 
     pub fn try_call(&self, method: &str, path: &str, body: Option<&Value>) -> io::Result<Answer> {
         let (client, request) = (self.clone(), self.request(method, path, body));
-        wait_for(&self.runtime, async move {
+        let what = format!("the API server's answer to {method} {path}");
+        wait_for(&what.clone(), &self.runtime, async move {
             let work = async {
                 let answer = client.send(request).await?;
                 let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
@@ -72,14 +75,17 @@ impl Client {
                 let body = answer.into_body().collect().await.map_err(io::Error::other)?.to_bytes().to_vec();
                 Ok(Answer { status, headers, body })
             };
-            tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            tokio::time::timeout(PATIENCE, work)
+                .await
+                .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, what)))
         })
     }
 
     /// Begins a watch; the path has its query.
     pub fn watch(&self, path: &str) -> io::Result<Watch> {
         let (client, request) = (self.clone(), self.request("GET", path, None));
-        let answer = wait_for(&self.runtime, async move { client.send(request).await })?;
+        let what = format!("the API server's answer to a watch of {path}");
+        let answer = wait_for(&what, &self.runtime, async move { client.send(request).await })?;
         let status = answer.status().as_u16();
         let (sender, events) = mpsc::sync_channel(1024);
         let task = self.runtime.spawn(read_lines(answer.into_body(), sender));

@@ -101,7 +101,7 @@ impl Backend for Fake {
     fn start_again(&self) {
         let (shared, address) = (Arc::clone(&self.shared), self.port.address);
         let (stop, stopped) = oneshot::channel();
-        let listener = wait_for(&self.runtime, TcpListener::bind(address)).unwrap();
+        let listener = wait_for("the API server's port", &self.runtime, TcpListener::bind(address)).unwrap();
         let task = self.runtime.spawn(serve(listener, shared, stopped));
         let before = self.serving.lock().unwrap().replace(Serving { stop, task });
         assert!(before.is_none(), "it runs already");
@@ -110,7 +110,7 @@ impl Backend for Fake {
     fn stop(&self) {
         let Serving { stop, task } = self.serving.lock().unwrap().take().expect("it runs");
         stop.send(()).unwrap();
-        wait_for(&self.runtime, task).unwrap();
+        wait_for("the end of the API server's port", &self.runtime, task).unwrap();
     }
 
     fn hang(&self, hangs: bool) {

@@ -124,8 +124,8 @@ impl Real {
         }
         let ready = self.admin.try_call("GET", "/readyz", None).is_ok_and(|answer| answer.status == 200);
         if !ready {
-            // The pause leaves the processor to the server.
-            wait_for(&self.admin.runtime, async { tokio::time::sleep(Duration::from_millis(50)).await });
+            // It needs the processor more than whoever asks.
+            wait_for("a moment", &self.admin.runtime, async { tokio::time::sleep(Duration::from_millis(50)).await });
         }
         ready
     }
