@@ -101,7 +101,7 @@ fn only_json_is_read_so_that_a_web_page_cannot_call() {
     gate.api().call("POST", "/v1/leases", &[JSON], &huge).refusal(413, "REQUEST_LIMIT");
 }
 
-/// Sends a head as it is, with an acquire behind it: the status and the code of the answer.
+/// Sends a head unchanged, followed by an acquire. Returns the status and the code of the answer.
 fn sent_raw(address: std::net::SocketAddr, head: &str) -> (u16, Option<String>) {
     let body = wanted("o", "h", 1_000).to_string();
     let mut conn = super::support::http::Conn::open(address).unwrap();
@@ -235,7 +235,7 @@ fn the_ops_port_probes_measures_and_drains() {
     assert_eq!(ops.call("POST", "/drain", &[], b"").body, b"drained\n");
     assert_eq!((ops.get("/livez").status, ops.get("/readyz").status), (200, 503));
     api.post("/v1/leases", &wanted("orders", "a", 1_000)).refusal(503, "GATE_STOPPING");
-    // A holder can still put its lease down.
+    // A holder can still release its lease.
     api.delete(&format!("/v1/leases/{}", text(&lease, "lease_id")), text(&lease, "fence_token")).expect(200);
 }
 

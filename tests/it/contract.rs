@@ -30,7 +30,7 @@ use super::support::gate::{START, key};
 /// A table on which a new run can begin again and again.
 trait Disk {
     fn begin(&self, clock: &Clock) -> Begun;
-    /// A power cut: what was synced is left, and maybe more.
+    /// A power cut: the synced data is left, and maybe more.
     fn crash(&self);
     /// Makes the next commit fail like this. Returns `false` if this disk cannot do it.
     fn inject(&self, fault: DiskFault) -> bool;

@@ -1,4 +1,4 @@
-//! `fencegate demo`: what it prints works when copied, and its story can fail.
+//! `fencegate demo`: its printed commands work when copied, and its story can fail.
 
 use std::process::{Command, Stdio};
 

@@ -1,5 +1,5 @@
-//! Callers of the api and of the ops port that ask nothing, ask half, ask without end or read nothing, in greater
-//! number than a port has room for. Probes, renewals and releases are answered all the while.
+//! More callers of the api and of the ops port than a port has room for: they ask nothing, send half requests, ask
+//! without end or read nothing. Probes, renewals and releases are always answered.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -26,17 +26,17 @@ use super::support::{
 
 /// How long a probe, a renewal or a release may take while a flood lasts.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often each is asked for.
+/// How often the test makes each call.
 const ROUNDS: usize = 8;
 
-/// What every connection of a flood sends.
+/// The behaviour of each connection of a flood.
 #[derive(Clone)]
 struct Attack {
     what: &'static str,
     bytes: Vec<u8>,
-    /// Again and again, as long as the other end takes it.
+    /// The bytes are sent again and again, as long as the other end takes them.
     is_endless: bool,
-    /// What is answered is read.
+    /// The connection reads its answers.
     reads: bool,
 }
 
@@ -54,7 +54,7 @@ impl Attack {
     }
 }
 
-/// Many connections, kept up by a thread: where one is closed, another one is opened.
+/// Many connections, kept up by a thread: it opens a new one for each that is closed.
 struct Flood {
     stop: mpsc::SyncSender<()>,
     thread: Option<thread::JoinHandle<()>>,
@@ -102,7 +102,7 @@ impl Attacker {
         Some(Self { stream, sent: 0 })
     }
 
-    /// Sends what the other end takes; `false` where it has closed the connection.
+    /// Sends as much as the other end takes; `false` if it has closed the connection.
     fn goes_on(&mut self, attack: &Attack) -> bool {
         if !matches!(self.stream.take_error(), Ok(None)) {
             return false;
@@ -132,7 +132,7 @@ fn small_gate(site: &Site) -> Gate {
     site.serve_with(command)
 }
 
-/// A call on a connection of its own, answered in time.
+/// A call on a separate connection, which must be answered in time.
 #[track_caller]
 fn asked(address: SocketAddr, what: &str, call: impl FnOnce(&mut Conn) -> std::io::Result<Answer>) -> Answer {
     let begun = Stopwatch::start();
@@ -239,7 +239,7 @@ fn a_stop_does_not_wait_for_half_a_request() {
             conn
         })
         .collect();
-    // They were accepted, and what they sent was read: whatever came later has been.
+    // The gate has accepted these connections and read their bytes, since it has answered later ones.
     assert_eq!((gate.ops().get("/livez").status, gate.api().get("/v1/receipts").status), (200, 200));
     let begun = Stopwatch::start();
     gate.stop();

@@ -182,7 +182,7 @@ fn a_body_that_is_framed_in_two_ways_is_one_request_or_none() {
     }
     let both = format!("{head}content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n5\r\nvalue\r\n0\r\n\r\n");
     bench.refused(&bench.raw(both.as_bytes()), 400, "REQUEST_INVALID");
-    // A gate that is not strict: chunks win over a length, and what is sent on has one framing only.
+    // A gate that is not strict: chunks win over a length, and the forwarded request has only one framing.
     let bench = Bench::with(|settings| settings.gate.strict = false);
     let head = format!("PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {}\r\n", bench.token());
     let both = format!("{head}content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n5\r\nvalue\r\n0\r\n\r\n");

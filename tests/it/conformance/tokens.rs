@@ -96,7 +96,7 @@ fn the_largest_number_is_a_number() {
     assert_eq!((told["lease_seq"].as_u64(), told["fence"].as_u64()), (Some(u64::MAX), Some(1)));
 }
 
-/// A valid token, and next to it something that makes its owner unclear.
+/// A valid token, and beside it a second field that makes its owner unclear.
 fn misplaced(token: &str) -> Vec<(&str, &str)> {
     vec![
         ("fence-token", token),

@@ -20,7 +20,7 @@ fn a_body_is_asked_for_only_once_its_write_may_go_on() {
     let line = Line::new();
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(&Text::first(SIZE)).unwrap();
-    // curl waits for the verdict as long as it takes, and says what it sent.
+    // curl waits for the verdict as long as it takes, and reports how much it has sent.
     let expect = ["-H", "expect: 100-continue", "--expect100-timeout", "300", "-T"];
     let mut refused = line.curl(HTTP_1, "/users/1");
     refused.args(expect).arg(file.path()).args(["-w", " %{http_code} %{size_upload}"]);
