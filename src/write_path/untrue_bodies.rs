@@ -26,7 +26,6 @@ use super::{
     upload::{Broken, Stream, Upload},
 };
 use crate::{
-    api::Gate,
     barrier::{
         generation::Generation,
         in_flight::{Admission, InFlight, Permitted},
@@ -36,6 +35,7 @@ use crate::{
         Ttl, verdict,
         write::{Effect, Event, Stage, Terms, Write},
     },
+    gate::Gate,
 };
 
 #[path = "../../bench/in_memory.rs"]
