@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use super::seats::{Doing, Seat};
 use crate::{
     config::LeaseSettings,
-    fence::{Code, FenceToken, HolderId, LeaseId, ObjectId, RequestId, Ttl, code::Limit, ids::IdFault},
+    fence::{Code, FenceToken, HolderId, LeaseId, ObjectId, RequestId, Ttl, ids::IdFault},
     problem::Problem,
 };
 
@@ -93,7 +93,7 @@ async fn collect(mut body: axum::body::Body) -> Result<Vec<u8>, Problem> {
     if size <= BODY_BYTES_MAX {
         return Ok(bytes);
     }
-    Err(Problem::new(Code::RequestLimit(Limit::Body), "the body is larger than this call takes"))
+    Err(Problem::new(Code::BodyTooLarge, "the body is larger than this call takes"))
 }
 
 /// The field that an error is about. Serde names a missing field only in its message.

@@ -2,7 +2,7 @@
 
 use super::{hold::NoBody, reply::Refused, upload::Broken};
 use crate::{
-    fence::{Code, code::Limit},
+    fence::Code,
     store::pool::NoLane,
 };
 
@@ -57,7 +57,7 @@ pub(super) fn cut_off(broken: &Broken) -> Refused {
 fn code_of(broken: &Broken) -> Code {
     match broken {
         Broken::Client | Broken::Slow => Code::BodyUnreadable,
-        Broken::TooLong => Code::RequestLimit(Limit::Body),
+        Broken::TooLong => Code::BodyTooLarge,
         Broken::TokenInTrailer => Code::FenceTokenMalformed,
         // Behind the first piece. Before it, the write is judged once more, to say why.
         Broken::Denied => Code::FenceDraining,
