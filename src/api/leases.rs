@@ -34,7 +34,7 @@ const LIMIT_MAX: usize = 1_000;
 /// Acquire a lease.
 ///
 /// # Errors
-/// `LEASE_HELD`, `REQUEST_ID_USED`, `REQUEST_INVALID` and what a gate can be in the way of.
+/// `LEASE_HELD`, `REQUEST_ID_USED`, `REQUEST_INVALID`, and any code that says that the gate is unavailable.
 #[utoipa::path(post, operation_id = "acquireLease", path = "/v1/leases", tag = "leases", request_body = AcquireRequest, responses(
     (status = 201, body = GrantBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
@@ -60,7 +60,7 @@ pub async fn acquire(
 /// Acquire several leases, all or none.
 ///
 /// # Errors
-/// As for one.
+/// As for `POST /v1/leases`.
 #[utoipa::path(post, operation_id = "acquireBatch", path = "/v1/lease-batches", tag = "leases", request_body = BatchRequest, responses(
     (status = 201, body = BatchBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]

@@ -73,7 +73,7 @@ pub async fn get(State(gate): State<Shared>, InPath(object): InPath) -> Result<J
 /// Move an object's fence past whoever holds it. Nobody holds it then.
 ///
 /// # Errors
-/// `REQUEST_INVALID`, `SEQ_EXHAUSTED` and what a gate can be in the way of.
+/// `REQUEST_INVALID`, `SEQ_EXHAUSTED`, and any code that says that the gate is unavailable.
 #[utoipa::path(post, operation_id = "revokeObject", path = "/v1/objects/{object_id}/revoke", tag = "objects", request_body = RevokeRequest,
     params(("object_id" = schema::ObjectId, Path)), responses(
     (status = 200, body = MovedBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),

@@ -14,6 +14,7 @@ mod lock;
 mod manual;
 mod migrate;
 mod output;
+mod reference;
 mod serve;
 #[cfg(feature = "failpoints")]
 mod simulate;
@@ -56,7 +57,7 @@ enum Command {
     Serve(serve::Args),
     /// Try it out: a gate before a store in memory, with lines to copy, or the split brain as a story.
     Demo(demo::Args),
-    /// Look a configuration over, and list everything that is wrong with it.
+    /// Look a configuration over: list everything that is wrong with it, and what rests on a promise of yours.
     Check(ConfigArgs),
     /// Acquire, renew, release and look at leases of a running gate.
     #[command(subcommand)]
@@ -87,7 +88,7 @@ enum Command {
     ///
     /// The old holder is fenced at once; the next one gets its token when it has confirmed the final state.
     Migrate(migrate::Args),
-    /// Ask a running gate to hand out no more leases, and wait until it is idle.
+    /// Ask a running gate to hand out no more leases and admit no more writes, and wait until nothing is on its way.
     Drain(drain::Args),
     /// Look at fence tokens.
     #[command(subcommand)]
@@ -95,7 +96,12 @@ enum Command {
     /// Print completions for a shell.
     ///
     /// For bash: `fencegate completions bash > /etc/bash_completion.d/fencegate`
-    Completions { shell: clap_complete::Shell },
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print a page of docs/reference, as this program has it.
+    Reference(reference::Args),
     /// Play the gate, its store and an adversary through by seed, to see every promise kept.
     #[cfg(feature = "failpoints")]
     #[command(hide = true)]
@@ -163,6 +169,10 @@ pub fn run() -> ExitCode {
         Command::Migrate(args) => migrate::run(args),
         Command::Drain(args) => drain::run(&args),
         Command::Token(command) => token::run(&command),
+        Command::Reference(args) => {
+            reference::run(&args);
+            Ok(())
+        }
         #[cfg(feature = "failpoints")]
         Command::Simulate(args) => simulate::run(&args),
         Command::Completions { shell } => {

@@ -1,10 +1,7 @@
 //! What a client gets whose request was not, or not certainly, done: texts and codes of the way to the store.
 
 use super::{hold::NoBody, reply::Refused, upload::Broken};
-use crate::{
-    fence::Code,
-    store::pool::NoLane,
-};
+use crate::{fence::Code, store::pool::NoLane};
 
 /// Why a connection that was just made or woken is of no use.
 pub(super) const UNASKED: &str = "it hung up, or spoke before it was asked";

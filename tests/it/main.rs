@@ -2,7 +2,7 @@
 //!
 //! - `support`: an HTTP client on plain sockets, gates in this process and in their own.
 //! - `leases`, `waiting`, `watch`, `api`: the lease api, call by call.
-//! - `described`: the description of the api, compared with it.
+//! - `described`: the description of the api, compared with it. `documents`: docs/reference, the contract's codes and CONTRIBUTING.md, compared with the code.
 //! - `floods`: more callers than a port has room for, which ask half or read nothing.
 //! - `expiry`: races at the instant of expiry, with a driven clock and a disk that hangs.
 //! - `contract`: one suite for every table, RocksDB and the one in memory that fails on purpose.
@@ -41,6 +41,7 @@ mod crash;
 mod crash_points;
 mod demo;
 mod described;
+mod documents;
 mod drain;
 mod examples;
 mod expiry;
