@@ -18,7 +18,7 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run test test-chart test-image test-kubernetes image test-fresh failpoints simulate chaos soak fuzz check instructions bench barrier flame clean
+.PHONY: help setup setup-test build run reference test test-chart test-image test-kubernetes image test-fresh failpoints simulate chaos soak fuzz check instructions bench barrier flame clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,11 @@ build: setup ## build target/debug/fencegate
 
 run: build ## try it: a gate before a store in memory, with lines to copy
 	exec target/debug/fencegate demo
+
+reference: build ## write docs/reference/ anew, from the code
+	@for page in codes api metrics settings command-line; do \
+		target/debug/fencegate reference $$page > target/$$page.md && mv target/$$page.md docs/reference/$$page.md || exit 1; \
+	done
 
 # The gate and the simulation with failpoints are copied aside; `cargo test` puts the default ones back into place. So
 # whatever is built with other features comes before it. One command builds both, so the crate is compiled once.

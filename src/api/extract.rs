@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use super::seats::{Doing, Seat};
 use crate::{
     config::LeaseSettings,
-    fence::{Code, FenceToken, HolderId, LeaseId, ObjectId, RequestId, Ttl, code::Limit, ids::IdFault},
+    fence::{Code, FenceToken, HolderId, LeaseId, ObjectId, RequestId, Ttl, ids::IdFault},
     problem::Problem,
 };
 
@@ -110,7 +110,7 @@ fn is_too_large(error: &axum::Error) -> bool {
 
 /// The refusal of a body that is larger than a call takes.
 pub(super) fn body_too_large() -> Problem {
-    Problem::new(Code::RequestLimit(Limit::Body), "the body is larger than this call takes")
+    Problem::new(Code::BodyTooLarge, "the body is larger than this call takes")
 }
 
 /// The field that an error concerns. Serde names a missing field only in its message.

@@ -60,7 +60,7 @@ pub async fn acquire(
 /// Acquire several leases, all or none.
 ///
 /// # Errors
-/// As for one.
+/// As for `POST /v1/leases`.
 #[utoipa::path(post, operation_id = "acquireBatch", path = "/v1/lease-batches", tag = "leases", request_body = BatchRequest, responses(
     (status = 201, body = BatchBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]

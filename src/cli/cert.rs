@@ -32,6 +32,7 @@ pub(super) enum Command {
         /// The file to make. It must not exist yet.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
+        /// As JSON.
         #[arg(long)]
         json: bool,
     },
@@ -40,6 +41,7 @@ pub(super) enum Command {
         /// The secret key's file.
         #[arg(long, value_name = "FILE")]
         key: PathBuf,
+        /// As JSON.
         #[arg(long)]
         json: bool,
     },

@@ -60,12 +60,15 @@ pub(super) enum Command {
     },
     /// Renew a lease.
     Renew {
+        /// The lease's id, as `acquire` printed it.
         lease_id: String,
+        /// Who you are, as when it was acquired.
         #[arg(long)]
         holder: String,
         /// The lease's token, or - to read it from standard input.
         #[arg(long)]
         token: String,
+        /// How long it lasts from now on, in milliseconds, unless it is renewed again.
         #[arg(long, value_name = "MS")]
         ttl: Option<u64>,
         /// Get a new number and token; tokens given away before stop working.
@@ -76,6 +79,7 @@ pub(super) enum Command {
     },
     /// Release a lease. The next caller in the queue gets the object.
     Release {
+        /// The lease's id, as `acquire` printed it.
         lease_id: String,
         /// The lease's token, or - to read it from standard input.
         #[arg(long)]
@@ -85,6 +89,7 @@ pub(super) enum Command {
     },
     /// Show one lease.
     Get {
+        /// The lease's id, as `acquire` printed it.
         lease_id: String,
         #[command(flatten)]
         common: Common,
@@ -94,9 +99,10 @@ pub(super) enum Command {
         /// Objects whose id begins so.
         #[arg(long, default_value = "")]
         prefix: String,
+        /// Leases of this holder.
         #[arg(long)]
         holder: Option<String>,
-        /// held, draining, expired, released or fenced.
+        /// Leases in this state: held, draining, expired, released or fenced.
         #[arg(long)]
         state: Option<String>,
         #[command(flatten)]

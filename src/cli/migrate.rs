@@ -36,6 +36,7 @@ pub(super) struct Args {
     /// The secret key of the requester.
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
+    /// Which of the keys of whoever asks it is: its key_epoch in the gate's settings.
     #[arg(long, value_name = "N", default_value_t = 1)]
     key_epoch: u32,
     /// The gate's authority.cluster_id.
@@ -44,6 +45,7 @@ pub(super) struct Args {
     /// How long the new lease lasts, in milliseconds.
     #[arg(long, value_name = "MS")]
     ttl: Option<u64>,
+    /// Why; it is kept with the migration.
     #[arg(long, default_value = "migration")]
     reason: String,
     /// Be the next holder too: compute the final state's hash from the journal, confirm it, and print the token.

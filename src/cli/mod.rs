@@ -14,6 +14,7 @@ mod lock;
 mod manual;
 mod migrate;
 mod output;
+mod reference;
 mod serve;
 mod table;
 mod token;
@@ -85,7 +86,7 @@ enum Command {
     ///
     /// The old holder is fenced at once; the next one gets its token when it has confirmed the final state.
     Migrate(migrate::Args),
-    /// Ask a running gate to hand out no more leases, and wait until it is idle.
+    /// Ask a running gate to hand out no more leases and admit no more writes, and wait until nothing is on its way.
     Drain(drain::Args),
     /// Inspect fence tokens.
     #[command(subcommand)]
@@ -93,7 +94,12 @@ enum Command {
     /// Print completions for a shell.
     ///
     /// For bash: `fencegate completions bash > /etc/bash_completion.d/fencegate`
-    Completions { shell: clap_complete::Shell },
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print a page of docs/reference, as this program has it.
+    Reference(reference::Args),
     /// Print the manual page, or write the pages of all subcommands into a folder.
     Man {
         /// Write `fencegate.1`, `fencegate-serve.1` and so on here.
@@ -157,6 +163,10 @@ pub fn run() -> ExitCode {
         Command::Migrate(args) => migrate::run(args),
         Command::Drain(args) => drain::run(&args),
         Command::Token(command) => token::run(&command),
+        Command::Reference(args) => {
+            reference::run(&args);
+            Ok(())
+        }
         Command::Completions { shell } => {
             manual::completions(shell);
             Ok(())

@@ -276,6 +276,19 @@ impl Settings {
     /// The keys whose values differ but that a reload cannot change.
     #[must_use]
     pub fn fixed_differences(&self, other: &Self) -> Vec<&'static str> {
+        self.fixed(other).into_iter().filter_map(|(key, is_same)| (!is_same).then_some(key)).collect()
+    }
+
+    /// The sections and keys that a reload cannot change.
+    #[must_use]
+    pub fn fixed_keys() -> Vec<&'static str> {
+        let any = Self::default();
+        any.fixed(&any).into_iter().map(|(key, _)| key).collect()
+    }
+
+    /// What a reload cannot change, and whether it is the same in both.
+    fn fixed(&self, other: &Self) -> [(&'static str, bool); 16] {
+        let (ours, theirs) = (&self.kubernetes, &other.kubernetes);
         [
             ("gate.listen", self.gate.listen == other.gate.listen),
             ("gate.workers", self.gate.workers == other.gate.workers),
@@ -289,11 +302,11 @@ impl Settings {
             ("log", self.log == other.log),
             ("journal", self.journal == other.journal),
             ("idempotency", self.idempotency == other.idempotency),
-            ("kubernetes", self.kubernetes.way() == other.kubernetes.way()),
+            ("kubernetes.url", ours.url == theirs.url),
+            ("kubernetes.ca_file", ours.ca_file == theirs.ca_file),
+            ("kubernetes.token_file", ours.token_file == theirs.token_file),
+            ("kubernetes.request_timeout_ms", ours.request_timeout_ms == theirs.request_timeout_ms),
         ]
-        .into_iter()
-        .filter_map(|(key, is_same)| (!is_same).then_some(key))
-        .collect()
     }
 }
 

@@ -18,7 +18,6 @@ use crate::{
     failpoints::{self, Fault},
     fence::{
         Code, FenceToken, HolderId, ObjectId,
-        code::Limit,
         elected::Claimant,
         election::{Election, LeaseName},
         external::Number,
@@ -335,10 +334,10 @@ pub fn is_read(method: &Method) -> bool {
 fn check_size(head: &Parts, marks: Marks<'_>, limits: &GateSettings) -> Result<(), Unfit> {
     let uri = head.uri.path_and_query().map_or(0, |path| path.as_str().len());
     if uri > limits.uri_bytes_max {
-        return Err(unfit(Code::RequestLimit(Limit::Uri), "the URI is longer than gate.uri_bytes_max"));
+        return Err(unfit(Code::TargetTooLarge, "the URI is longer than gate.uri_bytes_max"));
     }
     if marks.bytes > limits.header_bytes_max {
-        return Err(unfit(Code::RequestLimit(Limit::Headers), "the headers are larger than gate.header_bytes_max"));
+        return Err(unfit(Code::HeadersTooLarge, "the headers are larger than gate.header_bytes_max"));
     }
     if limits.body_bytes_max == 0 || !marks.have(Marks::LENGTH) {
         return Ok(());
@@ -346,7 +345,7 @@ fn check_size(head: &Parts, marks: Marks<'_>, limits: &GateSettings) -> Result<(
     let length = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     match length {
         Some(length) if length > limits.body_bytes_max => {
-            Err(unfit(Code::RequestLimit(Limit::Body), "the body is larger than gate.body_bytes_max"))
+            Err(unfit(Code::BodyTooLarge, "the body is larger than gate.body_bytes_max"))
         }
         Some::<u64>(_) | None => Ok(()),
     }

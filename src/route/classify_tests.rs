@@ -87,10 +87,10 @@ fn what_is_too_large_is_said_to_be() {
     let limits = GateSettings { body_bytes_max: 10, ..GateSettings::default() };
     let status = |head: &Parts| classify(head, &routes(), &limits).unwrap_err().code;
     let long = format!("/users/{}", "x".repeat(9_000));
-    assert_eq!(status(&head("GET", &long, &[])), Code::RequestLimit(Limit::Uri));
+    assert_eq!(status(&head("GET", &long, &[])), Code::TargetTooLarge);
     let large = "x".repeat(40_000);
-    assert_eq!(status(&head("GET", "/users", &[("x", &large)])), Code::RequestLimit(Limit::Headers));
-    assert_eq!(status(&head("PUT", "/users", &[("content-length", "11")])), Code::RequestLimit(Limit::Body));
+    assert_eq!(status(&head("GET", "/users", &[("x", &large)])), Code::HeadersTooLarge);
+    assert_eq!(status(&head("PUT", "/users", &[("content-length", "11")])), Code::BodyTooLarge);
 }
 
 #[test]

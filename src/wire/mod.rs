@@ -36,15 +36,16 @@ pub struct AcquireRequest {
     /// Who asks: 1 to 1,024 bytes, unique per process.
     #[schema(value_type = schema::HolderId)]
     pub holder_id: String,
-    /// How long the lease lasts unless it is renewed; the gate has a default and bounds.
+    /// How long the lease lasts unless it is renewed; `lease.ttl_ms_default` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::TtlMs>)]
     pub ttl_ms: Option<u64>,
-    /// Queue for so long if it is held.
+    /// Queue for so long if the object is held.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::WaitMs>)]
     pub wait_ms: Option<u64>,
-    /// Your own name for this call: repeat it after a lost answer to get the same lease.
+    /// Your own name for this call: repeated after a lost answer, it gets the same lease, until its first write or
+    /// renewal.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::RequestId>)]
     pub request_id: Option<String>,
@@ -68,6 +69,7 @@ pub struct BatchRequest {
     pub wait_ms: Option<u64>,
     #[schema(value_type = Option<schema::RequestId>)]
     pub request_id: Option<String>,
+    /// Take your own live leases over, as after a restart.
     pub takeover: Option<bool>,
 }
 
@@ -94,7 +96,7 @@ pub struct RevokeRequest {
     /// Why: 1 to 1,024 bytes, kept with the lease that it ends.
     #[schema(value_type = schema::Reason)]
     pub reason: String,
-    /// Do not wait for writes whose outcome is unknown.
+    /// Wait for nothing that is on its way.
     pub force: Option<bool>,
 }
 
@@ -168,23 +170,32 @@ pub enum LeaseState {
 /// A lease, without its secret.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 pub struct LeaseBody {
+    /// Which grant it is.
     pub lease_id: String,
+    /// Its number: higher with every grant of the object.
     pub lease_seq: u64,
+    /// What it governs.
     pub object_id: String,
+    /// To whom it was granted.
     pub holder_id: String,
+    /// Since when it is held.
     pub acquired_at: String,
+    /// Until when, unless it is renewed.
     pub expires_at: String,
+    /// How long it lasts from each renewal.
     pub ttl_ms: u64,
     pub state: LeaseState,
     /// What is left of it by the gate's own clock.
     pub expires_in_ms: u64,
-    /// It was granted by force while an older write's outcome was unknown.
+    /// It was granted by force while an older write could still land.
     pub tainted: bool,
+    /// When it ended, if it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<String>,
+    /// When it was given back, if it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub released_at: Option<String>,
-    /// Why it was fenced.
+    /// Why it was fenced, if it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -209,9 +220,13 @@ pub struct GrantBody {
 /// The writes that were in flight to the store when the lease changed hands.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 pub struct DrainBody {
+    /// Older writes that the store has answered.
     pub settled: u64,
+    /// Older writes of which nothing can land.
     pub cancelled: u64,
+    /// Older writes whose outcome is unknown.
     pub unknown: u64,
+    /// How long they were waited for.
     pub waited_ms: u64,
 }
 
@@ -302,13 +317,20 @@ pub struct ReceiptList {
 /// One refused write.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 pub struct ReceiptBody {
+    /// The refusal named it, too.
     pub receipt_id: String,
     pub object_id: Option<String>,
+    /// The code of the refusal.
     pub error: String,
+    /// The number in the write's token.
     pub write_seq: Option<u64>,
+    /// The object's fence, when the write was refused.
     pub current_fence_seq: Option<u64>,
+    /// Who wrote, where that is known.
     pub holder_id: Option<String>,
+    /// The name of the route.
     pub route: Option<String>,
+    /// When it was refused.
     pub timestamp: String,
 }
 

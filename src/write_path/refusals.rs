@@ -1,10 +1,7 @@
 //! The refusals of requests that were not, or not certainly, done: texts and codes for the way to the store.
 
 use super::{hold::NoBody, reply::Refused, upload::Broken};
-use crate::{
-    fence::{Code, code::Limit},
-    store::pool::NoLane,
-};
+use crate::{fence::Code, store::pool::NoLane};
 
 /// Why a connection that was just made or found cannot be used.
 pub(super) const UNASKED: &str = "it hung up, or spoke before it was asked";
@@ -62,7 +59,7 @@ pub(super) fn cut_off(broken: &Broken) -> Refused {
 fn code_of(broken: &Broken) -> Code {
     match broken {
         Broken::Client | Broken::Slow => Code::BodyUnreadable,
-        Broken::TooLong => Code::RequestLimit(Limit::Body),
+        Broken::TooLong => Code::BodyTooLarge,
         Broken::TokenInTrailer => Code::FenceTokenMalformed,
         // After the first piece was sent. Before it, the write is judged once more, to learn why.
         Broken::Denied => Code::FenceDraining,

@@ -42,6 +42,7 @@ mod crash;
 mod crash_points;
 mod demo;
 mod described;
+mod documents;
 mod drain;
 mod examples;
 mod expiry;
