@@ -23,8 +23,8 @@
 //!
 //! Where the two differ:
 //! - `compact`: the real one keeps recent changes in its own memory, whatever etcd forgets. So etcd is compacted and
-//! the server is killed and started: then both have forgotten. On both, running watches break. A client that resumes a
-//! watch gets 410 Expired as an ERROR event, even if no Lease has changed.
+//!   the server is killed and started: then both have forgotten. On both, running watches break. A client that resumes a
+//!   watch gets 410 Expired as an ERROR event, even if no Lease has changed.
 //! - `drop_watches` cuts all connections of the real one, and of the fake only those of watches.
 //! - `hang` stops the real one with SIGSTOP.
 //! - The fake sends a bookmark only when a watch's `timeoutSeconds` are over; the real one also once a minute.
