@@ -16,7 +16,7 @@ use crate::{
     },
     gate::{Gate, Shared},
     problem::Problem,
-    table::ledger::{Moved, Refused},
+    table::ledger::{LedgerError, Moved},
     wire::{
         MovedBody, ObjectBody, RevokeRequest,
         schema::{self, REASON_MAX},
@@ -128,7 +128,7 @@ pub async fn advance(
     })?;
     match &moved.record.state {
         _ if moved.record.fence > number.seq.into() => Err(stale(moved.record.fence)),
-        ObjectState::Draining { .. } => Err(Problem::refused(&Refused::Draining { object }, gate.now())),
+        ObjectState::Draining { .. } => Err(Problem::refused(&LedgerError::Draining { object }, gate.now())),
         ObjectState::Open { .. } | ObjectState::Free { .. } => Ok(moved_body(&gate, moved)),
     }
 }

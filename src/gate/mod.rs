@@ -32,7 +32,7 @@ use crate::{
     route::Routes,
     table::{
         TableFault,
-        ledger::{Ledger, Refused},
+        ledger::{Ledger, LedgerError},
         news::News,
         records::Records,
     },
@@ -82,7 +82,7 @@ impl Gate {
         self.draining.store(true, Ordering::Release);
         let closed = tokio::time::timeout(self.deadline, self.ledger.close()).await;
         // A ledger that is gone has nothing left to do. One that has no room for the call goes on granting.
-        matches!(closed, Ok(Ok(()) | Err(Refused::Stopping)))
+        matches!(closed, Ok(Ok(()) | Err(LedgerError::Stopping)))
     }
 
     /// Returns when no write is on its way to the store, or a deadline has passed: whether it is so.

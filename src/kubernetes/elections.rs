@@ -63,7 +63,7 @@ const TRY_AGAIN: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub enum Unknown {
     Away(Away),
-    Ledger(ledger::Refused),
+    Ledger(ledger::LedgerError),
 }
 
 /// What a write that asked is told.
@@ -73,7 +73,7 @@ pub struct Told {
     pub election: Option<Election>,
     pub term: Arc<Term>,
     /// The object as its Lease has left it.
-    pub moved: Result<Moved, ledger::Refused>,
+    pub moved: Result<Moved, ledger::LedgerError>,
 }
 
 /// Who was elected, everywhere.
@@ -230,7 +230,7 @@ impl Elections {
             let objects = self.objects();
             (objects.told.get(object).map(Arc::clone), objects.generation)
         };
-        let Some(entry) = entry else { return Err(Unknown::Ledger(ledger::Refused::Overloaded)) };
+        let Some(entry) = entry else { return Err(Unknown::Ledger(ledger::LedgerError::Overloaded)) };
         self.ask_of(entry, (object, generation), None).await?.moved.map(drop).map_err(Unknown::Ledger)
     }
 
@@ -250,7 +250,7 @@ impl Elections {
             .await?;
         let moved = match answer {
             Some(mut answer) => self.ledger.wait(&mut answer).await,
-            None => Err(ledger::Refused::Stopping),
+            None => Err(ledger::LedgerError::Stopping),
         };
         Ok(Told { election, term, moved })
     }
@@ -279,7 +279,7 @@ impl Elections {
         then: impl FnOnce(Arc<Entry>) -> F + Send + 'static,
     ) -> Result<T, Unknown> {
         let Ok(place) = Arc::clone(&self.asks).try_acquire_owned() else {
-            return Err(Unknown::Ledger(ledger::Refused::Overloaded));
+            return Err(Unknown::Ledger(ledger::LedgerError::Overloaded));
         };
         let arrived = entry.begun.load(Ordering::Acquire);
         let this = Arc::clone(self);
@@ -304,7 +304,7 @@ impl Elections {
         });
         let patience = self.patience();
         match tokio::time::timeout(patience, asked).await {
-            Ok(told) => told.unwrap_or(Err(Unknown::Ledger(ledger::Refused::Stopping))),
+            Ok(told) => told.unwrap_or(Err(Unknown::Ledger(ledger::LedgerError::Stopping))),
             Err(_) => Err(Unknown::Away(Away::late(patience))),
         }
     }
@@ -433,7 +433,7 @@ impl Elections {
         let mut objects = self.objects_mut();
         if objects.generation != generation {
             // Another Lease may govern it by now.
-            return Err(Unknown::Ledger(ledger::Refused::Overloaded));
+            return Err(Unknown::Ledger(ledger::LedgerError::Overloaded));
         }
         if begins {
             objects.note(entry, &object, self.objects_max);
@@ -443,7 +443,7 @@ impl Elections {
     }
 
     /// Tells all objects of a Lease how it is, unless they know.
-    async fn tell_all(&self, entry: &Entry) -> Result<(), ledger::Refused> {
+    async fn tell_all(&self, entry: &Entry) -> Result<(), ledger::LedgerError> {
         if lock(&entry.known).as_ref().is_none_or(|known| known.is_told) {
             return Ok(());
         }

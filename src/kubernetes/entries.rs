@@ -59,7 +59,7 @@ impl Entry {
     /// What the ledger is told of it, and what writes are.
     pub(super) fn sighting(&self) -> Result<(Sighting, Option<Election>, Arc<Term>), Unknown> {
         let known = lock(&self.known);
-        let known = known.as_ref().ok_or(Unknown::Ledger(ledger::Refused::Stopping))?;
+        let known = known.as_ref().ok_or(Unknown::Ledger(ledger::LedgerError::Stopping))?;
         let odd = |what: String| Unknown::Away(Away::Odd(what));
         let sighting = known.sighting(&self.name).map_err(odd)?;
         Ok((sighting, known.election(), Arc::clone(&known.term)))

@@ -16,7 +16,7 @@ use super::{
     journaled::{UNWRITTEN, may_be_written_yet},
     keyed, outcome,
     refusals::{no_answer, unknown},
-    reply::{Answered, Refused, ReplyBody},
+    reply::{Answered, Rejection, ReplyBody},
     response_body::{AHEAD_BYTES, Ahead, Frames, ResponseBody, Streaming, read_ahead, take_ready},
     upload::UploadState,
 };
@@ -102,7 +102,7 @@ impl Job {
     }
 
     /// The complete answer is here: ends the write. Returns whether the answer is to be kept under its key.
-    async fn end(&self, write: &Admitted, lane: Lane, reading: Reading) -> Result<bool, Box<Refused>> {
+    async fn end(&self, write: &Admitted, lane: Lane, reading: Reading) -> Result<bool, Box<Rejection>> {
         let Reading { status, settles, is_early, digest } = reading;
         let mut effect = write.guard.on(Event::Answered { settles: settles && !is_early });
         let is_recorded = matches!(effect, Effect::Record(_));

@@ -26,7 +26,7 @@ use crate::{
 
 /// A write that may not go on, for now or for ever.
 #[derive(Debug)]
-pub struct Refused {
+pub struct ObjectRefusal {
     /// Which of its objects says so.
     pub object: ObjectId,
     pub why: Refusal,
@@ -36,7 +36,7 @@ pub struct Refused {
 #[allow(clippy::large_enum_variant, reason = "it does not live long")]
 pub enum Decided {
     Yes(Rc<WriteGuard>),
-    No(Refused, RouteGuard),
+    No(ObjectRefusal, RouteGuard),
     /// Something has to be read, written or waited for first.
     NotYet(Target<'static>, Vec<Target<'static>>, RouteGuard),
 }
@@ -80,7 +80,7 @@ pub fn decide_at_once(
     let may_wait = |why: &Refusal| options.patience_ms > 0 && matches!(why, Refusal::Draining { .. });
     match (life.on(Event::Denied(obstacle)), denied) {
         (Effect::Refuse, Some(Denied { object, why: Denial::Refused(why) })) if !may_wait(&why) => {
-            Decided::No(Refused { object, why }, route)
+            Decided::No(ObjectRefusal { object, why }, route)
         }
         _ => {
             let others = others.into_iter().map(Target::into_owned).collect();
@@ -109,7 +109,7 @@ async fn decide(
     mut target: Target<'_>,
     others: Vec<Target<'_>>,
     options: AdmitOptions,
-) -> Result<Rc<WriteGuard>, Refused> {
+) -> Result<Rc<WriteGuard>, ObjectRefusal> {
     let gate = &worker.plane.gate;
     let mut life = Write::new(options.terms);
     let mut effect = life.on(Event::Arrived { whole: false });
@@ -136,7 +136,7 @@ async fn decide(
                     Denial::Refused(why) => why,
                     why => elect::still_unknown(gate, &object, &why),
                 };
-                return Err(Refused { object, why });
+                return Err(ObjectRefusal { object, why });
             }
         };
         effect = life.on(event);
@@ -151,7 +151,7 @@ async fn clear(
     target: &mut Target<'_>,
     others: &[Target<'_>],
     AdmitOptions { is_audit, plan, .. }: AdmitOptions,
-) -> Result<(), Refused> {
+) -> Result<(), ObjectRefusal> {
     let gate = &worker.plane.gate;
     match denied {
         None => {
@@ -168,22 +168,22 @@ async fn clear(
         Some(Denied { object, why: Denial::Behind(number) }) => follow((worker, client), object, number).await,
         Some(Denied { object, why: Denial::Unseen(_) | Denial::Lapsed(_) }) => {
             let Some(_place) = worker.plane.waits.ask.take(&object, client) else {
-                return Err(Refused { object, why: Refusal::Busy { stops: false } });
+                return Err(ObjectRefusal { object, why: Refusal::Busy { stops: false } });
             };
             let asked = elect::ask(worker, &object, target, (!is_audit, plan)).await;
-            asked.map_err(|why| Refused { object, why })
+            asked.map_err(|why| ObjectRefusal { object, why })
         }
-        Some(Denied { object, why: Denial::Refused(why) }) => Err(Refused { object, why }),
+        Some(Denied { object, why: Denial::Refused(why) }) => Err(ObjectRefusal { object, why }),
     }
 }
 
 /// Moves the fence to an outside lock service's number, and waits a while for the last writes below it. The write
 /// is judged again then, whatever has become of it.
-async fn follow((worker, client): (&Worker, Peer), object: ObjectId, number: Number) -> Result<(), Refused> {
+async fn follow((worker, client): (&Worker, Peer), object: ObjectId, number: Number) -> Result<(), ObjectRefusal> {
     let seq = number.seq;
     let moved = match worker.plane.waits.follow.take(&object, client) {
         Some(_place) => worker.plane.gate.ledger.follow(object.clone(), number).await,
-        None => Err(ledger::Refused::Overloaded),
+        None => Err(ledger::LedgerError::Overloaded),
     };
     let of_number = |why| match why {
         LeaseRefusal::Ahead { fence, .. } => Some(Refusal::Jump { seq, fence, max_jump: number.terms.max_jump }),
@@ -192,24 +192,27 @@ async fn follow((worker, client): (&Worker, Peer), object: ObjectId, number: Num
         LeaseRefusal::TokenMismatch => Some(Refusal::WrongSecret { seq }),
         _ => None,
     };
-    moved.map(drop).map_err(|refused| Refused { object, why: not_moved(refused, of_number) })
+    moved.map(drop).map_err(|refused| ObjectRefusal { object, why: not_moved(refused, of_number) })
 }
 
 /// What is told to a write for which the ledger has not moved the fence. `of_source`: what its own source of leases
 /// makes of it.
-pub(super) fn not_moved(refused: ledger::Refused, of_source: impl FnOnce(LeaseRefusal) -> Option<Refusal>) -> Refusal {
+pub(super) fn not_moved(
+    refused: ledger::LedgerError,
+    of_source: impl FnOnce(LeaseRefusal) -> Option<Refusal>,
+) -> Refusal {
     match refused {
-        ledger::Refused::Lease { why: LeaseRefusal::Locked { fence }, .. } => Refusal::Locked { fence },
-        ledger::Refused::Lease { why: LeaseRefusal::ClockUntrusted, .. } => Refusal::Unusable(Unusable::Clock),
-        ledger::Refused::Lease { why, .. } => of_source(why).unwrap_or(Refusal::Busy { stops: false }),
-        ledger::Refused::Overloaded => Refusal::Busy { stops: false },
-        ledger::Refused::Stopping => Refusal::Busy { stops: true },
+        ledger::LedgerError::Lease { why: LeaseRefusal::Locked { fence }, .. } => Refusal::Locked { fence },
+        ledger::LedgerError::Lease { why: LeaseRefusal::ClockUntrusted, .. } => Refusal::Unusable(Unusable::Clock),
+        ledger::LedgerError::Lease { why, .. } => of_source(why).unwrap_or(Refusal::Busy { stops: false }),
+        ledger::LedgerError::Overloaded => Refusal::Busy { stops: false },
+        ledger::LedgerError::Stopping => Refusal::Busy { stops: true },
         _ => Refusal::Unusable(Unusable::Table),
     }
 }
 
-fn unusable(object: ObjectId) -> Refused {
-    Refused { object, why: Refusal::Unusable(Unusable::Table) }
+fn unusable(object: ObjectId) -> ObjectRefusal {
+    ObjectRefusal { object, why: Refusal::Unusable(Unusable::Table) }
 }
 
 /// How often a write that waits for its lease to open is judged anew.
@@ -226,14 +229,14 @@ pub async fn decide_in_time(
     target: Target<'_>,
     others: Vec<Target<'_>>,
     options: AdmitOptions,
-) -> Result<Rc<WriteGuard>, (Refused, RouteGuard)> {
+) -> Result<Rc<WriteGuard>, (ObjectRefusal, RouteGuard)> {
     let mut route = Some(route);
     let decided = match decide(by, &mut route, target.clone(), others.clone(), options).await {
-        Err(Refused { object, why: why @ Refusal::Draining { .. } }) if options.patience_ms > 0 => {
+        Err(ObjectRefusal { object, why: why @ Refusal::Draining { .. } }) if options.patience_ms > 0 => {
             let patience = Duration::from_millis(options.patience_ms);
             let opened = decide_when_open(by, &mut route, target, others, options);
             let place = by.0.plane.waits.open.take(&object, by.1);
-            let first = Err(Refused { object, why });
+            let first = Err(ObjectRefusal { object, why });
             match place {
                 Some(_place) => tokio::time::timeout(patience, opened).await.unwrap_or(first),
                 None => first,
@@ -251,11 +254,11 @@ async fn decide_when_open(
     target: Target<'_>,
     others: Vec<Target<'_>>,
     options: AdmitOptions,
-) -> Result<Rc<WriteGuard>, Refused> {
+) -> Result<Rc<WriteGuard>, ObjectRefusal> {
     loop {
         tokio::time::sleep(LOOK_AGAIN).await;
         match decide(by, route, target.clone(), others.clone(), options).await {
-            Err(Refused { why: Refusal::Draining { .. }, .. }) => {}
+            Err(ObjectRefusal { why: Refusal::Draining { .. }, .. }) => {}
             decided => return decided,
         }
     }

@@ -14,7 +14,7 @@ use super::{
     guard::WriteGuard,
     hold::Source,
     plan::Outfit,
-    reply::{Answered, Refused},
+    reply::{Answered, Rejection},
 };
 use crate::fence::Permit;
 
@@ -53,7 +53,7 @@ impl Detachable {
 }
 
 /// A refusal of an admitted write, with the object, the route and the lease that it is about.
-pub fn about(refused: Refused, guard: &WriteGuard, route: &Arc<str>) -> Refused {
+pub fn about(refused: Rejection, guard: &WriteGuard, route: &Arc<str>) -> Rejection {
     let permit = guard.permit();
     let refused = refused.about(guard.object(), route);
     refused.by(permit.map(|permit| permit.holder().clone()), permit.map(Permit::seq))

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Worker, decide, reply::Refused};
+use super::{Worker, decide, reply::Rejection};
 use crate::{
     fence::{
         Denial, Ended, Fence, Hlc, HolderId, How, LeaseSeq, ObjectId, Refusal,
@@ -132,5 +132,5 @@ pub async fn advance(
             Err(why) => Err(still_unknown(gate, object, &why)),
         }
     });
-    moved.map_err(|refusal| *Refused::from(refusal).of(object).problem)
+    moved.map_err(|refusal| *Rejection::from(refusal).of(object).problem)
 }

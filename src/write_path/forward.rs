@@ -20,7 +20,7 @@ use super::{
     outgoing::{Outgoing, Ready},
     plan::Outfit,
     refusals::{self, UNASKED, no_answer, no_connection, rerouted, unsent},
-    reply::{Answered, Refused},
+    reply::{Answered, Rejection},
     upload::{Broken, UploadState},
 };
 use crate::{
@@ -159,7 +159,7 @@ impl Job {
         share: &mut Option<Share>,
         upload: Option<&UploadState>,
         length: &Length,
-    ) -> Result<Answer, Box<Refused>> {
+    ) -> Result<Answer, Box<Rejection>> {
         let mut unsent: Option<Unsent> = None;
         loop {
             let is_committed = self.guard().is_some_and(|guard| guard.stage() == Stage::Committed);
@@ -209,7 +209,7 @@ impl Job {
 
     /// A new connection, or the next one that becomes free. `share`: the room that the body takes meanwhile, which counts
     /// as its asker's from here on.
-    async fn connect(&self, share: &mut Option<Share>) -> Result<Lane, Box<Refused>> {
+    async fn connect(&self, share: &mut Option<Share>) -> Result<Lane, Box<Rejection>> {
         let nothing = |why| Box::new(self.came_to_nothing(no_connection(why)));
         let (asker, total) = (self.asker(), self.outfit.plan.settings.hold_total_bytes);
         if let Some(uncounted) = share.take_if(|share| !share.is_counted()) {
@@ -236,7 +236,7 @@ impl Job {
     }
 
     /// Does what has to be done first, and has the write judged again.
-    async fn release_after(&self, mut effect: Effect) -> Result<Release, Refused> {
+    async fn release_after(&self, mut effect: Effect) -> Result<Release, Rejection> {
         let Some(guard) = self.guard() else { return Err(rerouted()) };
         loop {
             let denied = guard.take_denied();
@@ -255,12 +255,12 @@ impl Job {
     }
 
     /// Takes away what keeps the write from being permitted.
-    async fn clear(&self, denied: Option<Denied>) -> Result<(), Refused> {
+    async fn clear(&self, denied: Option<Denied>) -> Result<(), Rejection> {
         let gate = &self.worker.plane.gate;
         match denied {
             Some(Denied { object, why: Denial::Overdue(lease) }) => {
                 let ended = gate.ledger.end(vec![(object, lease)]).await;
-                ended.map_err(|_| Refused::new(Code::TableUnavailable, "the fence table cannot be used now"))
+                ended.map_err(|_| Rejection::new(Code::TableUnavailable, "the fence table cannot be used now"))
             }
             // Its term was known when it was admitted; whether its Lease is still held is asked once.
             Some(denied @ Denied { why: Denial::Unseen(_) | Denial::Lapsed(_), .. }) => {
@@ -272,7 +272,7 @@ impl Job {
     }
 
     /// What the client gets for what the judge has said.
-    fn refusal(&self, Denied { object, why }: Denied) -> Refused {
+    fn refusal(&self, Denied { object, why }: Denied) -> Rejection {
         let refusal = match why {
             Denial::Refused(refusal) => refusal,
             // Only a first look finds a fence below an outside number.
@@ -281,12 +281,12 @@ impl Job {
                 elect::still_unknown(&self.worker.plane.gate, &object, &why)
             }
         };
-        Refused::from(refusal).of(&object)
+        Rejection::from(refusal).of(&object)
     }
 
     /// Why a write of which nothing was sent may not go on. It ends here.
-    pub(super) async fn why_denied(&self) -> Refused {
-        let changing = || Refused::new(Code::FenceDraining, "the lease was changing hands; nothing was sent");
+    pub(super) async fn why_denied(&self) -> Rejection {
+        let changing = || Rejection::new(Code::FenceDraining, "the lease was changing hands; nothing was sent");
         let Some(guard) = self.guard() else { return changing() };
         let mut may_ask = true;
         let why = loop {
@@ -331,7 +331,7 @@ impl Job {
         body: &mut StoreBody,
         upload: Option<&UploadState>,
         since: Option<Stopwatch>,
-    ) -> Result<Attempt, Box<Refused>> {
+    ) -> Result<Attempt, Box<Rejection>> {
         let (before, stopwatch) = (lane.link().wire().sent.get(), since.unwrap_or_else(|| self.worker.watch()));
         let sent = match upload {
             None => self.send_whole(&mut lane, body).await,
@@ -407,7 +407,7 @@ impl Job {
     }
 
     /// What the client gets for a request whose connection is closed and that was not answered.
-    pub(super) async fn failed(&self, something_left: bool, why: &str, upload: Option<&UploadState>) -> Refused {
+    pub(super) async fn failed(&self, something_left: bool, why: &str, upload: Option<&UploadState>) -> Rejection {
         let broken = upload.and_then(UploadState::broken);
         let is_partial = upload.is_some_and(|upload| !upload.is_released());
         if !something_left {
@@ -445,7 +445,7 @@ impl Job {
     }
 
     /// Nothing was sent, and requests that share its idempotency key would fail in the same way.
-    fn came_to_nothing(&self, why: Refused) -> Refused {
+    fn came_to_nothing(&self, why: Rejection) -> Rejection {
         self.guard().and_then(|guard| guard.with_key(|claim| claim.came_to_nothing(&why)));
         why
     }

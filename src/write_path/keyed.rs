@@ -32,7 +32,7 @@ use super::{
     journaled::BodyDigest,
     pace::Pace,
     refusals::unsent,
-    reply::{Refused, ReplyBody},
+    reply::{Rejection, ReplyBody},
     upload::Broken,
 };
 use crate::{
@@ -149,7 +149,7 @@ impl KeyReservation for Box<Claim> {
         }
         let end = End::Void(self.why.take());
         let freed = self.ledger.room().map(|room| room.void_keyed(self.scope.clone(), self.attempt));
-        if freed != Err(ledger::Refused::Overloaded) || self.worker.stopping.get() {
+        if freed != Err(ledger::LedgerError::Overloaded) || self.worker.stopping.get() {
             return self.leave(end);
         }
         // Its twins must not come before the word that it is free.
@@ -164,7 +164,7 @@ impl KeyReservation for Box<Claim> {
 
 impl Claim {
     /// The store cannot be had: its twins need not try one after the other.
-    pub fn came_to_nothing(&mut self, why: &Refused) {
+    pub fn came_to_nothing(&mut self, why: &Rejection) {
         let code = why.problem.code();
         if matches!(code, Code::StoreUnreachable | Code::GateOverloaded) {
             self.why = Some((code, why.problem.detail().to_owned().into()));
@@ -258,23 +258,23 @@ impl Twin {
     }
 
     /// Waits for its answer, as long as the ledger gets on. `None`: it was not sent, so the key is free again.
-    pub async fn answer(&self, worker: &Worker, payload: &Payload) -> Option<Result<Response<ReplyBody>, Refused>> {
+    pub async fn answer(&self, worker: &Worker, payload: &Payload) -> Option<Result<Response<ReplyBody>, Rejection>> {
         let waiting = worker.plane.metrics().waits_for_twin();
         let ended = worker.gate.ledger.while_it_gets_on(pin!(self.0.ended())).await;
         drop(waiting);
         let Some(ended) = ended else { return Some(Err(self.stalled())) };
         match ended {
             End::Void(None) => None,
-            End::Void(Some((code, detail))) => Some(Err(Refused::new(code, detail))),
+            End::Void(Some((code, detail))) => Some(Err(Rejection::new(code, detail))),
             End::Unknown => Some(Err(refused(worker, Refusal::Unknown))),
             End::Known(entry) => Some(again(worker, &entry, payload, KeyedResult::Shared)),
         }
     }
 
     /// What a twin is told while the table stands still: the other write cannot end before that goes on.
-    fn stalled(&self) -> Refused {
+    fn stalled(&self) -> Rejection {
         let what = "a write with this Idempotency-Key waits for the disk of the fence table, which does not answer; ask again, with the same key";
-        let mut refused = Refused::new(Code::TableUnavailable, what);
+        let mut refused = Rejection::new(Code::TableUnavailable, what);
         if self.0.is_fresh.load(Ordering::Acquire) {
             // The other one may have been sent.
             refused.problem.tell_unsure();
@@ -293,7 +293,7 @@ pub async fn claim(
     permit: &Permit,
     key: &IdempotencyKey,
     payload: Option<Payload>,
-) -> Result<Claimed, Refused> {
+) -> Result<Claimed, Rejection> {
     let (object, holder, seq) = (permit.object().clone(), permit.holder().clone(), permit.seq());
     let scope = Scope { object, holder, key: key.clone() };
     let keys = &worker.plane.keys;
@@ -338,7 +338,7 @@ pub async fn claim(
         }
         Err(why) => {
             let refused = unusable(&why);
-            if matches!(why, ledger::Refused::Unavailable | ledger::Refused::Overloaded) {
+            if matches!(why, ledger::LedgerError::Unavailable | ledger::LedgerError::Overloaded) {
                 // Nothing was begun: the ledger has nothing to forget, and may have no room to be asked.
                 let end = End::Void(Some((refused.problem.code(), refused.problem.detail().to_owned().into())));
                 guard.take_key().inspect(|claim| claim.leave(end));
@@ -348,13 +348,13 @@ pub async fn claim(
     }
 }
 
-fn unusable(why: &ledger::Refused) -> Refused {
+fn unusable(why: &ledger::LedgerError) -> Rejection {
     match why {
-        ledger::Refused::Overloaded => {
-            Refused::new(Code::GateOverloaded, "too many changes of the fence table wait; nothing was sent")
+        ledger::LedgerError::Overloaded => {
+            Rejection::new(Code::GateOverloaded, "too many changes of the fence table wait; nothing was sent")
         }
-        ledger::Refused::Stopping => Refused::new(Code::GateStopping, "this gate is stopping; nothing was sent"),
-        _ => Refused::new(Code::TableUnavailable, "the fence table cannot be used now; nothing was sent"),
+        ledger::LedgerError::Stopping => Rejection::new(Code::GateStopping, "this gate is stopping; nothing was sent"),
+        _ => Rejection::new(Code::TableUnavailable, "the fence table cannot be used now; nothing was sent"),
     }
 }
 
@@ -362,11 +362,16 @@ fn unusable(why: &ledger::Refused) -> Refused {
 ///
 /// # Errors
 /// With why it gets no answer.
-pub fn known(worker: &Worker, entry: &Entry, payload: &Payload) -> Result<Response<ReplyBody>, Refused> {
+pub fn known(worker: &Worker, entry: &Entry, payload: &Payload) -> Result<Response<ReplyBody>, Rejection> {
     again(worker, entry, payload, KeyedResult::Replayed)
 }
 
-fn again(worker: &Worker, entry: &Entry, payload: &Payload, how: KeyedResult) -> Result<Response<ReplyBody>, Refused> {
+fn again(
+    worker: &Worker,
+    entry: &Entry,
+    payload: &Payload,
+    how: KeyedResult,
+) -> Result<Response<ReplyBody>, Rejection> {
     match entry.again(payload) {
         Again::Refused(why) => Err(refused(worker, why)),
         Again::Replay(kept) => {
@@ -390,7 +395,7 @@ fn replay(kept: &idempotency::Response) -> Response<ReplyBody> {
 }
 
 /// A keyed write that gets neither a run nor an answer.
-pub fn refused(worker: &Worker, why: Refusal) -> Refused {
+pub fn refused(worker: &Worker, why: Refusal) -> Rejection {
     let (result, what): (_, Cow<'static, str>) = match why {
         Refusal::OtherPayload => (
             KeyedResult::Mismatch,
@@ -414,7 +419,7 @@ pub fn refused(worker: &Worker, why: Refusal) -> Refused {
         ),
     };
     worker.plane.metrics().keyed(result);
-    Refused::new(why.code(), what)
+    Rejection::new(why.code(), what)
 }
 
 /// Headers by which a write may become another one.
@@ -460,7 +465,7 @@ pub async fn digest_on(
     mut rest: Incoming,
     is_h2: bool,
     limits: Limits,
-) -> Result<[u8; 32], Refused> {
+) -> Result<[u8; 32], Rejection> {
     let (mut digest, mut size) = (BodyDigest::default(), 0_u64);
     for part in first {
         size += part.len() as u64;
@@ -517,8 +522,8 @@ impl Lookup {
         head: &Parts,
         body: Source,
         limits: Limits,
-        why: Refused,
-    ) -> Result<Response<ReplyBody>, (Refused, Option<Source>)> {
+        why: Rejection,
+    ) -> Result<Response<ReplyBody>, (Rejection, Option<Source>)> {
         let (object, route) = (self.object.clone(), Arc::clone(&self.route));
         let answered = self.find_answer(worker, head, body, limits, why).await;
         answered.map_err(|(why, body)| (why.about(&object, &route), body))
@@ -530,8 +535,8 @@ impl Lookup {
         head: &Parts,
         body: Source,
         limits: Limits,
-        why: Refused,
-    ) -> Result<Response<ReplyBody>, (Refused, Option<Source>)> {
+        why: Rejection,
+    ) -> Result<Response<ReplyBody>, (Rejection, Option<Source>)> {
         let code = why.problem.code();
         if !matches!(code, Code::WriteStaleFence | Code::LeaseExpired | Code::FenceDraining) {
             return Err((why, Some(body)));

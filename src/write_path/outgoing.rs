@@ -15,7 +15,7 @@ use super::{
     keyed::{self, Claimed},
     pace::Pace,
     refusals::{no_room, rerouted, unsent},
-    reply::{Refused, ReplyBody},
+    reply::{Rejection, ReplyBody},
     upload::{Broken, Stream, Upload, UploadState},
 };
 use crate::{
@@ -64,7 +64,7 @@ pub enum Ready {
 impl Job {
     /// Claims the key of a keyed write, and makes its body ready to be sent. Where the key is not its own, the write
     /// is answered as the one was that had it first.
-    pub(super) async fn claim_key(&self, source: Source) -> Result<Ready, Refused> {
+    pub(super) async fn claim_key(&self, source: Source) -> Result<Ready, Rejection> {
         let mut collected = match source {
             Source::Here { body, share } => Collected::Whole(Outgoing::whole(body, share)),
             Source::Coming { hold, share } => self.collect(hold, share).await?,
@@ -73,7 +73,7 @@ impl Job {
         let key = self.write.as_ref().and_then(|write| write.key.clone());
         let permit = guard.as_ref().and_then(|guard| guard.permit());
         let (Some(key), Some(guard), Some(permit)) = (key, &guard, permit) else {
-            return Err(Refused::new(Code::TableUnavailable, "a keyed write without a lease; nothing was sent"));
+            return Err(Rejection::new(Code::TableUnavailable, "a keyed write without a lease; nothing was sent"));
         };
         let mut payload = match &collected {
             Collected::Whole(outgoing) => Some(keyed::payload(&self.head, keyed::digest_of(&outgoing.body))),
@@ -124,7 +124,7 @@ impl Job {
         &self,
         payload: Option<Payload>,
         collected: Collected,
-    ) -> Result<(Payload, Option<Collected>), Refused> {
+    ) -> Result<(Payload, Option<Collected>), Rejection> {
         match (payload, collected) {
             (Some(payload), collected) => Ok((payload, Some(collected))),
             (None, Collected::Whole(outgoing)) => {
@@ -154,12 +154,12 @@ impl Job {
     }
 
     /// Makes a body ready to be sent: a short one is collected, a long one streams.
-    pub(super) async fn body(&self, hold: Hold, share: Option<Share>) -> Result<Outgoing, Refused> {
+    pub(super) async fn body(&self, hold: Hold, share: Option<Share>) -> Result<Outgoing, Rejection> {
         Ok(self.outgoing(self.collect(hold, share).await?))
     }
 
     /// Collects a body that is short.
-    async fn collect(&self, mut hold: Hold, share: Option<Share>) -> Result<Collected, Refused> {
+    async fn collect(&self, mut hold: Hold, share: Option<Share>) -> Result<Collected, Rejection> {
         if hold.is_untouched() && hold.body.is_end_stream() {
             return Ok(Collected::Whole(Outgoing::whole(StoreBody::Empty, None)));
         }
@@ -214,7 +214,7 @@ impl Job {
     }
 
     /// Waits for the end of a read's body, of which there is nothing: an HTTP/2 head need not say so.
-    async fn has_no_body(&self, mut hold: Hold) -> Result<Collected, Refused> {
+    async fn has_no_body(&self, mut hold: Hold) -> Result<Collected, Rejection> {
         // Nobody has read the clock for it.
         let _ = self.worker.watch();
         let mut pace = Pace::new(&self.worker.alarms, Limits::of(&self.outfit.plan).slowest);

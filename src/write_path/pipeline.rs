@@ -39,7 +39,7 @@ use super::{
     keyed::Lookup,
     plan::Outfit,
     refusals::no_room,
-    reply::{Answered, Refused, ReplyBody, refuse},
+    reply::{Answered, Rejection, ReplyBody, refuse},
 };
 use crate::{
     barrier::{
@@ -162,7 +162,7 @@ async fn decline_keyed(
     outfit: &Outfit,
     head: &Parts,
     body: Source,
-    why: Refused,
+    why: Rejection,
 ) -> Answered {
     // It will not be sent, and its client may take its time with its body.
     let _waits = Turned::new(client, At::of(&head.method), At::Client, worker.now());
@@ -190,7 +190,7 @@ fn forward_write(
 /// What the first look at a request says.
 #[allow(clippy::large_enum_variant, reason = "it does not live long")]
 enum FirstLook {
-    Refused(Refused),
+    Refused(Rejection),
     Read { store: usize, may_have_body: bool, read: ReadOnly },
     Admitted(Admitted),
     Undecided(Undecided),
@@ -215,7 +215,7 @@ fn try_admit(
         worker.gate.elections.stand(&target.object, claimant);
     }
     let Some(entered) = outfit.plan.enter(route, &worker.plane.gate.clock) else {
-        let why = Refused::new(Code::FenceDraining, "this route has changed; older writes are still on their way");
+        let why = Rejection::new(Code::FenceDraining, "this route has changed; older writes are still on their way");
         return FirstLook::Refused(why.about(&target.id(), &route.name));
     };
     let admission = Admitting { worker, outfit, method, route: route.place };
@@ -285,7 +285,7 @@ impl Undecided {
         (worker, client): (&Worker, Peer),
         outfit: &Outfit,
         method: &Method,
-    ) -> Result<Admitted, Refused> {
+    ) -> Result<Admitted, Rejection> {
         let Self { entered, route, target, others, stopwatch, options, key } = self;
         let admission = Admitting { worker, outfit, method, route };
         let write = match decide_in_time((worker, client), entered, target, others, options).await {
@@ -312,7 +312,7 @@ impl Admitting<'_> {
     /// The judge permits the write.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "what it takes is large, and would be copied")]
-    fn permitted(self, guard: Rc<WriteGuard>, stopwatch: Stopwatch) -> Result<Admitted, Refused> {
+    fn permitted(self, guard: Rc<WriteGuard>, stopwatch: Stopwatch) -> Result<Admitted, Rejection> {
         let (seconds, since) = stopwatch.lap();
         self.outfit.tallies[self.route].operation(self.method).judged(seconds, None);
         if self.route().mode == Mode::Audit {
@@ -322,18 +322,23 @@ impl Admitting<'_> {
     }
 
     /// The judge refuses the write: a route that only looks forwards it all the same.
-    fn refused(self, entered: RouteGuard, stopwatch: Stopwatch, refused: decide::Refused) -> Result<Admitted, Refused> {
+    fn refused(
+        self,
+        entered: RouteGuard,
+        stopwatch: Stopwatch,
+        refused: decide::ObjectRefusal,
+    ) -> Result<Admitted, Rejection> {
         let tally = self.outfit.tallies[self.route].operation(self.method);
         tally.judged(stopwatch.seconds(), Some(&refused.why));
         if self.route().mode == Mode::Audit || failpoints::on(Fault::ForwardStale) {
             let would = Some(refused.why.code());
             return self.unfenced(entered, refused.object, would);
         }
-        Err(Refused::from(refused.why).about(&refused.object, &self.route().name))
+        Err(Rejection::from(refused.why).about(&refused.object, &self.route().name))
     }
 
     /// The write is forwarded whatever a judge says. `would`: what a judge would have refused it with.
-    fn unfenced(self, entered: RouteGuard, object: ObjectId, would: Option<Code>) -> Result<Admitted, Refused> {
+    fn unfenced(self, entered: RouteGuard, object: ObjectId, would: Option<Code>) -> Result<Admitted, Rejection> {
         let terms = Terms { unfenced: true, ..terms_of(self.route(), None) };
         let mut life = Life::new(terms);
         let _ = life.on(Event::Arrived { whole: false });
@@ -343,13 +348,18 @@ impl Admitting<'_> {
 
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "what it takes is large, and would be copied")]
-    fn go_on(self, guard: Rc<WriteGuard>, since: Option<Stopwatch>, would: Option<Code>) -> Result<Admitted, Refused> {
+    fn go_on(
+        self,
+        guard: Rc<WriteGuard>,
+        since: Option<Stopwatch>,
+        would: Option<Code>,
+    ) -> Result<Admitted, Rejection> {
         let Self { worker, outfit, method, route } = self;
         // A drain sets its flag before it looks whether a write is in flight, and this one is.
         if worker.closing.get() || worker.gate.draining.load(Ordering::Acquire) {
             let _ = guard.on(Event::Interrupted);
             let why = "this gate is stopping; nothing was sent. Try again once it is back";
-            let refused = Refused::new(Code::GateStopping, why);
+            let refused = Rejection::new(Code::GateStopping, why);
             return Err(refused.about(guard.object(), &outfit.plan.routes.all()[route].name));
         }
         let active = Active::new(outfit.tallies[route].operation(method));

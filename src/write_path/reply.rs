@@ -29,7 +29,7 @@ const FENCE_ERROR: HeaderName = HeaderName::from_static("fence-error");
 const FENCE_OUTCOME: HeaderName = HeaderName::from_static("fence-outcome");
 
 /// What becomes of a request.
-pub type Answered = Result<Response<ReplyBody>, Box<Refused>>;
+pub type Answered = Result<Response<ReplyBody>, Box<Rejection>>;
 
 /// A response's body.
 pub struct ReplyBody {
@@ -148,7 +148,7 @@ impl Body for ReplyBody {
 
 /// A request that is not forwarded: why, and what it was about.
 #[derive(Debug)]
-pub struct Refused {
+pub struct Rejection {
     /// Apart, since it is large and moved about.
     pub problem: Box<Problem>,
     pub object: Option<ObjectId>,
@@ -160,7 +160,7 @@ pub struct Refused {
     pub closes: bool,
 }
 
-impl Refused {
+impl Rejection {
     #[must_use]
     pub fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
         let problem = Box::new(Problem::on(Side::Data, code, detail));
@@ -199,7 +199,7 @@ impl Refused {
     }
 }
 
-impl From<Unfit> for Refused {
+impl From<Unfit> for Rejection {
     fn from(unfit: Unfit) -> Self {
         let mut refused = Self::new(unfit.code, unfit.detail);
         if let Some(field) = unfit.field {
@@ -211,7 +211,7 @@ impl From<Unfit> for Refused {
 }
 
 /// What a refused write is told: one line per way to be refused.
-impl From<Refusal> for Refused {
+impl From<Refusal> for Rejection {
     fn from(refusal: Refusal) -> Self {
         let code = refusal.code();
         match refusal {
@@ -304,8 +304,8 @@ impl From<Refusal> for Refused {
 }
 
 /// Refuses, and leaves a receipt. To a HEAD the headers say it all.
-pub fn refuse(plane: &Plane, refused: Refused, is_head: bool) -> Response<ReplyBody> {
-    let Refused { mut problem, object, route, seq, fence, holder, closes } = refused;
+pub fn refuse(plane: &Plane, refused: Rejection, is_head: bool) -> Response<ReplyBody> {
+    let Rejection { mut problem, object, route, seq, fence, holder, closes } = refused;
     // Where the refusal itself needed no fence, what is in memory is good enough to tell.
     let known =
         |object: &ObjectId| plane.gate.records.stripes.view(object, |found| found.map(|(record, _)| record.fence));

@@ -14,7 +14,7 @@ use fencegate::{
     table::{
         Table,
         codec::Meta,
-        ledger::{Core, Ledger, Refused, Setup, Wanted},
+        ledger::{Core, Ledger, LedgerError, Setup, Wanted},
         memory::{DiskFault, MemoryTable},
         news::News,
         open::{self, Begun, begin_on, write_meta},
@@ -157,7 +157,7 @@ impl<D: Disk> Bench<D> {
         }
     }
 
-    fn acquire(&mut self, object: &str, holder: &str) -> Result<u64, Refused> {
+    fn acquire(&mut self, object: &str, holder: &str) -> Result<u64, LedgerError> {
         let object = ObjectId::new(object).unwrap();
         let wanted = Wanted {
             objects: vec![object.clone()],
@@ -177,7 +177,7 @@ impl<D: Disk> Bench<D> {
         Ok(seq)
     }
 
-    fn release(&mut self, object: &str) -> Result<(), Refused> {
+    fn release(&mut self, object: &str) -> Result<(), LedgerError> {
         let Some((lease_id, token)) = self.held.get(&ObjectId::new(object).unwrap()).cloned() else { return Ok(()) };
         let done = self.runtime.block_on(self.ledger().release(lease_id.clone(), None, token));
         match done {
@@ -188,7 +188,7 @@ impl<D: Disk> Bench<D> {
         Ok(())
     }
 
-    fn renew(&mut self, object: &str, holder: &str) -> Result<(), Refused> {
+    fn renew(&mut self, object: &str, holder: &str) -> Result<(), LedgerError> {
         let Some((lease_id, token)) = self.held.get(&ObjectId::new(object).unwrap()).cloned() else { return Ok(()) };
         let holder = HolderId::new(holder).unwrap();
         let renewed =
@@ -242,7 +242,7 @@ fn play(bench: &mut Bench<impl Disk>, moves: Vec<Move>) {
                 Ok(())
             }
         };
-        let failed = matches!(done, Err(Refused::Unavailable | Refused::Unsure));
+        let failed = matches!(done, Err(LedgerError::Unavailable | LedgerError::Unsure));
         assert!(may_fail || !failed, "nothing failed, and yet it was refused");
     }
     bench.crash();
@@ -289,14 +289,14 @@ fn a_failed_write_or_sync_latches_the_table_until_a_restart() {
         let mut bench = Bench::new(memory());
         bench.acquire("users", "a").unwrap();
         bench.disk.fail_next(fault);
-        assert_eq!(bench.acquire("orders", "a"), Err(Refused::Unsure), "{fault:?}");
+        assert_eq!(bench.acquire("orders", "a"), Err(LedgerError::Unsure), "{fault:?}");
         // The disk is well again; the ledger does not believe it.
-        assert_eq!(bench.acquire("orders", "a"), Err(Refused::Unavailable));
-        assert_eq!(bench.renew("users", "a"), Err(Refused::Unavailable));
-        assert_eq!(bench.release("users"), Err(Refused::Unavailable));
+        assert_eq!(bench.acquire("orders", "a"), Err(LedgerError::Unavailable));
+        assert_eq!(bench.renew("users", "a"), Err(LedgerError::Unavailable));
+        assert_eq!(bench.release("users"), Err(LedgerError::Unavailable));
         let (ledger, records) = bench.open.as_ref().unwrap();
         assert!(records.latched().is_some());
-        assert_eq!(bench.runtime.block_on(ledger.stop()), Err(Refused::Unavailable), "no clean flag is set");
+        assert_eq!(bench.runtime.block_on(ledger.stop()), Err(LedgerError::Unavailable), "no clean flag is set");
         bench.crash();
         bench.check();
         assert_eq!(bench.acquire("orders", "a"), Ok(1));

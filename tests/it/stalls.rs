@@ -6,7 +6,7 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use fencegate::{
     fence::{ObjectId, elected::Sighting, election::LeaseName},
     route::Terms,
-    table::ledger::Refused,
+    table::ledger::LedgerError,
 };
 use rustix::process::Signal;
 use serde_json::json;
@@ -55,7 +55,7 @@ fn fill_queue(bench: &Bench) {
     let object = ObjectId::new("none").unwrap();
     let ask = || ledger.sight(object.clone(), Sighting::Gone { lease: Arc::clone(&lease) }, false).err();
     let full = std::iter::repeat_with(ask).flatten().next();
-    assert_eq!(full, Some(Refused::Overloaded), "it is full before the stall shows");
+    assert_eq!(full, Some(LedgerError::Overloaded), "it is full before the stall shows");
 }
 
 /// How many writes the store has applied.
@@ -241,7 +241,7 @@ fn a_reload_that_is_past_the_point_of_return_does_not_wait_for_ever() {
         .gate
         .runtime
         .block_on(async move { tokio::time::timeout(Duration::from_secs(60), ledger.adopt(Terms::default())).await });
-    assert_eq!(adopted.expect("an answer to adopt"), Err(Refused::Stalled));
+    assert_eq!(adopted.expect("an answer to adopt"), Err(LedgerError::Stalled));
     may_be_done_yet(&stalled.receive().unwrap());
 }
 

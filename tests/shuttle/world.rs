@@ -28,7 +28,7 @@ use fencegate::{
     table::{
         Table,
         codec::Meta,
-        ledger::{Core, Granted, Ledger, Refused, Setup, Wanted},
+        ledger::{Core, Granted, Ledger, LedgerError, Setup, Wanted},
         memory::MemoryTable,
         news::{After, News},
         open::{Begun, begin_on, write_meta},
@@ -193,7 +193,7 @@ impl World {
         };
         let granted = match block_on(self.gate.ledger.acquire(wanted)) {
             Ok(granted) => granted.take(),
-            Err(Refused::Lease { .. }) => return None,
+            Err(LedgerError::Lease { .. }) => return None,
             Err(other) => panic!("an acquire was refused: {other:?}"),
         };
         let held = granted.into_iter().zip(before).map(|(Granted { object, lease, .. }, before)| {

@@ -8,7 +8,7 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 use super::{oracle::Violation, world::World};
 use fencegate::{
     fence::{FenceToken, HolderId, LeaseId, ObjectId, Record, RequestId, State, Ttl, step::LeaseRefusal},
-    table::ledger::{Command, Granted, Moved, Refused, Wanted},
+    table::ledger::{Command, Granted, LedgerError, Moved, Wanted},
 };
 
 /// How many writes may be on their way through the gate at once.
@@ -32,10 +32,10 @@ pub(super) struct Client {
 
 /// A call of the ledger that was not answered yet.
 enum Call {
-    Acquire(oneshot::Receiver<Result<Vec<Granted>, Refused>>),
-    Renew(FenceToken, oneshot::Receiver<Result<Granted, Refused>>),
-    Release(FenceToken, oneshot::Receiver<Result<Record, Refused>>),
-    Revoke(oneshot::Receiver<Result<Moved, Refused>>),
+    Acquire(oneshot::Receiver<Result<Vec<Granted>, LedgerError>>),
+    Renew(FenceToken, oneshot::Receiver<Result<Granted, LedgerError>>),
+    Release(FenceToken, oneshot::Receiver<Result<Record, LedgerError>>),
+    Revoke(oneshot::Receiver<Result<Moved, LedgerError>>),
 }
 
 /// What the ledger has said.
@@ -45,7 +45,7 @@ enum Said {
     Released(FenceToken),
     Revoked(Record),
     /// The token is the one that the call was about, if it was about one.
-    Refused(Option<FenceToken>, Refused),
+    Refused(Option<FenceToken>, LedgerError),
 }
 
 impl Said {
@@ -372,30 +372,30 @@ impl World {
         }
     }
 
-    fn told(&mut self, place: usize, token: Option<&FenceToken>, why: &Refused) {
-        if let Refused::Lease { why: LeaseRefusal::Expired { .. } | LeaseRefusal::Fenced { .. }, .. } = why
+    fn told(&mut self, place: usize, token: Option<&FenceToken>, why: &LedgerError) {
+        if let LedgerError::Lease { why: LeaseRefusal::Expired { .. } | LeaseRefusal::Fenced { .. }, .. } = why
             && let Some(token) = token
         {
             self.oracle.over(&token.object, token.seq.get());
             self.clients[place].give_up(token);
         }
-        if let (Refused::Lease { why: LeaseRefusal::Fenced { .. }, .. }, None) = (why, token) {
+        if let (LedgerError::Lease { why: LeaseRefusal::Fenced { .. }, .. }, None) = (why, token) {
             self.counts.overtaken_advances += 1;
         }
         let word = match why {
-            Refused::Lease { why: LeaseRefusal::Held { .. }, .. } => "held",
-            Refused::Lease { why: LeaseRefusal::Fenced { .. }, .. } => "fenced",
-            Refused::Lease { why: LeaseRefusal::Expired { .. }, .. } => "expired",
-            Refused::Lease { .. } => "refused",
-            Refused::NotFound => "not found",
-            Refused::RequestIdUsed => "request id used",
-            Refused::Unavailable => "unavailable",
-            Refused::Unsure => "unsure",
-            Refused::Stalled => "stalled",
-            Refused::Overloaded => "overloaded",
-            Refused::Stopping => "stopping",
-            Refused::Draining { .. } => "draining",
-            Refused::Migrating { .. } | Refused::MigrationMoved => "migrating",
+            LedgerError::Lease { why: LeaseRefusal::Held { .. }, .. } => "held",
+            LedgerError::Lease { why: LeaseRefusal::Fenced { .. }, .. } => "fenced",
+            LedgerError::Lease { why: LeaseRefusal::Expired { .. }, .. } => "expired",
+            LedgerError::Lease { .. } => "refused",
+            LedgerError::NotFound => "not found",
+            LedgerError::RequestIdUsed => "request id used",
+            LedgerError::Unavailable => "unavailable",
+            LedgerError::Unsure => "unsure",
+            LedgerError::Stalled => "stalled",
+            LedgerError::Overloaded => "overloaded",
+            LedgerError::Stopping => "stopping",
+            LedgerError::Draining { .. } => "draining",
+            LedgerError::Migrating { .. } | LedgerError::MigrationMoved => "migrating",
         };
         self.say(format!("client {place} is told: {word}"));
     }

@@ -21,7 +21,7 @@ use fencegate::{
         election::{Election, LeaseName, TermStatus, Uid},
     },
     kubernetes::{api::Seen, known::Known},
-    table::ledger::{Command, Moved, Refused},
+    table::ledger::{Command, LedgerError, Moved},
 };
 
 /// How many there are.
@@ -84,7 +84,7 @@ struct Read {
 pub(super) enum Asked {
     No(Refusal),
     /// Its term, and the ledger's word on its object.
-    Moved(Arc<Term>, oneshot::Receiver<Result<Moved, Refused>>),
+    Moved(Arc<Term>, oneshot::Receiver<Result<Moved, LedgerError>>),
 }
 
 #[derive(Clone, Copy)]

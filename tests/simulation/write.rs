@@ -32,7 +32,7 @@ use fencegate::{
         write::{Effect, Event, Obstacle, Outcome, Stage, Terms, Write as Life},
     },
     table::{
-        ledger::{Command, Moved, Refused},
+        ledger::{Command, LedgerError, Moved},
         records::Records,
     },
 };
@@ -98,11 +98,11 @@ enum Phase {
     /// The row was read, and is about to be offered to memory.
     Offer(Ticket, Box<Record>),
     /// Its lease is being ended, since it is past its deadline.
-    End(oneshot::Receiver<Result<(), Refused>>),
+    End(oneshot::Receiver<Result<(), LedgerError>>),
     /// The API server is asked about its term.
     Ask,
     /// It has answered, and the ledger hears of it.
-    Told(Arc<Term>, oneshot::Receiver<Result<Moved, Refused>>),
+    Told(Arc<Term>, oneshot::Receiver<Result<Moved, LedgerError>>),
     /// There will be a connection.
     Held,
     /// Part of it may go.

@@ -1,7 +1,7 @@
 //! Acquiring: one object or a batch, at once or in turn, once per request.
 
 use super::{
-    GrantReply, Granted, Refused, Wanted,
+    GrantReply, Granted, LedgerError, Wanted,
     advance::{Asked, Drained, Waiting, all_granted, remember_request},
     core::{Core, granted, not_committed, unreadable},
     pending::answer_leases,
@@ -19,7 +19,7 @@ const MIGRATION_RETRY_MS: u64 = 1_000;
 
 /// How an attempt ended.
 enum Attempt {
-    Done(Result<Vec<Granted>, Refused>),
+    Done(Result<Vec<Granted>, LedgerError>),
     /// This object is someone else's for now.
     Blocked {
         object: ObjectId,
@@ -69,13 +69,13 @@ impl Core {
             Attempt::Done(result) => self.answer_grant(round, &waiter.wanted, waiter.reply, result),
             Attempt::Blocked { object, why } if waiter.until > self.setup.clock.now().boot => {
                 if is_new && self.waiters.is_full(self.setup.waiters_max) {
-                    self.answer_grant(round, &waiter.wanted, waiter.reply, Err(Refused::Overloaded));
+                    self.answer_grant(round, &waiter.wanted, waiter.reply, Err(LedgerError::Overloaded));
                     return;
                 }
                 self.wait(round, &object, &why, waiter);
             }
             Attempt::Blocked { object, why } => {
-                self.answer_grant(round, &waiter.wanted, waiter.reply, Err(Refused::Lease { object, why }));
+                self.answer_grant(round, &waiter.wanted, waiter.reply, Err(LedgerError::Lease { object, why }));
             }
         }
     }
@@ -141,7 +141,7 @@ impl Core {
         }
     }
 
-    fn end_if_over(&mut self, round: &mut Round, object: &ObjectId) -> Result<(), Refused> {
+    fn end_if_over(&mut self, round: &mut Round, object: &ObjectId) -> Result<(), LedgerError> {
         let now = self.setup.clock.now();
         let is_over = |lease: &&Lease| !lease.is_live(now);
         let over = |record: &Record| record.open_lease().filter(is_over).map(|lease| lease.lease_id.clone());
@@ -152,27 +152,27 @@ impl Core {
     }
 
     /// The answer that this request got before, if it did.
-    fn replayed(&self, round: &Round, wanted: &Wanted) -> Option<Result<Vec<Granted>, Refused>> {
+    fn replayed(&self, round: &Round, wanted: &Wanted) -> Option<Result<Vec<Granted>, LedgerError>> {
         let request = wanted.request.as_ref()?;
         let row = match round.request(&self.setup.records, &wanted.holder, request) {
             Ok(row) => row?,
             Err(fault) => return Some(Err(unreadable(&fault))),
         };
         if !row.leases.iter().map(|(object, ..)| object).eq(&wanted.objects) {
-            return Some(Err(Refused::RequestIdUsed));
+            return Some(Err(LedgerError::RequestIdUsed));
         }
         let now = self.setup.clock.now();
         let again = row.leases.iter().map(|(object, lease_id, drain)| {
             let again = |record: &Record| record.replay(lease_id, now).cloned();
             let lease = round.look(&self.setup.records, object, again).map_err(|fault| unreadable(&fault))?;
-            let lease = lease.ok_or(Refused::RequestIdUsed)?;
+            let lease = lease.ok_or(LedgerError::RequestIdUsed)?;
             Ok(Granted { drain: *drain, ..granted(object.clone(), lease) })
         });
         Some(again.collect())
     }
 
     /// Moves all fences, then opens all objects; or does nothing.
-    fn grant_all(&mut self, round: &mut Round, wanted: &Wanted) -> Result<Attempt, Refused> {
+    fn grant_all(&mut self, round: &mut Round, wanted: &Wanted) -> Result<Attempt, LedgerError> {
         let mut draft = Draft::default();
         for object in &wanted.objects {
             if self.migration_of(object)?.is_some() {
@@ -194,7 +194,7 @@ impl Core {
                 Outcome::Refused(why @ LeaseRefusal::Held { .. }) => {
                     return Ok(Attempt::Blocked { object: object.clone(), why });
                 }
-                Outcome::Refused(why) => return Err(Refused::Lease { object: object.clone(), why }),
+                Outcome::Refused(why) => return Err(LedgerError::Lease { object: object.clone(), why }),
                 _ => {}
             }
         }
@@ -217,7 +217,7 @@ impl Core {
         round: &mut Round,
         wanted: &Wanted,
         reply: GrantReply,
-        result: Result<Vec<Granted>, Refused>,
+        result: Result<Vec<Granted>, LedgerError>,
     ) {
         let was_granted = result.is_ok();
         push_answer(round, wanted, reply, result);
@@ -228,7 +228,7 @@ impl Core {
             while let Some(twin) = self.waiters.take_twin(object, wanted) {
                 let result = match self.attempt(round, &twin.wanted) {
                     Attempt::Done(result) => result,
-                    Attempt::Blocked { object, why } => Err(Refused::Lease { object, why }),
+                    Attempt::Blocked { object, why } => Err(LedgerError::Lease { object, why }),
                     Attempt::Draining(drains) => {
                         let until = self.patience(twin.until);
                         let replies = vec![Waiting { reply: twin.reply, until }];
@@ -243,7 +243,7 @@ impl Core {
 }
 
 /// A grant whose caller is gone is given back, unless its request can be asked for again.
-fn push_answer(round: &mut Round, wanted: &Wanted, reply: GrantReply, result: Result<Vec<Granted>, Refused>) {
+fn push_answer(round: &mut Round, wanted: &Wanted, reply: GrantReply, result: Result<Vec<Granted>, LedgerError>) {
     let gives_back = wanted.request.is_none();
     round.answers.push(Box::new(move |committed| {
         let result = if committed { result } else { Err(not_committed(&result)) };

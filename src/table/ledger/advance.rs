@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use super::{
-    DrainReport, GrantReply, Granted, Moved, Refused, Reply, Wanted,
+    DrainReport, GrantReply, Granted, LedgerError, Moved, Reply, Wanted,
     core::{Core, answer, granted, unreadable},
     round::{Draft, Drain, Round},
     timers::Due,
@@ -141,7 +141,7 @@ pub(super) enum Drained {
 impl Core {
     /// Seals the objects whose fences the draft moves. Where nothing is on its way to the store, the
     /// second step is taken at once, in the same synced batch.
-    pub(super) fn drain(&mut self, round: &Round, draft: &mut Draft, force: bool) -> Result<Drained, Refused> {
+    pub(super) fn drain(&mut self, round: &Round, draft: &mut Draft, force: bool) -> Result<Drained, LedgerError> {
         let drains = draft.take_drains();
         let published: Result<Vec<Record>, _> =
             drains.iter().map(|drain| self.setup.records.read(&drain.object)).collect();
@@ -180,7 +180,7 @@ impl Core {
         draft: &mut Draft,
         drain: Drain,
         is_wanted: bool,
-    ) -> Result<(Outcome, Tally), Refused> {
+    ) -> Result<(Outcome, Tally), LedgerError> {
         let Drain { object, seq, advance, then } = drain;
         let stripes = &self.setup.records.stripes;
         let (tally, flying) = stripes.end_drain(&object);
@@ -350,7 +350,7 @@ impl Core {
         let mut draft = Draft::default();
         // What another advance has taken over is that one's to end.
         let (ours, _): (Vec<_>, Vec<_>) = drains.into_iter().partition(|drain| self.is_current(round, drain));
-        let opened: Result<Vec<_>, Refused> = ours
+        let opened: Result<Vec<_>, LedgerError> = ours
             .into_iter()
             .map(|drain| {
                 let object = drain.object.clone();
@@ -361,7 +361,7 @@ impl Core {
         let opened = match (opened, overtaken) {
             (Ok(_), Some(object)) => {
                 let fence = self.newest(round, &object).map(|record| record.fence).unwrap_or_default();
-                Err(Refused::Lease { object, why: LeaseRefusal::Fenced { fence } })
+                Err(LedgerError::Lease { object, why: LeaseRefusal::Fenced { fence } })
             }
             (opened, _) => opened,
         };
@@ -375,7 +375,7 @@ impl Core {
         &mut self,
         round: &mut Round,
         asked: Asked,
-        opened: Result<Vec<(ObjectId, Outcome, DrainReport)>, Refused>,
+        opened: Result<Vec<(ObjectId, Outcome, DrainReport)>, LedgerError>,
     ) {
         match asked {
             Asked::Acquire { wanted, replies } => {
@@ -389,12 +389,12 @@ impl Core {
             }
             Asked::Rotate(reply) => {
                 let granted =
-                    opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound));
+                    opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(LedgerError::NotFound));
                 self.answer_renewal(round, reply, granted, true);
             }
             Asked::Grant { replies, .. } => {
                 let granted =
-                    opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound));
+                    opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(LedgerError::NotFound));
                 for (reply, _) in replies {
                     answer(round, reply, granted.clone());
                 }
@@ -403,12 +403,12 @@ impl Core {
                 let (object, drain) = match opened {
                     Ok(opened) => opened.into_iter().next().map(|(object, _, report)| (object, report)).unzip(),
                     // Another advance has overtaken it; its fence has moved all the same.
-                    Err(Refused::Lease { object, .. }) => (Some(object), None),
+                    Err(LedgerError::Lease { object, .. }) => (Some(object), None),
                     Err(refused) => {
                         return replies.into_iter().for_each(|reply| answer(round, reply, Err(refused.clone())));
                     }
                 };
-                let moved = object.ok_or(Refused::NotFound).and_then(|object| self.newest(round, &object));
+                let moved = object.ok_or(LedgerError::NotFound).and_then(|object| self.newest(round, &object));
                 let moved =
                     moved.map(|record| Moved { record, drain: drain.unwrap_or_default(), is_superseded: false });
                 for reply in replies {
@@ -434,7 +434,7 @@ impl Core {
                     advance.asked = Asked::Nobody;
                 }
                 for Waiting { reply, .. } in over {
-                    self.answer_grant(round, &wanted, reply, Err(Refused::Draining { object: object.clone() }));
+                    self.answer_grant(round, &wanted, reply, Err(LedgerError::Draining { object: object.clone() }));
                 }
             }
             Asked::Grant { replies, .. } => {
@@ -442,7 +442,7 @@ impl Core {
                     std::mem::take(replies).into_iter().partition(|(_, until)| *until <= now);
                 *replies = waiting;
                 for (reply, _) in over {
-                    answer(round, reply, Err(Refused::Draining { object: object.clone() }));
+                    answer(round, reply, Err(LedgerError::Draining { object: object.clone() }));
                 }
             }
             Asked::Move(_) => self.tell_operator(round, id),
@@ -475,7 +475,7 @@ impl Core {
     }
 
     /// Nothing more is granted: whoever waits for a drain is told so, and the drains go on for nobody.
-    pub(super) fn dismiss_advances(&mut self, why: &Refused) {
+    pub(super) fn dismiss_advances(&mut self, why: &LedgerError) {
         for advance in self.advances.all.values_mut() {
             match std::mem::replace(&mut advance.asked, Asked::Nobody) {
                 Asked::Acquire { replies, .. } => {
@@ -509,7 +509,7 @@ fn report(tally: Tally, waited_ms: u64) -> DrainReport {
 }
 
 /// All leases, or why there are none.
-pub(super) fn all_granted(opened: Vec<(ObjectId, Outcome, DrainReport)>) -> Result<Vec<Granted>, Refused> {
+pub(super) fn all_granted(opened: Vec<(ObjectId, Outcome, DrainReport)>) -> Result<Vec<Granted>, LedgerError> {
     let each = |(object, outcome, drain)| match outcome {
         Outcome::Granted(lease) => Ok(Granted { drain, ..granted(object, lease) }),
         other => Err(super::core::unexpected(object, other)),

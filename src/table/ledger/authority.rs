@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use super::{
-    Certificate, Deed, Granted, Moved, Progress, Refused, Reply,
+    Certificate, Deed, Granted, LedgerError, Moved, Progress, Reply,
     advance::{Asked, all_granted},
     core::{Changed, Core, answer, granted, unexpected, unreadable},
     round::Round,
@@ -96,7 +96,7 @@ impl Core {
         round: &mut Round,
         certificate: &Certificate,
         max_jump: u64,
-    ) -> Result<Changed, Refused> {
+    ) -> Result<Changed, LedgerError> {
         let Certificate { domain, by, .. } = certificate;
         let keys = (Key::Certificate(domain.clone(), by.seq), Key::Parked(domain.clone(), by.seq));
         // All that can fail to be read is read before anything is changed.
@@ -107,7 +107,7 @@ impl Core {
                     self.setup.metrics.certificate(CertificateResult::Parked);
                     keep(round, &keys.1, parked, certificate)?;
                 }
-                Err(Refused::Lease { object: domain.clone(), why })
+                Err(LedgerError::Lease { object: domain.clone(), why })
             }
             changed => {
                 let is_superseded = matches!(changed, Changed::To(Outcome::Superseded));
@@ -121,7 +121,7 @@ impl Core {
     }
 
     /// The certificates in a row, as this round has left it.
-    fn kept(&self, round: &Round, key: &Key) -> Result<Vec<Vec<u8>>, Refused> {
+    fn kept(&self, round: &Round, key: &Key) -> Result<Vec<Vec<u8>>, LedgerError> {
         let key = key.encode();
         match round.signed.kept.get(&key) {
             Some(kept) => Ok(kept.clone()),
@@ -130,7 +130,7 @@ impl Core {
     }
 
     /// An operator throws a parked certificate away.
-    pub(super) fn unpark(&mut self, round: &mut Round, certificate: &Certificate) -> Result<(), Refused> {
+    pub(super) fn unpark(&mut self, round: &mut Round, certificate: &Certificate) -> Result<(), LedgerError> {
         let key = Key::Parked(certificate.domain.clone(), certificate.by.seq);
         let parked = self.kept(round, &key)?;
         discard(round, &key, parked, certificate);
@@ -160,7 +160,7 @@ impl Core {
             Ok(Changed::To(Outcome::Granted(lease) | Outcome::Renewed(lease))) => Ok(granted(domain.clone(), lease)),
             Ok(Changed::To(other)) => Err(unexpected(domain.clone(), other)),
             Ok(Changed::Opened(opened)) => {
-                all_granted(opened).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound))
+                all_granted(opened).and_then(|mut granted| granted.pop().ok_or(LedgerError::NotFound))
             }
             Ok(Changed::Draining(drains)) => {
                 let until = self.patience(BootMs::PAST);
@@ -187,24 +187,24 @@ impl Core {
         domain: &ObjectId,
         signed: &SignedGrant,
         migration: Option<&Progress>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), LedgerError> {
         if let Some(progress) = migration {
             self.may_go_on(round, progress)?;
         } else if signed.grant.request.is_none()
             && let Some(id) = self.migration_of(domain)?
         {
-            return Err(Refused::Migrating { object: domain.clone(), id });
+            return Err(LedgerError::Migrating { object: domain.clone(), id });
         }
         let lease_id = &signed.grant.lease_id;
         let row = round.lease_row(&self.setup.records, lease_id).map_err(|fault| unreadable(&fault))?;
         if row.is_none_or(|row| (&row.object, row.seq) == (domain, signed.seq)) {
             return Ok(());
         }
-        Err(Refused::Lease { object: domain.clone(), why: LeaseRefusal::GrantUsed })
+        Err(LedgerError::Lease { object: domain.clone(), why: LeaseRefusal::GrantUsed })
     }
 
     /// The signatures of all certificates that are kept for a grant's predecessor: each of them proves its fence.
-    fn proofs(&self, round: &Round, domain: &ObjectId, signed: &SignedGrant) -> Result<Vec<FenceProof>, Refused> {
+    fn proofs(&self, round: &Round, domain: &ObjectId, signed: &SignedGrant) -> Result<Vec<FenceProof>, LedgerError> {
         let Some(predecessor) = &signed.predecessor else { return Ok(vec![]) };
         let certified = |record: &Record| record.certified.as_ref().map(|certified| certified.seq);
         let seq = round.look(&self.setup.records, domain, certified).map_err(|fault| unreadable(&fault))?;
@@ -216,7 +216,7 @@ impl Core {
         Ok(all.into_iter().filter(is_its).map(|each| each.by.proof).collect())
     }
 
-    pub(super) fn migrate(&mut self, round: &mut Round, progress: Progress, deed: Deed) -> Result<(), Refused> {
+    pub(super) fn migrate(&mut self, round: &mut Round, progress: Progress, deed: Deed) -> Result<(), LedgerError> {
         self.may_go_on(round, &progress)?;
         match deed {
             Deed::Nothing => {}
@@ -227,7 +227,7 @@ impl Core {
                 let now = self.setup.clock.now();
                 let record = self.newest(round, &progress.row.domain)?;
                 if record.open_lease().is_none_or(|lease| lease.lease_id != lease_id || !lease.is_live(now)) {
-                    return Err(Refused::MigrationMoved);
+                    return Err(LedgerError::MigrationMoved);
                 }
             }
         }
@@ -236,10 +236,10 @@ impl Core {
     }
 
     /// Whether a migration is where it is thought to be, and the only one of its object.
-    fn may_go_on(&mut self, round: &Round, progress: &Progress) -> Result<(), Refused> {
+    fn may_go_on(&mut self, round: &Round, progress: &Progress) -> Result<(), LedgerError> {
         let Progress { id, from, row } = progress;
         if let Some(other) = self.migration_of(&row.domain)?.filter(|other| other != id) {
-            return Err(Refused::Migrating { object: row.domain.clone(), id: other });
+            return Err(LedgerError::Migrating { object: row.domain.clone(), id: other });
         }
         let known = match round.signed.migrations.get(id) {
             Some(known) => Some(known.state),
@@ -250,7 +250,7 @@ impl Core {
                 row.map_err(|fault| unreadable(&fault.into()))?.map(|row| row.state)
             }
         };
-        if known == *from { Ok(()) } else { Err(Refused::MigrationMoved) }
+        if known == *from { Ok(()) } else { Err(LedgerError::MigrationMoved) }
     }
 
     fn note_migration(&mut self, round: &mut Round, progress: Progress) {
@@ -269,7 +269,7 @@ impl Core {
     }
 
     /// The migration of an object that is under way.
-    pub(super) fn migration_of(&mut self, object: &ObjectId) -> Result<Option<MigrationId>, Refused> {
+    pub(super) fn migration_of(&mut self, object: &ObjectId) -> Result<Option<MigrationId>, LedgerError> {
         if self.migrating.0.is_none() {
             let rows = migrations(&*self.setup.records.table).map_err(|fault| unreadable(&fault))?;
             let open = rows.into_iter().filter(|(_, row)| !row.state.is_over());
@@ -280,7 +280,7 @@ impl Core {
 }
 
 /// Keeps a certificate in a row: those that are there, and this one if it is not.
-fn keep(round: &mut Round, key: &Key, mut kept: Vec<Vec<u8>>, certificate: &Certificate) -> Result<(), Refused> {
+fn keep(round: &mut Round, key: &Key, mut kept: Vec<Vec<u8>>, certificate: &Certificate) -> Result<(), LedgerError> {
     if kept.contains(&certificate.signed) {
         return Ok(());
     }

@@ -1,7 +1,7 @@
 //! Renewing, releasing and revoking a lease.
 
 use super::{
-    DrainReport, Granted, Moved, Refused, Reply,
+    DrainReport, Granted, LedgerError, Moved, Reply,
     advance::{Asked, all_granted},
     core::{Changed, Core, answer, granted, not_committed, unexpected, unreadable},
     pending::answer_leases,
@@ -17,10 +17,10 @@ use crate::{
 };
 
 /// What a refused renewal counts as.
-fn rejection(refused: &Refused) -> RenewalRejection {
+fn rejection(refused: &LedgerError) -> RenewalRejection {
     match refused {
-        Refused::NotFound => RenewalRejection::NotFound,
-        Refused::Lease { why, .. } => match why {
+        LedgerError::NotFound => RenewalRejection::NotFound,
+        LedgerError::Lease { why, .. } => match why {
             LeaseRefusal::NotHolder => RenewalRejection::NotHolder,
             LeaseRefusal::TokenMismatch => RenewalRejection::TokenMismatch,
             LeaseRefusal::Fenced { .. } => RenewalRejection::Fenced,
@@ -35,13 +35,13 @@ fn rejection(refused: &Refused) -> RenewalRejection {
             | LeaseRefusal::Locked { .. }
             | LeaseRefusal::GrantUsed => RenewalRejection::Other,
         },
-        Refused::Unavailable | Refused::Unsure | Refused::Stalled => RenewalRejection::Unavailable,
-        Refused::RequestIdUsed
-        | Refused::Overloaded
-        | Refused::Stopping
-        | Refused::Draining { .. }
-        | Refused::Migrating { .. }
-        | Refused::MigrationMoved => RenewalRejection::Other,
+        LedgerError::Unavailable | LedgerError::Unsure | LedgerError::Stalled => RenewalRejection::Unavailable,
+        LedgerError::RequestIdUsed
+        | LedgerError::Overloaded
+        | LedgerError::Stopping
+        | LedgerError::Draining { .. }
+        | LedgerError::Migrating { .. }
+        | LedgerError::MigrationMoved => RenewalRejection::Other,
     }
 }
 
@@ -51,7 +51,7 @@ impl Core {
         &self,
         round: &mut Round,
         reply: Reply<Granted>,
-        renewed: Result<Granted, Refused>,
+        renewed: Result<Granted, LedgerError>,
         is_new: bool,
     ) {
         let metrics = self.setup.metrics.clone();
@@ -83,7 +83,7 @@ impl Core {
             Ok((object, Changed::To(Outcome::Renewed(lease)))) => Ok(granted(object, lease)),
             Ok((object, Changed::To(other))) => Err(unexpected(object, other)),
             Ok((_, Changed::Opened(opened))) => {
-                all_granted(opened).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound))
+                all_granted(opened).and_then(|mut granted| granted.pop().ok_or(LedgerError::NotFound))
             }
             Ok((_, Changed::Draining(drains))) => return self.keep_advance(drains, Asked::Rotate(reply)),
             Err(refused) => Err(refused),
@@ -97,7 +97,7 @@ impl Core {
         lease_id: &LeaseId,
         holder: Option<HolderId>,
         token: FenceToken,
-    ) -> Result<Record, Refused> {
+    ) -> Result<Record, LedgerError> {
         let row = self.known_lease(round, lease_id)?;
         let object = row.object.clone();
         match self.change(round, &object, Event::Release { claim: Claim { row, holder, token } })? {
@@ -132,8 +132,8 @@ impl Core {
         self.look_at_advances_of(round, object);
     }
 
-    fn known_lease(&self, round: &Round, lease_id: &LeaseId) -> Result<LeaseRow, Refused> {
+    fn known_lease(&self, round: &Round, lease_id: &LeaseId) -> Result<LeaseRow, LedgerError> {
         let row = round.lease_row(&self.setup.records, lease_id).map_err(|fault| unreadable(&fault))?;
-        row.ok_or(Refused::NotFound)
+        row.ok_or(LedgerError::NotFound)
     }
 }

@@ -1,7 +1,7 @@
 //! The end of a round: what its calls have changed is persisted, published and answered, as `fence::order` says.
 
 use super::{
-    Refused,
+    LedgerError,
     core::Core,
     round::{Answer, Round},
 };
@@ -103,8 +103,8 @@ impl Core {
             self.orphans.extend(answer(durable));
         }
         if !durable {
-            self.dismiss_waiters(&Refused::Unavailable);
-            self.dismiss_advances(&Refused::Unavailable);
+            self.dismiss_waiters(&LedgerError::Unavailable);
+            self.dismiss_advances(&LedgerError::Unavailable);
         }
         true
     }

@@ -41,7 +41,7 @@ pub struct Granted {
 
 /// Why a call was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum LedgerError {
     Lease {
         object: ObjectId,
         why: LeaseRefusal,
@@ -109,10 +109,10 @@ pub struct Progress {
     pub row: MigrationRow,
 }
 
-pub(super) type Reply<T> = oneshot::Sender<Result<T, Refused>>;
+pub(super) type Reply<T> = oneshot::Sender<Result<T, LedgerError>>;
 pub(super) type GrantReply = Reply<Vec<Granted>>;
 /// What a call that was sent is answered.
-pub type Answer<T> = oneshot::Receiver<Result<T, Refused>>;
+pub type Answer<T> = oneshot::Receiver<Result<T, LedgerError>>;
 
 /// One call.
 #[derive(Debug)]

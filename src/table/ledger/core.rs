@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{
-    Command, DrainReport, Granted, Refused, Reply,
+    Command, DrainReport, Granted, LedgerError, Reply,
     advance::{Advances, Drained},
     authority::{Migrating, forget_migrations},
     external::Jumps,
@@ -177,20 +177,20 @@ impl Core {
     }
 
     /// Why a call is not looked at now, if it is not.
-    fn turns_away(&self, call: &Command) -> Option<Refused> {
+    fn turns_away(&self, call: &Command) -> Option<LedgerError> {
         match call {
             Command::Tick | Command::Stop { .. } | Command::Close { .. } | Command::Adopt { .. } => None,
             Command::Acquire { .. } | Command::Grant { .. } | Command::Follow { .. } | Command::Sight { .. }
                 if self.closed =>
             {
-                Some(Refused::Stopping)
+                Some(LedgerError::Stopping)
             }
-            _ => self.setup.records.latched().map(|_| Refused::Unavailable),
+            _ => self.setup.records.latched().map(|_| LedgerError::Unavailable),
         }
     }
 
     /// Answers a call that is not looked at.
-    fn turn_away(&mut self, round: &mut Round, call: Command, why: Refused) {
+    fn turn_away(&mut self, round: &mut Round, call: Command, why: LedgerError) {
         match call {
             Command::Tick | Command::SightAll { .. } => {}
             Command::Acquire { reply, .. } => answer(round, reply, Err(why)),
@@ -229,9 +229,9 @@ impl Core {
             Command::Stop { reply } => *stop = Some(reply),
             Command::Close { reply } => {
                 self.closed = true;
-                self.dismiss_waiters(&Refused::Stopping);
+                self.dismiss_waiters(&LedgerError::Stopping);
                 self.tell_operators(round);
-                self.dismiss_advances(&Refused::Stopping);
+                self.dismiss_advances(&LedgerError::Stopping);
                 answer(round, reply, Ok(()));
             }
             Command::Announce { terms, reply } => {
@@ -312,12 +312,17 @@ impl Core {
         }
     }
 
-    pub(super) fn newest(&self, round: &Round, object: &ObjectId) -> Result<Record, Refused> {
+    pub(super) fn newest(&self, round: &Round, object: &ObjectId) -> Result<Record, LedgerError> {
         round.newest(&self.setup.records, &Draft::default(), object).map_err(|fault| unreadable(&fault))
     }
 
     /// One event on one object, taken into the round.
-    pub(super) fn change(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Changed, Refused> {
+    pub(super) fn change(
+        &mut self,
+        round: &mut Round,
+        object: &ObjectId,
+        event: Event,
+    ) -> Result<Changed, LedgerError> {
         self.change_by_force(round, object, event, false)
     }
 
@@ -328,7 +333,7 @@ impl Core {
         object: &ObjectId,
         event: Event,
         force: bool,
-    ) -> Result<Changed, Refused> {
+    ) -> Result<Changed, LedgerError> {
         let mut draft = Draft::default();
         let decided = self.step(round, &mut draft, object, event)?;
         let changed = match decided {
@@ -349,7 +354,7 @@ impl Core {
         draft: &mut Draft,
         object: &ObjectId,
         event: Event,
-    ) -> Result<Outcome, Refused> {
+    ) -> Result<Outcome, LedgerError> {
         let newest = round.newest(&self.setup.records, draft, object).map_err(|fault| unreadable(&fault))?;
         let now = self.setup.clock.now();
         self.hlc = self.hlc.tick(now);
@@ -461,7 +466,7 @@ impl Core {
         self.timers.push(now.boot.after(SECOND), Due::Second);
     }
 
-    pub(super) fn dismiss_waiters(&mut self, why: &Refused) {
+    pub(super) fn dismiss_waiters(&mut self, why: &LedgerError) {
         for waiter in self.waiters.take_all() {
             // Whoever has hung up is not waiting for an answer.
             let _ = waiter.reply.send(Err(why.clone()));
@@ -470,23 +475,23 @@ impl Core {
 
     fn stop(&mut self, reply: Reply<()>) {
         self.stopped = true;
-        self.dismiss_waiters(&Refused::Stopping);
-        self.dismiss_advances(&Refused::Stopping);
+        self.dismiss_waiters(&LedgerError::Stopping);
+        self.dismiss_advances(&LedgerError::Stopping);
         let closed = match self.setup.records.latched() {
-            Some(_) => Err(Refused::Unavailable),
+            Some(_) => Err(LedgerError::Unavailable),
             None if (!self.setup.records.stripes.is_all_settled(self.setup.clock.now().boot)
                 || self.setup.records.has_lost_track())
                 && !failpoints::on(Fault::EarlyCleanFlag) =>
             {
                 tracing::warn!("writes that may still land are left behind; the next start waits for them");
-                Err(Refused::Unavailable)
+                Err(LedgerError::Unavailable)
             }
             None => {
                 self.hlc = self.hlc.tick(self.setup.clock.now());
                 failpoints::reach(Point::Stopping);
                 let closed = open::end(&*self.setup.records.table, &self.setup.meta, self.hlc).map_err(|fault| {
                     tracing::error!(%fault, "the clean flag could not be set; the next start counts as unclean");
-                    Refused::Unavailable
+                    LedgerError::Unavailable
                 });
                 failpoints::reach(Point::Stopped);
                 closed
@@ -515,7 +520,7 @@ pub(super) fn granted(object: ObjectId, lease: Lease) -> Granted {
 }
 
 /// An answer that holds nothing to take back.
-pub(super) fn answer<T: Send + 'static>(round: &mut Round, reply: Reply<T>, result: Result<T, Refused>) {
+pub(super) fn answer<T: Send + 'static>(round: &mut Round, reply: Reply<T>, result: Result<T, LedgerError>) {
     round.answers.push(Box::new(move |committed| {
         let result = if committed { result } else { Err(not_committed(&result)) };
         let _ = reply.send(result);
@@ -524,13 +529,13 @@ pub(super) fn answer<T: Send + 'static>(round: &mut Round, reply: Reply<T>, resu
 }
 
 /// What to say when the round was not made durable: of a change, that nobody knows.
-pub(super) fn not_committed<T>(result: &Result<T, Refused>) -> Refused {
-    if result.is_ok() { Refused::Unsure } else { Refused::Unavailable }
+pub(super) fn not_committed<T>(result: &Result<T, LedgerError>) -> LedgerError {
+    if result.is_ok() { LedgerError::Unsure } else { LedgerError::Unavailable }
 }
 
-pub(super) fn unexpected(object: ObjectId, outcome: Outcome) -> Refused {
+pub(super) fn unexpected(object: ObjectId, outcome: Outcome) -> LedgerError {
     match outcome {
-        Outcome::Refused(why) => Refused::Lease { object, why },
+        Outcome::Refused(why) => LedgerError::Lease { object, why },
         Outcome::Advancing
         | Outcome::Granted(_)
         | Outcome::Renewed(_)
@@ -540,12 +545,12 @@ pub(super) fn unexpected(object: ObjectId, outcome: Outcome) -> Refused {
         | Outcome::Ended
         | Outcome::Unchanged => {
             let why = LeaseRefusal::Held { lease: None, retry_ms: SECOND.0, takeover_after_ms: None };
-            Refused::Lease { object, why }
+            LedgerError::Lease { object, why }
         }
     }
 }
 
-pub(super) fn unreadable(fault: &TableFault) -> Refused {
+pub(super) fn unreadable(fault: &TableFault) -> LedgerError {
     tracing::error!(%fault, "a row of the fence table cannot be read");
-    Refused::Unavailable
+    LedgerError::Unavailable
 }

@@ -44,7 +44,7 @@ impl Core {
         object: &ObjectId,
         sighting: Sighting,
         begins: bool,
-    ) -> Result<Changed, super::Refused> {
+    ) -> Result<Changed, super::LedgerError> {
         self.resume_drain(round, object);
         let lease_id = self.new_lease_id();
         self.change(round, object, Event::Sight { sighting, begins, lease_id })

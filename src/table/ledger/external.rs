@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::{
-    DrainReport, Moved, Refused, Reply,
+    DrainReport, LedgerError, Moved, Reply,
     advance::Asked,
     core::{Changed, Core, answer, unexpected},
     round::Round,
@@ -56,7 +56,7 @@ impl Core {
         &mut self,
         round: &mut Round,
         object: &ObjectId,
-        changed: Result<Changed, Refused>,
+        changed: Result<Changed, LedgerError>,
         reply: Reply<Moved>,
     ) {
         let opened = match changed {
@@ -87,13 +87,18 @@ impl Core {
     }
 
     /// The record before, if this minute's numbers together do not go too far.
-    fn may_follow(&self, round: &Round, object: &ObjectId, Number { seq, terms }: Number) -> Result<Record, Refused> {
+    fn may_follow(
+        &self,
+        round: &Round,
+        object: &ObjectId,
+        Number { seq, terms }: Number,
+    ) -> Result<Record, LedgerError> {
         let before = self.newest(round, object)?;
         let from = self.jumps.from(object, self.setup.clock.now().boot);
         let is_too_far = from.is_some_and(|from| seq.get().saturating_sub(from.get()) > terms.max_jump);
         if before.numbers == Numbers::External && is_too_far && Fence::from(seq) > before.fence {
             let why = LeaseRefusal::Ahead { fence: before.fence, to: seq };
-            return Err(Refused::Lease { object: object.clone(), why });
+            return Err(LedgerError::Lease { object: object.clone(), why });
         }
         Ok(before)
     }
@@ -108,7 +113,7 @@ impl Core {
     }
 
     /// An operator's word on an object whose past is lost.
-    pub(super) fn confirm(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Moved, Refused> {
+    pub(super) fn confirm(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Moved, LedgerError> {
         match self.change(round, object, event)? {
             Changed::To(Outcome::Freed | Outcome::Unchanged) => {
                 let record = self.newest(round, object)?;

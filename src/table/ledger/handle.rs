@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Core,
-    command::{Answer, Certificate, Command, Deed, Granted, JournalLines, Moved, Progress, Refused, Reply, Wanted},
+    command::{Answer, Certificate, Command, Deed, Granted, JournalLines, LedgerError, Moved, Progress, Reply, Wanted},
     keyed::{Attempt, Begun},
     pending::{Leases, Offer, Pending},
     pulse::{PATIENCE, Pulse},
@@ -95,12 +95,12 @@ impl Ledger {
     }
 
     /// Nothing is asked of a table that stands still: nothing is changed then.
-    fn gets_on(&self) -> Result<(), Refused> {
-        if self.is_stalled() { Err(Refused::Unavailable) } else { Ok(()) }
+    fn gets_on(&self) -> Result<(), LedgerError> {
+        if self.is_stalled() { Err(LedgerError::Unavailable) } else { Ok(()) }
     }
 
     /// A call that waits for nothing but the table.
-    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, LedgerError> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
         self.send(command(reply))?;
@@ -108,26 +108,26 @@ impl Ledger {
     }
 
     /// The same, also where the table stands still, and where the queue is full: what this says must not be lost.
-    async fn call_anyway<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+    async fn call_anyway<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, LedgerError> {
         let (reply, answer) = oneshot::channel();
         self.capacity_in_time().await?.send(command(reply))?;
         self.in_time(answer).await
     }
 
     /// An answer that waits for nothing but the table.
-    async fn in_time<T>(&self, answer: Answer<T>) -> Result<T, Refused> {
+    async fn in_time<T>(&self, answer: Answer<T>) -> Result<T, LedgerError> {
         if !has_timers() {
-            return answer.await.unwrap_or(Err(Refused::Stopping));
+            return answer.await.unwrap_or(Err(LedgerError::Stopping));
         }
         let answered = tokio::time::timeout(self.patience, answer).await;
-        answered.map_or(Err(Refused::Stalled), |answer| answer.unwrap_or(Err(Refused::Stopping)))
+        answered.map_or(Err(LedgerError::Stalled), |answer| answer.unwrap_or(Err(LedgerError::Stopping)))
     }
 
     /// Waits for room for one call, however long the table stands still.
     ///
     /// # Errors
     /// Where the ledger is gone.
-    pub async fn capacity(&self) -> Result<Room<'_>, Refused> {
+    pub async fn capacity(&self) -> Result<Room<'_>, LedgerError> {
         self.queue.capacity().await
     }
 
@@ -135,14 +135,14 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the table stands still, or the ledger is gone.
-    pub async fn capacity_in_time(&self) -> Result<Room<'_>, Refused> {
+    pub async fn capacity_in_time(&self) -> Result<Room<'_>, LedgerError> {
         let capacity = pin!(self.queue.capacity());
         // There will be no room before the table gets on.
-        self.while_it_gets_on(capacity).await.unwrap_or(Err(Refused::Unavailable))
+        self.while_it_gets_on(capacity).await.unwrap_or(Err(LedgerError::Unavailable))
     }
 
     /// A call that may have to wait for others, such as for older writes to settle.
-    async fn call_in_turn<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+    async fn call_in_turn<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, LedgerError> {
         self.gets_on()?;
         let (reply, mut answer) = oneshot::channel();
         self.send(command(reply))?;
@@ -150,19 +150,19 @@ impl Ledger {
     }
 
     /// A call that ends the ledger's work: the stop around it has a deadline of its own.
-    async fn call_at_last(&self, command: impl FnOnce(Reply<()>) -> Command) -> Result<(), Refused> {
+    async fn call_at_last(&self, command: impl FnOnce(Reply<()>) -> Command) -> Result<(), LedgerError> {
         let (reply, answer) = oneshot::channel();
         self.send(command(reply))?;
-        answer.await.unwrap_or(Err(Refused::Stopping))
+        answer.await.unwrap_or(Err(LedgerError::Stopping))
     }
 
     /// Waits for an answer, as long as the ledger gets on.
     ///
     /// # Errors
     /// As the answer says; where the table stands still; where the ledger is gone.
-    pub async fn wait<T>(&self, answer: &mut Answer<T>) -> Result<T, Refused> {
+    pub async fn wait<T>(&self, answer: &mut Answer<T>) -> Result<T, LedgerError> {
         let answered = self.while_it_gets_on(answer).await;
-        answered.map_or(Err(Refused::Stalled), |answer| answer.unwrap_or(Err(Refused::Stopping)))
+        answered.map_or(Err(LedgerError::Stalled), |answer| answer.unwrap_or(Err(LedgerError::Stopping)))
     }
 
     /// Waits as long as the ledger gets on; `None`: the table stands still.
@@ -186,7 +186,7 @@ impl Ledger {
     ///
     /// # Errors
     /// With why not.
-    pub async fn acquire(&self, wanted: Wanted) -> Result<Offer<'_, Vec<Granted>>, Refused> {
+    pub async fn acquire(&self, wanted: Wanted) -> Result<Offer<'_, Vec<Granted>>, LedgerError> {
         let gives_back = wanted.request.is_none();
         let command = |reply| Command::Acquire { wanted, reply };
         self.call_for_leases(command, gives_back).await
@@ -196,7 +196,7 @@ impl Ledger {
         &self,
         command: impl FnOnce(Reply<T>) -> Command,
         gives_back: bool,
-    ) -> Result<Offer<'_, T>, Refused> {
+    ) -> Result<Offer<'_, T>, LedgerError> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
         let mut pending = Pending { answer, queue: &self.queue, gives_back };
@@ -216,7 +216,7 @@ impl Ledger {
         token: FenceToken,
         ttl: Ttl,
         rotate: bool,
-    ) -> Result<Offer<'_, Granted>, Refused> {
+    ) -> Result<Offer<'_, Granted>, LedgerError> {
         let command = |reply| Command::Renew { lease_id, holder, token, ttl, rotate, reply };
         self.call_for_leases(command, rotate).await
     }
@@ -230,7 +230,7 @@ impl Ledger {
         lease_id: LeaseId,
         holder: Option<HolderId>,
         token: FenceToken,
-    ) -> Result<Record, Refused> {
+    ) -> Result<Record, LedgerError> {
         self.call(|reply| Command::Release { lease_id, holder, token, reply }).await
     }
 
@@ -238,7 +238,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the table is not usable.
-    pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Refused> {
+    pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), LedgerError> {
         self.call(|reply| Command::End { leases, reply }).await
     }
 
@@ -254,7 +254,7 @@ impl Ledger {
         reason: String,
         force: bool,
         is_external: bool,
-    ) -> Result<Moved, Refused> {
+    ) -> Result<Moved, LedgerError> {
         self.call_in_turn(|reply| Command::Revoke { object, reason, force, is_external, reply }).await
     }
 
@@ -268,7 +268,7 @@ impl Ledger {
         certificate: Certificate,
         max_jump: u64,
         migration: Option<Progress>,
-    ) -> Result<Moved, Refused> {
+    ) -> Result<Moved, LedgerError> {
         let (certificate, migration) = (Box::new(certificate), migration.map(Box::new));
         self.call_in_turn(|reply| Command::Certify { certificate, max_jump, migration, reply }).await
     }
@@ -282,7 +282,7 @@ impl Ledger {
         domain: ObjectId,
         signed: SignedGrant,
         migration: Option<Progress>,
-    ) -> Result<Granted, Refused> {
+    ) -> Result<Granted, LedgerError> {
         let (signed, migration) = (Box::new(signed), migration.map(Box::new));
         self.call_in_turn(|reply| Command::Grant { domain, signed, migration, reply }).await
     }
@@ -293,7 +293,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the ledger cannot take it.
-    pub fn sight(&self, object: ObjectId, sighting: Sighting, begins: bool) -> Result<Answer<Moved>, Refused> {
+    pub fn sight(&self, object: ObjectId, sighting: Sighting, begins: bool) -> Result<Answer<Moved>, LedgerError> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
         self.send(Command::Sight { object, sighting, begins, reply }).map(|()| answer)
@@ -308,14 +308,14 @@ impl Ledger {
         object: ObjectId,
         lease: Arc<LeaseName>,
         election: Election,
-    ) -> Result<Moved, Refused> {
+    ) -> Result<Moved, LedgerError> {
         self.call(|reply| Command::ConfirmTerm { object, lease, election, reply }).await
     }
 
-    fn send(&self, command: Command) -> Result<(), Refused> {
+    fn send(&self, command: Command) -> Result<(), LedgerError> {
         self.queue.send(command).map_err(|refused| match refused {
             // There will be no room before the table gets on.
-            Refused::Overloaded if self.is_stalled() => Refused::Unavailable,
+            LedgerError::Overloaded if self.is_stalled() => LedgerError::Unavailable,
             refused => refused,
         })
     }
@@ -325,7 +325,7 @@ impl Ledger {
     ///
     /// # Errors
     /// With why not.
-    pub async fn follow(&self, object: ObjectId, number: Number) -> Result<Moved, Refused> {
+    pub async fn follow(&self, object: ObjectId, number: Number) -> Result<Moved, LedgerError> {
         self.call_in_turn(|reply| Command::Follow { object, number, reply }).await
     }
 
@@ -333,7 +333,7 @@ impl Ledger {
     ///
     /// # Errors
     /// With why not.
-    pub async fn confirm(&self, object: ObjectId, lowest: LeaseSeq) -> Result<Moved, Refused> {
+    pub async fn confirm(&self, object: ObjectId, lowest: LeaseSeq) -> Result<Moved, LedgerError> {
         self.call(|reply| Command::Confirm { object, lowest, reply }).await
     }
 
@@ -341,7 +341,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Where it is not where it was thought to be, or the table is not usable.
-    pub async fn migrate(&self, progress: Progress, deed: Deed) -> Result<(), Refused> {
+    pub async fn migrate(&self, progress: Progress, deed: Deed) -> Result<(), LedgerError> {
         let progress = Box::new(progress);
         self.call(|reply| Command::Migrate { progress, deed, reply }).await
     }
@@ -350,7 +350,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the table is not usable.
-    pub async fn unpark(&self, certificate: Certificate) -> Result<(), Refused> {
+    pub async fn unpark(&self, certificate: Certificate) -> Result<(), LedgerError> {
         let certificate = Box::new(certificate);
         self.call(|reply| Command::Unpark { certificate, reply }).await
     }
@@ -359,7 +359,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the table is not usable.
-    pub async fn forget_migrations(&self, ids: Vec<MigrationId>) -> Result<(), Refused> {
+    pub async fn forget_migrations(&self, ids: Vec<MigrationId>) -> Result<(), LedgerError> {
         self.call(|reply| Command::ForgetMigrations { ids, reply }).await
     }
 
@@ -368,7 +368,7 @@ impl Ledger {
     /// # Errors
     /// Where the table is not usable. `Unavailable` and `Overloaded` say that nothing was begun, and that there is
     /// nothing to take back.
-    pub async fn begin_keyed(&self, attempt: Attempt) -> Result<Begun, Refused> {
+    pub async fn begin_keyed(&self, attempt: Attempt) -> Result<Begun, LedgerError> {
         let attempt = Box::new(attempt);
         self.call(|reply| Command::BeginKeyed { attempt, reply }).await
     }
@@ -377,7 +377,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the table is not usable.
-    pub async fn end_keyed(&self, scope: Scope, attempt: u64, entry: Entry) -> Result<(), Refused> {
+    pub async fn end_keyed(&self, scope: Scope, attempt: u64, entry: Entry) -> Result<(), LedgerError> {
         let entry = Some(Box::new(entry));
         self.call_anyway(|reply| Command::EndKeyed { scope, attempt, entry, reply }).await
     }
@@ -386,7 +386,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Where there is none, or the ledger is gone.
-    pub fn room(&self) -> Result<Room<'_>, Refused> {
+    pub fn room(&self) -> Result<Room<'_>, LedgerError> {
         self.queue.room()
     }
 
@@ -394,7 +394,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the table is not usable.
-    pub async fn journal(&self, lines: JournalLines) -> Result<(), Refused> {
+    pub async fn journal(&self, lines: JournalLines) -> Result<(), LedgerError> {
         self.call_anyway(|reply| Command::Journal { lines, reply }).await
     }
 
@@ -402,7 +402,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the table is not usable.
-    pub async fn announce(&self, terms: Terms) -> Result<(), Refused> {
+    pub async fn announce(&self, terms: Terms) -> Result<(), LedgerError> {
         self.call(|reply| Command::Announce { terms, reply }).await
     }
 
@@ -410,16 +410,16 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the table stands still: `Stalled` says that it will be done. Where the ledger has no room, or is gone.
-    pub async fn adopt(&self, terms: Terms) -> Result<(), Refused> {
+    pub async fn adopt(&self, terms: Terms) -> Result<(), LedgerError> {
         self.call_anyway(|reply| Command::Adopt { terms, reply }).await
     }
 
-    /// Grants nothing more from here on: whoever waits or asks gets [`Refused::Stopping`]. Renewals
+    /// Grants nothing more from here on: whoever waits or asks gets [`LedgerError::Stopping`]. Renewals
     /// and releases go on. Returns when every change before it is done.
     ///
     /// # Errors
     /// Where the ledger is gone already.
-    pub async fn close(&self) -> Result<(), Refused> {
+    pub async fn close(&self) -> Result<(), LedgerError> {
         self.call_at_last(|reply| Command::Close { reply }).await
     }
 
@@ -437,7 +437,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the clean flag could not be set: the next start counts as unclean.
-    pub async fn stop(&self) -> Result<(), Refused> {
+    pub async fn stop(&self) -> Result<(), LedgerError> {
         let closed = self.call_at_last(|reply| Command::Stop { reply }).await;
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
@@ -454,7 +454,7 @@ impl Room<'_> {
     ///
     /// # Errors
     /// Where the ledger is gone.
-    pub fn sight_all(self, objects: Vec<ObjectId>, sighting: Sighting) -> Result<(), Refused> {
+    pub fn sight_all(self, objects: Vec<ObjectId>, sighting: Sighting) -> Result<(), LedgerError> {
         self.send(Command::SightAll { objects, sighting })
     }
 

@@ -7,7 +7,7 @@
 use std::{collections::HashMap, sync::Weak};
 
 use super::{
-    Refused,
+    LedgerError,
     core::{Core, unreadable},
     round::Round,
 };
@@ -86,7 +86,7 @@ pub enum Begun {
 const ROWS_EACH_SECOND: usize = 65_536;
 
 impl Core {
-    pub(super) fn begin_keyed(&mut self, round: &mut Round, attempt: Attempt) -> Result<Begun, Refused> {
+    pub(super) fn begin_keyed(&mut self, round: &mut Round, attempt: Attempt) -> Result<Begun, LedgerError> {
         let Attempt { scope, payload, seq, attempt, alive } = attempt;
         let now = self.setup.clock.now();
         if self.keyed.flying.get(&scope).is_some_and(Flying::is_lost) {
@@ -117,7 +117,7 @@ impl Core {
         scope: Scope,
         attempt: u64,
         entry: Option<Entry>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), LedgerError> {
         if let Some(known) = self.keyed(round, &scope)?.filter(|known| known.attempt == attempt) {
             self.keyed.lands(&scope, attempt);
             let entry = entry.map(|entry| self.kept_from_now(entry));
@@ -133,7 +133,7 @@ impl Core {
 
     /// A write of this run has ended, and nobody knows how. Like an answer, that is kept from now on: what was sent of
     /// it may land yet.
-    fn keep_lost(&mut self, round: &mut Round, scope: &Scope) -> Result<(), Refused> {
+    fn keep_lost(&mut self, round: &mut Round, scope: &Scope) -> Result<(), LedgerError> {
         let Some(lost) = self.keyed.flying.get(scope) else { return Ok(()) };
         let (attempt, age_ms) = (lost.attempt, self.setup.clock.now().boot.since(lost.since));
         // Most end soon: then there is nothing to change.
@@ -168,7 +168,7 @@ impl Core {
         is_left || self.keyed.is_flying(scope, entry.attempt)
     }
 
-    fn keyed(&self, round: &Round, scope: &Scope) -> Result<Option<Entry>, Refused> {
+    fn keyed(&self, round: &Round, scope: &Scope) -> Result<Option<Entry>, LedgerError> {
         match round.keyed.get(scope) {
             Some(entry) => Ok(entry.clone()),
             None => read(&*self.setup.records.table, scope).map_err(|fault| unreadable(&fault)),

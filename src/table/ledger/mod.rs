@@ -22,7 +22,7 @@
 //! - `pulse`: whether it gets on. `faults`: test faults of lease changes.
 //! - `waiters`, `timers`, `sweep`: who waits, what is due later, forgetting what ended long ago.
 //!
-//! After a failed write or sync the table is latched: every call gets [`Refused::Unavailable`]
+//! After a failed write or sync the table is latched: every call gets [`LedgerError::Unavailable`]
 //! until the process is started anew.
 
 mod acquire;
@@ -51,7 +51,7 @@ mod waiters;
 use std::{sync::Arc, time::Duration};
 
 pub use self::{
-    command::{Answer, Certificate, Command, Deed, Granted, JournalLines, Moved, Progress, Refused, Wanted},
+    command::{Answer, Certificate, Command, Deed, Granted, JournalLines, LedgerError, Moved, Progress, Wanted},
     core::{Core, Setup},
     handle::Ledger,
     keyed::{Attempt, Begun},

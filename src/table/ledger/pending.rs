@@ -3,7 +3,7 @@
 use tokio::sync::oneshot;
 
 use super::{
-    command::{Command, Granted, Refused, Reply},
+    command::{Command, Granted, LedgerError, Reply},
     queue::Queue,
 };
 use crate::fence::{LeaseId, ObjectId};
@@ -64,7 +64,7 @@ impl<T: Leases> Drop for Offer<'_, T> {
 /// A call for leases whose answer is being waited for. A caller that stops waiting is offered what was granted
 /// meanwhile, and does not take it.
 pub(super) struct Pending<'a, T: Leases> {
-    pub(super) answer: oneshot::Receiver<Result<T, Refused>>,
+    pub(super) answer: oneshot::Receiver<Result<T, LedgerError>>,
     pub(super) queue: &'a Queue,
     pub(super) gives_back: bool,
 }
@@ -89,7 +89,7 @@ impl<T: Leases> Drop for Pending<'_, T> {
 /// ask for them again.
 pub(super) fn answer_leases<T: Leases>(
     reply: Reply<T>,
-    result: Result<T, Refused>,
+    result: Result<T, LedgerError>,
     gives_back: bool,
 ) -> Vec<(ObjectId, LeaseId)> {
     match reply.send(result) {

@@ -7,7 +7,7 @@ use fencegate::{
     config::LeaseSource,
     fence::{ObjectId, elected::Claimant, election::Election},
     kubernetes::{api::LeaseName, elections::Unknown},
-    table::ledger::Refused,
+    table::ledger::LedgerError,
 };
 
 use super::world::{NAMESPACE, World};
@@ -58,7 +58,7 @@ fn who_goes_by_older_routes_asks_in_vain() {
         let asked = world.gate.running().gate.elections.ask(&object, &claimant, generation);
         world.gate.runtime.block_on(asked).map(drop)
     };
-    let too_old = |asked| matches!(asked, Err(Unknown::Ledger(Refused::Overloaded)));
+    let too_old = |asked| matches!(asked, Err(Unknown::Ledger(LedgerError::Overloaded)));
     assert!(too_old(ask(1)), "routes that nobody has yet");
     assert_eq!(world.object()["fence"], 0, "and nothing has moved");
     ask(0).unwrap();
