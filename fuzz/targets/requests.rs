@@ -55,7 +55,7 @@ impl Range {
     fn forwarded(&self, bytes: &[u8]) -> Vec<u8> {
         self.runtime.block_on(async {
             let seen = Rc::<RefCell<Vec<u8>>>::default();
-            let pool = Rc::clone(&self.worker.outfit().pools[0]);
+            let pool = Rc::clone(&self.worker.worker_plan().pools[0]);
             let stores: Vec<_> = (0..LANES)
                 .map(|_| {
                     let (ours, theirs) = duplex(1 << 20);

@@ -170,7 +170,7 @@ impl Job {
         headers::to_client(&mut headers, None, &self.worker.numbers);
         let to_come = lane.link().to_come();
         let bytes = to_come.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(AHEAD_BYTES).min(AHEAD_BYTES);
-        let share = Share::for_answer(&self.worker.plane, bytes, self.outfit.plan.settings.hold_total_bytes);
+        let share = Share::for_answer(&self.worker.plane, bytes, self.worker_plan.plan.settings.hold_total_bytes);
         let ahead = if share.is_some() { take_ready(&mut lane) } else { Ok(Frames::default()) };
         let ahead = ahead.map_err(|why| no_answer(&why))?;
         let streaming = Streaming {

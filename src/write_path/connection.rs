@@ -441,7 +441,7 @@ pub fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     stream: S,
     peer: SocketAddr,
 ) {
-    let plan = Arc::clone(&worker.outfit().plan);
+    let plan = Arc::clone(&worker.worker_plan().plan);
     // So that its time begins now, and not with the last tick.
     let _ = worker.watch();
     let client = Peer::of(peer.ip());

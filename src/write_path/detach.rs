@@ -13,7 +13,7 @@ use super::{
     forward::{Job, forward},
     guard::WriteGuard,
     hold::Source,
-    plan::Outfit,
+    plan::WorkerPlan,
     reply::{Answered, Rejection},
 };
 use crate::fence::Permit;
@@ -40,15 +40,15 @@ pub struct Detachable {
     work: Option<Pin<Box<dyn Future<Output = Answered>>>>,
     worker: Rc<Worker>,
     guard: Rc<WriteGuard>,
-    outfit: Rc<Outfit>,
+    worker_plan: Rc<WorkerPlan>,
     route: usize,
 }
 
 impl Detachable {
     #[must_use]
     pub fn new(job: Box<Job>, guard: Rc<WriteGuard>, route: usize, body: Source) -> Self {
-        let (worker, outfit) = (Rc::clone(&job.worker), Rc::clone(&job.outfit));
-        Self { work: Some(Box::pin(forward(job, body))), worker, guard, outfit, route }
+        let (worker, worker_plan) = (Rc::clone(&job.worker), Rc::clone(&job.worker_plan));
+        Self { work: Some(Box::pin(forward(job, body))), worker, guard, worker_plan, route }
     }
 }
 
@@ -68,7 +68,7 @@ impl Future for Detachable {
         if done.is_ready() {
             self.work = None;
         }
-        let route = || &self.outfit.plan.routes.all()[self.route].name;
+        let route = || &self.worker_plan.plan.routes.all()[self.route].name;
         done.map_err(|refused| Box::new(about(*refused, &self.guard, route())))
     }
 }

@@ -18,7 +18,7 @@ use super::{
     journaled::Line,
     outcome,
     outgoing::{Outgoing, Ready},
-    plan::Outfit,
+    plan::WorkerPlan,
     refusals::{self, UNASKED, no_answer, no_connection, rerouted, unsent},
     reply::{Answered, Rejection},
     upload::{Broken, UploadState},
@@ -48,7 +48,7 @@ use crate::{
 /// A request on its way.
 pub struct Job {
     pub worker: Rc<Worker>,
-    pub outfit: Rc<Outfit>,
+    pub worker_plan: Rc<WorkerPlan>,
     /// Which of the plan's stores it goes to.
     pub store: usize,
     pub client: Rc<Client>,
@@ -117,7 +117,7 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
         Source::Coming { hold, share } => Box::pin(job.body(hold, share)).await?,
     };
     let Outgoing { mut body, mut share, upload, length } = outgoing;
-    let length = Length::of(&job.head, &body, length, &job.outfit.plan.trailers);
+    let length = Length::of(&job.head, &body, length, &job.worker_plan.plan.trailers);
     let digest = if job.is_journaled() { outcome::digest_of(&body, upload.as_deref()) } else { None };
     let answer = job.exchange(&mut body, &mut share, upload.as_deref(), &length).await?;
     drop(share);
@@ -211,7 +211,7 @@ impl Job {
     /// as its asker's from here on.
     async fn connect(&self, share: &mut Option<Share>) -> Result<Lane, Box<Rejection>> {
         let nothing = |why| Box::new(self.came_to_nothing(no_connection(why)));
-        let (asker, total) = (self.asker(), self.outfit.plan.settings.hold_total_bytes);
+        let (asker, total) = (self.asker(), self.worker_plan.plan.settings.hold_total_bytes);
         if let Some(uncounted) = share.take_if(|share| !share.is_counted()) {
             *share = Some(uncounted.of(asker, total).ok_or(NoLane::Overloaded).map_err(nothing)?);
         }
@@ -451,7 +451,7 @@ impl Job {
     }
 
     pub(super) fn pool(&self) -> &Rc<Pool> {
-        &self.outfit.pools[self.store]
+        &self.worker_plan.pools[self.store]
     }
 
     /// Who a connection, or room for a body, is for.
@@ -476,7 +476,7 @@ impl Job {
     }
 
     pub(super) fn route(&self, write: &Admitted) -> &Route {
-        &self.outfit.plan.routes.all()[write.route]
+        &self.worker_plan.plan.routes.all()[write.route]
     }
 
     fn is_keyed(&self) -> bool {

@@ -63,7 +63,7 @@ use self::{
     headers::{Numbers, RequestIds},
     hold::HeldBy,
     keyed::Keys,
-    plan::{Before, Outfit, Plan},
+    plan::{Before, Plan, WorkerPlan},
     waits::Waits,
 };
 use crate::{
@@ -191,7 +191,7 @@ pub struct Worker {
     pub plane: Arc<Plane>,
     /// The gate, behind a count of this worker's own.
     pub gate: Own<Gate>,
-    outfit: RefCell<Rc<Outfit>>,
+    worker_plan: RefCell<Rc<WorkerPlan>>,
     pub tally: Tally,
     pub alarms: Rc<Alarms>,
     now: Rc<Cell<BootMs>>,
@@ -211,12 +211,12 @@ impl Worker {
     /// A worker that has done nothing yet.
     #[must_use]
     pub fn new(plane: Arc<Plane>) -> Rc<Self> {
-        let outfit = RefCell::new(Outfit::new(plane.plan.load_full(), None));
+        let worker_plan = RefCell::new(WorkerPlan::new(plane.plan.load_full(), None));
         let ((now, stopwatch), tally) = (plane.gate.clock.boot_and_watch(), plane.metrics().tally());
         Rc::new(Self {
             gate: Rc::new(Arc::clone(&plane.gate)),
             plane,
-            outfit,
+            worker_plan,
             tally,
             alarms: Alarms::new(stopwatch.begun()),
             now: Rc::new(Cell::new(now)),
@@ -263,14 +263,14 @@ impl Worker {
     }
 
     /// The newest plan and this worker's connections for it.
-    pub fn outfit(&self) -> Rc<Outfit> {
+    pub fn worker_plan(&self) -> Rc<WorkerPlan> {
         let newest = self.plane.generation.load(Ordering::Acquire);
-        if self.outfit.borrow().plan.generation != newest {
-            let taken_up = Outfit::new(self.plane.plan.load_full(), Some(&**self.outfit.borrow()));
-            let before = self.outfit.replace(taken_up);
+        if self.worker_plan.borrow().plan.generation != newest {
+            let taken_up = WorkerPlan::new(self.plane.plan.load_full(), Some(&**self.worker_plan.borrow()));
+            let before = self.worker_plan.replace(taken_up);
             before.tallies.iter().for_each(RouteTally::retire);
         }
-        Rc::clone(&self.outfit.borrow())
+        Rc::clone(&self.worker_plan.borrow())
     }
 }
 

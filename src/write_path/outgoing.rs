@@ -132,7 +132,7 @@ impl Job {
                 Ok((payload, Some(Collected::Whole(outgoing))))
             }
             (None, Collected::Long(Stream { first, rest, is_h2, .. })) => {
-                let (limits, _waits) = (Limits::of(&self.outfit.plan), self.waits_for_client());
+                let (limits, _waits) = (Limits::of(&self.worker_plan.plan), self.waits_for_client());
                 let digest = keyed::digest_on(&self.worker, first, rest, is_h2, limits);
                 let Some(guard) = self.guard() else { return Err(rerouted()) };
                 // A client may take its time with its body; a reload does not wait for it.
@@ -166,7 +166,7 @@ impl Job {
         if !self.may_have_body {
             return self.has_no_body(hold).await;
         }
-        let (settings, length) = (&self.outfit.plan.settings, hold.length);
+        let (settings, length) = (&self.worker_plan.plan.settings, hold.length);
         if length.is_some_and(|length| length > settings.hold_bytes as u64) {
             return Ok(Collected::Long(self.streamed(hold.body, length)));
         }
@@ -177,7 +177,7 @@ impl Job {
             drop(self.stream_on(self.streamed(hold.body, length)));
             return Err(no_room());
         };
-        let limits = Limits::of(&self.outfit.plan);
+        let limits = Limits::of(&self.worker_plan.plan);
         if !self.guard().is_some_and(|guard| guard.is_judged()) {
             // A judge has read the clock, and nobody else has.
             let _ = self.worker.watch();
@@ -196,7 +196,8 @@ impl Job {
                 Err(unsent(&Broken::TokenInTrailer))
             }
             Held::Whole { trailers } => {
-                let trailers = trailers.and_then(|trailers| trailer::pass_on(&trailers, &self.outfit.plan.trailers));
+                let trailers =
+                    trailers.and_then(|trailers| trailer::pass_on(&trailers, &self.worker_plan.plan.trailers));
                 let body = StoreBody::held(hold.first, hold.parts, trailers.map(Box::new));
                 Ok(Collected::Whole(Outgoing::whole(body, Some(share))))
             }
@@ -217,7 +218,7 @@ impl Job {
     async fn has_no_body(&self, mut hold: Hold) -> Result<Collected, Rejection> {
         // Nobody has read the clock for it.
         let _ = self.worker.watch();
-        let mut pace = Pace::new(&self.worker.alarms, Limits::of(&self.outfit.plan).slowest);
+        let mut pace = Pace::new(&self.worker.alarms, Limits::of(&self.worker_plan.plan).slowest);
         let _waits = self.waits_for_client();
         poll_fn(|context| {
             while !hold.body.is_end_stream() {
@@ -236,7 +237,7 @@ impl Job {
     }
 
     fn streamed(&self, rest: Incoming, length: Option<u64>) -> Stream {
-        let (headers, limits) = (&self.head.headers, Limits::of(&self.outfit.plan));
+        let (headers, limits) = (&self.head.headers, Limits::of(&self.worker_plan.plan));
         Stream {
             first: VecDeque::new(),
             share: None,
@@ -245,7 +246,7 @@ impl Job {
             length,
             client: Rc::clone(&self.client),
             // Before trailers it is not the last byte that completes the request: see `Length`.
-            has_trailers: !headers::announced(&self.head, &self.outfit.plan.trailers).is_empty(),
+            has_trailers: !headers::announced(&self.head, &self.worker_plan.plan.trailers).is_empty(),
             asks_first: !self.is_h2() && headers.contains_key(header::EXPECT),
             limit: limits.most,
             slowest: limits.slowest,

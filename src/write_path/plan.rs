@@ -147,14 +147,14 @@ fn versions(routes: &Routes, before: Before<'_>, now: BootMs) -> Vec<Version> {
 }
 
 /// A plan, and one worker's own connections to its stores and counts for its routes.
-pub struct Outfit {
+pub struct WorkerPlan {
     pub plan: Arc<Plan>,
     pub pools: Vec<Rc<Pool>>,
     /// By the route's place.
     pub tallies: Vec<RouteTally>,
 }
 
-impl Outfit {
+impl WorkerPlan {
     /// Takes a plan up. Connections to stores that are as they were are kept; those over TLS are made
     /// anew, since the certificates to trust may have changed.
     #[must_use]
