@@ -5,7 +5,7 @@
 //! - [`barrier`]: records in memory and the writes in flight, counted under the same locks.
 //! - [`table`]: the fence table, durable: schema, RocksDB, the single-writer ledger.
 //! - [`write_path`]: the path of a write: accept, classify (by [`route`]), decide, forward, reply.
-//! - [`route`]: what a request is, and which object it is about. [`store`]: the way to the store. [`tls`].
+//! - [`route`]: what a request is, and which object it is about. [`upstream`]: the way to the store. [`tls`].
 //! - [`api`]: the lease api and the ops port, over HTTP. [`wire`]: what goes over it, for the api and its clients.
 //! - [`gate`]: what the parts of a running gate share.
 //! - [`migration`]: one gate's own migrations, step by step. [`authority`]: signed statements.
@@ -38,9 +38,9 @@ pub mod metrics;
 pub mod migration;
 pub mod problem;
 pub mod route;
-pub mod store;
 mod sync;
 pub mod table;
 pub mod tls;
+pub mod upstream;
 pub mod wire;
 pub mod write_path;

@@ -5,7 +5,7 @@
 //! - [`holdings`]: the leases of the objects in use ([`slot`]), for whoever writes. `keeper`: what asks for one, keeps
 //!   it, loses it, gives it back. `pace`: how soon the next one is asked for. [`held`]: one in hand.
 //! - [`elections`]: those on Kubernetes Leases, one for each Lease. [`candidate`]: taking part in one.
-//! - [`forward`]: sends a request on to the gate, once. [`lanes`]: the connections that it goes by.
+//! - [`forward`]: sends a request on to the gate, once. [`pool`]: the connections that it goes by.
 //! - [`status`]: who leads, for the application and for probes. [`compare`]: whether the gate has the same routes.
 //! - `settings`: what settings mean here, and what is wrong with them.
 //!
@@ -21,8 +21,8 @@ pub mod held;
 pub mod holdings;
 pub mod hosts;
 mod keeper;
-pub mod lanes;
 mod pace;
+pub mod pool;
 pub mod port;
 mod settings;
 pub mod slot;

@@ -45,7 +45,7 @@ use crate::{
     fence::BootMs,
     metrics::add,
     route::doubt::Doubt,
-    store::observed::{Observed, Observer},
+    upstream::observed::{Observed, Observer},
 };
 
 /// A worker's connections.

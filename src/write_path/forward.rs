@@ -36,11 +36,11 @@ use crate::{
     },
     metrics::OperationTally,
     route::Route,
-    store::{
+    upstream::{
         answer::Head,
         body::StoreBody,
-        link::{Failed, Pass, Reuse, Unsent},
-        pool::{Lane, NoLane, Pool},
+        http1::{Failed, Pass, Reuse, Unsent},
+        pool::{NoConnection, Pool, PooledConn},
         shares::Asker,
     },
 };
@@ -70,7 +70,7 @@ pub struct Admitted {
     /// It counts as on its way.
     pub active: Active,
     /// It is committed, and is to be sent on this connection.
-    pub lane: Option<Lane>,
+    pub conn: Option<PooledConn>,
     /// When it was judged first.
     pub since: Option<Stopwatch>,
     /// The client's own name for it.
@@ -96,7 +96,7 @@ impl Drop for Active {
 
 /// The head of the store's answer, and the connection that the rest comes on.
 pub(super) struct Answer {
-    pub(super) lane: Lane,
+    pub(super) conn: PooledConn,
     pub(super) head: Box<Head>,
     /// Since when the answer is waited for.
     pub(super) since: Stopwatch,
@@ -164,8 +164,8 @@ impl Job {
         loop {
             let is_committed = self.guard().is_some_and(|guard| guard.stage() == Stage::Committed);
             // An idle connection has just been looked at.
-            let (mut lane, is_checked) = match self.idle_connection() {
-                Some(lane) => (lane, true),
+            let (mut conn, is_checked) = match self.idle_connection() {
+                Some(conn) => (conn, true),
                 None => (Box::pin(self.connect(share)).await?, false),
             };
             // A body whose end was released once, on a connection that took nothing, is sent as a complete one.
@@ -175,16 +175,16 @@ impl Job {
                 Err(effect) => match Box::pin(self.release_after(effect)).await {
                     Ok(release) => (Pass::Write(release), true),
                     Err(refused) => {
-                        lane.put_back(self.worker.now());
+                        conn.put_back(self.worker.now());
                         return Err(refused.into());
                     }
                 },
             };
             failpoints::reach(Point::Committed);
-            if (waited || !is_checked) && lane.link().is_dead() {
+            if (waited || !is_checked) && conn.http1().is_dead() {
                 // What the store has said before it was asked is no answer.
-                let is_another_there = lane.was_idle();
-                drop(lane);
+                let is_another_there = conn.was_idle();
+                drop(conn);
                 self.back_out();
                 if is_another_there {
                     continue;
@@ -192,8 +192,8 @@ impl Job {
                 return Err(Box::pin(self.failed(false, UNASKED, upload)).await.into());
             }
             let since = self.write.as_ref().and_then(|write| write.since).filter(|_| is_committed);
-            self.write_head(&mut lane, pass, unsent.take(), length);
-            match self.attempt(lane, body, upload, since).await? {
+            self.write_head(&mut conn, pass, unsent.take(), length);
+            match self.attempt(conn, body, upload, since).await? {
                 Attempt::Answered(answer) => return Ok(answer),
                 Attempt::Again(again) => unsent = again,
             }
@@ -202,24 +202,24 @@ impl Job {
 
     /// The connection that the write was committed with, or an idle one.
     #[inline]
-    fn idle_connection(&mut self) -> Option<Lane> {
-        let committed = self.write.as_mut().and_then(|write| write.lane.take());
-        committed.or_else(|| self.pool().idle_lane(self.asker()))
+    fn idle_connection(&mut self) -> Option<PooledConn> {
+        let committed = self.write.as_mut().and_then(|write| write.conn.take());
+        committed.or_else(|| self.pool().idle_conn(self.asker()))
     }
 
     /// A new connection, or the next one that becomes free. `share`: the room that the body takes meanwhile, which counts
     /// as its asker's from here on.
-    async fn connect(&self, share: &mut Option<Share>) -> Result<Lane, Box<Rejection>> {
+    async fn connect(&self, share: &mut Option<Share>) -> Result<PooledConn, Box<Rejection>> {
         let nothing = |why| Box::new(self.came_to_nothing(no_connection(why)));
         let (asker, total) = (self.asker(), self.worker_plan.plan.settings.hold_total_bytes);
         if let Some(uncounted) = share.take_if(|share| !share.is_counted()) {
-            *share = Some(uncounted.of(asker, total).ok_or(NoLane::Overloaded).map_err(nothing)?);
+            *share = Some(uncounted.of(asker, total).ok_or(NoConnection::Overloaded).map_err(nothing)?);
         }
         // Nothing was sent, and no lease says that it may go on.
         let is_loose = asker == Asker::Unjudged;
         let at = At::of(&self.head.method);
         let _loose = is_loose.then(|| Turned::new(&self.client, at, At::Loose, self.worker.now()));
-        self.pool().lane(asker).await.map_err(nothing)
+        self.pool().conn(asker).await.map_err(nothing)
     }
 
     /// The last moment before something is sent. A write is judged again: what is sent whole is committed by that.
@@ -311,13 +311,13 @@ impl Job {
         why
     }
 
-    fn write_head(&self, lane: &mut Lane, pass: Pass, unsent: Option<Unsent>, length: &Length) {
-        let link = lane.link();
+    fn write_head(&self, conn: &mut PooledConn, pass: Pass, unsent: Option<Unsent>, length: &Length) {
+        let http1 = conn.http1();
         match unsent {
-            Some(unsent) => link.begin_again(pass, unsent),
+            Some(unsent) => http1.begin_again(pass, unsent),
             None => {
                 let reuse = self.reuse(length);
-                let out = link.begin(pass, self.head.method == Method::HEAD, length.framing(), reuse);
+                let out = http1.begin(pass, self.head.method == Method::HEAD, length.framing(), reuse);
                 let (guard, closes) = (self.guard().map(|guard| &**guard), reuse == Reuse::Never);
                 headers::to_store(out, &self.head, &self.client.origin, guard, (length, closes), &self.worker.ids);
             }
@@ -327,15 +327,15 @@ impl Job {
     /// Sends the request on one connection, and waits for the head of the answer.
     async fn attempt(
         &self,
-        mut lane: Lane,
+        mut conn: PooledConn,
         body: &mut StoreBody,
         upload: Option<&UploadState>,
         since: Option<Stopwatch>,
     ) -> Result<Attempt, Box<Rejection>> {
-        let (before, stopwatch) = (lane.link().wire().sent.get(), since.unwrap_or_else(|| self.worker.watch()));
+        let (before, stopwatch) = (conn.http1().wire().sent.get(), since.unwrap_or_else(|| self.worker.watch()));
         let sent = match upload {
-            None => self.send_whole(&mut lane, body).await,
-            Some(upload) => Box::pin(self.send_stream(&mut lane, body, upload)).await,
+            None => self.send_whole(&mut conn, body).await,
+            Some(upload) => Box::pin(self.send_stream(&mut conn, body, upload)).await,
         };
         let failed = match sent {
             Ok(head) => {
@@ -344,16 +344,16 @@ impl Job {
                     // An early answer to a long upload has its own time.
                     Some(upload) => upload.released().unwrap_or_else(Stopwatch::start),
                 };
-                return Ok(Attempt::Answered(Answer { lane, head, since }));
+                return Ok(Attempt::Answered(Answer { conn, head, since }));
             }
             Err(failed) => failed,
         };
-        let something_left = lane.link().wire().sent.get() > before;
+        let something_left = conn.http1().wire().sent.get() > before;
         // The connection died while it was idle, and took nothing of this request up.
-        let may_try_again = failed.is_of_connection && lane.was_idle() && !something_left;
-        let unsent = if may_try_again { lane.link().take_back() } else { None };
+        let may_try_again = failed.is_of_connection && conn.was_idle() && !something_left;
+        let unsent = if may_try_again { conn.http1().take_back() } else { None };
         // Nothing more leaves from here on; the bound of an unknown outcome counts from here on.
-        drop(lane);
+        drop(conn);
         if unsent.is_none() {
             return Err(Box::pin(self.failed(something_left, &failed.why, upload)).await.into());
         }
@@ -362,9 +362,9 @@ impl Job {
     }
 
     /// Sends a request whose body is here.
-    async fn send_whole(&self, lane: &mut Lane, body: &mut StoreBody) -> Result<Box<Head>, Unanswered> {
-        let (link, mut alarm) = (lane.link(), self.worker.alarms.set(self.patience()));
-        poll_fn(|context| match link.poll_answer(context, body) {
+    async fn send_whole(&self, conn: &mut PooledConn, body: &mut StoreBody) -> Result<Box<Head>, Unanswered> {
+        let (http1, mut alarm) = (conn.http1(), self.worker.alarms.set(self.patience()));
+        poll_fn(|context| match http1.poll_answer(context, body) {
             Poll::Ready(answered) => Poll::Ready(answered.map_err(Unanswered::from)),
             Poll::Pending => alarm.poll(context).map(|()| Err(self.unheard())),
         })
@@ -374,17 +374,17 @@ impl Job {
     /// Sends a request whose body comes as it is sent.
     async fn send_stream(
         &self,
-        lane: &mut Lane,
+        conn: &mut PooledConn,
         body: &mut StoreBody,
         upload: &UploadState,
     ) -> Result<Box<Head>, Unanswered> {
-        let link = lane.link();
-        let wire = Rc::clone(link.wire());
+        let http1 = conn.http1();
+        let wire = Rc::clone(http1.wire());
         let cancel = self.guard().and_then(|guard| guard.cancel());
         upload.listen(Rc::clone(&wire));
         tokio::select! {
             biased;
-            answered = poll_fn(|context| link.poll_answer(context, body)) => answered.map_err(Unanswered::from),
+            answered = poll_fn(|context| http1.poll_answer(context, body)) => answered.map_err(Unanswered::from),
             () = upload.stalled(self.patience(), || wire.sent.get()) => Err(self.unheard()),
             () = cancelled(cancel, upload) => Err(Unanswered::given_up("the lease is changing hands")),
             () = self.rerouted_before_its_end(upload) => Err(Unanswered::given_up("this route has just changed")),

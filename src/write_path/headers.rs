@@ -14,10 +14,10 @@ use super::guard::WriteGuard;
 use crate::{
     config::Forwarded,
     fence::Ttl,
-    store::{
+    upstream::{
         body::StoreBody,
         hop::{is_hop_by_hop, names_in, takes_trailers},
-        link::{Framing, write_line},
+        http1::{Framing, write_line},
     },
 };
 

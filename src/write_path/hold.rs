@@ -24,7 +24,7 @@ use super::{
     pace::{Pace, Slowest},
     plan::Plan,
 };
-use crate::store::{body::StoreBody, shares::Asker};
+use crate::upstream::{body::StoreBody, shares::Asker};
 
 /// A body, as far as it has come.
 pub enum Held {

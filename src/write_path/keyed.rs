@@ -48,11 +48,11 @@ use crate::{
     },
     metrics::KeyedResult,
     route::classify::Write,
-    store::body::StoreBody,
     table::{
         ledger::{self, Attempt, Begun, Ledger, keyed::read},
         records::Records,
     },
+    upstream::body::StoreBody,
 };
 
 /// The keyed writes that are on their way.

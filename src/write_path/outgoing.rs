@@ -24,7 +24,7 @@ use crate::{
         idempotency::{Payload, Refusal},
     },
     route::classify::{FENCE_TOKEN, body_on_read},
-    store::{body::StoreBody, trailer},
+    upstream::{body::StoreBody, trailer},
 };
 
 /// A body, ready to be sent.

@@ -231,7 +231,7 @@ fn try_admit(
     // A keyed write is remembered first.
     let may_commit =
         is_here && route.mode == Mode::Enforce && others.is_empty() && key.is_none() && !worker.closing.get();
-    let conn = if may_commit { pool.idle_lane_at_ease() } else { None };
+    let conn = if may_commit { pool.idle_conn_at_ease() } else { None };
     let (now, stopwatch) = worker.now_and_watch();
     let options = AdmitOptions {
         terms: terms_of(route, key.as_ref()),
@@ -260,7 +260,7 @@ fn try_admit(
     };
     match admitted {
         Ok(mut write) => {
-            (write.lane, write.key) = (conn, key);
+            (write.conn, write.key) = (conn, key);
             FirstLook::Admitted(write)
         }
         Err(refused) => {
@@ -367,7 +367,7 @@ impl Admitting<'_> {
             return Err(refused.about(guard.object(), &worker_plan.plan.routes.all()[route].name));
         }
         let active = Active::new(worker_plan.tallies[route].operation(method));
-        Ok(Admitted { route, guard, would, active, lane: None, since, key: None })
+        Ok(Admitted { route, guard, would, active, conn: None, since, key: None })
     }
 }
 

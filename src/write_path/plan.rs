@@ -12,8 +12,8 @@ use crate::{
     fence::BootMs,
     metrics::{Metrics, RouteMetrics, RouteTally},
     route::{Route, Routes},
-    store::{Way, pool::Pool},
     tls::Acceptor,
+    upstream::{Way, pool::Pool},
 };
 
 /// The settings, ready for use.

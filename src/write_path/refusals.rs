@@ -3,7 +3,7 @@
 use super::{hold::NoBody, reply::Rejection, upload::Broken};
 use crate::{
     fence::{Code, code::Limit},
-    store::pool::NoLane,
+    upstream::pool::NoConnection,
 };
 
 /// Why a connection that was just made or woken is of no use.
@@ -28,12 +28,12 @@ pub(super) fn no_answer(why: &str) -> Rejection {
     Rejection::new(Code::StoreUnreachable, format!("the store gave no answer ({why}); nothing was written"))
 }
 
-pub(super) fn no_connection(why: NoLane) -> Rejection {
+pub(super) fn no_connection(why: NoConnection) -> Rejection {
     match why {
-        NoLane::Unreachable(why) => {
+        NoConnection::Unreachable(why) => {
             Rejection::new(Code::StoreUnreachable, format!("the store cannot be reached ({why}); nothing was sent"))
         }
-        NoLane::Overloaded => {
+        NoConnection::Overloaded => {
             Rejection::new(Code::GateOverloaded, "too many requests wait for the store; nothing was sent")
         }
     }

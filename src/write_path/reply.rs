@@ -22,7 +22,7 @@ use crate::{
     gate::receipts::Receipt,
     problem::Problem,
     route::classify::Unfit,
-    store::body::Cut,
+    upstream::body::Cut,
 };
 
 const FENCE_ERROR: HeaderName = HeaderName::from_static("fence-error");

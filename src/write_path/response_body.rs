@@ -32,7 +32,7 @@ use crate::{
         idempotency::{Answer, Payload},
         write::{Effect, Event},
     },
-    store::{body::Cut, pool::Lane},
+    upstream::{body::Cut, pool::PooledConn},
 };
 
 /// How much of a write's answer is read ahead of its client.
@@ -116,13 +116,13 @@ impl Frames {
 }
 
 /// Reads an answer ahead of its client.
-pub async fn read_ahead(lane: &mut Lane, worker: &Worker, patience: impl Fn() -> Duration) -> Ahead {
+pub async fn read_ahead(conn: &mut PooledConn, worker: &Worker, patience: impl Fn() -> Duration) -> Ahead {
     let (mut frames, mut size) = (Frames::default(), 0);
     // Most answers are here, so most need no alarm.
     let mut alarm: Option<Alarm> = None;
     let read = poll_fn(|context| {
-        while !lane.link().is_over() {
-            match lane.link().poll_frame(context) {
+        while !conn.http1().is_over() {
+            match conn.http1().poll_frame(context) {
                 Poll::Pending => {
                     let alarm = alarm.get_or_insert_with(|| worker.alarms.set(patience()));
                     return alarm.poll(context).map(|()| Err("it did not come to its end in time".to_owned()));
@@ -142,7 +142,7 @@ pub async fn read_ahead(lane: &mut Lane, worker: &Worker, patience: impl Fn() ->
         Poll::Ready(Ok(()))
     });
     match read.await {
-        Ok(()) if lane.link().is_over() => Ahead::Whole(frames),
+        Ok(()) if conn.http1().is_over() => Ahead::Whole(frames),
         Ok(()) => Ahead::Part(frames),
         Err(why) => Ahead::Broken(why),
     }
@@ -153,12 +153,12 @@ pub async fn read_ahead(lane: &mut Lane, worker: &Worker, patience: impl Fn() ->
 ///
 /// # Errors
 /// With why the answer broke off.
-pub fn take_ready(lane: &mut Lane) -> Result<Frames, String> {
+pub fn take_ready(conn: &mut PooledConn) -> Result<Frames, String> {
     let (mut frames, mut size) = (Frames::default(), 0);
     // The rest is waited for with another waker.
     let mut context = Context::from_waker(Waker::noop());
-    while size <= AHEAD_BYTES && !lane.link().is_over() {
-        match lane.link().poll_frame(&mut context) {
+    while size <= AHEAD_BYTES && !conn.http1().is_over() {
+        match conn.http1().poll_frame(&mut context) {
             Poll::Pending | Poll::Ready(None) => break,
             Poll::Ready(Some(Err(failed))) => return Err(failed.to_string()),
             Poll::Ready(Some(Ok(mut frame))) => {
@@ -174,7 +174,7 @@ pub fn take_ready(lane: &mut Lane) -> Result<Frames, String> {
 /// What is kept while an answer is being passed on.
 pub struct Streaming {
     pub worker: Rc<Worker>,
-    pub lane: Lane,
+    pub conn: PooledConn,
     /// The connection can carry another request behind this one, and the complete answer says what became of the
     /// write.
     pub settles: bool,
@@ -211,15 +211,15 @@ impl Streaming {
 
     fn give_back(self) {
         if self.settles {
-            self.lane.give_back(self.worker.now());
+            self.conn.give_back(self.worker.now());
         }
     }
 
     /// Writes a settled write down. Its connection carries other requests meanwhile.
     fn record(self) -> Recording {
         let detached = Detached::new(&self.worker);
-        let Self { worker, lane, guard, line, payload, status, .. } = self;
-        lane.give_back(worker.now());
+        let Self { worker, conn, guard, line, payload, status, .. } = self;
+        conn.give_back(worker.now());
         Box::pin(async move {
             let Some(((line, digest, _), guard)) = line.zip(guard) else { return Ok(()) };
             let written = line.clone().settled(&worker.gate.ledger, digest, status).await;
@@ -237,8 +237,8 @@ impl Streaming {
 
     /// The answer will not come to its end: the outcome of a write is unknown from the close of its connection on.
     fn lose(self) {
-        let Self { worker, lane, guard, line, .. } = self;
-        drop(lane);
+        let Self { worker, conn, guard, line, .. } = self;
+        drop(conn);
         let Some(guard) = guard else { return };
         let line = line.map(|(line, ..)| line);
         if line.is_none() {
@@ -368,7 +368,7 @@ impl ResponseBody {
 
     fn is_over(&self) -> bool {
         match &mut *self.rest.borrow_mut() {
-            Rest::Coming(streaming) => streaming.lane.link().is_over(),
+            Rest::Coming(streaming) => streaming.conn.http1().is_over(),
             Rest::Nothing | Rest::Lost => false,
         }
     }
@@ -413,7 +413,7 @@ impl ResponseBody {
             Rest::Nothing => return Poll::Ready(None),
             Rest::Lost => return Poll::Ready(Some(Err(LATE.into()))),
         };
-        match streaming.lane.link().poll_frame(context) {
+        match streaming.conn.http1().poll_frame(context) {
             Poll::Ready(frame) => {
                 if streaming.guard.is_none() {
                     // A read may take as long as it likes, as long as something comes.
@@ -476,7 +476,7 @@ impl Body for ResponseBody {
         let rest = match &mut *self.rest.borrow_mut() {
             Rest::Nothing if self.ahead.has_trailers() => None,
             Rest::Nothing => Some(0),
-            Rest::Coming(streaming) => streaming.lane.link().to_come(),
+            Rest::Coming(streaming) => streaming.conn.http1().to_come(),
             Rest::Lost => None,
         };
         let mut hint = SizeHint::new();

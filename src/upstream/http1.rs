@@ -100,7 +100,7 @@ impl Reuse {
 
 /// A connection.
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub struct Link {
+pub struct Http1Conn {
     io: Box<dyn Io>,
     wire: Rc<Wire>,
     /// What is to be written, and how much of it was.
@@ -138,7 +138,7 @@ enum Answer {
     Over,
 }
 
-impl Link {
+impl Http1Conn {
     #[must_use]
     pub fn new(io: impl Io + 'static, wire: Rc<Wire>) -> Self {
         Self {
@@ -526,5 +526,5 @@ pub fn write_line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
 }
 
 #[cfg(test)]
-#[path = "link_tests.rs"]
+#[path = "http1_tests.rs"]
 mod tests;

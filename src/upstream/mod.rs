@@ -2,7 +2,7 @@
 //!
 //! - [`Address`]: where it is.
 //! - [`pool`]: a worker's own connections to it. [`shares`]: who may have how many of them.
-//! - [`link`]: one of them: sends a request, reads its answer. [`answer`], [`chunks`]: how answers are read. [`io`]: what it
+//! - [`http1`]: one of them: sends a request, reads its answer. [`answer`], [`chunks`]: how answers are read. [`io`]: what it
 //!   runs over. [`observed`]: a stream, and what counts on it.
 //! - [`body`]: what is sent. [`trailer`]: what may come behind it. [`hop`]: headers that are for one connection only.
 //!
@@ -12,8 +12,8 @@ pub mod answer;
 pub mod body;
 pub mod chunks;
 pub mod hop;
+pub mod http1;
 pub mod io;
-pub mod link;
 pub mod observed;
 pub mod pool;
 pub mod shares;
