@@ -19,7 +19,7 @@ use fencegate::{
         ledger::{Core, Ledger, Setup, Wanted},
         memory::MemoryTable,
         news::News,
-        open::{Begun, begin_on, write_meta},
+        open::{OpenedTable, begin_on, write_meta},
         records::Records,
         rocks::Recovered,
     },
@@ -33,7 +33,7 @@ pub(crate) fn gate() -> Arc<Gate> {
     write_meta(&*table, &Meta::new(&key, true), Hlc::default()).expect("memory takes it");
     let table = table as Arc<dyn Table>;
     let begun = begin_on(table, key, Recovered::Whole, (&clock, Terms::default()), "memory").expect("it is whole");
-    let Begun { table, context, meta, mark, .. } = begun;
+    let OpenedTable { table, context, meta, mark, .. } = begun;
     let (records, news) = (Arc::new(Records::new(table, context, 4_096)), Arc::new(News::new(64, mark)));
     let metrics = Arc::new(Metrics::new());
     let core = Core::new(Setup {

@@ -17,7 +17,7 @@ use fencegate::{
         codec::{Key, encode_mark},
         ledger::{Core, Ledger, Setup, Wanted},
         news::News,
-        open::{self, Begun},
+        open::{self, OpenedTable},
         records::Records,
     },
 };
@@ -46,7 +46,8 @@ fn start() -> Bench {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     open::init(folder.path()).unwrap();
     let clock = Clock::machine();
-    let Begun { table, context, meta, mark, .. } = open::begin(folder.path(), false, &clock, Terms::default()).unwrap();
+    let OpenedTable { table, context, meta, mark, .. } =
+        open::begin(folder.path(), false, &clock, Terms::default()).unwrap();
     let records = Arc::new(Records::new(Arc::clone(&table), context, 100_000));
     let core = Core::new(Setup {
         records,

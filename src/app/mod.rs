@@ -38,7 +38,7 @@ use crate::{
         data_folder::DataLock,
         ledger::{Core, Ledger, Setup},
         news::News,
-        open::{self, Begun, Lost},
+        open::{self, Lost, OpenedTable},
         records::Records,
     },
     write_path::{Plane, accept},
@@ -137,7 +137,7 @@ pub async fn start(settings: &Settings, clock: Clock, ports: Ports) -> Result<Ru
 ///
 /// # Errors
 /// Where a port that was bound does not listen.
-pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -> Result<Running, Faults> {
+pub fn start_on(settings: &Settings, clock: Clock, begun: OpenedTable, ports: Ports) -> Result<Running, Faults> {
     let mut begun = begun;
     let lock = begun.lock.take();
     let room = Room::find();
@@ -192,13 +192,13 @@ async fn upkeep(metrics: Arc<Metrics>, mut stopping: watch::Receiver<bool>) {
 fn assemble(
     settings: &Settings,
     clock: Clock,
-    begun: Begun,
+    begun: OpenedTable,
     room: Room,
     (authority, routes): (Authority, Routes),
 ) -> Shared {
     let metrics = Arc::new(Metrics::new());
     report(&begun, &metrics);
-    let Begun { table, context, meta, mark, was_clean, terms, .. } = begun;
+    let OpenedTable { table, context, meta, mark, was_clean, terms, .. } = begun;
     let run = meta.run;
     let first = mark.max(clock.now().mark());
     let records = Arc::new(Records::new(table, context, settings.table.cache_objects.max(stripes::LEAST)));
@@ -241,7 +241,7 @@ fn assemble(
     })
 }
 
-fn report(begun: &Begun, metrics: &Metrics) {
+fn report(begun: &OpenedTable, metrics: &Metrics) {
     let frame = &begun.context.frame;
     metrics.table.begun(begun.meta.incarnation, begun.was_clean, frame);
     let incarnation = begun.meta.incarnation.number();

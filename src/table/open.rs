@@ -67,7 +67,7 @@ pub enum OpenFault {
 }
 
 /// A table on which a run has begun.
-pub struct Begun {
+pub struct OpenedTable {
     pub table: Arc<dyn Table>,
     pub context: Context,
     pub meta: Meta,
@@ -180,7 +180,7 @@ pub fn look(data: &Path, creates: bool) -> Result<bool, OpenFault> {
 ///
 /// # Errors
 /// With what is wrong and what to do.
-pub fn begin(data: &Path, creates: bool, clock: &Clock, terms: Terms) -> Result<Begun, OpenFault> {
+pub fn begin(data: &Path, creates: bool, clock: &Clock, terms: Terms) -> Result<OpenedTable, OpenFault> {
     let folder = || data.display().to_string();
     let is_there = look(data, creates)?;
     let lock = lock(data)?;
@@ -215,7 +215,7 @@ pub fn begin_on(
     recovered: Recovered,
     terms: (&Clock, Terms),
     folder: &str,
-) -> Result<Begun, OpenFault> {
+) -> Result<OpenedTable, OpenFault> {
     begin_above(table, key, recovered, (None, None, |_| Ok(())), terms, folder)
 }
 
@@ -228,7 +228,7 @@ fn begin_above(
     (epoch, name, raise): (Option<Epoch>, Option<Lineage>, impl Fn(Epoch) -> Result<(), OpenFault>),
     (clock, terms): (&Clock, Terms),
     folder: &str,
-) -> Result<Begun, OpenFault> {
+) -> Result<OpenedTable, OpenFault> {
     let failed = |fault| OpenFault::Table { folder: folder.to_owned(), fault };
     let before = read_meta(&*table).map_err(failed)?.ok_or_else(|| OpenFault::NoMeta { folder: folder.to_owned() })?;
     if before.key_fingerprint != key.fingerprint() {
@@ -272,7 +272,7 @@ fn begin_above(
     let frame = Frame { run: meta.run, start, behind_mark: start.wall < WallMs(mark.ms) };
     let context = Context { frame, incarnation: meta.incarnation, key };
     let was_rerouted = meta.terms.routes != terms.routes;
-    Ok(Begun { was_clean, table, context, meta, mark, lost, terms, was_rerouted, lock: None })
+    Ok(OpenedTable { was_clean, table, context, meta, mark, lost, terms, was_rerouted, lock: None })
 }
 
 /// What a folder's epoch says of this table. Of the runs of another one it says nothing; a table that has no name is

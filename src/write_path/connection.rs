@@ -28,7 +28,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
     Worker,
-    begun::begin,
     crowd::Peer,
     evict::{self, At, Extent, Requests, Standing},
     headers::Origin,
@@ -37,6 +36,7 @@ use super::{
     plan::Plan,
     raw_head::{BodyLength, RawHeads},
     reply::ReplyBody,
+    sniff::sniff,
     taking::Reply,
 };
 use crate::{
@@ -477,7 +477,7 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     plan: &Plan,
 ) {
     let service = Answers { worker: Rc::clone(worker), connection: Rc::clone(connection) };
-    let Some(stream) = connection.unless_ended(begin(stream)).await else { return };
+    let Some(stream) = connection.unless_ended(sniff(stream)).await else { return };
     let is_h2 = stream.is_h2();
     connection.is_h2.set(is_h2);
     let is_looked_at = plan.settings.strict && !is_h2;

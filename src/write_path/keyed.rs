@@ -49,7 +49,7 @@ use crate::{
     metrics::KeyedResult,
     route::classify::Write,
     table::{
-        ledger::{self, Attempt, Begun, Ledger, keyed::read},
+        ledger::{self, Attempt, KeyClaimResult, Ledger, keyed::read},
         records::Records,
     },
     upstream::body::StoreBody,
@@ -318,7 +318,7 @@ pub async fn claim(
     // From here on the end of the write gives the key back.
     guard.attach_key(Box::new(claim));
     match ledger.begin_keyed(Attempt { scope, payload, seq, attempt, alive }).await {
-        Ok(Begun::Fresh(entry)) => {
+        Ok(KeyClaimResult::Fresh(entry)) => {
             worker.plane.metrics().keyed(KeyedResult::Fresh);
             guard.with_key(|claim| {
                 claim.flight.is_fresh.store(true, Ordering::Release);
@@ -327,12 +327,12 @@ pub async fn claim(
             let _ = guard.on(Event::Claimed(true));
             Ok(Claimed::Mine)
         }
-        Ok(Begun::Known(entry)) => {
+        Ok(KeyClaimResult::Known(entry)) => {
             let entry = Arc::new(entry);
             guard.take_key().inspect(|claim| claim.leave(End::Known(Arc::clone(&entry))));
             Ok(Claimed::Known(entry))
         }
-        Ok(Begun::Fenced) => {
+        Ok(KeyClaimResult::Fenced) => {
             guard.take_key().inspect(|claim| claim.leave(End::Void(None)));
             Ok(Claimed::Fenced)
         }

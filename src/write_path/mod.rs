@@ -1,7 +1,7 @@
 //! The path of a write. [`pipeline`] shows the way from top to bottom; begin there.
 //!
 //! - [`accept`]: the port; a worker per core. [`crowd`]: how many connections each client has, and who waits for room. [`connection`]: one client's
-//!   connection, its timeouts; [`evict`]: which one is closed for another; `begun`: which protocol it speaks. [`raw_head`]: heads that two parsers could read in two ways.
+//!   connection, its timeouts; [`evict`]: which one is closed for another; `sniff`: which protocol it speaks. [`raw_head`]: heads that two parsers could read in two ways.
 //! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules of its own.
 //!   [`elect`]: the same for terms of leadership. [`waits`]: places for those that wait for this. [`guard`]: an admitted write, until its end.
 //! - [`outgoing`]: bodies, made ready to be sent. [`hold`]: bodies that are collected first. [`upload`]: longer ones,
@@ -17,7 +17,6 @@
 
 pub mod accept;
 pub mod alarms;
-mod begun;
 pub mod conclude;
 pub mod connection;
 pub mod crowd;
@@ -41,6 +40,7 @@ pub mod raw_head;
 mod refusals;
 pub mod reply;
 pub mod response_body;
+mod sniff;
 pub mod taking;
 pub mod upload;
 pub mod waits;

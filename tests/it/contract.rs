@@ -17,7 +17,7 @@ use fencegate::{
         ledger::{Core, Ledger, LedgerError, Setup, Wanted},
         memory::{DiskFault, MemoryTable},
         news::News,
-        open::{self, Begun, begin_on, write_meta},
+        open::{self, OpenedTable, begin_on, write_meta},
         records::Records,
         rocks::Recovered,
     },
@@ -29,7 +29,7 @@ use super::support::gate::{START, key};
 
 /// A table that can be begun on again and again.
 trait Disk {
-    fn begin(&self, clock: &Clock) -> Begun;
+    fn begin(&self, clock: &Clock) -> OpenedTable;
     /// The power goes away; what is left is what was synced, or more.
     fn crash(&self);
     /// The next commit fails so. `false` where this disk cannot do that.
@@ -37,7 +37,7 @@ trait Disk {
 }
 
 impl Disk for Arc<MemoryTable> {
-    fn begin(&self, clock: &Clock) -> Begun {
+    fn begin(&self, clock: &Clock) -> OpenedTable {
         begin_on(Arc::clone(self) as Arc<dyn Table>, key(), Recovered::Whole, (clock, Terms::default()), "memory")
             .unwrap()
     }
@@ -53,7 +53,7 @@ impl Disk for Arc<MemoryTable> {
 }
 
 impl Disk for tempfile::TempDir {
-    fn begin(&self, clock: &Clock) -> Begun {
+    fn begin(&self, clock: &Clock) -> OpenedTable {
         open::begin(self.path(), false, clock, Terms::default()).unwrap()
     }
 
@@ -104,7 +104,7 @@ impl<D: Disk> Bench<D> {
     }
 
     fn start(&mut self) {
-        let Begun { table, context, meta, mark, .. } = self.disk.begin(&self.machine);
+        let OpenedTable { table, context, meta, mark, .. } = self.disk.begin(&self.machine);
         let records = Arc::new(Records::new(table, context, 64));
         let core = Core::new(Setup {
             records: Arc::clone(&records),
@@ -333,7 +333,7 @@ fn the_suite_notices_a_table_that_forgets() {
     }
     struct LyingDisk(Arc<MemoryTable>);
     impl Disk for LyingDisk {
-        fn begin(&self, clock: &Clock) -> Begun {
+        fn begin(&self, clock: &Clock) -> OpenedTable {
             let liar = Arc::new(Liar(Arc::clone(&self.0)));
             begin_on(liar, key(), Recovered::Whole, (clock, Terms::default()), "memory").unwrap()
         }

@@ -18,7 +18,7 @@ use fencegate::{
         codec::{Key, Meta, decode_record},
         data_folder::table_folder,
         epoch::{self, Epoch},
-        open::{self, Begun, OpenFault},
+        open::{self, OpenFault, OpenedTable},
         rocks::RocksTable,
     },
 };
@@ -79,7 +79,7 @@ impl Scene {
     }
 
     /// Nothing that stands here is below what was granted. Gives the table's floor.
-    fn holds(&self, begun: &Begun, at: impl fmt::Display) -> Fence {
+    fn holds(&self, begun: &OpenedTable, at: impl fmt::Display) -> Fence {
         let users = ObjectId::new("users").unwrap();
         let row = begun.table.get(&Key::Record(users.clone()).encode()).unwrap().expect("a record of users");
         let fence = decode_record(users, &row, &begun.context).unwrap().fence;
@@ -110,7 +110,7 @@ fn once_it_is_free<T, E: std::fmt::Display>(mut attempt: impl FnMut() -> Result<
     last
 }
 
-fn begin(data: &Path) -> Result<Begun, OpenFault> {
+fn begin(data: &Path) -> Result<OpenedTable, OpenFault> {
     once_it_is_free(|| open::begin(data, false, &Clock::machine(), Terms::default()))
 }
 
@@ -380,7 +380,7 @@ fn a_start_that_is_killed_at_any_step_is_not_taken_for_an_older_copy() {
 
 /// Kills a gate at each step of its start, each time from `reset` on, until it is up. `check` gets the run that begins
 /// then, and what the table and the epoch were before that.
-fn at_each_step_of_a_start(scene: &Scene, reset: impl Fn(), check: impl Fn(u64, &Begun, &Meta, &Epoch)) -> u64 {
+fn at_each_step_of_a_start(scene: &Scene, reset: impl Fn(), check: impl Fn(u64, &OpenedTable, &Meta, &Epoch)) -> u64 {
     let data = scene.site.data();
     let mut steps = 0;
     let mut is_up = false;

@@ -19,7 +19,7 @@ use fencegate::{
         ledger::{Command, Core, Granted, LedgerError, Setup, Wanted},
         memory::{DiskFault, MemoryTable},
         news::News,
-        open::{Begun, begin_on, write_meta},
+        open::{OpenedTable, begin_on, write_meta},
         records::Records,
         rocks::Recovered,
     },
@@ -73,7 +73,7 @@ impl World {
         write_meta(&*disk, &Meta::new(&key(), true), Hlc::default()).unwrap();
         let table = Arc::new(Watched { disk: Arc::clone(&disk), at_commit: Arc::clone(&at_commit) });
         let begun = begin_on(table, key(), Recovered::Whole, (&machine, Terms::default()), "memory");
-        let Begun { table, context, meta, mark, .. } = begun.unwrap();
+        let OpenedTable { table, context, meta, mark, .. } = begun.unwrap();
         let core = Core::new(Setup {
             records: Arc::new(Records::new(table, context, 64)),
             news: Arc::new(News::new(16, mark)),

@@ -31,7 +31,7 @@ use fencegate::{
         ledger::{Core, Granted, Ledger, LedgerError, Setup, Wanted},
         memory::MemoryTable,
         news::{After, News},
-        open::{Begun, begin_on, write_meta},
+        open::{OpenedTable, begin_on, write_meta},
         records::Records,
         rocks::Recovered,
     },
@@ -113,7 +113,7 @@ impl World {
         let (clock, driver) = Clock::driven(START);
         let terms = Terms { bound_ms: BOUND.0, ..Terms::default() };
         let begun = begin_on(table as Arc<dyn Table>, key(), Recovered::Whole, (&clock, terms), "memory").unwrap();
-        let Begun { table, context, meta, mark, was_clean, .. } = begun;
+        let OpenedTable { table, context, meta, mark, was_clean, .. } = begun;
         let records = Arc::new(Records::new(table, context, capacity));
         let news = Arc::new(News::new(64, mark));
         let core = Core::new(Setup {

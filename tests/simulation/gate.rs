@@ -22,7 +22,7 @@ use fencegate::{
         ledger::{Command, Core, Setup},
         memory::{DiskFault, MemoryTable},
         news::News,
-        open::{Begun, begin_on, write_meta},
+        open::{OpenedTable, begin_on, write_meta},
         records::Records,
         rocks::Recovered,
     },
@@ -145,7 +145,8 @@ impl Simulation {
         let disk = Arc::new(Disk { table, world: Arc::downgrade(&self.world) });
         let terms = Terms { bound_ms, ..Terms::default() };
         let begun = begin_on(Arc::clone(&disk) as Arc<dyn Table>, key(), Recovered::Whole, (&clock, terms), "memory");
-        let Begun { table, context, meta, mark, was_clean, .. } = begun.expect("a table that was begun on before");
+        let OpenedTable { table, context, meta, mark, was_clean, .. } =
+            begun.expect("a table that was begun on before");
         let capacity = if evicts { 1 } else { ROOMY };
         let memory = || Arc::new(Records::new(Arc::clone(&table), context.clone(), capacity));
         let records = crowd::keep_apart(memory, &objects);

@@ -36,14 +36,14 @@ pub(super) struct Led {
     generation: u64,
     last_uid: u128,
     /// Every term that there ever was, in the order in which they began.
-    pub(super) terms: Vec<Begun>,
+    pub(super) terms: Vec<BegunTerm>,
     /// What those who asked are told.
     answers: BTreeMap<u64, Asked>,
 }
 
 /// A term of leadership, as whoever has won it knows it.
 #[derive(Clone)]
-pub(super) struct Begun {
+pub(super) struct BegunTerm {
     pub(super) election: Election,
     pub(super) holder: usize,
     pub(super) lease: usize,
@@ -236,7 +236,7 @@ impl World {
             }
         };
         let election = Election { uid, transitions };
-        led.terms.push(Begun { election, holder: place, lease });
+        led.terms.push(BegunTerm { election, holder: place, lease });
         let holder = Some(format!("h{place}"));
         led.leases[lease].change(Some(Seen { election, holder, duration: ttl, renewed_us }));
         self.counts.terms += 1;
@@ -271,7 +271,7 @@ impl World {
         if self.change_own(place, lease, |seen| seen.holder = Some(format!("h{other}"))) {
             let led = self.led();
             let shared = led.leases[lease].now.as_ref().map(|seen| seen.election);
-            led.terms.extend(shared.map(|election| Begun { election, holder: other, lease }));
+            led.terms.extend(shared.map(|election| BegunTerm { election, holder: other, lease }));
             self.say(format!("Lease {lease} of client {place} is edited to be {other}'s"));
         }
     }
@@ -297,7 +297,7 @@ impl World {
 
     /// A write by the last term that this client has won, or by any: mostly to an object that its Lease leads.
     fn write_by_term(&mut self, place: usize, is_old: bool) {
-        let own: Vec<Begun> = self.led().terms.iter().filter(|term| term.holder == place).cloned().collect();
+        let own: Vec<BegunTerm> = self.led().terms.iter().filter(|term| term.holder == place).cloned().collect();
         let term = if is_old { own[self.rng.place(own.len())].clone() } else { own[own.len() - 1].clone() };
         let routes = self.led().routes.iter().filter(|(_, lease)| **lease == term.lease);
         let ruled: Vec<ObjectId> = routes.map(|(object, _)| object.clone()).collect();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::keyed::{Attempt, Begun};
+use super::keyed::{Attempt, KeyClaimResult};
 use crate::{
     barrier::flight::DrainReport,
     fence::{
@@ -216,7 +216,7 @@ pub enum Command {
     /// A keyed write is about to be sent.
     BeginKeyed {
         attempt: Box<Attempt>,
-        reply: Reply<Begun>,
+        reply: Reply<KeyClaimResult>,
     },
     /// What became of it; `None`: nothing was sent.
     EndKeyed {

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::{
     Core,
     command::{Answer, Certificate, Command, Deed, Granted, JournalLines, LedgerError, Moved, Progress, Reply, Wanted},
-    keyed::{Attempt, Begun},
+    keyed::{Attempt, KeyClaimResult},
     pending::{Leases, Offer, Pending},
     pulse::{PATIENCE, Pulse},
     queue::{Queue, Room, queue},
@@ -368,7 +368,7 @@ impl Ledger {
     /// # Errors
     /// Where the table is not usable. `Unavailable` and `Overloaded` say that nothing was begun, and that there is
     /// nothing to take back.
-    pub async fn begin_keyed(&self, attempt: Attempt) -> Result<Begun, LedgerError> {
+    pub async fn begin_keyed(&self, attempt: Attempt) -> Result<KeyClaimResult, LedgerError> {
         let attempt = Box::new(attempt);
         self.call(|reply| Command::BeginKeyed { attempt, reply }).await
     }

@@ -73,7 +73,7 @@ impl Keyed {
 
 /// What its key is.
 #[derive(Clone, Debug)]
-pub enum Begun {
+pub enum KeyClaimResult {
     /// New, and remembered.
     Fresh(Entry),
     /// Known before.
@@ -86,7 +86,7 @@ pub enum Begun {
 const ROWS_EACH_SECOND: usize = 65_536;
 
 impl Core {
-    pub(super) fn begin_keyed(&mut self, round: &mut Round, attempt: Attempt) -> Result<Begun, LedgerError> {
+    pub(super) fn begin_keyed(&mut self, round: &mut Round, attempt: Attempt) -> Result<KeyClaimResult, LedgerError> {
         let Attempt { scope, payload, seq, attempt, alive } = attempt;
         let now = self.setup.clock.now();
         if self.keyed.flying.get(&scope).is_some_and(Flying::is_lost) {
@@ -95,18 +95,18 @@ impl Core {
         let before = self.keyed(round, &scope)?;
         let is_known = |known: &&Entry| !self.is_forgettable(&scope, known, now) && !failpoints::on(Fault::ForgetKeys);
         if let Some(known) = before.as_ref().filter(is_known) {
-            return Ok(Begun::Known(known.clone()));
+            return Ok(KeyClaimResult::Known(known.clone()));
         }
         let record = self.newest(round, &scope.object)?;
         let Some(lease) = record.open_lease().filter(|lease| lease.seq == seq && lease.is_live(now)) else {
-            return Ok(Begun::Fenced);
+            return Ok(KeyClaimResult::Fenced);
         };
         let lease_id = lease.lease_id.clone();
         let since = Some(self.since(now));
         let entry = Entry { payload, seq, lease_id, at: now.wall, since, attempt, answer: Answer::None };
         self.keyed.flying.insert(scope.clone(), Flying { attempt, alive, since: now.boot });
         put(round, scope, before.map(|before| before.at), Some(entry.clone()));
-        Ok(Begun::Fresh(entry))
+        Ok(KeyClaimResult::Fresh(entry))
     }
 
     /// What became of an attempt; `None`: nothing of it was sent, so its key is free again. Where another attempt

@@ -54,7 +54,7 @@ pub use self::{
     command::{Answer, Certificate, Command, Deed, Granted, JournalLines, LedgerError, Moved, Progress, Wanted},
     core::{Core, Setup},
     handle::Ledger,
-    keyed::{Attempt, Begun},
+    keyed::{Attempt, KeyClaimResult},
     lease_ids::rare_id,
     pending::{Leases, Offer},
     pulse::{PATIENCE, Pulse},
