@@ -68,7 +68,7 @@ pub struct Window {
 
 /// A caller's claim to a lease that the table remembers: who it says it is, and its token.
 #[derive(Clone, Debug)]
-pub struct Claim {
+pub struct LeaseProof {
     pub row: LeaseRow,
     /// `None` where the call does not name one (release: the token says it all).
     pub holder: Option<HolderId>,
@@ -85,12 +85,12 @@ pub enum Event {
     },
     /// `rotate`: under a new number and lease id, so that tokens given away stop working.
     Renew {
-        claim: Claim,
+        proof: LeaseProof,
         ttl: Ttl,
         rotate: Option<LeaseId>,
     },
     Release {
-        claim: Claim,
+        proof: LeaseProof,
     },
     /// The client of this grant is gone: nobody knows its token.
     Withdraw {
@@ -263,8 +263,8 @@ impl Record {
     pub fn step(&self, event: Event, at: &At<'_>) -> Step {
         match event {
             Event::Acquire { grant, takeover_after_ms } => self.acquire(grant, takeover_after_ms, at),
-            Event::Renew { claim, ttl, rotate } => self.renew(&claim, ttl, rotate, at),
-            Event::Release { claim } => match self.holds(&claim, at) {
+            Event::Renew { proof, ttl, rotate } => self.renew(&proof, ttl, rotate, at),
+            Event::Release { proof } => match self.holds(&proof, at) {
                 Ok(lease) => self.free(lease, How::Released, at, Outcome::Freed),
                 Err(step) => step,
             },
@@ -311,8 +311,8 @@ impl Record {
         }
     }
 
-    fn renew(&self, claim: &Claim, ttl: Ttl, rotate: Option<LeaseId>, at: &At<'_>) -> Step {
-        let lease = match self.holds(claim, at) {
+    fn renew(&self, proof: &LeaseProof, ttl: Ttl, rotate: Option<LeaseId>, at: &At<'_>) -> Step {
+        let lease = match self.holds(proof, at) {
             Ok(lease) => lease,
             Err(step) => return step,
         };
@@ -332,13 +332,13 @@ impl Record {
 
     /// The claim's lease, if it is the open and live one at the fence; else the refusal. The order
     /// of the checks is part of the api.
-    fn holds(&self, claim: &Claim, at: &At<'_>) -> Result<&Lease, Step> {
-        let row = &claim.row;
-        if claim.holder.as_ref().is_some_and(|holder| *holder != row.holder) {
+    fn holds(&self, proof: &LeaseProof, at: &At<'_>) -> Result<&Lease, Step> {
+        let row = &proof.row;
+        if proof.holder.as_ref().is_some_and(|holder| *holder != row.holder) {
             return Err(refused(LeaseRefusal::NotHolder));
         }
         let secret = at.key.secret(&row.object, row.seq, &row.lease_id);
-        if claim.token.object != row.object || claim.token.seq != row.seq || claim.token.secret != secret {
+        if proof.token.object != row.object || proof.token.seq != row.seq || proof.token.secret != secret {
             return Err(refused(LeaseRefusal::TokenMismatch));
         }
         match self.lease() {

@@ -126,7 +126,7 @@ impl Flight {
 }
 
 /// A key that is this write's, or that the table is being asked for. It ends with its write.
-pub struct Claim {
+pub struct ReservedKey {
     keys: Arc<Keys>,
     ledger: Ledger,
     worker: Rc<Worker>,
@@ -141,7 +141,7 @@ pub struct Claim {
     why: Option<(Code, Cow<'static, str>)>,
 }
 
-impl KeyReservation for Box<Claim> {
+impl KeyReservation for Box<ReservedKey> {
     /// Nothing was sent: the key is given back. Otherwise the outcome under it stays unknown.
     fn end(mut self, outcome: Outcome) {
         if outcome != Outcome::Cancelled {
@@ -162,7 +162,7 @@ impl KeyReservation for Box<Claim> {
     }
 }
 
-impl Claim {
+impl ReservedKey {
     /// The store cannot be had: its twins need not try one after the other.
     pub fn came_to_nothing(&mut self, why: &Rejection) {
         let code = why.problem.code();
@@ -217,13 +217,13 @@ pub fn keep_answer(
 }
 
 async fn write_down(guard: &WriteGuard, digest: Option<Payload>, answer: Answer) {
-    let answered = guard.with_key(|claim| claim.answered(digest, answer)).flatten();
+    let answered = guard.with_key(|reserved| reserved.answered(digest, answer)).flatten();
     let Some((ledger, scope, attempt, entry)) = answered else { return };
     let kept = ledger.end_keyed(scope, attempt, entry.clone()).await;
     // Its own client has its answer, whatever can be kept of it.
     let end = if kept.is_ok() { End::Known(Arc::new(entry)) } else { End::Unknown };
-    if let Some(claim) = guard.take_key() {
-        claim.leave(end);
+    if let Some(reserved) = guard.take_key() {
+        reserved.leave(end);
     }
 }
 
@@ -303,7 +303,7 @@ pub async fn claim(
     };
     let ledger = worker.gate.ledger.clone();
     let attempt = keys.attempts.fetch_add(1, Ordering::Relaxed);
-    let claim = Claim {
+    let reserved = ReservedKey {
         keys: Arc::clone(keys),
         ledger: ledger.clone(),
         worker: Rc::clone(worker),
@@ -314,26 +314,26 @@ pub async fn claim(
         alive: Arc::default(),
         why: None,
     };
-    let alive = Arc::downgrade(&claim.alive);
+    let alive = Arc::downgrade(&reserved.alive);
     // From here on the end of the write gives the key back.
-    guard.attach_key(Box::new(claim));
+    guard.attach_key(Box::new(reserved));
     match ledger.begin_keyed(Attempt { scope, payload, seq, attempt, alive }).await {
         Ok(KeyClaimResult::Fresh(entry)) => {
             worker.plane.metrics().keyed(KeyedResult::Fresh);
-            guard.with_key(|claim| {
-                claim.flight.is_fresh.store(true, Ordering::Release);
-                claim.entry = Some(entry);
+            guard.with_key(|reserved| {
+                reserved.flight.is_fresh.store(true, Ordering::Release);
+                reserved.entry = Some(entry);
             });
             let _ = guard.on(Event::Claimed(true));
             Ok(Claimed::Mine)
         }
         Ok(KeyClaimResult::Known(entry)) => {
             let entry = Arc::new(entry);
-            guard.take_key().inspect(|claim| claim.leave(End::Known(Arc::clone(&entry))));
+            guard.take_key().inspect(|reserved| reserved.leave(End::Known(Arc::clone(&entry))));
             Ok(Claimed::Known(entry))
         }
         Ok(KeyClaimResult::Fenced) => {
-            guard.take_key().inspect(|claim| claim.leave(End::Void(None)));
+            guard.take_key().inspect(|reserved| reserved.leave(End::Void(None)));
             Ok(Claimed::Fenced)
         }
         Err(why) => {
@@ -341,7 +341,7 @@ pub async fn claim(
             if matches!(why, ledger::LedgerError::Unavailable | ledger::LedgerError::Overloaded) {
                 // Nothing was begun: the ledger has nothing to forget, and may have no room to be asked.
                 let end = End::Void(Some((refused.problem.code(), refused.problem.detail().to_owned().into())));
-                guard.take_key().inspect(|claim| claim.leave(end));
+                guard.take_key().inspect(|reserved| reserved.leave(end));
             }
             Err(refused)
         }

@@ -167,7 +167,7 @@ impl Lease {
 }
 
 /// A write by a term.
-pub(super) struct Claim {
+pub(super) struct TermClaim {
     pub(super) claimant: Claimant,
     /// The routes that it goes by.
     generation: u64,
@@ -311,12 +311,12 @@ impl World {
         let lease = Arc::clone(&led.leases[route].name);
         let mut claimant = Claimant { election: term.election, lease, term: None, holder: None };
         led.stand(&object, route, &mut claimant);
-        let claim = Claim { claimant, generation };
+        let claim = TermClaim { claimant, generation };
         self.begin_write_by_term(place, object, claim);
     }
 
     /// `Elections::ask`: its turn comes with the next read.
-    pub(super) fn ask_about(&mut self, write: u64, object: &ObjectId, claim: &Claim) {
+    pub(super) fn ask_about(&mut self, write: u64, object: &ObjectId, claim: &TermClaim) {
         let (election, generation) = (claim.claimant.election, claim.generation);
         let led = self.led();
         if let Some(lease) = led.leases.iter_mut().find(|lease| lease.name == claim.claimant.lease) {

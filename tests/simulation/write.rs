@@ -12,7 +12,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    led::{Asked, Claim},
+    led::{Asked, TermClaim},
     store::Answer,
     world::World,
 };
@@ -86,7 +86,7 @@ pub(super) struct Write {
 /// By what right it comes.
 enum Brings {
     Token(FenceToken),
-    Term(Box<Claim>),
+    Term(Box<TermClaim>),
 }
 
 /// What happens to it next.
@@ -126,7 +126,7 @@ impl World {
     }
 
     /// The same by a term of leadership.
-    pub(super) fn begin_write_by_term(&mut self, client: usize, object: ObjectId, claim: Claim) {
+    pub(super) fn begin_write_by_term(&mut self, client: usize, object: ObjectId, claim: TermClaim) {
         self.begin(client, object, 0, Brings::Term(Box::new(claim)));
     }
 

@@ -69,7 +69,7 @@ impl Candidate {
     /// Waits its turn. `heard` is told what stands in the way, whenever it is heard of. `None` when it was given up;
     /// what may have been won by then is given back.
     pub async fn campaign(&self, mut heard: impl FnMut(Heard), given_up: impl Future<Output = ()>) -> Option<Term> {
-        let (mut observed, mut claim) = (Observed::default(), Claim::default());
+        let (mut observed, mut claim) = (Observed::default(), UnconfirmedClaim::default());
         let mut backoff = Backoff::new(BACKOFF_MS, self.timing.retry.0.max(BACKOFF_MS));
         let mut given_up = pin!(given_up);
         loop {
@@ -107,7 +107,7 @@ impl Candidate {
                 () = tokio::time::sleep(pause) => {}
             }
         }
-        let Claim { is_seen, unanswered } = claim;
+        let UnconfirmedClaim { is_seen, unanswered } = claim;
         if (is_seen || unanswered.is_some())
             && let Err(why) = give_back(self, None, unanswered.as_ref(), |seen| self.holds(seen)).await
         {
@@ -117,7 +117,7 @@ impl Candidate {
     }
 
     /// One look, and what follows from it.
-    async fn look(&self, observed: &mut Observed, claim: &mut Claim) -> Result<Next, Away> {
+    async fn look(&self, observed: &mut Observed, claim: &mut UnconfirmedClaim) -> Result<Next, Away> {
         let Self { cluster, at, identity, timing, clock } = self;
         let read = self.in_time(cluster.read(at)).await.unwrap_or_else(Err)?;
         claim.unanswered.take_if(|unanswered| !unanswered.may_come(read.as_ref()));
@@ -142,7 +142,7 @@ impl Candidate {
     }
 
     /// Writes a Lease that may be taken.
-    async fn write(&self, Write { lease, how, begun }: Write, claim: &mut Claim) -> Result<Looked, Away> {
+    async fn write(&self, Write { lease, how, begun }: Write, claim: &mut UnconfirmedClaim) -> Result<Looked, Away> {
         let is_new = how == Unanswered::Create;
         claim.unanswered = Some(how);
         let written = if is_new {
@@ -189,7 +189,7 @@ impl Candidate {
 
 /// Whether this candidate may have the Lease, though it was not told so.
 #[derive(Default)]
-struct Claim {
+struct UnconfirmedClaim {
     /// It was read that it has.
     is_seen: bool,
     /// It may have come to it since.

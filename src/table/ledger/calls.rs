@@ -10,7 +10,7 @@ use super::{
 use crate::{
     fence::{
         Event, HolderId, LeaseId, LeaseRow, ObjectId, Outcome, Record, Ttl,
-        step::{Claim, LeaseRefusal},
+        step::{LeaseProof, LeaseRefusal},
         token::FenceToken,
     },
     metrics::RenewalRejection,
@@ -76,8 +76,8 @@ impl Core {
         let is_new = rotate.is_some();
         let renewed = self.known_lease(round, lease_id).and_then(|row| {
             let object = row.object.clone();
-            let claim = Claim { row, holder: Some(holder), token };
-            self.change(round, &object, Event::Renew { claim, ttl, rotate }).map(|changed| (object, changed))
+            let proof = LeaseProof { row, holder: Some(holder), token };
+            self.change(round, &object, Event::Renew { proof, ttl, rotate }).map(|changed| (object, changed))
         });
         let renewed = match renewed {
             Ok((object, Changed::To(Outcome::Renewed(lease)))) => Ok(granted(object, lease)),
@@ -100,7 +100,7 @@ impl Core {
     ) -> Result<Record, LedgerError> {
         let row = self.known_lease(round, lease_id)?;
         let object = row.object.clone();
-        match self.change(round, &object, Event::Release { claim: Claim { row, holder, token } })? {
+        match self.change(round, &object, Event::Release { proof: LeaseProof { row, holder, token } })? {
             Changed::To(Outcome::Freed) => self.newest(round, &object),
             Changed::To(other) => Err(unexpected(object, other)),
             Changed::Opened(_) | Changed::Draining(_) => unreachable!("a release moves no fence"),
