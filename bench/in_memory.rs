@@ -12,7 +12,7 @@ use fencegate::{
     gate::{Gate, receipts::Receipts},
     kubernetes::elections::Elections,
     metrics::Metrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         Table,
         codec::Meta,
@@ -32,7 +32,8 @@ pub(crate) fn gate() -> Arc<Gate> {
     let table = Arc::new(MemoryTable::default());
     write_meta(&*table, &Meta::new(&key, true), Hlc::default()).expect("memory takes it");
     let table = table as Arc<dyn Table>;
-    let begun = begin_on(table, key, Recovered::Whole, (&clock, Terms::default()), "memory").expect("it is whole");
+    let begun =
+        begin_on(table, key, Recovered::Whole, (&clock, RouteFingerprint::default()), "memory").expect("it is whole");
     let OpenedTable { table, context, meta, mark, .. } = begun;
     let (records, news) = (Arc::new(Records::new(table, context, 4_096)), Arc::new(News::new(64, mark)));
     let metrics = Arc::new(Metrics::new());
@@ -48,7 +49,7 @@ pub(crate) fn gate() -> Arc<Gate> {
         takeover_after_ms: 0,
         waiters_max: 1,
         unclean: false,
-        terms: Terms::default(),
+        fingerprint: RouteFingerprint::default(),
     });
     let ledger = Ledger::start(core, &clock);
     let about = metrics.kubernetes.clone();

@@ -11,7 +11,7 @@ use fencegate::{
     clock::Clock,
     fence::{HolderId, ObjectId, Ttl},
     metrics::Metrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         Batch, Table,
         codec::{Key, encode_mark},
@@ -47,7 +47,7 @@ fn start() -> Bench {
     open::init(folder.path()).unwrap();
     let clock = Clock::machine();
     let OpenedTable { table, context, meta, mark, .. } =
-        open::begin(folder.path(), false, &clock, Terms::default()).unwrap();
+        open::begin(folder.path(), false, &clock, RouteFingerprint::default()).unwrap();
     let records = Arc::new(Records::new(Arc::clone(&table), context, 100_000));
     let core = Core::new(Setup {
         records,
@@ -61,7 +61,7 @@ fn start() -> Bench {
         takeover_after_ms: 0,
         waiters_max: 1,
         unclean: false,
-        terms: Terms::default(),
+        fingerprint: RouteFingerprint::default(),
     });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     Bench { runtime, ledger: Ledger::start(core, &clock), table, _folder: folder }

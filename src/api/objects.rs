@@ -12,7 +12,7 @@ use crate::{
         Code, Fence, ObjectId, Record, State as ObjectState,
         elected::Claimant,
         election::{Election, LeaseName},
-        external::{Number, Terms},
+        external::{ExternalLimits, Number},
     },
     gate::{Gate, Shared},
     problem::Problem,
@@ -161,7 +161,7 @@ pub async fn confirm(
 }
 
 /// What is said of this object's tokens, which come from outside.
-fn follows(gate: &Gate, object: &ObjectId) -> Result<Terms, Problem> {
+fn follows(gate: &Gate, object: &ObjectId) -> Result<ExternalLimits, Problem> {
     let no_route = || {
         let what = "no route with lease_source = \"external\" leads to this object";
         Problem::new(Code::ExternalLease, what).with_object(object)
@@ -180,8 +180,8 @@ pub(super) fn claimant(token: &str, lease: Option<LeaseName>, object: &ObjectId)
     Ok(Claimant { election, lease: Arc::new(lease), term: None, holder: None })
 }
 
-fn number(request: &AdvanceRequest, terms: Terms) -> Result<Number, Problem> {
-    let number = Number::parse(&request.token.text(), terms);
+fn number(request: &AdvanceRequest, limits: ExternalLimits) -> Result<Number, Problem> {
+    let number = Number::parse(&request.token.text(), limits);
     number.map_err(|fault| Problem::new(Code::FenceTokenMalformed, fault.to_string()))
 }
 

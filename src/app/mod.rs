@@ -123,9 +123,9 @@ pub fn prepare(settings: &Settings, mut faults: Vec<Fault>) -> Result<Ports, Fau
 /// # Errors
 /// With what stands in the way; nothing runs then.
 pub async fn start(settings: &Settings, clock: Clock, ports: Ports) -> Result<Running, Faults> {
-    let terms = Routes::new(settings).map_err(Faults)?.terms;
+    let fingerprint = Routes::new(settings).map_err(Faults)?.fingerprint;
     let (path, may_create, table_clock) = (settings.table.path.clone(), settings.table.create, clock.clone());
-    let begun = tokio::task::spawn_blocking(move || open::begin(&path, may_create, &table_clock, terms)).await;
+    let begun = tokio::task::spawn_blocking(move || open::begin(&path, may_create, &table_clock, fingerprint)).await;
     match begun {
         Ok(Ok(begun)) => start_on(settings, clock, begun, ports),
         Ok(Err(fault)) => Err(Faults(vec![Fault::new("table.path", fault.to_string())])),
@@ -141,7 +141,7 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: OpenedTable, ports: Po
     let mut begun = begun;
     let lock = begun.lock.take();
     let room = Room::find();
-    let bound_passed = begun.context.frame.start.boot.after(Ttl(begun.meta.terms.bound_ms));
+    let bound_passed = begun.context.frame.start.boot.after(Ttl(begun.meta.fingerprint.bound_ms));
     let earlier = begun.was_rerouted.then(|| Generation::gone(bound_passed));
     let authority = Authority::new(settings).map_err(Faults)?;
     let routes = Routes::new(settings).map_err(Faults)?;
@@ -198,7 +198,7 @@ fn assemble(
 ) -> Shared {
     let metrics = Arc::new(Metrics::new());
     report(&begun, &metrics);
-    let OpenedTable { table, context, meta, mark, was_clean, terms, .. } = begun;
+    let OpenedTable { table, context, meta, mark, was_clean, fingerprint, .. } = begun;
     let run = meta.run;
     let first = mark.max(clock.now().mark());
     let records = Arc::new(Records::new(table, context, settings.table.cache_objects.max(stripes::LEAST)));
@@ -215,7 +215,7 @@ fn assemble(
         takeover_after_ms: settings.lease.takeover_after_ms,
         waiters_max: settings.lease.waiters_max.min(room.waiting),
         unclean: !was_clean,
-        terms,
+        fingerprint,
     });
     let ledger = Ledger::start(core, &clock).with_patience(Duration::from_millis(settings.table.stall_timeout_ms));
     let pulse = ledger.pulse();
@@ -268,7 +268,7 @@ fn report(begun: &OpenedTable, metrics: &Metrics) {
     }
     if begun.was_rerouted {
         tracing::warn!(
-            bound_ms = begun.meta.terms.bound_ms,
+            bound_ms = begun.meta.fingerprint.bound_ms,
             "the last run did not end in good order, and its routes were others: nothing is written before what it sent can no longer land"
         );
     }

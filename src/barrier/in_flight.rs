@@ -271,7 +271,7 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
     /// # Errors
     /// With why it would not be permitted.
     pub fn look_again(&self) -> Result<(), Denied> {
-        if self.life.get().terms().unfenced { Ok(()) } else { self.try_judge(&Counted::Waiting) }
+        if self.life.get().options().unfenced { Ok(()) } else { self.try_judge(&Counted::Waiting) }
     }
 
     fn judge(&self, to: Stage) -> Event {
@@ -332,7 +332,7 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
     #[cold]
     fn abandon(&self) {
         let _ = self.on(Event::Dropped);
-        let is_fenced = self.is_judged() && !self.life.get().terms().unfenced;
+        let is_fenced = self.is_judged() && !self.life.get().options().unfenced;
         if is_fenced && self.stage() == Stage::Over(Outcome::Unknown) {
             self.barrier.lose_track();
         }

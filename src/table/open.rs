@@ -22,7 +22,7 @@ use crate::{
     clock::Clock,
     fence::{Hlc, Incarnation, TableKey, WallMs, time::Frame},
     files::{clear, sync_parent},
-    route::Terms,
+    route::RouteFingerprint,
 };
 
 /// Why a run cannot begin, with what to do about it.
@@ -78,7 +78,7 @@ pub struct OpenedTable {
     /// Why a new incarnation had to begin, if it had to.
     pub lost: Option<Lost>,
     /// What this run's own writes go by.
-    pub terms: Terms,
+    pub fingerprint: RouteFingerprint,
     /// Writes that went by other routes than this run's may still land.
     pub was_rerouted: bool,
     /// Keeps other processes off the data folder while it is held.
@@ -180,7 +180,12 @@ pub fn look(data: &Path, creates: bool) -> Result<bool, OpenFault> {
 ///
 /// # Errors
 /// With what is wrong and what to do.
-pub fn begin(data: &Path, creates: bool, clock: &Clock, terms: Terms) -> Result<OpenedTable, OpenFault> {
+pub fn begin(
+    data: &Path,
+    creates: bool,
+    clock: &Clock,
+    fingerprint: RouteFingerprint,
+) -> Result<OpenedTable, OpenFault> {
     let folder = || data.display().to_string();
     let is_there = look(data, creates)?;
     let lock = lock(data)?;
@@ -197,7 +202,7 @@ pub fn begin(data: &Path, creates: bool, clock: &Clock, terms: Terms) -> Result<
     let name = Lineage::draw().map_err(|error| OpenFault::Io { folder: folder(), error })?;
     let beside = (epoch::read(data)?, Some(name), |begun| Ok(epoch::raise(data, begun)?));
     let shared = Arc::clone(&table) as Arc<dyn Table>;
-    let mut begun = begin_above(shared, key, recovered, beside, (clock, terms), &folder())?;
+    let mut begun = begin_above(shared, key, recovered, beside, (clock, fingerprint), &folder())?;
     // The incarnation must not lie in a log whose tail could be lost again.
     table.flush().map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
     RocksTable::tail_is_made_up_for(&table_folder(data)).map_err(|error| OpenFault::Io { folder: folder(), error })?;
@@ -213,10 +218,10 @@ pub fn begin_on(
     table: Arc<dyn Table>,
     key: TableKey,
     recovered: Recovered,
-    terms: (&Clock, Terms),
+    fingerprint: (&Clock, RouteFingerprint),
     folder: &str,
 ) -> Result<OpenedTable, OpenFault> {
-    begin_above(table, key, recovered, (None, None, |_| Ok(())), terms, folder)
+    begin_above(table, key, recovered, (None, None, |_| Ok(())), fingerprint, folder)
 }
 
 /// Begins a run on an open table, above the epoch of its folder. `name`: for a table of an earlier version, which has
@@ -226,7 +231,7 @@ fn begin_above(
     key: TableKey,
     recovered: Recovered,
     (epoch, name, raise): (Option<Epoch>, Option<Lineage>, impl Fn(Epoch) -> Result<(), OpenFault>),
-    (clock, terms): (&Clock, Terms),
+    (clock, fingerprint): (&Clock, RouteFingerprint),
     folder: &str,
 ) -> Result<OpenedTable, OpenFault> {
     let failed = |fault| OpenFault::Table { folder: folder.to_owned(), fault };
@@ -254,11 +259,13 @@ fn begin_above(
         clean: false,
         key_fingerprint: before.key_fingerprint,
         broken_run: if was_clean { before.broken_run } else { last_run },
-        terms: match &lost {
-            None if was_clean => terms,
-            None => terms.and(before.terms),
+        fingerprint: match &lost {
+            None if was_clean => fingerprint,
+            None => fingerprint.and(before.fingerprint),
             // What the row said last may be lost, too.
-            Some(_) => Terms { routes: Terms::default().routes, ..terms.and(before.terms) },
+            Some(_) => {
+                RouteFingerprint { routes: RouteFingerprint::default().routes, ..fingerprint.and(before.fingerprint) }
+            }
         },
         lineage: before.lineage.or(name),
     };
@@ -271,8 +278,8 @@ fn begin_above(
     raise(Epoch { run: meta.run, ..begun })?;
     let frame = Frame { run: meta.run, start, behind_mark: start.wall < WallMs(mark.ms) };
     let context = Context { frame, incarnation: meta.incarnation, key };
-    let was_rerouted = meta.terms.routes != terms.routes;
-    Ok(OpenedTable { was_clean, table, context, meta, mark, lost, terms, was_rerouted, lock: None })
+    let was_rerouted = meta.fingerprint.routes != fingerprint.routes;
+    Ok(OpenedTable { was_clean, table, context, meta, mark, lost, fingerprint, was_rerouted, lock: None })
 }
 
 /// What a folder's epoch says of this table. Of the runs of another one it says nothing; a table that has no name is

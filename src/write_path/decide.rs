@@ -17,7 +17,7 @@ use crate::{
         external::{self, Number},
         step::LeaseRefusal,
         verdict::{self, Presented, Unusable, View},
-        write::{Effect, Event, Obstacle, Stage, Terms, Write},
+        write::{Effect, Event, Obstacle, Stage, Write, WriteOptions},
     },
     gate::Gate,
     route::classify::{Brought, Target},
@@ -44,7 +44,7 @@ pub enum Decided {
 /// How a write is to be admitted.
 #[derive(Clone, Copy)]
 pub struct AdmitOptions {
-    pub terms: Terms,
+    pub write: WriteOptions,
     /// How long it may wait while its lease is changing hands.
     pub patience_ms: u64,
     /// All of it is here, and a connection to send it on, so that it is judged once only: it may land from
@@ -67,7 +67,7 @@ pub fn decide_at_once(
     options: AdmitOptions,
     now: Now,
 ) -> Decided {
-    let mut life = Write::new(options.terms);
+    let mut life = Write::new(options.write);
     let judged = match life.on(Event::Arrived { whole: options.commits && others.is_empty() }) {
         Effect::Judge(Stage::Committed) => judge_and_commit(&worker.gate, &target, options.near, now),
         _ => judge(&worker.gate, &target, &others, now),
@@ -111,7 +111,7 @@ async fn decide(
     options: AdmitOptions,
 ) -> Result<Rc<WriteGuard>, ObjectRefusal> {
     let gate = &worker.plane.gate;
-    let mut life = Write::new(options.terms);
+    let mut life = Write::new(options.write);
     let mut effect = life.on(Event::Arrived { whole: false });
     let mut denied = None;
     loop {
@@ -186,7 +186,7 @@ async fn follow((worker, client): (&Worker, Peer), object: ObjectId, number: Num
         None => Err(ledger::LedgerError::Overloaded),
     };
     let of_number = |why| match why {
-        LeaseRefusal::Ahead { fence, .. } => Some(Refusal::Jump { seq, fence, max_jump: number.terms.max_jump }),
+        LeaseRefusal::Ahead { fence, .. } => Some(Refusal::Jump { seq, fence, max_jump: number.limits.max_jump }),
         LeaseRefusal::Expired { ended } => Some(Refusal::Ended { seq, holder: external::holder(), ended }),
         LeaseRefusal::Fenced { fence } => Some(Refusal::Stale { seq, fence, successor: None, certified: None }),
         LeaseRefusal::TokenMismatch => Some(Refusal::WrongSecret { seq }),

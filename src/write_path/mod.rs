@@ -135,7 +135,7 @@ impl Plane {
     pub async fn reload(&self, settings: &Settings) -> Result<u64, Faults> {
         let before = self.plan.load_full();
         let plan = Arc::new(Plan::new(settings, Before::Plan(&before), self.gate.now().boot, &self.gate.metrics)?);
-        let terms = plan.routes.terms;
+        let terms = plan.routes.fingerprint;
         // Should this run end badly, the next one must know that writes went by other routes than its own.
         self.gate.ledger.announce(terms).await.map_err(|_| {
             Faults(vec![Fault::new("table.path", "the fence table cannot be written now, so the old settings stay")])

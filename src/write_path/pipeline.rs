@@ -53,7 +53,7 @@ use crate::{
         Code, ObjectId,
         idempotency::IdempotencyKey,
         verdict::Presented,
-        write::{Event, ReadOnly, Terms, Write as Life},
+        write::{Event, ReadOnly, Write as Life, WriteOptions},
     },
     route::{
         Route,
@@ -201,8 +201,8 @@ enum FirstLook {
 }
 
 /// What a route says about its writes.
-fn terms_of(route: &Route, key: Option<&IdempotencyKey>) -> Terms {
-    Terms { unfenced: false, discards: route.discards, journaled: route.journal, keyed: key.is_some() }
+fn write_options(route: &Route, key: Option<&IdempotencyKey>) -> WriteOptions {
+    WriteOptions { unfenced: false, discards: route.discards, journaled: route.journal, keyed: key.is_some() }
 }
 
 /// Admits a write if that can be decided at once. `is_here`: all of its body is.
@@ -234,7 +234,7 @@ fn try_admit(
     let conn = if may_commit { pool.idle_conn_at_ease() } else { None };
     let (now, stopwatch) = worker.now_and_watch();
     let options = AdmitOptions {
-        terms: terms_of(route, key.as_ref()),
+        write: write_options(route, key.as_ref()),
         patience_ms: route.drain_wait_ms,
         commits: conn.is_some(),
         is_audit: route.mode == Mode::Audit,
@@ -343,8 +343,8 @@ impl Admitting<'_> {
 
     /// The write is forwarded whatever a judge says. `would`: what a judge would have refused it with.
     fn unfenced(self, entered: RouteGuard, object: ObjectId, would: Option<Code>) -> Result<Admitted, Rejection> {
-        let terms = Terms { unfenced: true, ..terms_of(self.route(), None) };
-        let mut life = Life::new(terms);
+        let options = WriteOptions { unfenced: true, ..write_options(self.route(), None) };
+        let mut life = Life::new(options);
         let _ = life.on(Event::Arrived { whole: false });
         let gate = Rc::clone(&self.worker.gate);
         self.go_on(Rc::new(InFlight::new(gate, life, Admission::Unfenced(object), entered)), None, would)

@@ -10,7 +10,7 @@ use fencegate::{
     clock::{Clock, Driver},
     fence::{FenceToken, Hlc, HolderId, How, LeaseId, ObjectId, Ttl, WallMs},
     metrics::Metrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         Table,
         codec::Meta,
@@ -38,8 +38,14 @@ trait Disk {
 
 impl Disk for Arc<MemoryTable> {
     fn begin(&self, clock: &Clock) -> OpenedTable {
-        begin_on(Arc::clone(self) as Arc<dyn Table>, key(), Recovered::Whole, (clock, Terms::default()), "memory")
-            .unwrap()
+        begin_on(
+            Arc::clone(self) as Arc<dyn Table>,
+            key(),
+            Recovered::Whole,
+            (clock, RouteFingerprint::default()),
+            "memory",
+        )
+        .unwrap()
     }
 
     fn crash(&self) {
@@ -54,7 +60,7 @@ impl Disk for Arc<MemoryTable> {
 
 impl Disk for tempfile::TempDir {
     fn begin(&self, clock: &Clock) -> OpenedTable {
-        open::begin(self.path(), false, clock, Terms::default()).unwrap()
+        open::begin(self.path(), false, clock, RouteFingerprint::default()).unwrap()
     }
 
     fn crash(&self) {}
@@ -118,7 +124,7 @@ impl<D: Disk> Bench<D> {
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: false,
-            terms: Terms::default(),
+            fingerprint: RouteFingerprint::default(),
         });
         self.open = Some((Ledger::start(core, &self.machine), records));
     }
@@ -335,7 +341,7 @@ fn the_suite_notices_a_table_that_forgets() {
     impl Disk for LyingDisk {
         fn begin(&self, clock: &Clock) -> OpenedTable {
             let liar = Arc::new(Liar(Arc::clone(&self.0)));
-            begin_on(liar, key(), Recovered::Whole, (clock, Terms::default()), "memory").unwrap()
+            begin_on(liar, key(), Recovered::Whole, (clock, RouteFingerprint::default()), "memory").unwrap()
         }
         fn crash(&self) {
             self.0.crash();

@@ -12,7 +12,7 @@ use std::{
 use fencegate::{
     clock::Clock,
     fence::{Fence, Incarnation, Now, ObjectId},
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         backup::{self, BackupFault, How, Restored},
         codec::{Key, Meta, decode_record},
@@ -111,7 +111,7 @@ fn once_it_is_free<T, E: std::fmt::Display>(mut attempt: impl FnMut() -> Result<
 }
 
 fn begin(data: &Path) -> Result<OpenedTable, OpenFault> {
-    once_it_is_free(|| open::begin(data, false, &Clock::machine(), Terms::default()))
+    once_it_is_free(|| open::begin(data, false, &Clock::machine(), RouteFingerprint::default()))
 }
 
 fn restore(from: &Path, data: &Path, how: How) -> Result<Restored, BackupFault> {

@@ -12,7 +12,7 @@ use fencegate::{
     clock::{Clock, Driver},
     fence::{Hlc, HolderId, LeaseId, ObjectId, Ttl, step::LeaseRefusal},
     metrics::Metrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         Batch, Row, Table, TableFault,
         codec::Meta,
@@ -72,7 +72,7 @@ impl World {
         let (disk, at_commit) = (Arc::new(MemoryTable::default()), Arc::default());
         write_meta(&*disk, &Meta::new(&key(), true), Hlc::default()).unwrap();
         let table = Arc::new(Watched { disk: Arc::clone(&disk), at_commit: Arc::clone(&at_commit) });
-        let begun = begin_on(table, key(), Recovered::Whole, (&machine, Terms::default()), "memory");
+        let begun = begin_on(table, key(), Recovered::Whole, (&machine, RouteFingerprint::default()), "memory");
         let OpenedTable { table, context, meta, mark, .. } = begun.unwrap();
         let core = Core::new(Setup {
             records: Arc::new(Records::new(table, context, 64)),
@@ -86,7 +86,7 @@ impl World {
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: false,
-            terms: Terms::default(),
+            fingerprint: RouteFingerprint::default(),
         });
         Self { core, clock, disk, at_commit }
     }

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command, sync::Arc,
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use fencegate::{
     fence::{ObjectId, elected::Sighting, election::LeaseName},
-    route::Terms,
+    route::RouteFingerprint,
     table::ledger::LedgerError,
 };
 use rustix::process::Signal;
@@ -237,10 +237,9 @@ fn a_reload_that_is_past_the_point_of_return_does_not_wait_for_ever() {
     let bench = bench();
     let mut stalled = stall(&bench);
     let ledger = bench.gate.running().gate.ledger.clone();
-    let adopted = bench
-        .gate
-        .runtime
-        .block_on(async move { tokio::time::timeout(Duration::from_secs(60), ledger.adopt(Terms::default())).await });
+    let adopted = bench.gate.runtime.block_on(async move {
+        tokio::time::timeout(Duration::from_secs(60), ledger.adopt(RouteFingerprint::default())).await
+    });
     assert_eq!(adopted.expect("an answer to adopt"), Err(LedgerError::Stalled));
     may_be_done_yet(&stalled.receive().unwrap());
 }

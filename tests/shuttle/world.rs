@@ -19,12 +19,12 @@ use fencegate::{
         BootMs, FenceToken, Hlc, HolderId, Incarnation, LeaseId, Now, ObjectId, Record, State, TableKey, Ttl, WallMs,
         step::{Announcement, Kind},
         verdict::{self, Presented, View},
-        write::{Effect, Event, Stage, Terms as Life, Write},
+        write::{Effect, Event, Stage, Write, WriteOptions as Life},
     },
     gate::{Gate, receipts::Receipts},
     kubernetes::elections::Elections,
     metrics::Metrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         Table,
         codec::Meta,
@@ -111,8 +111,9 @@ impl World {
         let meta = Meta::new(&key(), true);
         write_meta(&*table, &meta, Hlc::default()).unwrap();
         let (clock, driver) = Clock::driven(START);
-        let terms = Terms { bound_ms: BOUND.0, ..Terms::default() };
-        let begun = begin_on(table as Arc<dyn Table>, key(), Recovered::Whole, (&clock, terms), "memory").unwrap();
+        let fingerprint = RouteFingerprint { bound_ms: BOUND.0, ..RouteFingerprint::default() };
+        let begun =
+            begin_on(table as Arc<dyn Table>, key(), Recovered::Whole, (&clock, fingerprint), "memory").unwrap();
         let OpenedTable { table, context, meta, mark, was_clean, .. } = begun;
         let records = Arc::new(Records::new(table, context, capacity));
         let news = Arc::new(News::new(64, mark));
@@ -128,7 +129,7 @@ impl World {
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: !was_clean,
-            terms,
+            fingerprint,
         });
         // A clock calls back under a lock that shuttle does not know, so the ledger hears of the time by
         // `pass` alone: the clock that it listens to stands still.

@@ -29,7 +29,7 @@ use fencegate::{
         BootMs, Denial, Fence, FenceToken, LeaseId, Now, ObjectId, Record, Refusal, Ttl,
         elected::Term,
         verdict::{self, Presented, Unusable, View},
-        write::{Effect, Event, Obstacle, Outcome, Stage, Terms, Write as Life},
+        write::{Effect, Event, Obstacle, Outcome, Stage, Write as Life, WriteOptions},
     },
     table::{
         ledger::{Command, LedgerError, Moved},
@@ -141,7 +141,7 @@ impl World {
             brings,
             streams,
             phase: Phase::Judge,
-            life: Life::new(Terms { discards: self.lot.discards, ..Terms::default() }),
+            life: Life::new(WriteOptions { discards: self.lot.discards, ..WriteOptions::default() }),
             guard: None,
             sent: false,
             sent_at: BootMs::default(),

@@ -19,7 +19,7 @@ use crate::fence::{
     idempotency::{Answer, Entry, Response, Since},
     record::Numbers,
 };
-use crate::{route::Terms, table::lineage::Lineage};
+use crate::{route::RouteFingerprint, table::lineage::Lineage};
 
 const RUN: u64 = 7;
 
@@ -353,10 +353,10 @@ proptest! {
         lineage in any::<Option<[u8; 16]>>(),
         flip in any::<(usize, u8)>(),
     ) {
-        let terms = Terms { routes, bound_ms };
+        let fingerprint = RouteFingerprint { routes, bound_ms };
         let broken_run = run / 2;
         let lineage = lineage.map(Lineage::from_bytes);
-        let meta = Meta { incarnation, run, clean, key_fingerprint, terms, broken_run, lineage };
+        let meta = Meta { incarnation, run, clean, key_fingerprint, fingerprint, broken_run, lineage };
         prop_assert_eq!(Meta::decode(&meta.encode()), Ok(meta.clone()));
         assert_one_encoding(&meta.encode(), flip, |bytes| Meta::decode(bytes).ok().map(|meta| meta.encode()));
     }

@@ -16,7 +16,7 @@ use crate::{
         idempotency::{Entry, Scope},
         step::LeaseRefusal,
     },
-    route::Terms,
+    route::RouteFingerprint,
     table::codec::{MigrationRow, Wrote},
 };
 
@@ -232,12 +232,12 @@ pub enum Command {
     },
     /// Writes will go by these terms too.
     Announce {
-        terms: Terms,
+        fingerprint: RouteFingerprint,
         reply: Reply<()>,
     },
     /// Writes go by these terms only, but for those that are on their way.
     Adopt {
-        terms: Terms,
+        fingerprint: RouteFingerprint,
         reply: Reply<()>,
     },
     /// Grant nothing more, and let everyone who waits go. Answers behind all that came before.

@@ -9,11 +9,11 @@ use super::{
     authority::{Migrating, forget_migrations},
     external::Jumps,
     faults,
+    fingerprint::InUse,
     keyed::Keyed,
     lease_ids::LeaseIds,
     round::{Draft, Drain, Round},
     sweep::Sweep,
-    terms::InUse,
     timers::{Due, Timers},
     waiters::Waiters,
 };
@@ -25,7 +25,7 @@ use crate::{
         step::{At, Kind, LeaseRefusal},
     },
     metrics::LedgerMetrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         TableFault,
         codec::{Key, Meta, encode_mark},
@@ -51,7 +51,7 @@ pub struct Setup {
     /// The last run did not end in good order: writes of it may still land.
     pub unclean: bool,
     /// What this run's writes go by.
-    pub terms: Terms,
+    pub fingerprint: RouteFingerprint,
     /// How many entries of each journal are kept.
     pub journal_keep: u64,
     /// How long a keyed write is remembered.
@@ -66,7 +66,7 @@ pub struct Core {
     pub(super) waiters: Waiters,
     pub(super) sweep: Sweep,
     pub(super) advances: Advances,
-    pub(super) terms: InUse,
+    pub(super) fingerprint: InUse,
     pub(super) migrating: Migrating,
     pub(super) jumps: Jumps,
     pub(super) keyed: Keyed,
@@ -101,7 +101,7 @@ impl Core {
         setup.records.stripes.tick(now.boot);
         if setup.unclean {
             let start = setup.records.context.frame.start.boot;
-            setup.records.stripes.set_all_unknown(start.after(Ttl(setup.meta.terms.bound_ms)));
+            setup.records.stripes.set_all_unknown(start.after(Ttl(setup.meta.fingerprint.bound_ms)));
         }
         Self {
             hlc: setup.mark,
@@ -109,7 +109,7 @@ impl Core {
             waiters: Waiters::default(),
             sweep: Sweep::default(),
             advances: Advances::default(),
-            terms: InUse::new(setup.terms),
+            fingerprint: InUse::new(setup.fingerprint),
             migrating: Migrating::default(),
             jumps: Jumps::default(),
             keyed: Keyed::default(),
@@ -144,7 +144,7 @@ impl Core {
 
     /// When nothing of an earlier run can land any more.
     pub(super) fn bound_from_start(&self) -> BootMs {
-        self.setup.records.context.frame.start.boot.after(Ttl(self.setup.meta.terms.bound_ms))
+        self.setup.records.context.frame.start.boot.after(Ttl(self.setup.meta.fingerprint.bound_ms))
     }
 
     #[must_use]
@@ -234,12 +234,12 @@ impl Core {
                 self.dismiss_advances(&LedgerError::Stopping);
                 answer(round, reply, Ok(()));
             }
-            Command::Announce { terms, reply } => {
-                self.announce(round, terms);
+            Command::Announce { fingerprint, reply } => {
+                self.announce(round, fingerprint);
                 answer(round, reply, Ok(()));
             }
-            Command::Adopt { terms, reply } => {
-                self.terms.adopt(terms);
+            Command::Adopt { fingerprint, reply } => {
+                self.fingerprint.adopt(fingerprint);
                 answer(round, reply, Ok(()));
             }
             Command::Acquire { wanted, reply } => self.acquire(round, wanted, reply),

@@ -43,7 +43,7 @@ impl Core {
             Err(refused) => return answer(round, reply, Err(refused)),
         };
         self.resume_drain(round, object);
-        let grant = self.external_grant(number.terms.silence);
+        let grant = self.external_grant(number.limits.silence);
         let changed = self.change(round, object, Event::Follow { number, grant });
         if let Ok(Changed::Opened(_) | Changed::Draining(_)) = &changed {
             self.has_jumped(object, &before, number.seq);
@@ -91,11 +91,11 @@ impl Core {
         &self,
         round: &Round,
         object: &ObjectId,
-        Number { seq, terms }: Number,
+        Number { seq, limits }: Number,
     ) -> Result<Record, LedgerError> {
         let before = self.newest(round, object)?;
         let from = self.jumps.from(object, self.setup.clock.now().boot);
-        let is_too_far = from.is_some_and(|from| seq.get().saturating_sub(from.get()) > terms.max_jump);
+        let is_too_far = from.is_some_and(|from| seq.get().saturating_sub(from.get()) > limits.max_jump);
         if before.numbers == Numbers::External && is_too_far && Fence::from(seq) > before.fence {
             let why = LeaseRefusal::Ahead { fence: before.fence, to: seq };
             return Err(LedgerError::Lease { object: object.clone(), why });

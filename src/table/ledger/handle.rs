@@ -30,7 +30,7 @@ use crate::{
         external::Number,
         idempotency::{Entry, Scope},
     },
-    route::Terms,
+    route::RouteFingerprint,
     sync::thread::{self, JoinHandle},
 };
 
@@ -402,16 +402,16 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the table is not usable.
-    pub async fn announce(&self, terms: Terms) -> Result<(), LedgerError> {
-        self.call(|reply| Command::Announce { terms, reply }).await
+    pub async fn announce(&self, fingerprint: RouteFingerprint) -> Result<(), LedgerError> {
+        self.call(|reply| Command::Announce { fingerprint, reply }).await
     }
 
     /// From here on writes go by these terms only, but for those that are on their way.
     ///
     /// # Errors
     /// Where the table stands still: `Stalled` says that it will be done. Where the ledger has no room, or is gone.
-    pub async fn adopt(&self, terms: Terms) -> Result<(), LedgerError> {
-        self.call_anyway(|reply| Command::Adopt { terms, reply }).await
+    pub async fn adopt(&self, fingerprint: RouteFingerprint) -> Result<(), LedgerError> {
+        self.call_anyway(|reply| Command::Adopt { fingerprint, reply }).await
     }
 
     /// Grants nothing more from here on: whoever waits or asks gets [`LedgerError::Stopping`]. Renewals

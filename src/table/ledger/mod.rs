@@ -17,7 +17,7 @@
 //! - `authority`: signed certificates and grants, and the migrations that they are part of.
 //! - `keyed`: writes with an idempotency key, and their answers.
 //! - `journal`: a hash chain over the writes of an object that have settled.
-//! - `terms`: which routes' writes may land if this run ends badly.
+//! - `fingerprint`: which routes' writes may land if this run ends badly.
 //! - `round`: the changes of one round; `lease_ids`: names for what it grants.
 //! - `pulse`: whether it gets on. `faults`: test faults of lease changes.
 //! - `waiters`, `timers`, `sweep`: who waits, what is due later, forgetting what ended long ago.
@@ -35,6 +35,7 @@ mod core;
 mod elected;
 mod external;
 mod faults;
+mod fingerprint;
 mod handle;
 pub mod journal;
 pub mod keyed;
@@ -44,7 +45,6 @@ mod pulse;
 mod queue;
 mod round;
 mod sweep;
-mod terms;
 mod timers;
 mod waiters;
 

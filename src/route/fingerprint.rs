@@ -2,13 +2,13 @@
 
 /// What the writes of a run go by, and how long they may still land once it is gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct RouteFingerprint {
     /// A hash of the routes; zeros where there were none, or several sets of them.
     pub routes: [u8; 16],
     pub bound_ms: u64,
 }
 
-impl Terms {
+impl RouteFingerprint {
     /// Writes that go by either may land.
     #[must_use]
     pub fn and(self, other: Self) -> Self {

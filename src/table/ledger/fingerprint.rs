@@ -5,46 +5,46 @@
 //! it does where its own routes are others. The bound is the longest that this run has known.
 
 use super::{core::Core, round::Round};
-use crate::{fence::BootMs, route::Terms, table::codec::Key};
+use crate::{fence::BootMs, route::RouteFingerprint, table::codec::Key};
 
 /// What this run's writes go by.
 pub(super) struct InUse {
     /// `None` while that is about to change.
-    now: Option<Terms>,
+    now: Option<RouteFingerprint>,
     longest_ms: u64,
 }
 
 impl InUse {
-    pub(super) fn new(terms: Terms) -> Self {
-        Self { now: Some(terms), longest_ms: terms.bound_ms }
+    pub(super) fn new(fingerprint: RouteFingerprint) -> Self {
+        Self { now: Some(fingerprint), longest_ms: fingerprint.bound_ms }
     }
 
-    pub(super) fn adopt(&mut self, terms: Terms) {
-        self.now = Some(terms);
+    pub(super) fn adopt(&mut self, fingerprint: RouteFingerprint) {
+        self.now = Some(fingerprint);
     }
 }
 
 impl Core {
     /// Writes are about to go by these terms too.
-    pub(super) fn announce(&mut self, round: &mut Round, terms: Terms) {
-        self.terms.now = None;
-        self.terms.longest_ms = self.terms.longest_ms.max(terms.bound_ms);
-        self.write_terms(round, self.setup.meta.terms.and(terms));
+    pub(super) fn announce(&mut self, round: &mut Round, fingerprint: RouteFingerprint) {
+        self.fingerprint.now = None;
+        self.fingerprint.longest_ms = self.fingerprint.longest_ms.max(fingerprint.bound_ms);
+        self.write_fingerprint(round, self.setup.meta.fingerprint.and(fingerprint));
     }
 
     /// Once nothing that went by other routes can land, the table says by which routes writes go now.
     pub(super) fn settle_terms(&mut self, round: &mut Round, now: BootMs) {
-        if let Some(terms) = self.terms.now
+        if let Some(fingerprint) = self.fingerprint.now
             && self.setup.records.stripes.is_past_older_routes(now)
         {
-            self.write_terms(round, Terms { bound_ms: self.terms.longest_ms, ..terms });
+            self.write_fingerprint(round, RouteFingerprint { bound_ms: self.fingerprint.longest_ms, ..fingerprint });
         }
     }
 
-    fn write_terms(&mut self, round: &mut Round, terms: Terms) {
+    fn write_fingerprint(&mut self, round: &mut Round, fingerprint: RouteFingerprint) {
         let meta = &mut self.setup.meta;
-        if meta.terms != terms {
-            meta.terms = terms;
+        if meta.fingerprint != fingerprint {
+            meta.fingerprint = fingerprint;
             round.writes.put(&Key::Meta, meta.encode());
         }
     }
