@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::Demo;
 use crate::{
-    client::{Answer, CallFault, Client},
+    client::{ApiResponse, CallFault, Client},
     clock::Stopwatch,
 };
 
@@ -95,7 +95,7 @@ impl Stage {
     async fn write(&self, who: char, text: &str, token: &str) -> Result<Written, String> {
         let headers = [("fence-token", token), ("content-type", "text/plain")];
         let body = Some(text.as_bytes().to_vec());
-        let Answer { status, body } = told(self.gate.call(Method::PUT, PATH, &headers, body).await)?;
+        let ApiResponse { status, body } = told(self.gate.call(Method::PUT, PATH, &headers, body).await)?;
         let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
         let code = problem["code"].as_str().map(str::to_owned);
         let what = format!("PUT {PATH} {text:?}");
@@ -152,7 +152,7 @@ fn print(text: &str) {
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
 }
 
-fn told(answer: Result<Answer, CallFault>) -> Result<Answer, String> {
+fn told(answer: Result<ApiResponse, CallFault>) -> Result<ApiResponse, String> {
     answer.map_err(|fault| fault.to_string())
 }
 

@@ -115,7 +115,7 @@ pub struct Entry {
     pub since: Option<Since>,
     /// Names this very attempt.
     pub attempt: u64,
-    pub answer: Answer,
+    pub answer: KeptResponse,
 }
 
 /// A moment of one run, which no step of the wall clock moves.
@@ -127,7 +127,7 @@ pub struct Since {
 
 /// What became of a keyed write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum KeptResponse {
     /// Nobody has said: it is on its way, or it was when the gate went down.
     None,
     Whole(Response),
@@ -187,9 +187,9 @@ impl Entry {
         let is_other = self.payload.as_ref().is_some_and(|own| own != payload);
         match &self.answer {
             _ if is_other => Again::Refused(Refusal::OtherPayload),
-            Answer::None => Again::Refused(Refusal::Unknown),
-            Answer::Whole(response) => Again::Replay(response),
-            Answer::Dropped { status } => Again::Refused(Refusal::Dropped { status: *status }),
+            KeptResponse::None => Again::Refused(Refusal::Unknown),
+            KeptResponse::Whole(response) => Again::Replay(response),
+            KeptResponse::Dropped { status } => Again::Refused(Refusal::Dropped { status: *status }),
         }
     }
 
@@ -206,7 +206,7 @@ impl Entry {
     pub fn age_ms(&self, now: Now, frame: &Frame) -> u64 {
         let by_boot = match self.since {
             Some(Since { run, boot }) if run == frame.run => now.boot.since(boot),
-            Some(Since { run, .. }) if run + 1 == frame.run && self.answer == Answer::None => {
+            Some(Since { run, .. }) if run + 1 == frame.run && self.answer == KeptResponse::None => {
                 now.boot.since(frame.start.boot)
             }
             // What the clocks said when this run began, and all that has passed since then.
@@ -269,13 +269,13 @@ mod tests {
             at: WallMs(1_000),
             since: None,
             attempt: 7,
-            answer: Answer::Whole(response.clone()),
+            answer: KeptResponse::Whole(response.clone()),
         };
         assert_eq!(entry.again(&[1; 32]), Again::Replay(&response));
         assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::OtherPayload));
-        entry.answer = Answer::Dropped { status: 201 };
+        entry.answer = KeptResponse::Dropped { status: 201 };
         assert_eq!(entry.again(&[1; 32]), Again::Refused(Refusal::Dropped { status: 201 }));
-        entry.answer = Answer::None;
+        entry.answer = KeptResponse::None;
         assert_eq!(entry.again(&[1; 32]), Again::Refused(Refusal::Unknown));
         assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::OtherPayload));
         entry.payload = None;
@@ -294,10 +294,10 @@ mod tests {
             at: WallMs(at),
             since,
             attempt: 1,
-            answer: Answer::None,
+            answer: KeptResponse::None,
         };
         let age = |entry: Entry, wall, boot| entry.age_ms(Now { wall: WallMs(wall), boot: BootMs(boot) }, &frame);
-        let answered = |entry: Entry| Entry { answer: Answer::Dropped { status: 200 }, ..entry };
+        let answered = |entry: Entry| Entry { answer: KeptResponse::Dropped { status: 200 }, ..entry };
         let own = || entry(11_000, Some(Since { run: 3, boot: BootMs(1_500) }));
         assert_eq!(age(own(), 13_000, 3_500), 2_000);
         assert_eq!(age(own(), 90_000_000, 3_500), 2_000, "the wall clock was set forward");

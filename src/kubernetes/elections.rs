@@ -95,7 +95,7 @@ pub struct Elections {
 }
 
 /// How a Lease is, and what the ledger will say of the object that it was told for.
-type ToldOf = (Option<Election>, Arc<Term>, Option<ledger::Answer<Moved>>);
+type ToldOf = (Option<Election>, Arc<Term>, Option<ledger::ReplyRx<Moved>>);
 
 impl Elections {
     /// Nothing is asked before a route needs it.

@@ -124,13 +124,13 @@ pub struct Http1Conn {
     broken: Option<io::Error>,
     /// Bytes of the heads that came before the one that counts.
     interim: usize,
-    answer: Answer,
+    answer: ResponseState,
     keeps_alive: bool,
 }
 
 /// How far an answer is.
 #[derive(Debug)]
-enum Answer {
+enum ResponseState {
     Awaited,
     Length(u64),
     Chunks(Chunks),
@@ -157,7 +157,7 @@ impl Http1Conn {
             is_held: false,
             broken: None,
             interim: 0,
-            answer: Answer::Over,
+            answer: ResponseState::Over,
             keeps_alive: true,
         }
     }
@@ -167,7 +167,7 @@ impl Http1Conn {
     pub fn begin(&mut self, _: Pass, to_head: bool, framing: Framing, reuse: Reuse) -> &mut Vec<u8> {
         (self.to_head, self.framing, self.reuse) = (to_head, framing, reuse);
         (self.is_taken, self.has_begun, self.is_out, self.interim) = (false, false, false, 0);
-        (self.answer, self.keeps_alive) = (Answer::Awaited, false);
+        (self.answer, self.keeps_alive) = (ResponseState::Awaited, false);
         self.wire.heard.set(false);
         self.out.clear();
         self.written = 0;
@@ -207,7 +207,7 @@ impl Http1Conn {
     /// Whether the whole answer has been read.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        matches!(self.answer, Answer::Over)
+        matches!(self.answer, ResponseState::Over)
     }
 
     /// Whether another request may go this way.
@@ -248,9 +248,9 @@ impl Http1Conn {
     #[must_use]
     pub fn to_come(&self) -> Option<u64> {
         match self.answer {
-            Answer::Length(left) => Some(left),
-            Answer::Over => Some(0),
-            Answer::Awaited | Answer::Chunks(_) | Answer::UntilClosed => None,
+            ResponseState::Length(left) => Some(left),
+            ResponseState::Over => Some(0),
+            ResponseState::Awaited | ResponseState::Chunks(_) | ResponseState::UntilClosed => None,
         }
     }
 
@@ -406,10 +406,10 @@ impl Http1Conn {
                 }
                 self.keeps_alive = head.keeps_alive && self.reuse.allows(head.status);
                 self.answer = match head.ends {
-                    Ends::AtOnce => Answer::Over,
-                    Ends::After(length) => Answer::Length(length),
-                    Ends::WithLastChunk => Answer::Chunks(Chunks::default()),
-                    Ends::WithConnection => Answer::UntilClosed,
+                    Ends::AtOnce => ResponseState::Over,
+                    Ends::After(length) => ResponseState::Length(length),
+                    Ends::WithLastChunk => ResponseState::Chunks(Chunks::default()),
+                    Ends::WithConnection => ResponseState::UntilClosed,
                 };
                 return Poll::Ready(Ok(head));
             }
@@ -430,9 +430,9 @@ impl Http1Conn {
 
     fn make_room(&mut self) {
         let room = match self.answer {
-            Answer::Length(left) => usize::try_from(left).unwrap_or(LONG_ROOM).clamp(ROOM, LONG_ROOM),
-            Answer::Chunks(_) | Answer::UntilClosed => LONG_ROOM,
-            Answer::Awaited | Answer::Over => ROOM,
+            ResponseState::Length(left) => usize::try_from(left).unwrap_or(LONG_ROOM).clamp(ROOM, LONG_ROOM),
+            ResponseState::Chunks(_) | ResponseState::UntilClosed => LONG_ROOM,
+            ResponseState::Awaited | ResponseState::Over => ROOM,
         };
         if self.read.capacity() - self.read.len() < room / 4 {
             self.read.reserve(room);
@@ -444,7 +444,7 @@ impl Http1Conn {
         loop {
             match self.next_frame() {
                 Err(why) => {
-                    (self.answer, self.keeps_alive) = (Answer::Over, false);
+                    (self.answer, self.keeps_alive) = (ResponseState::Over, false);
                     return Poll::Ready(Some(Err(Failed::Unreadable(why))));
                 }
                 Ok(Some(frame)) => return Poll::Ready(Some(Ok(frame))),
@@ -452,15 +452,15 @@ impl Http1Conn {
                 Ok(None) => {}
             }
             let failed = match ready!(self.poll_read(context)) {
-                Ok(0) if matches!(self.answer, Answer::UntilClosed) => {
-                    self.answer = Answer::Over;
+                Ok(0) if matches!(self.answer, ResponseState::UntilClosed) => {
+                    self.answer = ResponseState::Over;
                     return Poll::Ready(None);
                 }
                 Ok(0) => Failed::Closed,
                 Ok(_) => continue,
                 Err(why) => Failed::Io(why),
             };
-            (self.answer, self.keeps_alive) = (Answer::Over, false);
+            (self.answer, self.keeps_alive) = (ResponseState::Over, false);
             return Poll::Ready(Some(Err(failed)));
         }
     }
@@ -468,25 +468,25 @@ impl Http1Conn {
     /// A piece of the body that has been read; `None` where more has to be read, or all of it was.
     fn next_frame(&mut self) -> Result<Option<Frame<Bytes>>, Unreadable> {
         Ok(match &mut self.answer {
-            Answer::Awaited | Answer::Over => None,
-            Answer::Chunks(chunks) => match chunks.next(&mut self.read)? {
+            ResponseState::Awaited | ResponseState::Over => None,
+            ResponseState::Chunks(chunks) => match chunks.next(&mut self.read)? {
                 Piece::Data(data) => Some(Frame::data(data)),
                 Piece::None => None,
                 Piece::End(trailers) => {
-                    self.answer = Answer::Over;
+                    self.answer = ResponseState::Over;
                     trailers.map(Frame::trailers)
                 }
             },
-            Answer::UntilClosed | Answer::Length(_) if self.read.is_empty() => None,
-            Answer::UntilClosed => {
+            ResponseState::UntilClosed | ResponseState::Length(_) if self.read.is_empty() => None,
+            ResponseState::UntilClosed => {
                 let all = self.read.len();
                 Some(Frame::data(take(&mut self.read, all)))
             }
-            Answer::Length(left) => {
+            ResponseState::Length(left) => {
                 let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(self.read.len());
                 *left -= taken as u64;
                 if *left == 0 {
-                    self.answer = Answer::Over;
+                    self.answer = ResponseState::Over;
                 }
                 Some(Frame::data(take(&mut self.read, taken)))
             }

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use hyper::ext::ReasonPhrase;
 
 use super::{
-    forward::{Admitted, Answer, Job},
+    forward::{Admitted, Job, StoreResponse},
     headers::{self, Outcome as Shown},
     hold::Share,
     journaled::{UNWRITTEN, may_be_written_yet},
@@ -43,11 +43,11 @@ impl Job {
     /// Passes the store's answer on, and ends the write by it.
     pub(super) async fn conclude(
         self: Box<Self>,
-        answer: Answer,
+        answer: StoreResponse,
         upload: Option<&UploadState>,
         digest: Option<[u8; 32]>,
     ) -> Answered {
-        let Answer { mut conn, head, since } = answer;
+        let StoreResponse { mut conn, head, since } = answer;
         let is_out = conn.http1().is_out();
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             drop(conn);

@@ -95,7 +95,7 @@ impl Drop for Active {
 }
 
 /// The head of the store's answer, and the connection that the rest comes on.
-pub(super) struct Answer {
+pub(super) struct StoreResponse {
     pub(super) conn: PooledConn,
     pub(super) head: Box<Head>,
     /// Since when the answer is waited for.
@@ -146,7 +146,7 @@ impl From<Failed> for Unanswered {
 
 /// How an attempt on one connection went.
 enum Attempt {
-    Answered(Answer),
+    Answered(StoreResponse),
     /// Nothing of the request has left: it may be tried on another connection.
     Again(Option<Unsent>),
 }
@@ -159,7 +159,7 @@ impl Job {
         share: &mut Option<Share>,
         upload: Option<&UploadState>,
         length: &Length,
-    ) -> Result<Answer, Box<Rejection>> {
+    ) -> Result<StoreResponse, Box<Rejection>> {
         let mut unsent: Option<Unsent> = None;
         loop {
             let is_committed = self.guard().is_some_and(|guard| guard.stage() == Stage::Committed);
@@ -344,7 +344,7 @@ impl Job {
                     // An early answer to a long upload has its own time.
                     Some(upload) => upload.released().unwrap_or_else(Stopwatch::start),
                 };
-                return Ok(Attempt::Answered(Answer { conn, head, since }));
+                return Ok(Attempt::Answered(StoreResponse { conn, head, since }));
             }
             Err(failed) => failed,
         };

@@ -42,7 +42,7 @@ use crate::{
         Code, HolderId, LeaseSeq, ObjectId, Permit,
         elected::Elected,
         external,
-        idempotency::{self, Again, Answer, Entry, IdempotencyKey, Payload, Refusal, Scope},
+        idempotency::{self, Again, Entry, IdempotencyKey, KeptResponse, Payload, Refusal, Scope},
         verdict::Presented,
         write::{Event, Outcome},
     },
@@ -177,21 +177,21 @@ impl ReservedKey {
 
     /// An answer as it is kept.
     #[must_use]
-    pub fn keep(&self, status: StatusCode, headers: &HeaderMap, body: Option<Bytes>) -> Answer {
+    pub fn keep(&self, status: StatusCode, headers: &HeaderMap, body: Option<Bytes>) -> KeptResponse {
         let status = status.as_u16();
-        let Some(body) = body else { return Answer::Dropped { status } };
+        let Some(body) = body else { return KeptResponse::Dropped { status } };
         let size = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>() + body.len();
         if size > self.keys.settings.response_bytes_max {
-            return Answer::Dropped { status };
+            return KeptResponse::Dropped { status };
         }
         let passing = |name: &HeaderName| name.as_str() == "fence-expires-in";
         let headers = headers.iter().filter(|(name, _)| !passing(name));
         let headers = headers.map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec())).collect();
-        Answer::Whole(idempotency::Response { status, headers, body: body.to_vec() })
+        KeptResponse::Whole(idempotency::Response { status, headers, body: body.to_vec() })
     }
 
     /// What is to be remembered of a write that has settled.
-    fn answered(&mut self, digest: Option<Payload>, answer: Answer) -> Option<(Ledger, Scope, u64, Entry)> {
+    fn answered(&mut self, digest: Option<Payload>, answer: KeptResponse) -> Option<(Ledger, Scope, u64, Entry)> {
         let entry = self.entry.take()?;
         let entry = Entry { payload: entry.payload.or(digest), answer, ..entry };
         Some((self.ledger.clone(), self.scope.clone(), self.attempt, entry))
@@ -204,7 +204,7 @@ pub fn keep_answer(
     worker: &Rc<Worker>,
     guard: &Rc<WriteGuard>,
     digest: Option<Payload>,
-    answer: Answer,
+    answer: KeptResponse,
 ) -> Option<JoinHandle<()>> {
     if worker.stopping.get() {
         return None;
@@ -216,7 +216,7 @@ pub fn keep_answer(
     }))
 }
 
-async fn write_down(guard: &WriteGuard, digest: Option<Payload>, answer: Answer) {
+async fn write_down(guard: &WriteGuard, digest: Option<Payload>, answer: KeptResponse) {
     let answered = guard.with_key(|reserved| reserved.answered(digest, answer)).flatten();
     let Some((ledger, scope, attempt, entry)) = answered else { return };
     let kept = ledger.end_keyed(scope, attempt, entry.clone()).await;
@@ -564,7 +564,7 @@ impl Lookup {
             }
         };
         let payload = payload(head, digest);
-        if entry.answer == Answer::None
+        if entry.answer == KeptResponse::None
             && let Some(flight) = worker.plane.keys.flight(&scope)
         {
             let twin = Twin(flight);

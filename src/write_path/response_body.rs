@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     fence::{
-        idempotency::{Answer, Payload},
+        idempotency::{KeptResponse, Payload},
         write::{Effect, Event},
     },
     upstream::{body::Cut, pool::PooledConn},
@@ -263,7 +263,7 @@ impl Streaming {
 /// An answer that is too long to be kept leaves its status under the write's key.
 fn keep(worker: &Rc<Worker>, guard: &Rc<WriteGuard>, effect: &Effect, payload: Option<Payload>, status: u16) {
     if *effect == Effect::KeepAnswer {
-        drop(keyed::keep_answer(worker, guard, payload, Answer::Dropped { status }));
+        drop(keyed::keep_answer(worker, guard, payload, KeptResponse::Dropped { status }));
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) enum Manner {
 
 /// What of the answer is on its way back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum StoreResponse {
     Nothing,
     Head,
     /// A head, and then the end of the connection.
@@ -50,7 +50,7 @@ pub(super) struct Message {
     closed: Option<BootMs>,
     applied: bool,
     applied_part: bool,
-    pub(super) answer: Answer,
+    pub(super) answer: StoreResponse,
     /// When the gate let it go, in steps, and by the clock.
     committed: u64,
     let_go: BootMs,
@@ -82,7 +82,7 @@ impl World {
             closed: None,
             applied: false,
             applied_part: false,
-            answer: Answer::Nothing,
+            answer: StoreResponse::Nothing,
             committed: self.step,
             let_go: now,
         });
@@ -97,8 +97,11 @@ impl World {
     }
 
     /// What the gate has heard of a write.
-    pub(super) fn answer_to(&self, write: u64) -> Answer {
-        self.messages.iter().find(|message| message.write == write).map_or(Answer::Nothing, |message| message.answer)
+    pub(super) fn answer_to(&self, write: u64) -> StoreResponse {
+        self.messages
+            .iter()
+            .find(|message| message.write == write)
+            .map_or(StoreResponse::Nothing, |message| message.answer)
     }
 
     /// The writes of an object that the store has, or has part of.
@@ -158,25 +161,25 @@ impl World {
         }
         match message.manner {
             Manner::Settles if message.whole && !message.applied => self.land(message),
-            Manner::Settles if message.whole => message.answer = Answer::Whole { settles: true },
+            Manner::Settles if message.whole => message.answer = StoreResponse::Whole { settles: true },
             Manner::Refuses if message.whole => {
-                message.answer = Answer::Whole { settles: true };
+                message.answer = StoreResponse::Whole { settles: true };
                 return !is_closed;
             }
             Manner::HeadFirst if message.whole => match message.answer {
-                Answer::Nothing => message.answer = Answer::Head,
+                StoreResponse::Nothing => message.answer = StoreResponse::Head,
                 _ if !message.applied => self.land(message),
-                _ => message.answer = Answer::Whole { settles: true },
+                _ => message.answer = StoreResponse::Whole { settles: true },
             },
-            Manner::Unsettling if message.whole && message.answer == Answer::Nothing => {
-                message.answer = Answer::Whole { settles: false };
+            Manner::Unsettling if message.whole && message.answer == StoreResponse::Nothing => {
+                message.answer = StoreResponse::Whole { settles: false };
             }
-            Manner::BreaksOff if message.whole && message.answer == Answer::Nothing => {
-                message.answer = Answer::Broken;
+            Manner::BreaksOff if message.whole && message.answer == StoreResponse::Nothing => {
+                message.answer = StoreResponse::Broken;
                 message.close(now);
             }
-            Manner::Early if !message.whole && message.answer == Answer::Nothing => {
-                message.answer = Answer::Whole { settles: false };
+            Manner::Early if !message.whole && message.answer == StoreResponse::Nothing => {
+                message.answer = StoreResponse::Whole { settles: false };
             }
             Manner::Unsettling | Manner::Silent | Manner::BreaksOff | Manner::Early if message.whole => {
                 return self.land_sooner_or_later(message);

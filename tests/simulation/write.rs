@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::{
     led::{Asked, TermClaim},
-    store::Answer,
+    store::StoreResponse,
     world::World,
 };
 use fencegate::{
@@ -382,7 +382,7 @@ impl World {
             self.say(format!("gate: write {} is told to stop", write.id));
             return self.on(write, Event::Interrupted);
         }
-        if let Answer::Whole { .. } = self.answer_to(write.id) {
+        if let StoreResponse::Whole { .. } = self.answer_to(write.id) {
             self.say(format!("gate: write {} is answered early", write.id));
             return self.on(write, Event::Answered { settles: false });
         }
@@ -420,7 +420,7 @@ impl World {
     fn wait_for_answer(&mut self, write: &mut Write) -> Phase {
         let is_late = self.now().boot.since(write.sent_at) >= self.lot.patience_ms;
         match self.answer_to(write.id) {
-            Answer::Whole { settles } => {
+            StoreResponse::Whole { settles } => {
                 let next = self.on(write, Event::Answered { settles });
                 if settles {
                     self.forget(write.id);
@@ -430,12 +430,12 @@ impl World {
                 }
                 next
             }
-            Answer::Head if failpoints::on(Fault::HeadSettles) => {
+            StoreResponse::Head if failpoints::on(Fault::HeadSettles) => {
                 self.on(write, Event::Answered { settles: true });
                 Phase::Sent
             }
-            Answer::Nothing | Answer::Head if !is_late => Phase::Sent,
-            Answer::Nothing | Answer::Head | Answer::Broken => {
+            StoreResponse::Nothing | StoreResponse::Head if !is_late => Phase::Sent,
+            StoreResponse::Nothing | StoreResponse::Head | StoreResponse::Broken => {
                 self.close_connection(write.id);
                 Phase::Closed { left: true }
             }

@@ -3,7 +3,7 @@
 use super::{
     LedgerError,
     core::Core,
-    round::{Answer, Round},
+    round::{Round, SendReply},
 };
 use crate::{
     clock::Stopwatch,
@@ -21,7 +21,7 @@ struct Closing {
     /// In the order in which they changed.
     records: Vec<Record>,
     news: Vec<(Hlc, Announcement)>,
-    answers: Vec<Answer>,
+    answers: Vec<SendReply>,
     changes: usize,
     now: BootMs,
 }

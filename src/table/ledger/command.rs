@@ -112,7 +112,7 @@ pub struct Progress {
 pub(super) type Reply<T> = oneshot::Sender<Result<T, LedgerError>>;
 pub(super) type GrantReply = Reply<Vec<Granted>>;
 /// What a call that was sent is answered.
-pub type Answer<T> = oneshot::Receiver<Result<T, LedgerError>>;
+pub type ReplyRx<T> = oneshot::Receiver<Result<T, LedgerError>>;
 
 /// One call.
 #[derive(Debug)]

@@ -13,7 +13,9 @@ use tokio::sync::oneshot;
 
 use super::{
     Core,
-    command::{Answer, Certificate, Command, Deed, Granted, JournalLines, LedgerError, Moved, Progress, Reply, Wanted},
+    command::{
+        Certificate, Command, Deed, Granted, JournalLines, LedgerError, Moved, Progress, Reply, ReplyRx, Wanted,
+    },
     keyed::{Attempt, KeyClaimResult},
     pending::{Leases, Offer, Pending},
     pulse::{PATIENCE, Pulse},
@@ -115,7 +117,7 @@ impl Ledger {
     }
 
     /// An answer that waits for nothing but the table.
-    async fn in_time<T>(&self, answer: Answer<T>) -> Result<T, LedgerError> {
+    async fn in_time<T>(&self, answer: ReplyRx<T>) -> Result<T, LedgerError> {
         if !has_timers() {
             return answer.await.unwrap_or(Err(LedgerError::Stopping));
         }
@@ -160,7 +162,7 @@ impl Ledger {
     ///
     /// # Errors
     /// As the answer says; where the table stands still; where the ledger is gone.
-    pub async fn wait<T>(&self, answer: &mut Answer<T>) -> Result<T, LedgerError> {
+    pub async fn wait<T>(&self, answer: &mut ReplyRx<T>) -> Result<T, LedgerError> {
         let answered = self.while_it_gets_on(answer).await;
         answered.map_or(Err(LedgerError::Stalled), |answer| answer.unwrap_or(Err(LedgerError::Stopping)))
     }
@@ -293,7 +295,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the ledger cannot take it.
-    pub fn sight(&self, object: ObjectId, sighting: Sighting, begins: bool) -> Result<Answer<Moved>, LedgerError> {
+    pub fn sight(&self, object: ObjectId, sighting: Sighting, begins: bool) -> Result<ReplyRx<Moved>, LedgerError> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
         self.send(Command::Sight { object, sighting, begins, reply }).map(|()| answer)

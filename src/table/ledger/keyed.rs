@@ -15,7 +15,7 @@ use crate::{
     failpoints::{self, Fault},
     fence::{
         BootMs, LeaseSeq, Now, Ttl, WallMs,
-        idempotency::{Answer, Entry, Payload, Scope, Since},
+        idempotency::{Entry, KeptResponse, Payload, Scope, Since},
     },
     table::{
         Table, TableFault,
@@ -103,7 +103,7 @@ impl Core {
         };
         let lease_id = lease.lease_id.clone();
         let since = Some(self.since(now));
-        let entry = Entry { payload, seq, lease_id, at: now.wall, since, attempt, answer: Answer::None };
+        let entry = Entry { payload, seq, lease_id, at: now.wall, since, attempt, answer: KeptResponse::None };
         self.keyed.flying.insert(scope.clone(), Flying { attempt, alive, since: now.boot });
         put(round, scope, before.map(|before| before.at), Some(entry.clone()));
         Ok(KeyClaimResult::Fresh(entry))
@@ -164,7 +164,7 @@ impl Core {
     /// Whether its write may be on its way, from this run or from an earlier one.
     fn may_land(&self, scope: &Scope, entry: &Entry, now: Now) -> bool {
         let is_earlier = !entry.is_of(self.setup.records.context.frame.run);
-        let is_left = is_earlier && entry.answer == Answer::None && now.boot < self.bound_from_start();
+        let is_left = is_earlier && entry.answer == KeptResponse::None && now.boot < self.bound_from_start();
         is_left || self.keyed.is_flying(scope, entry.attempt)
     }
 
@@ -225,7 +225,7 @@ impl Core {
                 return true;
             }
             if age_ms < self.setup.keys_keep_ms {
-                if entry.answer == Answer::None && !entry.is_of(self.setup.records.context.frame.run) {
+                if entry.answer == KeptResponse::None && !entry.is_of(self.setup.records.context.frame.run) {
                     // It counts from this run's start; those behind it do not.
                     return true;
                 }

@@ -51,7 +51,7 @@ mod waiters;
 use std::{sync::Arc, time::Duration};
 
 pub use self::{
-    command::{Answer, Certificate, Command, Deed, Granted, JournalLines, LedgerError, Moved, Progress, Wanted},
+    command::{Certificate, Command, Deed, Granted, JournalLines, LedgerError, Moved, Progress, ReplyRx, Wanted},
     core::{Core, Setup},
     handle::Ledger,
     keyed::{Attempt, KeyClaimResult},

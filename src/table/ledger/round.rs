@@ -72,7 +72,7 @@ impl Draft {
 
 /// Sends an answer once the round's fate is known: durable, or not. Gives back the leases that
 /// nobody was there to take.
-pub(super) type Answer = Box<dyn FnOnce(bool) -> Vec<(ObjectId, LeaseId)> + Send>;
+pub(super) type SendReply = Box<dyn FnOnce(bool) -> Vec<(ObjectId, LeaseId)> + Send>;
 
 /// The round.
 #[derive(Default)]
@@ -91,7 +91,7 @@ pub(super) struct Round {
     records: Vec<Record>,
     places: HashMap<ObjectId, usize>,
     pub(super) news: Vec<Announcement>,
-    pub(super) answers: Vec<Answer>,
+    pub(super) answers: Vec<SendReply>,
     pub(super) changes: usize,
 }
 
