@@ -114,7 +114,7 @@ pub struct Client {
     /// Where the record of the last write was.
     pub last_place: Cell<Option<Place>>,
     /// Whoever serves the connection.
-    ear: RefCell<Option<Arc<Ear>>>,
+    wake_filter: RefCell<Option<Arc<SelfWakeFilter>>>,
     /// What was read of an HTTP/1.1 connection, where its heads are looked at strictly.
     heads: OnceCell<Rc<RefCell<RawHeads>>>,
 }
@@ -140,7 +140,7 @@ impl Connection {
                 requests: Requests::default(),
                 origin,
                 last_place: Cell::default(),
-                ear: RefCell::default(),
+                wake_filter: RefCell::default(),
                 heads: OnceCell::new(),
             }),
         })
@@ -175,15 +175,15 @@ impl Connection {
 
     fn end(&self, how: Ending) {
         self.ending.set(how);
-        self.client.ear.borrow().as_ref().inspect(|ear| ear.task.wake_by_ref());
+        self.client.wake_filter.borrow().as_ref().inspect(|wake_filter| wake_filter.task.wake_by_ref());
     }
 
     /// Whoever serves it wants to be told. Whether that is news.
     fn watch(&self, context: &Context<'_>) -> bool {
-        let mut ear = self.client.ear.borrow_mut();
-        let is_known = ear.as_ref().is_some_and(|ear| ear.task.will_wake(context.waker()));
+        let mut wake_filter = self.client.wake_filter.borrow_mut();
+        let is_known = wake_filter.as_ref().is_some_and(|wake_filter| wake_filter.task.will_wake(context.waker()));
         if !is_known {
-            *ear = Some(Arc::new(Ear { task: context.waker().clone() }));
+            *wake_filter = Some(Arc::new(SelfWakeFilter { task: context.waker().clone() }));
         }
         !is_known
     }
@@ -200,10 +200,10 @@ impl Connection {
 
     /// Serves it until it ends, or has to.
     async fn serve<C: Future>(&self, mut serving: Pin<&mut C>, finish: impl Fn(Pin<&mut C>)) {
-        let (mut is_told, mut heard) = (false, None::<Waker>);
+        let (mut is_told, mut filtered) = (false, None::<Waker>);
         poll_fn(|context| {
-            if self.watch(context) || heard.is_none() {
-                heard = self.client.ear.borrow().clone().map(Waker::from);
+            if self.watch(context) || filtered.is_none() {
+                filtered = self.client.wake_filter.borrow().clone().map(Waker::from);
             }
             match self.ending.get() {
                 Ending::No => {}
@@ -215,7 +215,7 @@ impl Connection {
                 Ending::Now => return Poll::Ready(()),
             }
             // A connection that broke is the peer's affair.
-            let waker = heard.as_ref().unwrap_or(context.waker());
+            let waker = filtered.as_ref().unwrap_or(context.waker());
             serving.as_mut().poll(&mut Context::from_waker(waker)).map(drop)
         })
         .await;
@@ -275,12 +275,12 @@ impl Client {
     }
 
     /// Does something that wakes this very task. `needless`: whether that was without need.
-    pub fn quietly<T>(&self, work: impl FnOnce() -> T, needless: impl FnOnce(&T) -> bool) -> T {
-        let ear = self.ear.borrow();
-        let Some(ear) = &*ear else { return work() };
-        let (done, missed) = ear.deafened(work);
+    pub fn without_self_wake<T>(&self, work: impl FnOnce() -> T, needless: impl FnOnce(&T) -> bool) -> T {
+        let wake_filter = self.wake_filter.borrow();
+        let Some(wake_filter) = &*wake_filter else { return work() };
+        let (done, missed) = wake_filter.count_self_wakes(work);
         if missed > 1 || (missed == 1 && !needless(&done)) {
-            ear.task.wake_by_ref();
+            wake_filter.task.wake_by_ref();
         }
         done
     }
@@ -288,45 +288,45 @@ impl Client {
 
 /// What a connection's task is woken by. It can be deafened for a moment, on its own thread: taking the last
 /// part of a body wakes the task that takes it, which would be polled once more for nothing.
-struct Ear {
+struct SelfWakeFilter {
     task: Waker,
 }
 
 thread_local! {
     /// Which ear is deaf on this thread, by its address, and how often it has not been heard.
-    static DEAF: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
+    static FILTERING: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
 }
 
-impl Ear {
+impl SelfWakeFilter {
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
     /// Does something while it hears nothing of this thread. Also says how often it was called.
-    fn deafened<T>(&self, work: impl FnOnce() -> T) -> (T, u32) {
-        let _listens_again = Deafened(DEAF.replace((self.address(), 0)));
+    fn count_self_wakes<T>(&self, work: impl FnOnce() -> T) -> (T, u32) {
+        let _restores = FilterBefore(FILTERING.replace((self.address(), 0)));
         let done = work();
-        (done, DEAF.get().1)
+        (done, FILTERING.get().1)
     }
 }
 
 /// What is to be deaf again when this is dropped, also by a panic.
-struct Deafened((usize, u32));
+struct FilterBefore((usize, u32));
 
-impl Drop for Deafened {
+impl Drop for FilterBefore {
     fn drop(&mut self) {
-        DEAF.set(self.0);
+        FILTERING.set(self.0);
     }
 }
 
-impl Wake for Ear {
+impl Wake for SelfWakeFilter {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        match DEAF.get() {
-            (deaf, missed) if deaf == self.address() => DEAF.set((deaf, missed + 1)),
+        match FILTERING.get() {
+            (filtering, missed) if filtering == self.address() => FILTERING.set((filtering, missed + 1)),
             _ => self.task.wake_by_ref(),
         }
     }

@@ -250,7 +250,7 @@ impl Hold {
             // Behind the last part, hyper has nothing left to do; on HTTP/2 the connection has others.
             let is_last = |frame: &Poll<_>| frame.is_ready() && body.borrow().is_end_stream();
             let mut next = || Pin::new(&mut **body.borrow_mut()).poll_frame(context);
-            let next = if self.is_h2 { next() } else { client.quietly(next, is_last) };
+            let next = if self.is_h2 { next() } else { client.without_self_wake(next, is_last) };
             let Poll::Ready(frame) = next else { return Poll::Pending };
             let frame = match frame {
                 Some(Ok(frame)) => frame,
