@@ -10,7 +10,7 @@ use fencegate::{
     config::{LeaseSettings, Settings},
     fence::{Hlc, HolderId, ObjectId, TableKey, Ttl},
     gate::{Gate, receipts::Receipts},
-    kubernetes::elections::Elections,
+    kubernetes::lease_observer::LeaseObserver,
     metrics::Metrics,
     route::RouteFingerprint,
     table::{
@@ -54,7 +54,7 @@ pub(crate) fn gate() -> Arc<Gate> {
     let ledger = Ledger::start(core, &clock);
     let about = metrics.kubernetes.clone();
     Arc::new(Gate {
-        elections: Elections::new(1, ledger.clone(), clock.clone(), about),
+        lease_observer: LeaseObserver::new(1, ledger.clone(), clock.clone(), about),
         records,
         ledger,
         news,

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    elections::Seat,
+    campaigns::Seat,
     held::Held,
     holdings::{Holdings, Phase},
     slot::{Slot, Standing},

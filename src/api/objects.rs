@@ -108,7 +108,7 @@ pub async fn advance(
 ) -> Result<Json<MovedBody>, Problem> {
     let object = extract::object("object_id", &object)?;
     // Before the routes: those of a reload are there before they count.
-    let generation = gate.elections.generation();
+    let generation = gate.lease_observer.generation();
     let governed = gate.routes.load().lease_of(&object);
     if let Some(lease) = governed {
         let claimant = claimant(&request.token.text(), lease, &object)?;

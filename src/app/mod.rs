@@ -30,7 +30,7 @@ use crate::{
     config::{Fault, Faults, Settings},
     fence::Ttl,
     gate::{Gate, Shared, reads::Reads, receipts::Receipts},
-    kubernetes::elections::Elections,
+    kubernetes::lease_observer::LeaseObserver,
     metrics::Metrics,
     migration,
     route::Routes,
@@ -147,8 +147,8 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: OpenedTable, ports: Po
     let routes = Routes::new(settings).map_err(Faults)?;
     let namespaces = routes.namespaces();
     let gate = assemble(settings, clock, begun, room, (authority, routes));
-    let cluster = gate.elections.reach(&settings.kubernetes, &namespaces)?;
-    gate.elections.look_at(cluster, &namespaces, 0);
+    let cluster = gate.lease_observer.reach(&settings.kubernetes, &namespaces)?;
+    gate.lease_observer.look_at(cluster, &namespaces, 0);
     let address = |key: &str, listener: &TcpListener| {
         listener.local_addr().map_err(|error| Faults(vec![Fault::new(key, format!("cannot listen: {error}"))]))
     };
@@ -220,10 +220,10 @@ fn assemble(
     let ledger = Ledger::start(core, &clock).with_patience(Duration::from_millis(settings.table.stall_timeout_ms));
     let pulse = ledger.pulse();
     metrics.ledger.ask_for_commit_age(move || pulse.age().as_secs_f64());
-    let elections =
-        Elections::new(settings.table.cache_objects, ledger.clone(), clock.clone(), metrics.kubernetes.clone());
+    let lease_observer =
+        LeaseObserver::new(settings.table.cache_objects, ledger.clone(), clock.clone(), metrics.kubernetes.clone());
     Arc::new(Gate {
-        elections,
+        lease_observer,
         records,
         ledger,
         news,
@@ -306,11 +306,11 @@ impl Running {
         let routes = Routes::new(settings).map_err(Faults)?;
         let namespaces = routes.namespaces();
         // What can go wrong goes first: a faulty file changes nothing.
-        let cluster = self.gate.elections.reach(&settings.kubernetes, &namespaces)?;
+        let cluster = self.gate.lease_observer.reach(&settings.kubernetes, &namespaces)?;
         let generation = self.plane.reload(settings).await?;
         self.gate.authority.store(Arc::new(authority));
         self.gate.routes.store(Arc::new(routes));
-        self.gate.elections.look_at(cluster, &namespaces, generation);
+        self.gate.lease_observer.look_at(cluster, &namespaces, generation);
         Ok(())
     }
 
@@ -342,7 +342,7 @@ impl Running {
     /// Lets nobody in any more, and waits for those who are.
     async fn fall_silent(self) {
         let _ = self.gate.drain().await;
-        self.gate.elections.stop();
+        self.gate.lease_observer.stop();
         self.gate.stopping.send_replace(true);
         for server in self.servers {
             // A server that panicked has stopped too.

@@ -4,7 +4,7 @@
 //!
 //! A record knows the term at its fence. A token of an earlier term is stale. A token of any other term is unheard
 //! of, and nothing is said of it before the API server has been asked: [`Denial::Unseen`]. What was read there comes
-//! as a [`Sighting`], each later than the one before it.
+//! as a [`LeaseObservation`], each later than the one before it.
 //!
 //! The order of the checks: an earlier term, or one whose Lease is gone; locked; unheard of; another holder's;
 //! draining; ended; its Lease not seen renewed for as long as it lasts ([`Denial::Lapsed`]).
@@ -62,7 +62,7 @@ impl Floor {
 
 /// What the API server says of an object's Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sighting {
+pub enum LeaseObservation {
     /// There is no such Lease.
     Gone { lease: Arc<LeaseName> },
     Held {
@@ -207,13 +207,13 @@ impl Record {
     }
 
     /// Takes in what the API server says of its Lease. `begins`: also where no term of that Lease is known.
-    pub(super) fn sight(&self, sighting: Sighting, begins: bool, lease_id: LeaseId, at: &At<'_>) -> Step {
+    pub(super) fn observe(&self, observation: LeaseObservation, begins: bool, lease_id: LeaseId, at: &At<'_>) -> Step {
         if self.is_term_locked() {
             return refused(LeaseRefusal::Locked { fence: self.fence });
         }
-        let (lease, election, holder, lapsed) = match sighting {
-            Sighting::Gone { lease } => return self.lose_its_lease(&lease, at),
-            Sighting::Held { lease, election, holder, lapsed } => (lease, election, holder, lapsed),
+        let (lease, election, holder, lapsed) = match observation {
+            LeaseObservation::Gone { lease } => return self.lose_its_lease(&lease, at),
+            LeaseObservation::Held { lease, election, holder, lapsed } => (lease, election, holder, lapsed),
         };
         match self.elected.as_deref() {
             Some(elected) if self.is_over(elected, election) => refused(LeaseRefusal::Fenced { fence: self.fence }),

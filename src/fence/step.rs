@@ -12,7 +12,7 @@ use super::{
     Certified, Ended, Fence, FenceToken, Hlc, HolderId, How, Lease, LeaseId, LeaseRow, LeaseSeq, Now, Record,
     RequestId, State, TableKey, Ttl, WallMs,
     authority::SignedGrant,
-    elected::Sighting,
+    elected::LeaseObservation,
     election::{Election, LeaseName},
     external::Number,
     lease::Start,
@@ -124,8 +124,8 @@ pub enum Event {
         lowest: LeaseSeq,
     },
     /// What the API server says of the Kubernetes Lease that governs it.
-    Sight {
-        sighting: Sighting,
+    Observe {
+        observation: LeaseObservation,
         /// Also where no term of its Lease is known.
         begins: bool,
         lease_id: LeaseId,
@@ -279,7 +279,7 @@ impl Record {
             Event::Grant(signed) => self.grant(signed, at),
             Event::Follow { number, grant } => self.follow(number, grant, at),
             Event::Confirm { lowest } => self.confirm(lowest, at),
-            Event::Sight { sighting, begins, lease_id } => self.sight(sighting, begins, lease_id, at),
+            Event::Observe { observation, begins, lease_id } => self.observe(observation, begins, lease_id, at),
             Event::ConfirmTerm { lease, election } => self.confirm_term(lease, election, at),
             Event::Drained { seq, advance, then } => self.open(seq, advance, then, at),
         }

@@ -26,7 +26,7 @@ use crate::{
     clock::Clock,
     config::LeaseSettings,
     fence::{Code, LeaseId, Now, ObjectId, Record},
-    kubernetes::elections::Elections,
+    kubernetes::lease_observer::LeaseObserver,
     metrics::Metrics,
     problem::Problem,
     route::Routes,
@@ -53,7 +53,7 @@ pub struct Gate {
     /// The routes that writes go by; a reload exchanges them.
     pub routes: ArcSwap<Routes>,
     /// Who was elected, where Kubernetes Leases say who may write.
-    pub elections: Arc<Elections>,
+    pub lease_observer: Arc<LeaseObserver>,
     /// How long a stop, or a drain, may wait.
     pub deadline: Duration,
     pub metrics: Arc<Metrics>,

@@ -10,13 +10,13 @@ use std::{
 
 use super::{
     api::{Away, LeaseName},
-    elections::Unknown,
     known::Known,
+    lease_observer::Unknown,
 };
 use crate::{
     fence::{
         BootMs, ObjectId,
-        elected::{Sighting, Term},
+        elected::{LeaseObservation, Term},
         election::Election,
     },
     table::ledger,
@@ -57,12 +57,12 @@ impl Entry {
     }
 
     /// What the ledger is told of it, and what writes are.
-    pub(super) fn sighting(&self) -> Result<(Sighting, Option<Election>, Arc<Term>), Unknown> {
+    pub(super) fn observation(&self) -> Result<(LeaseObservation, Option<Election>, Arc<Term>), Unknown> {
         let known = lock(&self.known);
         let known = known.as_ref().ok_or(Unknown::Ledger(ledger::LedgerError::Stopping))?;
         let odd = |what: String| Unknown::Away(Away::Odd(what));
-        let sighting = known.sighting(&self.name).map_err(odd)?;
-        Ok((sighting, known.election(), Arc::clone(&known.term)))
+        let observation = known.observation(&self.name).map_err(odd)?;
+        Ok((observation, known.election(), Arc::clone(&known.term)))
     }
 }
 

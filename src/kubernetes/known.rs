@@ -12,7 +12,7 @@ use crate::{
     failpoints::{self, Fault},
     fence::{
         BootMs, HolderId, Now, Ttl,
-        elected::{Sighting, Term},
+        elected::{LeaseObservation, Term},
         election::{Election, LeaseName},
     },
 };
@@ -116,14 +116,14 @@ impl Known {
     ///
     /// # Errors
     /// Where its holder has a name that no lease can have.
-    pub fn sighting(&self, lease: &Arc<LeaseName>) -> Result<Sighting, String> {
+    pub fn observation(&self, lease: &Arc<LeaseName>) -> Result<LeaseObservation, String> {
         let lease = Arc::clone(lease);
-        let Some(seen) = &self.seen else { return Ok(Sighting::Gone { lease }) };
+        let Some(seen) = &self.seen else { return Ok(LeaseObservation::Gone { lease }) };
         let holder = seen.holder.as_deref().map(HolderId::new).transpose();
         let holder = holder.map_err(|fault| format!("its holderIdentity {fault}"))?;
         // Nobody is told that a lease is over, unless it was looked at for as long as it lasts.
         let lapsed = self.looked >= self.changed.after(duration(seen));
-        Ok(Sighting::Held { lease, election: seen.election, holder, lapsed })
+        Ok(LeaseObservation::Held { lease, election: seen.election, holder, lapsed })
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
     fn lapsed(known: &mut Known, at: u64) -> bool {
         let seen = known.seen.clone();
         known.again(seen, now(at));
-        matches!(known.sighting(&name()), Ok(Sighting::Held { lapsed: true, .. }))
+        matches!(known.observation(&name()), Ok(LeaseObservation::Held { lapsed: true, .. }))
     }
 
     #[test]
@@ -203,7 +203,7 @@ mod tests {
         assert!(!known.hear(None, now(2_000)), "nor does it end one");
         known.again(None, now(2_000));
         assert!(!known.term.is_live(now(2_000)));
-        assert_eq!(known.sighting(&name()), Ok(Sighting::Gone { lease: name() }));
+        assert_eq!(known.observation(&name()), Ok(LeaseObservation::Gone { lease: name() }));
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod tests {
         assert!(!known.hear(seen(1, "", 1_000), now(1_000)));
         known.again(seen(1, "", 1_000), now(1_000));
         assert!(!known.term.is_live(now(1_000)));
-        assert!(matches!(known.sighting(&name()), Ok(Sighting::Held { holder: None, .. })));
+        assert!(matches!(known.observation(&name()), Ok(LeaseObservation::Held { holder: None, .. })));
         assert!(!Known::first(seen(1, "", 0), now(0)).term.is_live(now(0)));
     }
 
@@ -236,7 +236,7 @@ mod tests {
         let mut known = Known::first(seen(1, "a", 0), now(0));
         // It is told of long after the question; what it says is as of then.
         known.again(seen(1, "a", 14_000), now(14_500));
-        assert!(matches!(known.sighting(&name()), Ok(Sighting::Held { lapsed: false, .. })));
+        assert!(matches!(known.observation(&name()), Ok(LeaseObservation::Held { lapsed: false, .. })));
         assert!(!lapsed(&mut known, 29_499) && lapsed(&mut known, 29_500));
     }
 }

@@ -207,11 +207,11 @@ impl Records {
         }
         let is_at_fence = record.lease().is_some_and(|(lease, _)| lease.lease_id == row.lease_id);
         if is_at_fence || row.ended.is_some() {
-            return Ok(Some(stand(row, &record, now)));
+            return Ok(Some(with_standing(row, &record, now)));
         }
         // It ended between the two reads; its row says how by now.
         let newer = self.lease_at(row.object.clone(), row.seq)?;
-        Ok(Some(stand(newer.unwrap_or(row), &record, now)))
+        Ok(Some(with_standing(newer.unwrap_or(row), &record, now)))
     }
 
     /// Leases whose object id begins with `prefix` and that `wanted` wants, from `after` on.
@@ -254,7 +254,7 @@ impl Records {
     }
 }
 
-fn stand(mut row: LeaseRow, record: &Record, now: Now) -> LeaseView {
+fn with_standing(mut row: LeaseRow, record: &Record, now: Now) -> LeaseView {
     if let Some((lease, ended)) = record.lease().filter(|(lease, _)| lease.lease_id == row.lease_id) {
         // The record has the newest of it; the row is from the grant.
         row = LeaseRow::new(&record.object, lease, ended.cloned());

@@ -15,7 +15,7 @@ use crate::{
     gate::Gate,
     kubernetes::{
         api::Away,
-        elections::{Told, Unknown},
+        lease_observer::{Told, Unknown},
     },
     problem::Problem,
     route::classify::{Brought, Target},
@@ -35,7 +35,7 @@ pub(super) async fn ask(
 ) -> Result<(), Refusal> {
     let Brought::Read(Presented::Claimant(claimant)) = &mut target.brought else { return Ok(()) };
     let gate = &worker.plane.gate;
-    let asked = gate.elections.ask(object, claimant, plan);
+    let asked = gate.lease_observer.ask(object, claimant, plan);
     let told = if patient {
         asked.await
     } else {
@@ -121,7 +121,7 @@ pub async fn advance(
     mut claimant: Claimant,
     generation: u64,
 ) -> Result<Moved, Problem> {
-    let told = gate.elections.ask(object, &claimant, generation).await;
+    let told = gate.lease_observer.ask(object, &claimant, generation).await;
     let told = told.map_err(|unknown| refusal(gate, object, claimant.election, unknown));
     let moved = told.and_then(|told| take_in(gate, object, &mut claimant, told));
     let moved = moved.and_then(|moved| {

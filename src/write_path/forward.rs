@@ -264,7 +264,7 @@ impl Job {
             }
             // Its term was known when it was admitted; whether its Lease is still held is asked once.
             Some(denied @ Denied { why: Denial::Unseen(_) | Denial::Lapsed(_), .. }) => {
-                gate.elections.ask_again(&denied.object).await.map_err(|_| self.refusal(denied))
+                gate.lease_observer.ask_again(&denied.object).await.map_err(|_| self.refusal(denied))
             }
             Some(denied) => Err(self.refusal(denied)),
             None => Ok(()),

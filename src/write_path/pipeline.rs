@@ -216,7 +216,7 @@ fn try_admit(
 ) -> FirstLook {
     let Write { route, mut target, others, key, .. } = wanted;
     if let Brought::Read(Presented::Claimant(claimant)) = &mut target.brought {
-        worker.gate.elections.stand(&target.object, claimant);
+        worker.gate.lease_observer.attach_term(&target.object, claimant);
     }
     let Some(entered) = worker_plan.plan.enter(route, &worker.plane.gate.clock) else {
         let why = Rejection::new(Code::FenceDraining, "this route has changed; older writes are still on their way");

@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command, sync::Arc,
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use fencegate::{
-    fence::{ObjectId, elected::Sighting, election::LeaseName},
+    fence::{ObjectId, elected::LeaseObservation, election::LeaseName},
     route::RouteFingerprint,
     table::ledger::LedgerError,
 };
@@ -53,7 +53,7 @@ fn fill_queue(bench: &Bench) {
     let ledger = &bench.gate.running().gate.ledger;
     let lease = Arc::new(LeaseName { namespace: "none".to_owned(), name: "none".to_owned() });
     let object = ObjectId::new("none").unwrap();
-    let ask = || ledger.sight(object.clone(), Sighting::Gone { lease: Arc::clone(&lease) }, false).err();
+    let ask = || ledger.observe(object.clone(), LeaseObservation::Gone { lease: Arc::clone(&lease) }, false).err();
     let full = std::iter::repeat_with(ask).flatten().next();
     assert_eq!(full, Some(LedgerError::Overloaded), "it is full before the stall shows");
 }

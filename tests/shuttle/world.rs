@@ -22,7 +22,7 @@ use fencegate::{
         write::{Effect, Event, Stage, Write, WriteOptions as Life},
     },
     gate::{Gate, receipts::Receipts},
-    kubernetes::elections::Elections,
+    kubernetes::lease_observer::LeaseObserver,
     metrics::Metrics,
     route::RouteFingerprint,
     table::{
@@ -136,7 +136,7 @@ impl World {
         let ledger = Ledger::start(core, &Clock::driven(START).0);
         let about = METRICS.kubernetes.clone();
         let gate = Gate {
-            elections: Elections::new(1, ledger.clone(), clock.clone(), about),
+            lease_observer: LeaseObserver::new(1, ledger.clone(), clock.clone(), about),
             records,
             ledger,
             news,
@@ -340,9 +340,9 @@ impl World {
         driver.advance(BOUND.0);
         assert!(gate.records.stripes.is_idle(), "a write was left behind");
         assert!(gate.records.stripes.is_all_settled(gate.now().boot), "something may still land");
-        let Gate { ledger, elections, .. } = Arc::into_inner(gate).expect("every write is over");
+        let Gate { ledger, lease_observer, .. } = Arc::into_inner(gate).expect("every write is over");
         // It has a way to the ledger, too.
-        drop(elections);
+        drop(lease_observer);
         ledger.abandon();
     }
 }

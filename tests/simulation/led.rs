@@ -1,7 +1,7 @@
 //! Objects that Kubernetes Leases lead: an API server, candidates that take its Leases, renew, lose and delete them,
 //! routes that come to name other ones; and the gate's reads of it, whose answers may be late.
 //!
-//! `kubernetes::known`, the ledger and the judge are the product's own. What `kubernetes::elections` does with tasks and
+//! `kubernetes::known`, the ledger and the judge are the product's own. What `kubernetes::lease_observer` does with tasks and
 //! locks is done here step by step: reads of one Lease one behind the other, each told to the ledger before the next
 //! begins; a watch that lags; whoever asks under older routes is turned away.
 
@@ -310,12 +310,12 @@ impl World {
         let (route, generation) = (led.routes[&object], led.generation);
         let lease = Arc::clone(&led.leases[route].name);
         let mut claimant = Claimant { election: term.election, lease, term: None, holder: None };
-        led.stand(&object, route, &mut claimant);
+        led.attach_term(&object, route, &mut claimant);
         let claim = TermClaim { claimant, generation };
         self.begin_write_by_term(place, object, claim);
     }
 
-    /// `Elections::ask`: its turn comes with the next read.
+    /// `LeaseObserver::ask`: its turn comes with the next read.
     pub(super) fn ask_about(&mut self, write: u64, object: &ObjectId, claim: &TermClaim) {
         let (election, generation) = (claim.claimant.election, claim.generation);
         let led = self.led();
@@ -400,19 +400,19 @@ impl World {
         let lease = &mut self.led().leases[place];
         let Some(known) = lease.known.as_mut().filter(|known| !known.is_told) else { return };
         known.is_told = true;
-        if let Ok(sighting) = known.sighting(&lease.name) {
+        if let Ok(observation) = known.observation(&lease.name) {
             let objects = lease.told.iter().cloned().collect();
-            self.calls.push(Command::SightAll { objects, sighting });
+            self.calls.push(Command::ObserveAll { objects, observation });
         }
     }
 
-    /// `Elections::tell`, and `elect::take_in`.
+    /// `LeaseObserver::tell`, and `elect::take_in`.
     fn tell(&mut self, place: usize, Ask { write, object, election, generation }: Ask) {
         let led = self.led();
         let lease = &mut led.leases[place];
         let Some(known) = &lease.known else { return };
-        let (present, term, sighting) = (known.election(), Arc::clone(&known.term), known.sighting(&lease.name));
-        let Ok(sighting) = sighting else { return };
+        let (present, term, observation) = (known.election(), Arc::clone(&known.term), known.observation(&lease.name));
+        let Ok(observation) = observation else { return };
         if generation != led.generation {
             led.answers.insert(write, Asked::No(Refusal::Busy { stops: false }));
             return;
@@ -431,7 +431,7 @@ impl World {
             TermStatus::Over => Asked::No(Refusal::Deposed { election, fence: Fence::default(), successor: None }),
         };
         led.answers.insert(write, asked);
-        self.calls.push(Command::Sight { object, sighting, begins, reply });
+        self.calls.push(Command::Observe { object, observation, begins, reply });
     }
 }
 
@@ -443,8 +443,8 @@ fn held_until(seen: Option<&Seen>, at: Now) -> Option<(Election, BootMs)> {
 }
 
 impl Led {
-    /// `Elections::stand`: what is known without asking anyone.
-    fn stand(&self, object: &ObjectId, lease: usize, claimant: &mut Claimant) {
+    /// `LeaseObserver::attach_term`: what is known without asking anyone.
+    fn attach_term(&self, object: &ObjectId, lease: usize, claimant: &mut Claimant) {
         let Lease { told, known, .. } = &self.leases[lease];
         let known = known.as_ref().filter(|_| told.contains(object));
         claimant.term = known.and_then(|known| known.term_of(claimant.election));

@@ -10,7 +10,7 @@ use crate::{
     fence::{
         Certified, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, RequestId, Ttl,
         authority::{MigrationState, SignedGrant},
-        elected::Sighting,
+        elected::LeaseObservation,
         election::{Election, LeaseName},
         external::Number,
         idempotency::{Entry, Scope},
@@ -178,17 +178,17 @@ pub enum Command {
         reply: Reply<Moved>,
     },
     /// The API server has said how the Kubernetes Lease of an object is.
-    Sight {
+    Observe {
         object: ObjectId,
-        sighting: Sighting,
+        observation: LeaseObservation,
         /// Somebody has come with its present term: it may be new to the object.
         begins: bool,
         reply: Reply<Moved>,
     },
     /// The same, of many objects that one Lease governs. Nobody waits for it.
-    SightAll {
+    ObserveAll {
         objects: Vec<ObjectId>,
-        sighting: Sighting,
+        observation: LeaseObservation,
     },
     /// An operator says which term of that Lease is the earliest that may still write.
     ConfirmTerm {

@@ -180,7 +180,7 @@ impl Core {
     fn turns_away(&self, call: &Command) -> Option<LedgerError> {
         match call {
             Command::Tick | Command::Stop { .. } | Command::Close { .. } | Command::Adopt { .. } => None,
-            Command::Acquire { .. } | Command::Grant { .. } | Command::Follow { .. } | Command::Sight { .. }
+            Command::Acquire { .. } | Command::Grant { .. } | Command::Follow { .. } | Command::Observe { .. }
                 if self.closed =>
             {
                 Some(LedgerError::Stopping)
@@ -192,7 +192,7 @@ impl Core {
     /// Answers a call that is not looked at.
     fn turn_away(&mut self, round: &mut Round, call: Command, why: LedgerError) {
         match call {
-            Command::Tick | Command::SightAll { .. } => {}
+            Command::Tick | Command::ObserveAll { .. } => {}
             Command::Acquire { reply, .. } => answer(round, reply, Err(why)),
             Command::Renew { reply, .. } => self.answer_renewal(round, reply, Err(why), false),
             Command::Release { reply, .. } => answer(round, reply, Err(why)),
@@ -201,7 +201,7 @@ impl Core {
             Command::Revoke { reply, .. }
             | Command::Certify { reply, .. }
             | Command::Follow { reply, .. }
-            | Command::Sight { reply, .. }
+            | Command::Observe { reply, .. }
             | Command::ConfirmTerm { reply, .. }
             | Command::Confirm { reply, .. } => answer(round, reply, Err(why)),
             Command::End { reply, .. }
@@ -277,10 +277,10 @@ impl Core {
                 let confirmed = self.confirm(round, &object, Event::Confirm { lowest });
                 answer(round, reply, confirmed);
             }
-            Command::Sight { object, sighting, begins, reply } => {
-                self.sight(round, &object, (sighting, begins), reply);
+            Command::Observe { object, observation, begins, reply } => {
+                self.observe(round, &object, (observation, begins), reply);
             }
-            Command::SightAll { objects, sighting } => self.sight_all(round, &objects, &sighting),
+            Command::ObserveAll { objects, observation } => self.observe_all(round, &objects, &observation),
             Command::ConfirmTerm { object, lease, election, reply } => {
                 let confirmed = self.confirm(round, &object, Event::ConfirmTerm { lease, election });
                 answer(round, reply, confirmed);

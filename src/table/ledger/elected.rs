@@ -9,23 +9,23 @@ use super::{
     core::{Changed, Core},
     round::Round,
 };
-use crate::fence::{Event, ObjectId, elected::Sighting};
+use crate::fence::{Event, ObjectId, elected::LeaseObservation};
 
 impl Core {
-    pub(super) fn sight(
+    pub(super) fn observe(
         &mut self,
         round: &mut Round,
         object: &ObjectId,
-        (sighting, begins): (Sighting, bool),
+        (observation, begins): (LeaseObservation, bool),
         reply: Reply<Moved>,
     ) {
-        let changed = self.take_in(round, object, sighting, begins);
+        let changed = self.take_in(round, object, observation, begins);
         self.answer_move(round, object, changed, reply);
     }
 
-    pub(super) fn sight_all(&mut self, round: &mut Round, objects: &[ObjectId], sighting: &Sighting) {
+    pub(super) fn observe_all(&mut self, round: &mut Round, objects: &[ObjectId], observation: &LeaseObservation) {
         for object in objects {
-            match self.take_in(round, object, sighting.clone(), false) {
+            match self.take_in(round, object, observation.clone(), false) {
                 Ok(Changed::Draining(drains)) => {
                     self.keep_advance(drains, Asked::Nobody);
                     self.look_at_advances_of(round, object);
@@ -42,11 +42,11 @@ impl Core {
         &mut self,
         round: &mut Round,
         object: &ObjectId,
-        sighting: Sighting,
+        observation: LeaseObservation,
         begins: bool,
     ) -> Result<Changed, super::LedgerError> {
         self.resume_drain(round, object);
         let lease_id = self.new_lease_id();
-        self.change(round, object, Event::Sight { sighting, begins, lease_id })
+        self.change(round, object, Event::Observe { observation, begins, lease_id })
     }
 }

@@ -27,7 +27,7 @@ use crate::{
     fence::{
         FenceToken, HolderId, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, Ttl,
         authority::SignedGrant,
-        elected::Sighting,
+        elected::LeaseObservation,
         election::{Election, LeaseName},
         external::Number,
         idempotency::{Entry, Scope},
@@ -295,10 +295,15 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the ledger cannot take it.
-    pub fn sight(&self, object: ObjectId, sighting: Sighting, begins: bool) -> Result<ReplyRx<Moved>, LedgerError> {
+    pub fn observe(
+        &self,
+        object: ObjectId,
+        observation: LeaseObservation,
+        begins: bool,
+    ) -> Result<ReplyRx<Moved>, LedgerError> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
-        self.send(Command::Sight { object, sighting, begins, reply }).map(|()| answer)
+        self.send(Command::Observe { object, observation, begins, reply }).map(|()| answer)
     }
 
     /// An operator says which term of its Kubernetes Lease is the earliest that may still write an object.
@@ -456,8 +461,8 @@ impl Room<'_> {
     ///
     /// # Errors
     /// Where the ledger is gone.
-    pub fn sight_all(self, objects: Vec<ObjectId>, sighting: Sighting) -> Result<(), LedgerError> {
-        self.send(Command::SightAll { objects, sighting })
+    pub fn observe_all(self, objects: Vec<ObjectId>, observation: LeaseObservation) -> Result<(), LedgerError> {
+        self.send(Command::ObserveAll { objects, observation })
     }
 
     /// Forgets a keyed write of which nothing was sent, before what is asked from here on. A ledger that is gone leaves

@@ -181,7 +181,7 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         if let Some(running) = &self.gate.running {
-            running.gate.elections.stop();
+            running.gate.lease_observer.stop();
             running.gate.stopping.send_replace(true);
         }
     }

@@ -77,7 +77,7 @@ pub struct Told {
 }
 
 /// Who was elected, everywhere.
-pub struct Elections {
+pub struct LeaseObserver {
     cluster: OnceLock<Cluster>,
     ledger: Ledger,
     clock: Clock,
@@ -97,7 +97,7 @@ pub struct Elections {
 /// How a Lease is, and what the ledger will say of the object that it was told for.
 type ToldOf = (Option<Election>, Arc<Term>, Option<ledger::ReplyRx<Moved>>);
 
-impl Elections {
+impl LeaseObserver {
     /// Nothing is asked before a route needs it.
     #[must_use]
     pub fn new(objects_max: usize, ledger: Ledger, clock: Clock, metrics: KubernetesMetrics) -> Arc<Self> {
@@ -200,7 +200,7 @@ impl Elections {
     }
 
     /// Says what is known of a write's term without asking anyone.
-    pub fn stand(&self, object: &str, claimant: &mut Claimant) {
+    pub fn attach_term(&self, object: &str, claimant: &mut Claimant) {
         let objects = self.objects();
         let Some(entry) = objects.told.get(object).filter(|entry| entry.name == claimant.lease) else { return };
         claimant.term = lock(&entry.known).as_ref().and_then(|known| known.term_of(claimant.election));
@@ -427,7 +427,7 @@ impl Elections {
     /// Tells the ledger how the Lease of an object is; where somebody has come with its present term, the object is told
     /// of every change from here on. Whoever calls this reads nothing meanwhile, and nobody else does.
     fn tell(&self, entry: &Arc<Entry>, asked: Option<(ObjectId, u64, Option<Election>)>) -> Result<ToldOf, Unknown> {
-        let (sighting, election, term) = entry.sighting()?;
+        let (observation, election, term) = entry.observation()?;
         let Some((object, generation, token)) = asked else { return Ok((election, term, None)) };
         let begins = token.is_none() || token == election;
         let mut objects = self.objects_mut();
@@ -438,7 +438,7 @@ impl Elections {
         if begins {
             objects.note(entry, &object, self.objects_max);
         }
-        let answer = self.ledger.sight(object, sighting, begins).map_err(Unknown::Ledger)?;
+        let answer = self.ledger.observe(object, observation, begins).map_err(Unknown::Ledger)?;
         Ok((election, term, Some(answer)))
     }
 
@@ -448,10 +448,10 @@ impl Elections {
             return Ok(());
         }
         // What cannot be said to one cannot be said to any; whoever writes is told why.
-        let Ok((sighting, _, _)) = entry.sighting() else { return Ok(()) };
+        let Ok((observation, _, _)) = entry.observation() else { return Ok(()) };
         let generation = self.objects().generation;
         let objects: Vec<ObjectId> = lock(&entry.objects).iter().cloned().collect();
-        tracing::info!(objects = objects.len(), ?sighting, "a Lease has changed");
+        tracing::info!(objects = objects.len(), sighting = ?observation, "a Lease has changed");
         for some in objects.chunks(TOLD_AT_ONCE) {
             let room = self.ledger.capacity_in_time().await?;
             // Held until the ledger has it: behind a reload, another Lease may govern these objects.
@@ -459,7 +459,7 @@ impl Elections {
             if now.generation != generation {
                 return Ok(());
             }
-            room.sight_all(some.to_vec(), sighting.clone())?;
+            room.observe_all(some.to_vec(), observation.clone())?;
         }
         lock(&entry.known).as_mut().into_iter().for_each(|known| known.is_told = true);
         Ok(())
