@@ -25,7 +25,7 @@ use crate::{
     table::{
         TableFault,
         codec::{JournalHead, Key, MigrationRow, Wrote},
-        ledger::{Certificate, Deed, LedgerError, Progress, authority as rows, journal, rare_id},
+        ledger::{Certificate, GrantAction, LedgerError, Progress, authority as rows, journal, rare_id},
         records::Records,
     },
 };
@@ -175,7 +175,7 @@ async fn begin_now(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, Migrat
     let id = MigrationId::new(&rare_id(now.wall)).map_err(|_| Problem::table_unavailable())?;
     let progress = Progress { id: id.clone(), from: None, row: row.clone() };
     let begun = if row.certificate.is_empty() {
-        gate.ledger.migrate(progress, Deed::Nothing).await
+        gate.ledger.migrate(progress, GrantAction::Nothing).await
     } else {
         let certificate = rows::read(row.certificate.clone(), &row.domain).map_err(|_| Problem::table_unavailable())?;
         gate.ledger.certify(certificate, authority.settings.max_jump, Some(progress)).await.map(drop)
@@ -311,7 +311,7 @@ async fn drive(gate: Shared, id: MigrationId, mut row: MigrationRow) {
                 tracing::warn!(migration = %id, object = %row.domain, state = state.name(), "a migration stops: {why}");
                 let progress =
                     Progress { id: id.clone(), from: Some(row.state), row: reached(&row, state, gate.now()) };
-                gate.ledger.migrate(progress, Deed::Nothing).await.map_err(Halt::from)
+                gate.ledger.migrate(progress, GrantAction::Nothing).await.map_err(Halt::from)
             }
             other => other,
         };

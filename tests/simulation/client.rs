@@ -99,7 +99,7 @@ enum Heard {
 }
 
 #[derive(Clone, Copy)]
-enum Deed {
+enum ClientAction {
     Acquire,
     Repeat,
     Write,
@@ -169,25 +169,25 @@ impl World {
         let had = u64::from(!self.clients[place].leases.is_empty());
         let has = u64::from(self.clients[place].current.is_some());
         let has_room = u64::from(self.writes.len() < WRITES_MAX && self.run.as_ref().is_some_and(|run| !run.closing));
-        let deed = self.rng.pick(&[
-            (if is_adversary { 40 } else { 15 }, Deed::Acquire),
-            (u64::from(self.clients[place].last_request.is_some()) * 3, Deed::Repeat),
-            (has * has_room * 60, Deed::Write),
-            (had * has_room * 5, Deed::OldWrite),
-            (has * 8, Deed::Renew),
-            (has * 8, Deed::Release),
-            (if is_adversary { 5 } else { 1 }, Deed::Revoke),
-            (4, Deed::Sleep),
+        let action = self.rng.pick(&[
+            (if is_adversary { 40 } else { 15 }, ClientAction::Acquire),
+            (u64::from(self.clients[place].last_request.is_some()) * 3, ClientAction::Repeat),
+            (has * has_room * 60, ClientAction::Write),
+            (had * has_room * 5, ClientAction::OldWrite),
+            (has * 8, ClientAction::Renew),
+            (has * 8, ClientAction::Release),
+            (if is_adversary { 5 } else { 1 }, ClientAction::Revoke),
+            (4, ClientAction::Sleep),
         ]);
-        match deed {
-            Deed::Acquire => self.acquire(place),
-            Deed::Repeat => self.repeat(place),
-            Deed::Write => self.write_with(place, false),
-            Deed::OldWrite => self.write_with(place, true),
-            Deed::Renew => self.renew(place),
-            Deed::Release => self.release_lease(place),
-            Deed::Revoke => self.revoke(place),
-            Deed::Sleep => self.clients[place].asleep_until = self.step + self.rng.range(20, 200),
+        match action {
+            ClientAction::Acquire => self.acquire(place),
+            ClientAction::Repeat => self.repeat(place),
+            ClientAction::Write => self.write_with(place, false),
+            ClientAction::OldWrite => self.write_with(place, true),
+            ClientAction::Renew => self.renew(place),
+            ClientAction::Release => self.release_lease(place),
+            ClientAction::Revoke => self.revoke(place),
+            ClientAction::Sleep => self.clients[place].asleep_until = self.step + self.rng.range(20, 200),
         }
     }
 

@@ -38,7 +38,7 @@ pub(super) struct Led {
     /// Every term that there ever was, in the order in which they began.
     pub(super) terms: Vec<BegunTerm>,
     /// What those who asked are told.
-    answers: BTreeMap<u64, Asked>,
+    answers: BTreeMap<u64, AskResult>,
 }
 
 /// A term of leadership, as whoever has won it knows it.
@@ -81,14 +81,14 @@ struct Read {
 }
 
 /// What came of an ask.
-pub(super) enum Asked {
+pub(super) enum AskResult {
     No(Refusal),
     /// Its term, and the ledger's word on its object.
     Moved(Arc<Term>, oneshot::Receiver<Result<Moved, LedgerError>>),
 }
 
 #[derive(Clone, Copy)]
-enum Deed {
+enum LedAction {
     Write,
     OldWrite,
     Take,
@@ -140,7 +140,7 @@ impl Led {
     }
 
     /// The answer to a write's question, once.
-    pub(super) fn answer(&mut self, write: u64) -> Option<Asked> {
+    pub(super) fn answer(&mut self, write: u64) -> Option<AskResult> {
         self.answers.remove(&write)
     }
 
@@ -183,30 +183,30 @@ impl World {
         let own = self.led().terms.iter().any(|term| term.holder == place);
         let has_room = self.writes.len() < 12 && self.run.as_ref().is_some_and(|run| !run.closing);
         let writes = u64::from(own && has_room);
-        let deed = self.rng.pick(&[
-            (writes * 200, Deed::Write),
-            (writes * 40, Deed::OldWrite),
-            (20, Deed::Take),
-            (100, Deed::Renew),
-            (4, Deed::GiveBack),
-            (3, Deed::Delete),
-            (3, Deed::Edit),
-            (4, Deed::Reroute),
-            (4, Deed::Revoke),
-            (8, Deed::Sleep),
+        let action = self.rng.pick(&[
+            (writes * 200, LedAction::Write),
+            (writes * 40, LedAction::OldWrite),
+            (20, LedAction::Take),
+            (100, LedAction::Renew),
+            (4, LedAction::GiveBack),
+            (3, LedAction::Delete),
+            (3, LedAction::Edit),
+            (4, LedAction::Reroute),
+            (4, LedAction::Revoke),
+            (8, LedAction::Sleep),
         ]);
         let lease = self.rng.place(LEASES);
-        match deed {
-            Deed::Write => self.write_by_term(place, false),
-            Deed::OldWrite => self.write_by_term(place, true),
-            Deed::Take => self.take(place, lease),
-            Deed::Renew => self.renew_lease(place, lease),
-            Deed::GiveBack => self.give_back(place, lease),
-            Deed::Delete => self.delete(lease),
-            Deed::Edit => self.edit(place, lease),
-            Deed::Reroute => self.reroute(),
-            Deed::Revoke => self.revoke(place),
-            Deed::Sleep => self.clients[place].asleep_until = self.step + self.rng.range(20, 200),
+        match action {
+            LedAction::Write => self.write_by_term(place, false),
+            LedAction::OldWrite => self.write_by_term(place, true),
+            LedAction::Take => self.take(place, lease),
+            LedAction::Renew => self.renew_lease(place, lease),
+            LedAction::GiveBack => self.give_back(place, lease),
+            LedAction::Delete => self.delete(lease),
+            LedAction::Edit => self.edit(place, lease),
+            LedAction::Reroute => self.reroute(),
+            LedAction::Revoke => self.revoke(place),
+            LedAction::Sleep => self.clients[place].asleep_until = self.step + self.rng.range(20, 200),
         }
     }
 
@@ -414,7 +414,7 @@ impl World {
         let (present, term, observation) = (known.election(), Arc::clone(&known.term), known.observation(&lease.name));
         let Ok(observation) = observation else { return };
         if generation != led.generation {
-            led.answers.insert(write, Asked::No(Refusal::Busy { stops: false }));
+            led.answers.insert(write, AskResult::No(Refusal::Busy { stops: false }));
             return;
         }
         let begins = present == Some(election);
@@ -426,9 +426,9 @@ impl World {
         }
         let (reply, moved) = oneshot::channel();
         let asked = match election.status(present) {
-            TermStatus::Present => Asked::Moved(term, moved),
-            TermStatus::Ahead => Asked::No(Refusal::NotElected { election, fence: Fence::default() }),
-            TermStatus::Over => Asked::No(Refusal::Deposed { election, fence: Fence::default(), successor: None }),
+            TermStatus::Present => AskResult::Moved(term, moved),
+            TermStatus::Ahead => AskResult::No(Refusal::NotElected { election, fence: Fence::default() }),
+            TermStatus::Over => AskResult::No(Refusal::Deposed { election, fence: Fence::default(), successor: None }),
         };
         led.answers.insert(write, asked);
         self.calls.push(Command::Observe { object, observation, begins, reply });

@@ -12,7 +12,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    led::{Asked, TermClaim},
+    led::{AskResult, TermClaim},
     store::StoreResponse,
     world::World,
 };
@@ -288,8 +288,8 @@ impl World {
     fn hear_of_term(&mut self, write: &Write) -> Phase {
         match self.led.as_mut().and_then(|led| led.answer(write.id)) {
             None => Phase::Ask,
-            Some(Asked::No(refusal)) => self.refuse(write, &refusal),
-            Some(Asked::Moved(term, moved)) => Phase::Told(term, moved),
+            Some(AskResult::No(refusal)) => self.refuse(write, &refusal),
+            Some(AskResult::Moved(term, moved)) => Phase::Told(term, moved),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{
     GrantReply, Granted, LedgerError, Wanted,
-    advance::{Asked, Drained, Waiting, all_granted, remember_request},
+    advance::{AdvanceCaller, Drained, Waiting, all_granted, remember_request},
     core::{Core, granted, not_committed, unreadable},
     pending::answer_leases,
     round::{Draft, Drain, Round},
@@ -64,7 +64,7 @@ impl Core {
             Attempt::Draining(drains) => {
                 let until = self.patience(waiter.until);
                 let replies = vec![Waiting { reply: waiter.reply, until }];
-                self.keep_advance(drains, Asked::Acquire { wanted: waiter.wanted, replies });
+                self.keep_advance(drains, AdvanceCaller::Acquire { wanted: waiter.wanted, replies });
             }
             Attempt::Done(result) => self.answer_grant(round, &waiter.wanted, waiter.reply, result),
             Attempt::Blocked { object, why } if waiter.until > self.setup.clock.now().boot => {
@@ -232,7 +232,7 @@ impl Core {
                     Attempt::Draining(drains) => {
                         let until = self.patience(twin.until);
                         let replies = vec![Waiting { reply: twin.reply, until }];
-                        self.keep_advance(drains, Asked::Acquire { wanted: twin.wanted, replies });
+                        self.keep_advance(drains, AdvanceCaller::Acquire { wanted: twin.wanted, replies });
                         continue;
                     }
                 };

@@ -30,12 +30,12 @@ const LOOK_AGAIN: Ttl = Ttl(50);
 /// An advance whose first step has been taken.
 pub(super) struct Advance {
     drains: Vec<Drain>,
-    asked: Asked,
+    caller: AdvanceCaller,
     begun: BootMs,
 }
 
 /// Who asked for it.
-pub(super) enum Asked {
+pub(super) enum AdvanceCaller {
     /// Several calls, if they are the same request.
     Acquire {
         wanted: Wanted,
@@ -59,7 +59,7 @@ pub(super) struct Waiting {
     pub(super) until: BootMs,
 }
 
-impl Asked {
+impl AdvanceCaller {
     /// Whether the lease is for someone.
     fn is_there(&self) -> bool {
         match self {
@@ -120,11 +120,13 @@ impl Advances {
     /// The one that the very same request has begun.
     fn of_request(&self, wanted: &Wanted) -> Option<u64> {
         wanted.request.as_ref()?;
-        let is_same = |advance: &Advance| match &advance.asked {
-            Asked::Acquire { wanted: other, .. } => {
+        let is_same = |advance: &Advance| match &advance.caller {
+            AdvanceCaller::Acquire { wanted: other, .. } => {
                 (&other.holder, &other.request, &other.objects) == (&wanted.holder, &wanted.request, &wanted.objects)
             }
-            Asked::Rotate(_) | Asked::Move(_) | Asked::Grant { .. } | Asked::Nobody => false,
+            AdvanceCaller::Rotate(_) | AdvanceCaller::Move(_) | AdvanceCaller::Grant { .. } | AdvanceCaller::Nobody => {
+                false
+            }
         };
         let ids = self.by_object.get(wanted.objects.first()?)?;
         ids.iter().copied().find(|id| self.all.get(id).is_some_and(is_same))
@@ -195,15 +197,15 @@ impl Core {
     }
 
     /// Keeps an advance whose objects have yet to drain. Its first step is in this round.
-    pub(super) fn keep_advance(&mut self, drains: Vec<Drain>, asked: Asked) {
+    pub(super) fn keep_advance(&mut self, drains: Vec<Drain>, caller: AdvanceCaller) {
         let now = self.setup.clock.now().boot;
-        let patience = match &asked {
-            Asked::Acquire { replies, .. } => replies.iter().map(|waiting| waiting.until).max(),
-            Asked::Move(_) => Some(now.after(PATIENCE)),
-            Asked::Grant { replies, .. } => replies.iter().map(|(_, until)| *until).max(),
-            Asked::Rotate(_) | Asked::Nobody => None,
+        let patience = match &caller {
+            AdvanceCaller::Acquire { replies, .. } => replies.iter().map(|waiting| waiting.until).max(),
+            AdvanceCaller::Move(_) => Some(now.after(PATIENCE)),
+            AdvanceCaller::Grant { replies, .. } => replies.iter().map(|(_, until)| *until).max(),
+            AdvanceCaller::Rotate(_) | AdvanceCaller::Nobody => None,
         };
-        let id = self.advances.add(Advance { drains, asked, begun: now });
+        let id = self.advances.add(Advance { drains, caller, begun: now });
         if let Some(patience) = patience {
             self.timers.push(patience, Due::Answer(id));
         }
@@ -220,7 +222,7 @@ impl Core {
     pub(super) fn join_advance(&mut self, wanted: &Wanted, reply: GrantReply, until: BootMs) -> Result<(), GrantReply> {
         let Some(id) = self.advances.of_request(wanted) else { return Err(reply) };
         let until = self.patience(until);
-        if let Some(Advance { asked: Asked::Acquire { replies, .. }, .. }) = self.advances.all.get_mut(&id) {
+        if let Some(Advance { caller: AdvanceCaller::Acquire { replies, .. }, .. }) = self.advances.all.get_mut(&id) {
             replies.push(Waiting { reply, until });
         }
         self.timers.push(until, Due::Answer(id));
@@ -232,10 +234,10 @@ impl Core {
         let until = self.patience(BootMs::PAST);
         for id in self.advances.of(object) {
             let Some(advance) = self.advances.all.get_mut(&id) else { continue };
-            match &mut advance.asked {
-                Asked::Move(replies) => replies.push(reply),
-                asked @ Asked::Nobody => *asked = Asked::Move(vec![reply]),
-                Asked::Acquire { .. } | Asked::Rotate(_) | Asked::Grant { .. } => continue,
+            match &mut advance.caller {
+                AdvanceCaller::Move(replies) => replies.push(reply),
+                caller @ AdvanceCaller::Nobody => *caller = AdvanceCaller::Move(vec![reply]),
+                AdvanceCaller::Acquire { .. } | AdvanceCaller::Rotate(_) | AdvanceCaller::Grant { .. } => continue,
             }
             self.timers.push(until, Due::Answer(id));
             return Ok(());
@@ -252,7 +254,8 @@ impl Core {
     ) -> Result<(), Reply<Granted>> {
         let until = self.patience(BootMs::PAST);
         for id in self.advances.of(object) {
-            if let Some(Advance { asked: Asked::Grant { signed: of, replies }, .. }) = self.advances.all.get_mut(&id)
+            if let Some(Advance { caller: AdvanceCaller::Grant { signed: of, replies }, .. }) =
+                self.advances.all.get_mut(&id)
                 && **of == *signed
             {
                 replies.push((reply, until));
@@ -283,7 +286,7 @@ impl Core {
         });
         let drain = Drain { object: object.clone(), seq, advance, then };
         let begun = self.setup.clock.now().boot;
-        let id = self.advances.add(Advance { drains: vec![drain], asked: Asked::Nobody, begun });
+        let id = self.advances.add(Advance { drains: vec![drain], caller: AdvanceCaller::Nobody, begun });
         self.look_at_advance(round, id);
     }
 
@@ -344,9 +347,9 @@ impl Core {
     }
 
     fn end_advance(&mut self, round: &mut Round, advance: Advance, overtaken: Option<ObjectId>) {
-        let Advance { drains, asked, begun } = advance;
+        let Advance { drains, caller, begun } = advance;
         let waited_ms = self.setup.clock.now().boot.since(begun);
-        let is_wanted = asked.is_there() && overtaken.is_none();
+        let is_wanted = caller.is_there() && overtaken.is_none();
         let mut draft = Draft::default();
         // What another advance has taken over is that one's to end.
         let (ours, _): (Vec<_>, Vec<_>) = drains.into_iter().partition(|drain| self.is_current(round, drain));
@@ -368,17 +371,17 @@ impl Core {
         failpoints::reach(Point::Drained);
         self.setup.metrics.drained(waited_ms);
         self.apply(round, draft);
-        self.answer_advance(round, asked, opened);
+        self.answer_advance(round, caller, opened);
     }
 
     fn answer_advance(
         &mut self,
         round: &mut Round,
-        asked: Asked,
+        caller: AdvanceCaller,
         opened: Result<Vec<(ObjectId, Outcome, DrainReport)>, LedgerError>,
     ) {
-        match asked {
-            Asked::Acquire { wanted, replies } => {
+        match caller {
+            AdvanceCaller::Acquire { wanted, replies } => {
                 let granted = opened.and_then(all_granted);
                 if let Ok(granted) = &granted {
                     remember_request(round, &wanted, granted);
@@ -387,19 +390,19 @@ impl Core {
                     self.answer_grant(round, &wanted, waiting.reply, granted.clone());
                 }
             }
-            Asked::Rotate(reply) => {
+            AdvanceCaller::Rotate(reply) => {
                 let granted =
                     opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(LedgerError::NotFound));
                 self.answer_renewal(round, reply, granted, true);
             }
-            Asked::Grant { replies, .. } => {
+            AdvanceCaller::Grant { replies, .. } => {
                 let granted =
                     opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(LedgerError::NotFound));
                 for (reply, _) in replies {
                     answer(round, reply, granted.clone());
                 }
             }
-            Asked::Move(replies) => {
+            AdvanceCaller::Move(replies) => {
                 let (object, drain) = match opened {
                     Ok(opened) => opened.into_iter().next().map(|(object, _, report)| (object, report)).unzip(),
                     // Another advance has overtaken it; its fence has moved all the same.
@@ -415,7 +418,7 @@ impl Core {
                     answer(round, reply, moved.clone());
                 }
             }
-            Asked::Nobody => {}
+            AdvanceCaller::Nobody => {}
         }
     }
 
@@ -424,20 +427,20 @@ impl Core {
         let now = self.setup.clock.now().boot;
         let Some(advance) = self.advances.all.get_mut(&id) else { return };
         let Some(object) = advance.drains.first().map(|drain| drain.object.clone()) else { return };
-        match &mut advance.asked {
-            Asked::Acquire { wanted, replies } => {
+        match &mut advance.caller {
+            AdvanceCaller::Acquire { wanted, replies } => {
                 let (over, waiting): (Vec<_>, Vec<_>) =
                     std::mem::take(replies).into_iter().partition(|waiting| waiting.until <= now);
                 *replies = waiting;
                 let wanted = wanted.clone();
                 if wanted.request.is_none() && replies.is_empty() {
-                    advance.asked = Asked::Nobody;
+                    advance.caller = AdvanceCaller::Nobody;
                 }
                 for Waiting { reply, .. } in over {
                     self.answer_grant(round, &wanted, reply, Err(LedgerError::Draining { object: object.clone() }));
                 }
             }
-            Asked::Grant { replies, .. } => {
+            AdvanceCaller::Grant { replies, .. } => {
                 let (over, waiting): (Vec<_>, Vec<_>) =
                     std::mem::take(replies).into_iter().partition(|(_, until)| *until <= now);
                 *replies = waiting;
@@ -445,15 +448,16 @@ impl Core {
                     answer(round, reply, Err(LedgerError::Draining { object: object.clone() }));
                 }
             }
-            Asked::Move(_) => self.tell_operator(round, id),
-            Asked::Rotate(_) | Asked::Nobody => {}
+            AdvanceCaller::Move(_) => self.tell_operator(round, id),
+            AdvanceCaller::Rotate(_) | AdvanceCaller::Nobody => {}
         }
     }
 
     /// Whoever moved a fence is told how far that is: it has moved.
     fn tell_operator(&mut self, round: &mut Round, id: u64) {
         let now = self.setup.clock.now().boot;
-        let Some(Advance { asked: Asked::Move(replies), drains, begun }) = self.advances.all.get_mut(&id) else {
+        let Some(Advance { caller: AdvanceCaller::Move(replies), drains, begun }) = self.advances.all.get_mut(&id)
+        else {
             return;
         };
         let (replies, Some(drain)) = (std::mem::take(replies), drains.first()) else { return };
@@ -477,27 +481,27 @@ impl Core {
     /// Nothing more is granted: whoever waits for a drain is told so, and the drains go on for nobody.
     pub(super) fn dismiss_advances(&mut self, why: &LedgerError) {
         for advance in self.advances.all.values_mut() {
-            match std::mem::replace(&mut advance.asked, Asked::Nobody) {
-                Asked::Acquire { replies, .. } => {
+            match std::mem::replace(&mut advance.caller, AdvanceCaller::Nobody) {
+                AdvanceCaller::Acquire { replies, .. } => {
                     for Waiting { reply, .. } in replies {
                         // Whoever has hung up is not waiting for an answer.
                         let _ = reply.send(Err(why.clone()));
                     }
                 }
-                Asked::Rotate(reply) => {
+                AdvanceCaller::Rotate(reply) => {
                     let _ = reply.send(Err(why.clone()));
                 }
-                Asked::Move(replies) => {
+                AdvanceCaller::Move(replies) => {
                     for reply in replies {
                         let _ = reply.send(Err(why.clone()));
                     }
                 }
-                Asked::Grant { replies, .. } => {
+                AdvanceCaller::Grant { replies, .. } => {
                     for (reply, _) in replies {
                         let _ = reply.send(Err(why.clone()));
                     }
                 }
-                Asked::Nobody => {}
+                AdvanceCaller::Nobody => {}
             }
         }
     }

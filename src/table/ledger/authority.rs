@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 
 use super::{
-    Certificate, Deed, Granted, LedgerError, Moved, Progress, Reply,
-    advance::{Asked, all_granted},
+    Certificate, GrantAction, Granted, LedgerError, Moved, Progress, Reply,
+    advance::{AdvanceCaller, all_granted},
     core::{Changed, Core, answer, granted, unexpected, unreadable},
     round::Round,
 };
@@ -66,7 +66,7 @@ impl Core {
         let drain = match changed {
             Changed::Opened(opened) => opened.into_iter().next().map(|(_, _, report)| report),
             Changed::Draining(drains) => {
-                self.keep_advance(drains, Asked::Move(vec![reply]));
+                self.keep_advance(drains, AdvanceCaller::Move(vec![reply]));
                 return self.look_at_advances_of(round, domain);
             }
             Changed::To(_) => None,
@@ -164,7 +164,10 @@ impl Core {
             }
             Ok(Changed::Draining(drains)) => {
                 let until = self.patience(BootMs::PAST);
-                self.keep_advance(drains, Asked::Grant { signed: Box::new(signed), replies: vec![(reply, until)] });
+                self.keep_advance(
+                    drains,
+                    AdvanceCaller::Grant { signed: Box::new(signed), replies: vec![(reply, until)] },
+                );
                 if let Some(progress) = migration {
                     self.note_migration(round, progress);
                 }
@@ -216,14 +219,19 @@ impl Core {
         Ok(all.into_iter().filter(is_its).map(|each| each.by.proof).collect())
     }
 
-    pub(super) fn migrate(&mut self, round: &mut Round, progress: Progress, deed: Deed) -> Result<(), LedgerError> {
+    pub(super) fn migrate(
+        &mut self,
+        round: &mut Round,
+        progress: Progress,
+        grant_action: GrantAction,
+    ) -> Result<(), LedgerError> {
         self.may_go_on(round, &progress)?;
-        match deed {
-            Deed::Nothing => {}
-            Deed::Withdraw(lease_id) => {
+        match grant_action {
+            GrantAction::Nothing => {}
+            GrantAction::Withdraw(lease_id) => {
                 self.change(round, &progress.row.domain, Event::Withdraw { lease_id })?;
             }
-            Deed::Needs(lease_id) => {
+            GrantAction::Needs(lease_id) => {
                 let now = self.setup.clock.now();
                 let record = self.newest(round, &progress.row.domain)?;
                 if record.open_lease().is_none_or(|lease| lease.lease_id != lease_id || !lease.is_live(now)) {

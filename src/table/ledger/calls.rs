@@ -2,7 +2,7 @@
 
 use super::{
     DrainReport, Granted, LedgerError, Moved, Reply,
-    advance::{Asked, all_granted},
+    advance::{AdvanceCaller, all_granted},
     core::{Changed, Core, answer, granted, not_committed, unexpected, unreadable},
     pending::answer_leases,
     round::Round,
@@ -85,7 +85,7 @@ impl Core {
             Ok((_, Changed::Opened(opened))) => {
                 all_granted(opened).and_then(|mut granted| granted.pop().ok_or(LedgerError::NotFound))
             }
-            Ok((_, Changed::Draining(drains))) => return self.keep_advance(drains, Asked::Rotate(reply)),
+            Ok((_, Changed::Draining(drains))) => return self.keep_advance(drains, AdvanceCaller::Rotate(reply)),
             Err(refused) => Err(refused),
         };
         self.answer_renewal(round, reply, renewed, is_new);
@@ -121,7 +121,7 @@ impl Core {
                 Moved { record, drain, is_superseded: false }
             }),
             Ok(Changed::Draining(drains)) => {
-                self.keep_advance(drains, Asked::Move(vec![reply]));
+                self.keep_advance(drains, AdvanceCaller::Move(vec![reply]));
                 return self.look_at_advances_of(round, object);
             }
             Ok(Changed::To(other)) => Err(unexpected(object.clone(), other)),

@@ -92,7 +92,7 @@ pub type JournalLines = Vec<(ObjectId, Option<LeaseSeq>, Wrote)>;
 
 /// What goes with a migration's next state, in the same write.
 #[derive(Clone, Debug)]
-pub enum Deed {
+pub enum GrantAction {
     Nothing,
     /// The lease that it has granted is taken back.
     Withdraw(LeaseId),
@@ -200,7 +200,7 @@ pub enum Command {
     /// A migration goes on, if what goes with it can be done.
     Migrate {
         progress: Box<Progress>,
-        deed: Deed,
+        grant_action: GrantAction,
         reply: Reply<()>,
     },
     /// A parked certificate is thrown away.

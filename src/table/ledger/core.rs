@@ -285,8 +285,8 @@ impl Core {
                 let confirmed = self.confirm(round, &object, Event::ConfirmTerm { lease, election });
                 answer(round, reply, confirmed);
             }
-            Command::Migrate { progress, deed, reply } => {
-                let done = self.migrate(round, *progress, deed);
+            Command::Migrate { progress, grant_action, reply } => {
+                let done = self.migrate(round, *progress, grant_action);
                 answer(round, reply, done);
             }
             Command::Unpark { certificate, reply } => {

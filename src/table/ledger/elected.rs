@@ -5,7 +5,7 @@
 
 use super::{
     Moved, Reply,
-    advance::Asked,
+    advance::AdvanceCaller,
     core::{Changed, Core},
     round::Round,
 };
@@ -27,7 +27,7 @@ impl Core {
         for object in objects {
             match self.take_in(round, object, observation.clone(), false) {
                 Ok(Changed::Draining(drains)) => {
-                    self.keep_advance(drains, Asked::Nobody);
+                    self.keep_advance(drains, AdvanceCaller::Nobody);
                     self.look_at_advances_of(round, object);
                 }
                 // Whoever waited for an older drain of this object has been overtaken.

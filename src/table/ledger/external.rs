@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use super::{
     DrainReport, LedgerError, Moved, Reply,
-    advance::Asked,
+    advance::AdvanceCaller,
     core::{Changed, Core, answer, unexpected},
     round::Round,
 };
@@ -62,7 +62,7 @@ impl Core {
         let opened = match changed {
             Ok(Changed::Opened(opened)) => opened,
             Ok(Changed::Draining(drains)) => {
-                self.keep_advance(drains, Asked::Move(vec![reply]));
+                self.keep_advance(drains, AdvanceCaller::Move(vec![reply]));
                 return self.look_at_advances_of(round, object);
             }
             Ok(Changed::To(Outcome::Unchanged | Outcome::Ended)) => vec![],

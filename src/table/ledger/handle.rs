@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::{
     Core,
     command::{
-        Certificate, Command, Deed, Granted, JournalLines, LedgerError, Moved, Progress, Reply, ReplyRx, Wanted,
+        Certificate, Command, GrantAction, Granted, JournalLines, LedgerError, Moved, Progress, Reply, ReplyRx, Wanted,
     },
     keyed::{Attempt, KeyClaimResult},
     pending::{Leases, Offer, Pending},
@@ -348,9 +348,9 @@ impl Ledger {
     ///
     /// # Errors
     /// Where it is not where it was thought to be, or the table is not usable.
-    pub async fn migrate(&self, progress: Progress, deed: Deed) -> Result<(), LedgerError> {
+    pub async fn migrate(&self, progress: Progress, grant_action: GrantAction) -> Result<(), LedgerError> {
         let progress = Box::new(progress);
-        self.call(|reply| Command::Migrate { progress, deed, reply }).await
+        self.call(|reply| Command::Migrate { progress, grant_action, reply }).await
     }
 
     /// Throws a parked certificate away.

@@ -51,7 +51,9 @@ mod waiters;
 use std::{sync::Arc, time::Duration};
 
 pub use self::{
-    command::{Certificate, Command, Deed, Granted, JournalLines, LedgerError, Moved, Progress, ReplyRx, Wanted},
+    command::{
+        Certificate, Command, GrantAction, Granted, JournalLines, LedgerError, Moved, Progress, ReplyRx, Wanted,
+    },
     core::{Core, Setup},
     handle::Ledger,
     keyed::{Attempt, KeyClaimResult},
