@@ -111,7 +111,11 @@ pub struct Running {
 pub fn prepare(settings: &Settings, mut faults: Vec<Fault>) -> Result<Ports, Faults> {
     let ports = Ports::bind(settings).map_err(|found| faults.extend(found.0));
     let table = &settings.table;
-    faults.extend(open::look(&table.path, table.create).err().map(|fault| Fault::new("table.path", fault.to_string())));
+    faults.extend(
+        open::check_data_folder(&table.path, table.create)
+            .err()
+            .map(|fault| Fault::new("table.path", fault.to_string())),
+    );
     match ports {
         Ok(ports) if faults.is_empty() => Ok(ports),
         Ok(_) | Err(()) => Err(Faults(faults)),
@@ -148,7 +152,7 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: OpenedTable, ports: Po
     let namespaces = routes.namespaces();
     let gate = assemble(settings, clock, begun, room, (authority, routes));
     let cluster = gate.lease_observer.reach(&settings.kubernetes, &namespaces)?;
-    gate.lease_observer.look_at(cluster, &namespaces, 0);
+    gate.lease_observer.watch_namespaces(cluster, &namespaces, 0);
     let address = |key: &str, listener: &TcpListener| {
         listener.local_addr().map_err(|error| Faults(vec![Fault::new(key, format!("cannot listen: {error}"))]))
     };
@@ -310,7 +314,7 @@ impl Running {
         let generation = self.plane.reload(settings).await?;
         self.gate.authority.store(Arc::new(authority));
         self.gate.routes.store(Arc::new(routes));
-        self.gate.lease_observer.look_at(cluster, &namespaces, generation);
+        self.gate.lease_observer.watch_namespaces(cluster, &namespaces, generation);
         Ok(())
     }
 

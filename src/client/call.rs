@@ -213,7 +213,7 @@ impl LeaseApi {
     ///
     /// # Errors
     /// Where there is no answer, or a refusal.
-    pub async fn look(&self, object: &str, patience: Duration) -> Result<ObjectBody, Failed> {
+    pub async fn get_object(&self, object: &str, patience: Duration) -> Result<ObjectBody, Failed> {
         self.call::<(), _>(Method::GET, &format!("/v1/objects/{}", encode(object)), &[], None, patience).await
     }
 

@@ -217,7 +217,9 @@ impl Record {
         };
         match self.elected.as_deref() {
             Some(elected) if self.is_over(elected, election) => refused(LeaseRefusal::Fenced { fence: self.fence }),
-            Some(elected) if elected.election == election => self.look_again(elected, holder, lapsed, lease_id, at),
+            Some(elected) if elected.election == election => {
+                self.observe_same_term(elected, holder, lapsed, lease_id, at)
+            }
             Some(elected) if elected.lease == lease || begins => {
                 self.begin_term((lease, election), holder.as_ref(), lease_id, at)
             }
@@ -227,7 +229,7 @@ impl Record {
     }
 
     /// The Lease is in the term that is known.
-    fn look_again(
+    fn observe_same_term(
         &self,
         known: &Elected,
         holder: Option<HolderId>,

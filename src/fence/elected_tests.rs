@@ -82,10 +82,10 @@ fn claimant(election: Election, until: u64) -> Claimant {
 
 /// What a write by this term is told; its Lease is known to be held until 10 s.
 fn verdict(record: &Record, election: Election, ms: u64) -> Result<u64, String> {
-    told(record, claimant(election, 10_000), ms)
+    judged(record, claimant(election, 10_000), ms)
 }
 
-fn told(record: &Record, claimant: Claimant, ms: u64) -> Result<u64, String> {
+fn judged(record: &Record, claimant: Claimant, ms: u64) -> Result<u64, String> {
     let view = View::Known { record, sealed: false };
     judge(view, &Presented::Claimant(claimant), now(ms)).map(|permit| permit.seq().get()).map_err(|denial| match denial
     {
@@ -152,9 +152,9 @@ fn a_lease_that_was_made_anew_counts_from_0_and_the_old_one_is_stale_for_ever() 
 fn a_lease_counts_as_held_for_as_long_as_it_is_seen_renewed() {
     let mut record = fresh();
     see(&mut record, held(term(1, 0), "a"), 1);
-    assert_eq!(told(&record, claimant(term(1, 0), 5_000), 4_999), Ok(1));
-    assert_eq!(told(&record, claimant(term(1, 0), 5_000), 5_000), Err("lapsed".to_owned()));
-    assert_eq!(told(&record, Claimant { term: None, ..claimant(term(1, 0), 0) }, 1), Err("lapsed".to_owned()));
+    assert_eq!(judged(&record, claimant(term(1, 0), 5_000), 4_999), Ok(1));
+    assert_eq!(judged(&record, claimant(term(1, 0), 5_000), 5_000), Err("lapsed".to_owned()));
+    assert_eq!(judged(&record, Claimant { term: None, ..claimant(term(1, 0), 0) }, 1), Err("lapsed".to_owned()));
     // Said to be over, it stays so.
     let lapsed = LeaseObservation::Held { lease: name(), election: term(1, 0), holder: Some(id("a")), lapsed: true };
     assert_eq!(see(&mut record, lapsed, 5_000), Outcome::Ended);
@@ -305,8 +305,8 @@ fn who_it_says_it_is_must_be_whom_the_lease_names() {
     let mut record = fresh();
     see(&mut record, held(term(1, 0), "a"), 1);
     let by = |holder: &str| Claimant { holder: Some(id(holder)), ..claimant(term(1, 0), 9_000) };
-    assert_eq!(told(&record, by("a"), 2), Ok(1));
-    assert_eq!(told(&record, by("b"), 2), refused(Code::FenceTokenInvalid));
+    assert_eq!(judged(&record, by("a"), 2), Ok(1));
+    assert_eq!(judged(&record, by("b"), 2), refused(Code::FenceTokenInvalid));
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub(super) struct Entry {
     /// How often a watch has shown something new.
     pub(super) hints: AtomicU64,
     /// Somebody looks into that.
-    pub(super) looking: AtomicBool,
+    pub(super) is_reading_hint: AtomicBool,
 }
 
 impl Entry {
@@ -52,7 +52,7 @@ impl Entry {
             begun: AtomicU64::new(0),
             reading: tokio::sync::Mutex::default(),
             hints: AtomicU64::new(0),
-            looking: AtomicBool::new(false),
+            is_reading_hint: AtomicBool::new(false),
         })
     }
 
@@ -76,7 +76,7 @@ pub(super) struct LastRead {
 /// The objects that were told of their Lease. Each is in its entry's own list, and in no other's.
 #[derive(Default)]
 pub(super) struct Objects {
-    pub(super) told: HashMap<ObjectId, Arc<Entry>>,
+    pub(super) by_object: HashMap<ObjectId, Arc<Entry>>,
     /// The routes that say which Lease an object has: a number for each reload.
     pub(super) generation: u64,
 }
@@ -84,15 +84,15 @@ pub(super) struct Objects {
 impl Objects {
     /// An object is told of its Lease from now on, and of no other.
     pub(super) fn note(&mut self, entry: &Arc<Entry>, object: &ObjectId, max: usize) {
-        let told = &mut self.told;
-        if told.len() >= max && !told.contains_key(object) {
+        let by_object = &mut self.by_object;
+        if by_object.len() >= max && !by_object.contains_key(object) {
             // Any will do: its next write asks, as the first one did.
-            let one = told.keys().next().cloned();
-            if let Some((one, entry)) = one.and_then(|one| told.remove_entry(&one)) {
+            let one = by_object.keys().next().cloned();
+            if let Some((one, entry)) = one.and_then(|one| by_object.remove_entry(&one)) {
                 lock(&entry.objects).remove(&one);
             }
         }
-        if let Some(before) = told.insert(object.clone(), Arc::clone(entry)) {
+        if let Some(before) = by_object.insert(object.clone(), Arc::clone(entry)) {
             lock(&before.objects).remove(object);
         }
         lock(&entry.objects).insert(object.clone());
@@ -146,7 +146,7 @@ mod tests {
         objects.note(&other, &object("x"), 2);
         assert_eq!((told_by(&one), told_by(&other)), (vec!["y".to_owned()], vec!["x".to_owned()]));
         objects.note(&other, &object("z"), 2);
-        assert_eq!(objects.told.len(), 2);
+        assert_eq!(objects.by_object.len(), 2);
         assert_eq!(told_by(&one).len() + told_by(&other).len(), 2, "whoever has gone is in no list");
     }
 }

@@ -68,7 +68,7 @@ pub enum Unknown {
 
 /// What a write that asked is told.
 #[derive(Debug)]
-pub struct Told {
+pub struct TermReply {
     /// The term that its Lease is in; `None`: there is no such Lease.
     pub election: Option<Election>,
     pub term: Arc<Term>,
@@ -95,7 +95,7 @@ pub struct LeaseObserver {
 }
 
 /// How a Lease is, and what the ledger will say of the object that it was told for.
-type ToldOf = (Option<Election>, Arc<Term>, Option<ledger::ReplyRx<Moved>>);
+type PendingReply = (Option<Election>, Arc<Term>, Option<ledger::ReplyRx<Moved>>);
 
 impl LeaseObserver {
     /// Nothing is asked before a route needs it.
@@ -127,7 +127,7 @@ impl LeaseObserver {
         if namespaces.is_empty() {
             return Ok(None);
         }
-        // Whoever asks before [`Self::look_at`] is told that nobody knows.
+        // Whoever asks before [`Self::watch_namespaces`] is told that nobody knows.
         let _ = self.runtime.set(Handle::current());
         if self.cluster.get().is_some() {
             return Ok(None);
@@ -138,7 +138,7 @@ impl LeaseObserver {
 
     /// Looks at these namespaces from now on, and at no other. `way`: of [`Self::reach`]. `generation`: of the routes that
     /// name them. Needs a tokio runtime.
-    pub fn look_at(self: &Arc<Self>, way: Option<Cluster>, namespaces: &[String], generation: u64) {
+    pub fn watch_namespaces(self: &Arc<Self>, way: Option<Cluster>, namespaces: &[String], generation: u64) {
         if let Some(way) = way {
             // By the same settings, another one is as good.
             let _ = self.cluster.set(way);
@@ -161,7 +161,7 @@ impl LeaseObserver {
         // Which Lease an object has may have changed: each is looked up anew, and nobody tells it of the old one.
         let mut objects = self.objects_mut();
         objects.generation = generation;
-        objects.told.drain().for_each(|(object, entry)| {
+        objects.by_object.drain().for_each(|(object, entry)| {
             lock(&entry.objects).remove(&object);
         });
     }
@@ -202,7 +202,7 @@ impl LeaseObserver {
     /// Says what is known of a write's term without asking anyone.
     pub fn attach_term(&self, object: &str, claimant: &mut Claimant) {
         let objects = self.objects();
-        let Some(entry) = objects.told.get(object).filter(|entry| entry.name == claimant.lease) else { return };
+        let Some(entry) = objects.by_object.get(object).filter(|entry| entry.name == claimant.lease) else { return };
         claimant.term = lock(&entry.known).as_ref().and_then(|known| known.term_of(claimant.election));
     }
 
@@ -216,7 +216,7 @@ impl LeaseObserver {
         object: &ObjectId,
         claimant: &Claimant,
         generation: u64,
-    ) -> Result<Told, Unknown> {
+    ) -> Result<TermReply, Unknown> {
         let entry = self.entry(&claimant.lease);
         self.ask_of(entry, (object, generation), Some(claimant.election)).await
     }
@@ -228,7 +228,7 @@ impl LeaseObserver {
     pub async fn ask_again(self: &Arc<Self>, object: &ObjectId) -> Result<(), Unknown> {
         let (entry, generation) = {
             let objects = self.objects();
-            (objects.told.get(object).map(Arc::clone), objects.generation)
+            (objects.by_object.get(object).map(Arc::clone), objects.generation)
         };
         let Some(entry) = entry else { return Err(Unknown::Ledger(ledger::LedgerError::Overloaded)) };
         self.ask_of(entry, (object, generation), None).await?.moved.map(drop).map_err(Unknown::Ledger)
@@ -239,7 +239,7 @@ impl LeaseObserver {
         entry: Arc<Entry>,
         (object, generation): (&ObjectId, u64),
         election: Option<Election>,
-    ) -> Result<Told, Unknown> {
+    ) -> Result<TermReply, Unknown> {
         let (this, object) = (Arc::clone(self), object.clone());
         let (election, term, answer) = self
             .in_turn(entry, election, move |entry: Arc<Entry>| async move {
@@ -252,7 +252,7 @@ impl LeaseObserver {
             Some(mut answer) => self.ledger.wait(&mut answer).await,
             None => Err(ledger::LedgerError::Stopping),
         };
-        Ok(Told { election, term, moved })
+        Ok(TermReply { election, term, moved })
     }
 
     /// Asks about a write's term, unless it is known to be the present one, and moves nothing for it: the term that its
@@ -260,7 +260,7 @@ impl LeaseObserver {
     ///
     /// # Errors
     /// Where the API server cannot say.
-    pub async fn look(self: &Arc<Self>, claimant: &Claimant) -> Result<(Option<Election>, Arc<Term>), Unknown> {
+    pub async fn read_term(self: &Arc<Self>, claimant: &Claimant) -> Result<(Option<Election>, Arc<Term>), Unknown> {
         let (this, entry) = (Arc::clone(self), self.entry(&claimant.lease));
         let looked = self.in_turn(entry, Some(claimant.election), move |entry: Arc<Entry>| async move {
             // Those who were told of it before are told, or else nobody would.
@@ -316,7 +316,7 @@ impl LeaseObserver {
         // Before the first read there is nothing to compare it with, and that one may have begun too early.
         let is_known = lock(&entry.known).as_mut().is_some_and(|known| known.hear(seen, now));
         if !is_known {
-            self.look_into(&entry);
+            self.read_hinted(&entry);
         }
     }
 
@@ -327,15 +327,15 @@ impl LeaseObserver {
             let is_missing = entry.name.namespace == namespace && !names.contains(&entry.name.name);
             let was_there = lock(&entry.known).as_ref().is_some_and(|known| known.seen.is_some());
             if is_missing && was_there {
-                self.look_into(&entry);
+                self.read_hinted(&entry);
             }
         }
     }
 
     /// Reads a Lease of which a watch shows something new, and tells its objects. One at a time.
-    fn look_into(self: &Arc<Self>, entry: &Arc<Entry>) {
+    fn read_hinted(self: &Arc<Self>, entry: &Arc<Entry>) {
         entry.hints.fetch_add(1, Ordering::SeqCst);
-        if entry.looking.swap(true, Ordering::SeqCst) {
+        if entry.is_reading_hint.swap(true, Ordering::SeqCst) {
             return;
         }
         let (this, entry) = (Arc::clone(self), Arc::clone(entry));
@@ -360,12 +360,12 @@ impl LeaseObserver {
                     continue;
                 }
                 // In this order, as whoever hints takes them in the other.
-                entry.looking.store(false, Ordering::SeqCst);
-                if entry.hints.load(Ordering::SeqCst) == hints || entry.looking.swap(true, Ordering::SeqCst) {
+                entry.is_reading_hint.store(false, Ordering::SeqCst);
+                if entry.hints.load(Ordering::SeqCst) == hints || entry.is_reading_hint.swap(true, Ordering::SeqCst) {
                     return;
                 }
             }
-            entry.looking.store(false, Ordering::SeqCst);
+            entry.is_reading_hint.store(false, Ordering::SeqCst);
             // The term that is known runs out, and whoever has another token is looked up.
             tracing::warn!(lease = %entry.name, "a Lease has changed, and could not be read");
         });
@@ -426,7 +426,11 @@ impl LeaseObserver {
 
     /// Tells the ledger how the Lease of an object is; where somebody has come with its present term, the object is told
     /// of every change from here on. Whoever calls this reads nothing meanwhile, and nobody else does.
-    fn tell(&self, entry: &Arc<Entry>, asked: Option<(ObjectId, u64, Option<Election>)>) -> Result<ToldOf, Unknown> {
+    fn tell(
+        &self,
+        entry: &Arc<Entry>,
+        asked: Option<(ObjectId, u64, Option<Election>)>,
+    ) -> Result<PendingReply, Unknown> {
         let (observation, election, term) = entry.observation()?;
         let Some((object, generation, token)) = asked else { return Ok((election, term, None)) };
         let begins = token.is_none() || token == election;

@@ -34,7 +34,7 @@ pub async fn run(lease_observer: Arc<LeaseObserver>, namespace: String) {
                         pause = PAUSE_MIN;
                         lease_observer.metrics().watching(&namespace, true);
                     }
-                    take_in(&lease_observer, &namespace, event, &mut listed);
+                    apply_watch_event(&lease_observer, &namespace, event, &mut listed);
                 }
                 Ok(None) => break "it has ended".to_owned(),
                 Err(error) => break error.to_string(),
@@ -47,7 +47,12 @@ pub async fn run(lease_observer: Arc<LeaseObserver>, namespace: String) {
     }
 }
 
-fn take_in(lease_observer: &Arc<LeaseObserver>, namespace: &str, event: Event<Lease>, listed: &mut HashSet<String>) {
+fn apply_watch_event(
+    lease_observer: &Arc<LeaseObserver>,
+    namespace: &str,
+    event: Event<Lease>,
+    listed: &mut HashSet<String>,
+) {
     let name = |lease: &Lease| lease.metadata.name.clone().unwrap_or_default();
     let place = |lease: &Lease| LeaseName { namespace: namespace.to_owned(), name: name(lease) };
     match event {

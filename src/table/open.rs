@@ -168,7 +168,7 @@ pub fn lock(data: &Path) -> Result<DataLock, OpenFault> {
 ///
 /// # Errors
 /// With what is missing and what to do.
-pub fn look(data: &Path, creates: bool) -> Result<bool, OpenFault> {
+pub fn check_data_folder(data: &Path, creates: bool) -> Result<bool, OpenFault> {
     if RocksTable::exists(&table_folder(data)) {
         epoch::read(data)?;
         return Ok(key_file::read(&key_path(data)).map(|_| true)?);
@@ -187,7 +187,7 @@ pub fn begin(
     fingerprint: RouteFingerprint,
 ) -> Result<OpenedTable, OpenFault> {
     let folder = || data.display().to_string();
-    let is_there = look(data, creates)?;
+    let is_there = check_data_folder(data, creates)?;
     let lock = lock(data)?;
     if !is_there {
         create(data, false)?;

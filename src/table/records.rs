@@ -102,14 +102,14 @@ impl Records {
     /// # Errors
     /// Where its row cannot be read.
     pub fn read(&self, object: &ObjectId) -> Result<Record, TableFault> {
-        self.look(object, Record::clone)
+        self.with_record(object, Record::clone)
     }
 
     /// Looks at an object's published record, under its stripe's lock.
     ///
     /// # Errors
     /// Where its row cannot be read.
-    pub fn look<R>(&self, object: &ObjectId, look: impl Fn(&Record) -> R) -> Result<R, TableFault> {
+    pub fn with_record<R>(&self, object: &ObjectId, look: impl Fn(&Record) -> R) -> Result<R, TableFault> {
         loop {
             if let Some(seen) = self.stripes.view(object, |found| found.map(|(record, _)| look(record))) {
                 return Ok(seen);
@@ -139,7 +139,7 @@ impl Records {
         self.stripes.offer(record, ticket);
         if let Some(object) = left_draining {
             // Of an earlier run: records that drain stay in memory.
-            self.stripes.look_at(object);
+            self.stripes.wake_ledger_for(object);
         }
     }
 

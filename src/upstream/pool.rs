@@ -59,7 +59,7 @@ struct Queue {
 }
 
 struct Waiting {
-    tell: oneshot::Sender<()>,
+    notify: oneshot::Sender<()>,
     asker: Asker,
 }
 
@@ -88,8 +88,8 @@ impl Queue {
 
     /// Forgets those that are gone.
     fn tidy(&mut self) {
-        self.writes.retain(|waiting| !waiting.tell.is_closed());
-        self.others.retain(|waiting| !waiting.tell.is_closed());
+        self.writes.retain(|waiting| !waiting.notify.is_closed());
+        self.others.retain(|waiting| !waiting.notify.is_closed());
     }
 
     /// The next one that may have a connection.
@@ -98,9 +98,9 @@ impl Queue {
             // Few can have had their share, and many may wait behind them.
             let mut had_theirs: Vec<Asker> = vec![];
             let reads_are_full = shares.reads_are_full();
-            queue.iter().position(|Waiting { tell, asker }| {
+            queue.iter().position(|Waiting { notify, asker }| {
                 let has_had_it = matches!(asker, Asker::Read(_)) && reads_are_full;
-                if has_had_it || tell.is_closed() || had_theirs.contains(asker) {
+                if has_had_it || notify.is_closed() || had_theirs.contains(asker) {
                     return false;
                 }
                 let may_take = shares.may_take(*asker);
@@ -235,10 +235,10 @@ impl Pool {
     }
 
     fn queue_up(self: &Rc<Self>, asker: Asker, again: bool) -> Result<Turn, NoConnection> {
-        let (tell, told) = oneshot::channel();
+        let (notify, notified) = oneshot::channel();
         let mut queue = self.queue.borrow_mut();
         queue.tidy();
-        let waiting = Waiting { tell, asker };
+        let waiting = Waiting { notify, asker };
         if again {
             queue.of(asker).push_front(waiting);
         } else {
@@ -249,7 +249,7 @@ impl Pool {
             }
             queue.of(asker).push_back(waiting);
         }
-        Ok(Turn { told, pool: Some(Rc::clone(self)) })
+        Ok(Turn { notified, pool: Some(Rc::clone(self)) })
     }
 
     fn tell_next(&self) {
@@ -258,7 +258,7 @@ impl Pool {
         }
         loop {
             let next = self.queue.borrow_mut().next(&self.shares.borrow());
-            if next.is_none_or(|next| next.tell.send(()).is_ok()) {
+            if next.is_none_or(|next| next.notify.send(()).is_ok()) {
                 return;
             }
         }
@@ -317,14 +317,14 @@ impl Pool {
 /// A place in the queue. Whoever is told that a connection is free, and then does not take it, tells the
 /// next one.
 struct Turn {
-    told: oneshot::Receiver<()>,
+    notified: oneshot::Receiver<()>,
     pool: Option<Rc<Pool>>,
 }
 
 impl Turn {
     async fn wait(&mut self) {
         // Told or forgotten: look again.
-        let _ = (&mut self.told).await;
+        let _ = (&mut self.notified).await;
     }
 
     /// What it was told of has been looked at.
@@ -336,9 +336,9 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         let Some(pool) = self.pool.take() else { return };
-        self.told.close();
+        self.notified.close();
         // After `wait` has returned there is nothing left in the channel, but the turn is still ours.
-        if self.told.is_terminated() || self.told.try_recv().is_ok() {
+        if self.notified.is_terminated() || self.notified.try_recv().is_ok() {
             pool.tell_next();
         }
     }

@@ -240,7 +240,7 @@ fn tick(worker: &Worker, connections: &Connections) {
     let (worker_plan, stopwatch) = (worker.worker_plan(), worker.watch());
     let now = worker.now();
     // Behind a reload, everyone looks whether their route is still the one they go by.
-    let is_new = worker.told.replace(worker_plan.plan.generation) != worker_plan.plan.generation;
+    let is_new = worker.announced.replace(worker_plan.plan.generation) != worker_plan.plan.generation;
     worker.alarms.tick(stopwatch.begun(), is_new);
     worker_plan.pools.iter().for_each(|pool| pool.tidy(now));
     connections.close_stale(&worker_plan.plan.settings, now);

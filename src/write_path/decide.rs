@@ -280,7 +280,7 @@ fn judge(gate: &Gate, target: &Target<'_>, others: &[Target<'_>], now: Now) -> J
     if let Some(why) = without_record(gate, target, now) {
         return Judged::Denied(Denied { object: target.id(), why });
     }
-    match gate.records.stripes.admit(&target.object, |record, sealed| look(target, record, sealed, now)) {
+    match gate.records.stripes.admit(&target.object, |record, sealed| judge_target(target, record, sealed, now)) {
         None => Judged::NotInMemory,
         Some(Ok(admitted)) => Judged::Permitted(Permitted::waiting(admitted), Stage::Waiting),
         Some(Err(why)) => Judged::Denied(Denied { object: target.id(), why }),
@@ -293,7 +293,7 @@ fn judge_and_commit(gate: &Gate, target: &Target<'_>, near: Option<Place>, now: 
     if let Some(why) = without_record(gate, target, now) {
         return Judged::Denied(Denied { object: target.id(), why });
     }
-    let judge = |record: &Record, sealed: bool| look(target, record, sealed, now);
+    let judge = |record: &Record, sealed: bool| judge_target(target, record, sealed, now);
     let judged: Option<Result<(Permit, Place, Counted), Denial>> =
         gate.records.stripes.admit_committed(&target.object, near, judge);
     match judged {
@@ -312,14 +312,14 @@ fn judge_all(gate: &Gate, target: &Target<'_>, others: &[Target<'_>], now: Now) 
     if !early.is_empty() {
         return Judged::Denied(in_flight::first(early, |n| targets[n].id()));
     }
-    match gate.records.stripes.admit_all(&objects, |n, record, sealed| look(targets[n], record, sealed, now)) {
+    match gate.records.stripes.admit_all(&objects, |n, record, sealed| judge_target(targets[n], record, sealed, now)) {
         None => Judged::NotInMemory,
         Some(Ok(admitted)) => Judged::Permitted(Permitted::together(admitted), Stage::Waiting),
         Some(Err(denied)) => Judged::Denied(in_flight::first(denied, |n| targets[n].id())),
     }
 }
 
-fn look(target: &Target<'_>, record: &Record, sealed: bool, now: Now) -> Result<Permit, Denial> {
+fn judge_target(target: &Target<'_>, record: &Record, sealed: bool, now: Now) -> Result<Permit, Denial> {
     match &target.brought {
         Brought::Text(text) => verdict::judge_text(record, sealed, text, now),
         Brought::Read(presented) => verdict::judge(View::Known { record, sealed }, presented, now),

@@ -15,7 +15,7 @@ use crate::{
     gate::Gate,
     kubernetes::{
         api::Away,
-        lease_observer::{Told, Unknown},
+        lease_observer::{TermReply, Unknown},
     },
     problem::Problem,
     route::classify::{Brought, Target},
@@ -42,7 +42,7 @@ pub(super) async fn ask(
         tokio::time::timeout(IMPATIENCE, asked).await.unwrap_or_else(|_| Err(late()))
     };
     told.map_err(|unknown| refusal(gate, object, claimant.election, unknown))
-        .and_then(|told| take_in(gate, object, claimant, told))
+        .and_then(|told| attach_present_term(gate, object, claimant, told))
         .map(drop)
 }
 
@@ -54,8 +54,13 @@ fn late() -> Unknown {
 }
 
 /// Notes on the write that it is of the present term, if it is: the object as that has left it.
-fn take_in(gate: &Gate, object: &ObjectId, claimant: &mut Claimant, told: Told) -> Result<Moved, Refusal> {
-    let Told { election, term, moved } = told;
+fn attach_present_term(
+    gate: &Gate,
+    object: &ObjectId,
+    claimant: &mut Claimant,
+    told: TermReply,
+) -> Result<Moved, Refusal> {
+    let TermReply { election, term, moved } = told;
     let own = claimant.election;
     match own.status(election) {
         TermStatus::Present => {
@@ -123,7 +128,7 @@ pub async fn advance(
 ) -> Result<Moved, Problem> {
     let told = gate.lease_observer.ask(object, &claimant, generation).await;
     let told = told.map_err(|unknown| refusal(gate, object, claimant.election, unknown));
-    let moved = told.and_then(|told| take_in(gate, object, &mut claimant, told));
+    let moved = told.and_then(|told| attach_present_term(gate, object, &mut claimant, told));
     let moved = moved.and_then(|moved| {
         let view = View::Known { record: &moved.record, sealed: false };
         match verdict::judge(view, &Presented::Claimant(claimant), gate.now()) {

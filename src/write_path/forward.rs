@@ -290,7 +290,7 @@ impl Job {
         let Some(guard) = self.guard() else { return changing() };
         let mut may_ask = true;
         let why = loop {
-            let denied = match guard.look_again() {
+            let denied = match guard.check_permit() {
                 _ if self.is_retired() => break rerouted(),
                 Ok(()) => break changing(),
                 Err(denied) => denied,

@@ -320,7 +320,7 @@ impl Source {
     /// Takes what has come of a write's body with its head, if it is short. The client is asked for nothing:
     /// so it must not wait for that.
     #[must_use]
-    pub fn look(
+    pub fn try_buffer(
         head: &Parts,
         body: Incoming,
         plane: &Arc<Plane>,

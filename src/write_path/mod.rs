@@ -198,7 +198,7 @@ pub struct Worker {
     pub ids: RequestIds,
     pub numbers: Numbers,
     /// The plan whose coming everyone was told of.
-    pub told: Cell<u64>,
+    pub announced: Cell<u64>,
     /// No more writes are begun: the gate is about to stop.
     pub closing: Cell<bool>,
     /// Exchanges with the store that go on without a client.
@@ -222,7 +222,7 @@ impl Worker {
             now: Rc::new(Cell::new(now)),
             ids: RequestIds::new(),
             numbers: Numbers::default(),
-            told: Cell::new(0),
+            announced: Cell::new(0),
             closing: Cell::new(false),
             carried: Cell::new(0),
             stopping: Cell::new(false),

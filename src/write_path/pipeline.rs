@@ -112,7 +112,7 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
                 Source::coming(&head, body)
             } else {
                 let limits = (Limits::of(&worker_plan.plan), worker_plan.plan.settings.hold_total_bytes);
-                Source::look(&head, body, &worker.plane, limits, client, context)
+                Source::try_buffer(&head, body, &worker.plane, limits, client, context)
             };
             lookup = Lookup::of(&wanted).map(Box::new);
             try_admit(worker, &worker_plan, client, &head.method, wanted, source.is_here())

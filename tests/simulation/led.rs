@@ -342,7 +342,7 @@ impl World {
         }
         match &mut lease.read {
             Some(read) if read.found.is_none() => read.found = Some((lease.now.clone(), begun)),
-            Some(_) => self.take_in(place),
+            Some(_) => self.finish_read(place),
             None if lease.is_hinted || !lease.asking.is_empty() => {
                 let is_hinted = std::mem::take(&mut lease.is_hinted);
                 // Who asks about what is known, and held, needs no read.
@@ -362,7 +362,7 @@ impl World {
     }
 
     /// The answer to a read: what is known, and who is told.
-    fn take_in(&mut self, place: usize) {
+    fn finish_read(&mut self, place: usize) {
         let led = self.led();
         let lease = &mut led.leases[place];
         let Some(Read { sent, found: Some((seen, begun)), askers }) = lease.read.take() else { return };
@@ -406,7 +406,7 @@ impl World {
         }
     }
 
-    /// `LeaseObserver::tell`, and `elect::take_in`.
+    /// `LeaseObserver::tell`, and `elect::attach_present_term`.
     fn tell(&mut self, place: usize, Ask { write, object, election, generation }: Ask) {
         let led = self.led();
         let lease = &mut led.leases[place];

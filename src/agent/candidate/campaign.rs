@@ -76,18 +76,18 @@ impl Candidate {
             let next = tokio::select! {
                 biased;
                 () = &mut given_up => break,
-                next = self.look(&mut observed, &mut claim) => next,
+                next = self.read_lease(&mut observed, &mut claim) => next,
             };
             // What was sent is waited for, also by who gives up: else nobody could say what becomes of it.
             let looked = match next {
                 Ok(Next::Write(write)) => self.write(*write, &mut claim).await,
-                Ok(Next::Wait { holder, until }) => Ok(Looked::Held { by: holder, until }),
+                Ok(Next::Wait { holder, until }) => Ok(Attempt::Held { by: holder, until }),
                 Err(away) => Err(away),
             };
             let pause = match looked {
-                Ok(Looked::Won(term)) => return Some(*term),
-                Ok(Looked::TooLate) => backoff.next(None),
-                Ok(Looked::Held { by, until }) => {
+                Ok(Attempt::Won(term)) => return Some(*term),
+                Ok(Attempt::TooLate) => backoff.next(None),
+                Ok(Attempt::Held { by, until }) => {
                     heard(Heard::Held { by });
                     backoff.reset();
                     let left = Duration::from_millis(until.since(self.clock.now().boot).max(1));
@@ -117,7 +117,7 @@ impl Candidate {
     }
 
     /// One look, and what follows from it.
-    async fn look(&self, observed: &mut Observed, claim: &mut UnconfirmedClaim) -> Result<Next, Away> {
+    async fn read_lease(&self, observed: &mut Observed, claim: &mut UnconfirmedClaim) -> Result<Next, Away> {
         let Self { cluster, at, identity, timing, clock } = self;
         let read = self.in_time(cluster.read(at)).await.unwrap_or_else(Err)?;
         claim.unanswered.take_if(|unanswered| !unanswered.may_come(read.as_ref()));
@@ -142,7 +142,7 @@ impl Candidate {
     }
 
     /// Writes a Lease that may be taken.
-    async fn write(&self, Write { lease, how, begun }: Write, claim: &mut UnconfirmedClaim) -> Result<Looked, Away> {
+    async fn write(&self, Write { lease, how, begun }: Write, claim: &mut UnconfirmedClaim) -> Result<Attempt, Away> {
         let is_new = how == Unanswered::Create;
         claim.unanswered = Some(how);
         let written = if is_new {
@@ -153,8 +153,8 @@ impl Candidate {
         // Without an answer nobody knows: a later look shows it.
         match written.unwrap_or_else(|late| Err(NotWritten::Away(late))) {
             Ok(lease) => self.begin(lease, begun),
-            Err(NotWritten::Conflict) => Ok(Looked::TooLate),
-            Err(NotWritten::Away(Away::Refused { status: 404, .. })) if !is_new => Ok(Looked::TooLate),
+            Err(NotWritten::Conflict) => Ok(Attempt::TooLate),
+            Err(NotWritten::Away(Away::Refused { status: 404, .. })) if !is_new => Ok(Attempt::TooLate),
             Err(NotWritten::Away(away)) => {
                 if away.is_final() {
                     claim.unanswered = None;
@@ -164,12 +164,12 @@ impl Candidate {
         }
     }
 
-    fn begin(&self, lease: Lease, sent: BootMs) -> Result<Looked, Away> {
+    fn begin(&self, lease: Lease, sent: BootMs) -> Result<Attempt, Away> {
         let seen = Seen::of(&lease)?;
         if !self.holds(&seen) {
             return Err(Away::Odd("it was taken, and the answer names another holder".to_owned()));
         }
-        Ok(Looked::Won(Box::new(Term::begin(self.clone(), lease, &seen, sent))))
+        Ok(Attempt::Won(Box::new(Term::begin(self.clone(), lease, &seen, sent))))
     }
 
     fn holds(&self, seen: &Seen) -> bool {
@@ -209,7 +209,7 @@ struct Write {
     begun: BootMs,
 }
 
-enum Looked {
+enum Attempt {
     Won(Box<Term>),
     Held {
         by: String,

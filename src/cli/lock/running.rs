@@ -78,7 +78,7 @@ impl Spared {
     fn now(on_terminal: bool) -> Self {
         // In a container, both may be of outside, and are 0.
         let (own_group, session) = Process::of(getpid()).map_or((0, 0), |own| (own.group, own.session));
-        let processes = Tree::look().below(getpid(), |_| false);
+        let processes = Tree::snapshot().below(getpid(), |_| false);
         let mut groups: Vec<i32> = processes.iter().map(|each| each.group).collect();
         if on_terminal {
             // The command is in it.
@@ -235,7 +235,7 @@ impl Running {
 
     /// What lives and came of the command.
     fn left(&self) -> Vec<Process> {
-        Tree::look().below(getpid(), |each| self.spared.has(each))
+        Tree::snapshot().below(getpid(), |each| self.spared.has(each))
     }
 
     /// The command has ended; what it has left running is killed, since the lease is about to be somebody else's.

@@ -84,7 +84,7 @@ impl Core {
         let now = self.setup.clock.now().boot;
         // The lease in the way may be an earlier run's, whose deadline nobody watches over yet.
         let end = |record: &Record| record.open_lease().map(|lease| (lease.deadline, lease.lease_id.clone()));
-        if let Ok(Some((deadline, lease_id))) = round.look(&self.setup.records, object, end) {
+        if let Ok(Some((deadline, lease_id))) = round.with_record(&self.setup.records, object, end) {
             self.timers.arm(deadline, object, &lease_id);
         }
         let wake_at = match why {
@@ -118,7 +118,7 @@ impl Core {
             State::Draining { .. } => false,
         };
         // Where nobody can be served, each will be told so when its time is up.
-        round.look(&self.setup.records, object, is_free).unwrap_or(false)
+        round.with_record(&self.setup.records, object, is_free).unwrap_or(false)
     }
 
     fn attempt(&mut self, round: &mut Round, wanted: &Wanted) -> Attempt {
@@ -145,7 +145,7 @@ impl Core {
         let now = self.setup.clock.now();
         let is_over = |lease: &&Lease| !lease.is_live(now);
         let over = |record: &Record| record.open_lease().filter(is_over).map(|lease| lease.lease_id.clone());
-        match round.look(&self.setup.records, object, over).map_err(|fault| unreadable(&fault))? {
+        match round.with_record(&self.setup.records, object, over).map_err(|fault| unreadable(&fault))? {
             Some(lease_id) => self.change(round, object, Event::End { lease_id }).map(|_| ()),
             None => Ok(()),
         }
@@ -164,7 +164,7 @@ impl Core {
         let now = self.setup.clock.now();
         let again = row.leases.iter().map(|(object, lease_id, drain)| {
             let again = |record: &Record| record.replay(lease_id, now).cloned();
-            let lease = round.look(&self.setup.records, object, again).map_err(|fault| unreadable(&fault))?;
+            let lease = round.with_record(&self.setup.records, object, again).map_err(|fault| unreadable(&fault))?;
             let lease = lease.ok_or(LedgerError::RequestIdUsed)?;
             Ok(Granted { drain: *drain, ..granted(object.clone(), lease) })
         });

@@ -277,7 +277,7 @@ impl Core {
                 .map(|seq| (*advance, seq, opens.map(|silence| (silence, record.numbers, record.clone())))),
             State::Free { .. } | State::Open { .. } => None,
         };
-        let Ok(Some((advance, seq, opens))) = round.look(&self.setup.records, object, draining) else { return };
+        let Ok(Some((advance, seq, opens))) = round.with_record(&self.setup.records, object, draining) else { return };
         // It is in memory: it was just read.
         self.setup.records.stripes.set_unknown(object, self.bound_from_start());
         let then = opens.and_then(|(silence, numbers, record)| match numbers {
@@ -287,29 +287,29 @@ impl Core {
         let drain = Drain { object: object.clone(), seq, advance, then };
         let begun = self.setup.clock.now().boot;
         let id = self.advances.add(Advance { drains: vec![drain], caller: AdvanceCaller::Nobody, begun });
-        self.look_at_advance(round, id);
+        self.try_finish_advance(round, id);
     }
 
     /// Looks at the advances of every object that has drained.
-    pub(super) fn look_at_drained(&mut self, round: &mut Round) {
+    pub(super) fn try_finish_drained(&mut self, round: &mut Round) {
         if self.setup.records.latched().is_some() {
             return;
         }
         for object in self.setup.records.stripes.take_drained() {
-            self.look_at_advances_of(round, &object);
+            self.try_finish_advances_of(round, &object);
             self.resume_drain(round, &object);
         }
     }
 
     /// Looks at every advance of one object.
-    pub(super) fn look_at_advances_of(&mut self, round: &mut Round, object: &ObjectId) {
+    pub(super) fn try_finish_advances_of(&mut self, round: &mut Round, object: &ObjectId) {
         for id in self.advances.of(object) {
-            self.look_at_advance(round, id);
+            self.try_finish_advance(round, id);
         }
     }
 
     /// Ends an advance if all its objects have drained, or if another one has overtaken it.
-    pub(super) fn look_at_advance(&mut self, round: &mut Round, id: u64) {
+    pub(super) fn try_finish_advance(&mut self, round: &mut Round, id: u64) {
         let Some(advance) = self.advances.all.get(&id) else { return };
         if self.setup.records.latched().is_some() {
             return;
@@ -343,7 +343,7 @@ impl Core {
         }
         let is_current = |record: &Record| record.is_draining_at(drain.seq, drain.advance);
         // Where it cannot be read, the step itself will say so.
-        round.look(&self.setup.records, &drain.object, is_current).unwrap_or(true)
+        round.with_record(&self.setup.records, &drain.object, is_current).unwrap_or(true)
     }
 
     fn end_advance(&mut self, round: &mut Round, advance: Advance, overtaken: Option<ObjectId>) {

@@ -67,7 +67,7 @@ impl Core {
             Changed::Opened(opened) => opened.into_iter().next().map(|(_, _, report)| report),
             Changed::Draining(drains) => {
                 self.keep_advance(drains, AdvanceCaller::Move(vec![reply]));
-                return self.look_at_advances_of(round, domain);
+                return self.try_finish_advances_of(round, domain);
             }
             Changed::To(_) => None,
         };
@@ -77,7 +77,7 @@ impl Core {
             // It has moved the fence before; its last writes are still on their way.
             self.resume_drain(round, domain);
             match self.join_move(domain, reply) {
-                Ok(()) => return self.look_at_advances_of(round, domain),
+                Ok(()) => return self.try_finish_advances_of(round, domain),
                 Err(reply) => reply,
             }
         } else {
@@ -87,7 +87,7 @@ impl Core {
         let moved = moved.map(|record| Moved { record, drain: drain.unwrap_or_default(), is_superseded });
         answer(round, reply, moved);
         // Whoever waited for an older drain of this object has been overtaken.
-        self.look_at_advances_of(round, domain);
+        self.try_finish_advances_of(round, domain);
     }
 
     /// One certificate, decided and kept. Refused ones are not kept, but for those that are parked.
@@ -171,7 +171,7 @@ impl Core {
                 if let Some(progress) = migration {
                     self.note_migration(round, progress);
                 }
-                return self.look_at_advances_of(round, domain);
+                return self.try_finish_advances_of(round, domain);
             }
             Err(refused) => Err(refused),
         };
@@ -179,7 +179,7 @@ impl Core {
             self.note_migration(round, progress);
         }
         answer(round, reply, result);
-        self.look_at_advances_of(round, domain);
+        self.try_finish_advances_of(round, domain);
     }
 
     /// Whether this grant may be looked at: the object is nobody's migration but its own, and the lease's id is
@@ -210,7 +210,7 @@ impl Core {
     fn proofs(&self, round: &Round, domain: &ObjectId, signed: &SignedGrant) -> Result<Vec<FenceProof>, LedgerError> {
         let Some(predecessor) = &signed.predecessor else { return Ok(vec![]) };
         let certified = |record: &Record| record.certified.as_ref().map(|certified| certified.seq);
-        let seq = round.look(&self.setup.records, domain, certified).map_err(|fault| unreadable(&fault))?;
+        let seq = round.with_record(&self.setup.records, domain, certified).map_err(|fault| unreadable(&fault))?;
         let Some(seq) = seq else { return Ok(vec![]) };
         let kept = self.kept(round, &Key::Certificate(domain.clone(), seq))?;
         let all = kept.into_iter().map(|signed| read(signed, domain)).collect::<Result<Vec<_>, _>>();

@@ -122,14 +122,14 @@ impl Core {
             }),
             Ok(Changed::Draining(drains)) => {
                 self.keep_advance(drains, AdvanceCaller::Move(vec![reply]));
-                return self.look_at_advances_of(round, object);
+                return self.try_finish_advances_of(round, object);
             }
             Ok(Changed::To(other)) => Err(unexpected(object.clone(), other)),
             Err(refused) => Err(refused),
         };
         answer(round, reply, revoked);
         // Whoever waited for an older drain of this object has been overtaken.
-        self.look_at_advances_of(round, object);
+        self.try_finish_advances_of(round, object);
     }
 
     fn known_lease(&self, round: &Round, lease_id: &LeaseId) -> Result<LeaseRow, LedgerError> {

@@ -159,7 +159,7 @@ impl Core {
         let mut round = Round::for_changes(self.last_changes);
         let mut stop = None;
         self.take_back_orphans(&mut round);
-        self.look_at_drained(&mut round);
+        self.try_finish_drained(&mut round);
         self.serve_freed(&mut round);
         self.do_what_is_due(&mut round);
         for call in calls {
@@ -225,7 +225,7 @@ impl Core {
         match call {
             // What has drained may have done so behind the round's own look. What is due by now is the next
             // round's, which then begins at once.
-            Command::Tick => self.look_at_drained(round),
+            Command::Tick => self.try_finish_drained(round),
             Command::Stop { reply } => *stop = Some(reply),
             Command::Close { reply } => {
                 self.closed = true;
@@ -418,7 +418,7 @@ impl Core {
                 Due::Lease(..) if latched => {}
                 Due::Lease(object, lease) => self.end_or_look_again(round, &object, &lease),
                 Due::Waiter(object, id) => self.wake(round, &object, id),
-                Due::Advance(id) => self.look_at_advance(round, id),
+                Due::Advance(id) => self.try_finish_advance(round, id),
                 Due::Answer(id) => self.stop_waiting(round, id),
                 Due::Second => self.each_second(round, latched),
             }

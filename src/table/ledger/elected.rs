@@ -19,26 +19,26 @@ impl Core {
         (observation, begins): (LeaseObservation, bool),
         reply: Reply<Moved>,
     ) {
-        let changed = self.take_in(round, object, observation, begins);
+        let changed = self.apply_observation(round, object, observation, begins);
         self.answer_move(round, object, changed, reply);
     }
 
     pub(super) fn observe_all(&mut self, round: &mut Round, objects: &[ObjectId], observation: &LeaseObservation) {
         for object in objects {
-            match self.take_in(round, object, observation.clone(), false) {
+            match self.apply_observation(round, object, observation.clone(), false) {
                 Ok(Changed::Draining(drains)) => {
                     self.keep_advance(drains, AdvanceCaller::Nobody);
-                    self.look_at_advances_of(round, object);
+                    self.try_finish_advances_of(round, object);
                 }
                 // Whoever waited for an older drain of this object has been overtaken.
-                Ok(Changed::Opened(_)) => self.look_at_advances_of(round, object),
+                Ok(Changed::Opened(_)) => self.try_finish_advances_of(round, object),
                 // It is so already; or else it is told to whoever writes to it.
                 Ok(Changed::To(_)) | Err(_) => {}
             }
         }
     }
 
-    fn take_in(
+    fn apply_observation(
         &mut self,
         round: &mut Round,
         object: &ObjectId,

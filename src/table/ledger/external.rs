@@ -63,7 +63,7 @@ impl Core {
             Ok(Changed::Opened(opened)) => opened,
             Ok(Changed::Draining(drains)) => {
                 self.keep_advance(drains, AdvanceCaller::Move(vec![reply]));
-                return self.look_at_advances_of(round, object);
+                return self.try_finish_advances_of(round, object);
             }
             Ok(Changed::To(Outcome::Unchanged | Outcome::Ended)) => vec![],
             Ok(Changed::To(other)) => return answer(round, reply, Err(unexpected(object.clone(), other))),
@@ -83,7 +83,7 @@ impl Core {
         };
         answer(round, reply, moved);
         // Whoever waited for an older drain of this object has been overtaken.
-        self.look_at_advances_of(round, object);
+        self.try_finish_advances_of(round, object);
     }
 
     /// The record before, if this minute's numbers together do not go too far.

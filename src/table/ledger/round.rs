@@ -119,7 +119,7 @@ impl Round {
     }
 
     /// Looks at an object's newest record: this round's, or the published one, under its stripe's lock.
-    pub(super) fn look<R>(
+    pub(super) fn with_record<R>(
         &self,
         records: &Records,
         object: &ObjectId,
@@ -127,7 +127,7 @@ impl Round {
     ) -> Result<R, TableFault> {
         match self.record(object) {
             Some(record) => Ok(look(record)),
-            None => records.look(object, look),
+            None => records.with_record(object, look),
         }
     }
 
