@@ -149,12 +149,12 @@ pub struct Response {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Again<'a> {
     Replay(&'a Response),
-    Refused(Refusal),
+    Refused(KeyRefusal),
 }
 
 /// Why a keyed write gets neither a run nor an answer that was kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum KeyRefusal {
     /// The key was used for another write.
     OtherPayload,
     /// The key's write is on its way, under another lease of the same holder.
@@ -167,7 +167,7 @@ pub enum Refusal {
     Dropped { status: u16 },
 }
 
-impl Refusal {
+impl KeyRefusal {
     #[must_use]
     pub const fn code(self) -> Code {
         match self {
@@ -186,10 +186,10 @@ impl Entry {
     pub fn again(&self, payload: &Payload) -> Again<'_> {
         let is_other = self.payload.as_ref().is_some_and(|own| own != payload);
         match &self.answer {
-            _ if is_other => Again::Refused(Refusal::OtherPayload),
-            KeptResponse::None => Again::Refused(Refusal::Unknown),
+            _ if is_other => Again::Refused(KeyRefusal::OtherPayload),
+            KeptResponse::None => Again::Refused(KeyRefusal::Unknown),
             KeptResponse::Whole(response) => Again::Replay(response),
-            KeptResponse::Dropped { status } => Again::Refused(Refusal::Dropped { status: *status }),
+            KeptResponse::Dropped { status } => Again::Refused(KeyRefusal::Dropped { status: *status }),
         }
     }
 
@@ -272,14 +272,14 @@ mod tests {
             answer: KeptResponse::Whole(response.clone()),
         };
         assert_eq!(entry.again(&[1; 32]), Again::Replay(&response));
-        assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::OtherPayload));
+        assert_eq!(entry.again(&[2; 32]), Again::Refused(KeyRefusal::OtherPayload));
         entry.answer = KeptResponse::Dropped { status: 201 };
-        assert_eq!(entry.again(&[1; 32]), Again::Refused(Refusal::Dropped { status: 201 }));
+        assert_eq!(entry.again(&[1; 32]), Again::Refused(KeyRefusal::Dropped { status: 201 }));
         entry.answer = KeptResponse::None;
-        assert_eq!(entry.again(&[1; 32]), Again::Refused(Refusal::Unknown));
-        assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::OtherPayload));
+        assert_eq!(entry.again(&[1; 32]), Again::Refused(KeyRefusal::Unknown));
+        assert_eq!(entry.again(&[2; 32]), Again::Refused(KeyRefusal::OtherPayload));
         entry.payload = None;
-        assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::Unknown), "nobody knows what it was");
+        assert_eq!(entry.again(&[2; 32]), Again::Refused(KeyRefusal::Unknown), "nobody knows what it was");
     }
 
     #[test]

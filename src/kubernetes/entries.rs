@@ -1,4 +1,4 @@
-//! The Leases that govern objects in use, one [`Entry`] each, and which objects are told of which. No I/O.
+//! The Leases that govern objects in use, one [`LeaseEntry`] each, and which objects are told of which. No I/O.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,7 +27,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// One Lease that governs objects in use. There is never another one of the same name while somebody has this one.
-pub(super) struct Entry {
+pub(super) struct LeaseEntry {
     pub(super) name: Arc<LeaseName>,
     /// `None`: not looked at yet.
     pub(super) known: Mutex<Option<Known>>,
@@ -43,7 +43,7 @@ pub(super) struct Entry {
     pub(super) is_reading_hint: AtomicBool,
 }
 
-impl Entry {
+impl LeaseEntry {
     fn new(name: &Arc<LeaseName>) -> Arc<Self> {
         Arc::new(Self {
             name: Arc::clone(name),
@@ -76,14 +76,14 @@ pub(super) struct LastRead {
 /// The objects that were told of their Lease. Each is in its entry's own list, and in no other's.
 #[derive(Default)]
 pub(super) struct Objects {
-    pub(super) by_object: HashMap<ObjectId, Arc<Entry>>,
+    pub(super) by_object: HashMap<ObjectId, Arc<LeaseEntry>>,
     /// The routes that say which Lease an object has: a number for each reload.
     pub(super) generation: u64,
 }
 
 impl Objects {
     /// An object is told of its Lease from now on, and of no other.
-    pub(super) fn note(&mut self, entry: &Arc<Entry>, object: &ObjectId, max: usize) {
+    pub(super) fn note(&mut self, entry: &Arc<LeaseEntry>, object: &ObjectId, max: usize) {
         let by_object = &mut self.by_object;
         if by_object.len() >= max && !by_object.contains_key(object) {
             // Any will do: its next write asks, as the first one did.
@@ -102,14 +102,14 @@ impl Objects {
 /// The Leases that govern objects in use, and those that somebody has asked about.
 #[derive(Default)]
 pub(super) struct Entries {
-    pub(super) all: HashMap<Arc<LeaseName>, Arc<Entry>>,
+    pub(super) all: HashMap<Arc<LeaseName>, Arc<LeaseEntry>>,
     /// How many there may be before those that nobody needs are looked for.
     sweep_at: usize,
 }
 
 impl Entries {
     /// The one of this name. `max`: about how many there may be that nobody needs.
-    pub(super) fn of(&mut self, name: &Arc<LeaseName>, max: usize) -> Arc<Entry> {
+    pub(super) fn of(&mut self, name: &Arc<LeaseName>, max: usize) -> Arc<LeaseEntry> {
         let Self { all, sweep_at } = self;
         if all.len() >= (*sweep_at).max(max) {
             // Those that govern nothing in use and that nobody has; whoever asks for one again finds a new one.
@@ -117,7 +117,7 @@ impl Entries {
             // So that it is not looked for each time where most of them are needed.
             *sweep_at = all.len() + max / 2 + 1;
         }
-        Arc::clone(all.entry(Arc::clone(name)).or_insert_with(|| Entry::new(name)))
+        Arc::clone(all.entry(Arc::clone(name)).or_insert_with(|| LeaseEntry::new(name)))
     }
 }
 
@@ -125,11 +125,11 @@ impl Entries {
 mod tests {
     use super::*;
 
-    fn entry(name: &str) -> Arc<Entry> {
-        Entry::new(&Arc::new(LeaseName { namespace: "left".to_owned(), name: name.to_owned() }))
+    fn entry(name: &str) -> Arc<LeaseEntry> {
+        LeaseEntry::new(&Arc::new(LeaseName { namespace: "left".to_owned(), name: name.to_owned() }))
     }
 
-    fn told_by(entry: &Entry) -> Vec<String> {
+    fn told_by(entry: &LeaseEntry) -> Vec<String> {
         let mut all: Vec<String> = lock(&entry.objects).iter().map(ToString::to_string).collect();
         all.sort();
         all

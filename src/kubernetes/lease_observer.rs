@@ -1,6 +1,6 @@
 //! Who was elected. Writes ask here when their token is ahead of what is known of its Lease, and the ledger is told.
 //!
-//! Of each Lease that governs an object in use there is one `Entry` (`entries.rs`). Reads of one Lease go one behind the other,
+//! Of each Lease that governs an object in use there is one `LeaseEntry` (`entries.rs`). Reads of one Lease go one behind the other,
 //! each a quorum read, and what each found is handed to the ledger before the next begins: so what the ledger is told
 //! of a Lease never goes back, though two uids cannot be compared. A watch only says that there is something to read,
 //! or that a holder has renewed.
@@ -30,7 +30,7 @@ use tokio::{
 
 use super::{
     api::{Away, Cluster, LeaseName, Seen},
-    entries::{Entries, Entry, LastRead, Objects, lock},
+    entries::{Entries, LastRead, LeaseEntry, Objects, lock},
     known::Known,
     pace::Pace,
     watch,
@@ -236,13 +236,13 @@ impl LeaseObserver {
 
     async fn ask_of(
         self: &Arc<Self>,
-        entry: Arc<Entry>,
+        entry: Arc<LeaseEntry>,
         (object, generation): (&ObjectId, u64),
         election: Option<Election>,
     ) -> Result<TermReply, Unknown> {
         let (this, object) = (Arc::clone(self), object.clone());
         let (election, term, answer) = self
-            .in_turn(entry, election, move |entry: Arc<Entry>| async move {
+            .in_turn(entry, election, move |entry: Arc<LeaseEntry>| async move {
                 let told = this.tell(&entry, Some((object, generation, election)))?;
                 this.tell_all(&entry).await.map_err(Unknown::Ledger)?;
                 Ok(told)
@@ -262,7 +262,7 @@ impl LeaseObserver {
     /// Where the API server cannot say.
     pub async fn read_term(self: &Arc<Self>, claimant: &Claimant) -> Result<(Option<Election>, Arc<Term>), Unknown> {
         let (this, entry) = (Arc::clone(self), self.entry(&claimant.lease));
-        let looked = self.in_turn(entry, Some(claimant.election), move |entry: Arc<Entry>| async move {
+        let looked = self.in_turn(entry, Some(claimant.election), move |entry: Arc<LeaseEntry>| async move {
             // Those who were told of it before are told, or else nobody would.
             this.tell_all(&entry).await.map_err(Unknown::Ledger)?;
             this.tell(&entry, None)
@@ -274,9 +274,9 @@ impl LeaseObserver {
     /// Whoever asked may hang up, or run out of time; what was begun is brought to its end.
     async fn in_turn<T: Send + 'static, F: Future<Output = Result<T, Unknown>> + Send>(
         self: &Arc<Self>,
-        entry: Arc<Entry>,
+        entry: Arc<LeaseEntry>,
         election: Option<Election>,
-        then: impl FnOnce(Arc<Entry>) -> F + Send + 'static,
+        then: impl FnOnce(Arc<LeaseEntry>) -> F + Send + 'static,
     ) -> Result<T, Unknown> {
         let Ok(place) = Arc::clone(&self.asks).try_acquire_owned() else {
             return Err(Unknown::Ledger(ledger::LedgerError::Overloaded));
@@ -322,7 +322,7 @@ impl LeaseObserver {
 
     /// A watch has begun anew, and these are all the Leases that there are.
     pub(super) fn hear_all(self: &Arc<Self>, namespace: &str, names: &HashSet<String>) {
-        let all: Vec<Arc<Entry>> = lock(&self.entries).all.values().map(Arc::clone).collect();
+        let all: Vec<Arc<LeaseEntry>> = lock(&self.entries).all.values().map(Arc::clone).collect();
         for entry in all {
             let is_missing = entry.name.namespace == namespace && !names.contains(&entry.name.name);
             let was_there = lock(&entry.known).as_ref().is_some_and(|known| known.seen.is_some());
@@ -333,7 +333,7 @@ impl LeaseObserver {
     }
 
     /// Reads a Lease of which a watch shows something new, and tells its objects. One at a time.
-    fn read_hinted(self: &Arc<Self>, entry: &Arc<Entry>) {
+    fn read_hinted(self: &Arc<Self>, entry: &Arc<LeaseEntry>) {
         entry.hints.fetch_add(1, Ordering::SeqCst);
         if entry.is_reading_hint.swap(true, Ordering::SeqCst) {
             return;
@@ -373,7 +373,7 @@ impl LeaseObserver {
 
     /// Whether a Lease has to be read for somebody: unless that was done since they arrived, or it is known to be in the
     /// term that they ask about. `arrived`: how many reads had begun then.
-    fn is_behind(&self, entry: &Entry, last: &LastRead, arrived: u64, election: Option<Election>) -> bool {
+    fn is_behind(&self, entry: &LeaseEntry, last: &LastRead, arrived: u64, election: Option<Election>) -> bool {
         let (known, now) = (lock(&entry.known), self.clock.now());
         let is_present = known.as_ref().zip(election).is_some_and(|(known, election)| known.is_in(election, now));
         last.number <= arrived && !is_present
@@ -397,7 +397,7 @@ impl LeaseObserver {
     }
 
     /// Reads a Lease as it is now.
-    async fn read(&self, entry: &Entry, last: &mut LastRead) -> Result<(), Away> {
+    async fn read(&self, entry: &LeaseEntry, last: &mut LastRead) -> Result<(), Away> {
         let since = self.clock.now().boot.since(last.at);
         let early = PACE.saturating_sub(Duration::from_millis(since));
         if last.number > 0 && !early.is_zero() {
@@ -428,7 +428,7 @@ impl LeaseObserver {
     /// of every change from here on. Whoever calls this reads nothing meanwhile, and nobody else does.
     fn tell(
         &self,
-        entry: &Arc<Entry>,
+        entry: &Arc<LeaseEntry>,
         asked: Option<(ObjectId, u64, Option<Election>)>,
     ) -> Result<PendingReply, Unknown> {
         let (observation, election, term) = entry.observation()?;
@@ -447,7 +447,7 @@ impl LeaseObserver {
     }
 
     /// Tells all objects of a Lease how it is, unless they know.
-    async fn tell_all(&self, entry: &Entry) -> Result<(), ledger::LedgerError> {
+    async fn tell_all(&self, entry: &LeaseEntry) -> Result<(), ledger::LedgerError> {
         if lock(&entry.known).as_ref().is_none_or(|known| known.is_told) {
             return Ok(());
         }
@@ -469,7 +469,7 @@ impl LeaseObserver {
         Ok(())
     }
 
-    fn entry(&self, name: &Arc<LeaseName>) -> Arc<Entry> {
+    fn entry(&self, name: &Arc<LeaseName>) -> Arc<LeaseEntry> {
         lock(&self.entries).of(name, self.objects_max)
     }
 }

@@ -51,14 +51,14 @@ pub struct Pool {
 /// Those who wait for a connection.
 #[derive(Default)]
 struct Queue {
-    writes: VecDeque<Waiting>,
+    writes: VecDeque<ConnWaiter>,
     /// Reads, and writes that nobody judges.
-    others: VecDeque<Waiting>,
+    others: VecDeque<ConnWaiter>,
     /// Writes that were served in a row while others waited.
     in_a_row: u32,
 }
 
-struct Waiting {
+struct ConnWaiter {
     notify: oneshot::Sender<()>,
     asker: Asker,
 }
@@ -67,7 +67,7 @@ struct Waiting {
 const WRITES_IN_A_ROW: u32 = 3;
 
 impl Queue {
-    fn of(&mut self, asker: Asker) -> &mut VecDeque<Waiting> {
+    fn of(&mut self, asker: Asker) -> &mut VecDeque<ConnWaiter> {
         match asker {
             Asker::Read(_) | Asker::Unjudged => &mut self.others,
             Asker::Write { .. } => &mut self.writes,
@@ -93,12 +93,12 @@ impl Queue {
     }
 
     /// The next one that may have a connection.
-    fn next(&mut self, shares: &Shares) -> Option<Waiting> {
-        let place = |queue: &VecDeque<Waiting>| {
+    fn next(&mut self, shares: &Shares) -> Option<ConnWaiter> {
+        let place = |queue: &VecDeque<ConnWaiter>| {
             // Few can have had their share, and many may wait behind them.
             let mut had_theirs: Vec<Asker> = vec![];
             let reads_are_full = shares.reads_are_full();
-            queue.iter().position(|Waiting { notify, asker }| {
+            queue.iter().position(|ConnWaiter { notify, asker }| {
                 let has_had_it = matches!(asker, Asker::Read(_)) && reads_are_full;
                 if has_had_it || notify.is_closed() || had_theirs.contains(asker) {
                     return false;
@@ -238,7 +238,7 @@ impl Pool {
         let (notify, notified) = oneshot::channel();
         let mut queue = self.queue.borrow_mut();
         queue.tidy();
-        let waiting = Waiting { notify, asker };
+        let waiting = ConnWaiter { notify, asker };
         if again {
             queue.of(asker).push_front(waiting);
         } else {

@@ -145,7 +145,7 @@ impl From<Failed> for Unanswered {
 }
 
 /// How an attempt on one connection went.
-enum Attempt {
+enum SendAttempt {
     Answered(StoreResponse),
     /// Nothing of the request has left: it may be tried on another connection.
     Again(Option<Unsent>),
@@ -194,8 +194,8 @@ impl Job {
             let since = self.write.as_ref().and_then(|write| write.since).filter(|_| is_committed);
             self.write_head(&mut conn, pass, unsent.take(), length);
             match self.attempt(conn, body, upload, since).await? {
-                Attempt::Answered(answer) => return Ok(answer),
-                Attempt::Again(again) => unsent = again,
+                SendAttempt::Answered(answer) => return Ok(answer),
+                SendAttempt::Again(again) => unsent = again,
             }
         }
     }
@@ -331,7 +331,7 @@ impl Job {
         body: &mut StoreBody,
         upload: Option<&UploadState>,
         since: Option<Stopwatch>,
-    ) -> Result<Attempt, Box<Rejection>> {
+    ) -> Result<SendAttempt, Box<Rejection>> {
         let (before, stopwatch) = (conn.http1().wire().sent.get(), since.unwrap_or_else(|| self.worker.watch()));
         let sent = match upload {
             None => self.send_whole(&mut conn, body).await,
@@ -344,7 +344,7 @@ impl Job {
                     // An early answer to a long upload has its own time.
                     Some(upload) => upload.released().unwrap_or_else(Stopwatch::start),
                 };
-                return Ok(Attempt::Answered(StoreResponse { conn, head, since }));
+                return Ok(SendAttempt::Answered(StoreResponse { conn, head, since }));
             }
             Err(failed) => failed,
         };
@@ -358,7 +358,7 @@ impl Job {
             return Err(Box::pin(self.failed(something_left, &failed.why, upload)).await.into());
         }
         self.back_out();
-        Ok(Attempt::Again(unsent))
+        Ok(SendAttempt::Again(unsent))
     }
 
     /// Sends a request whose body is here.

@@ -42,14 +42,14 @@ use crate::{
         Code, HolderId, LeaseSeq, ObjectId, Permit,
         elected::Elected,
         external,
-        idempotency::{self, Again, Entry, IdempotencyKey, KeptResponse, Payload, Refusal, Scope},
+        idempotency::{self, Again, Entry, IdempotencyKey, KeptResponse, KeyRefusal, Payload, Scope},
         verdict::Presented,
         write::{Event, Outcome},
     },
     metrics::KeyedResult,
     route::classify::Write,
     table::{
-        ledger::{self, Attempt, KeyClaimResult, Ledger, keyed::read},
+        ledger::{self, KeyAttempt, KeyClaimResult, Ledger, keyed::read},
         records::Records,
     },
     upstream::body::StoreBody,
@@ -247,14 +247,14 @@ impl Twin {
     ///
     /// # Errors
     /// With what this write is told at once.
-    pub fn agrees(&self, payload: &Payload, seq: LeaseSeq) -> Result<(), Refusal> {
+    pub fn agrees(&self, payload: &Payload, seq: LeaseSeq) -> Result<(), KeyRefusal> {
         if !self.0.is_fresh.load(Ordering::Acquire) {
             return Ok(());
         }
         if self.0.payload.as_ref().is_some_and(|own| own != payload) {
-            return Err(Refusal::OtherPayload);
+            return Err(KeyRefusal::OtherPayload);
         }
-        if self.0.seq == seq { Ok(()) } else { Err(Refusal::InProgress) }
+        if self.0.seq == seq { Ok(()) } else { Err(KeyRefusal::InProgress) }
     }
 
     /// Waits for its answer, as long as the ledger gets on. `None`: it was not sent, so the key is free again.
@@ -266,7 +266,7 @@ impl Twin {
         match ended {
             End::Void(None) => None,
             End::Void(Some((code, detail))) => Some(Err(Rejection::new(code, detail))),
-            End::Unknown => Some(Err(refused(worker, Refusal::Unknown))),
+            End::Unknown => Some(Err(refused(worker, KeyRefusal::Unknown))),
             End::Known(entry) => Some(again(worker, &entry, payload, KeyedResult::Shared)),
         }
     }
@@ -317,7 +317,7 @@ pub async fn claim(
     let alive = Arc::downgrade(&reserved.alive);
     // From here on the end of the write gives the key back.
     guard.attach_key(Box::new(reserved));
-    match ledger.begin_keyed(Attempt { scope, payload, seq, attempt, alive }).await {
+    match ledger.begin_keyed(KeyAttempt { scope, payload, seq, attempt, alive }).await {
         Ok(KeyClaimResult::Fresh(entry)) => {
             worker.plane.metrics().keyed(KeyedResult::Fresh);
             guard.with_key(|reserved| {
@@ -395,25 +395,25 @@ fn replay(kept: &idempotency::Response) -> Response<ReplyBody> {
 }
 
 /// A keyed write that gets neither a run nor an answer.
-pub fn refused(worker: &Worker, why: Refusal) -> Rejection {
+pub fn refused(worker: &Worker, why: KeyRefusal) -> Rejection {
     let (result, what): (_, Cow<'static, str>) = match why {
-        Refusal::OtherPayload => (
+        KeyRefusal::OtherPayload => (
             KeyedResult::Mismatch,
             "this Idempotency-Key was used for another write: the method, the target or the body differs; use a new key".into(),
         ),
-        Refusal::InProgress => (
+        KeyRefusal::InProgress => (
             KeyedResult::InProgress,
             "a write with this Idempotency-Key is on its way; ask again in a moment".into(),
         ),
-        Refusal::Unknown => (
+        KeyRefusal::Unknown => (
             KeyedResult::Unknown,
             "a write with this Idempotency-Key was sent, and nobody knows what became of it; it is not run again. Look, then write with a new key".into(),
         ),
-        Refusal::OtherLease => (
+        KeyRefusal::OtherLease => (
             KeyedResult::OtherLease,
             "this Idempotency-Key's write was made with another lease; show that one's token, or your current one".into(),
         ),
-        Refusal::Dropped { status } => (
+        KeyRefusal::Dropped { status } => (
             KeyedResult::Dropped,
             format!("this Idempotency-Key's write was done (the store answered {status}), and its answer was too large to keep").into(),
         ),
@@ -552,7 +552,7 @@ impl Lookup {
             return Err((why, Some(body)));
         }
         if shown != entry.seq && !is_current {
-            return Err((refused(worker, Refusal::OtherLease), Some(body)));
+            return Err((refused(worker, KeyRefusal::OtherLease), Some(body)));
         }
         let is_h2 = head.version == Version::HTTP_2;
         let digest = match body {

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     fence::{
         Code,
-        idempotency::{Payload, Refusal},
+        idempotency::{KeyRefusal, Payload},
     },
     route::classify::{FENCE_TOKEN, body_on_read},
     upstream::{body::StoreBody, trailer},
@@ -111,7 +111,7 @@ impl Job {
                 (Some(answered), _) => return answered.map(Ready::Answered),
                 // The first was not sent: this one may be the next.
                 (None, Some(left)) => left,
-                (None, None) => return Err(keyed::refused(&worker, Refusal::InProgress)),
+                (None, None) => return Err(keyed::refused(&worker, KeyRefusal::InProgress)),
             };
         }
         let outgoing = self.outgoing(collected);

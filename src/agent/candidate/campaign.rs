@@ -81,13 +81,13 @@ impl Candidate {
             // What was sent is waited for, also by who gives up: else nobody could say what becomes of it.
             let looked = match next {
                 Ok(Next::Write(write)) => self.write(*write, &mut claim).await,
-                Ok(Next::Wait { holder, until }) => Ok(Attempt::Held { by: holder, until }),
+                Ok(Next::Wait { holder, until }) => Ok(CampaignOutcome::Held { by: holder, until }),
                 Err(away) => Err(away),
             };
             let pause = match looked {
-                Ok(Attempt::Won(term)) => return Some(*term),
-                Ok(Attempt::TooLate) => backoff.next(None),
-                Ok(Attempt::Held { by, until }) => {
+                Ok(CampaignOutcome::Won(term)) => return Some(*term),
+                Ok(CampaignOutcome::TooLate) => backoff.next(None),
+                Ok(CampaignOutcome::Held { by, until }) => {
                     heard(Heard::Held { by });
                     backoff.reset();
                     let left = Duration::from_millis(until.since(self.clock.now().boot).max(1));
@@ -142,7 +142,11 @@ impl Candidate {
     }
 
     /// Writes a Lease that may be taken.
-    async fn write(&self, Write { lease, how, begun }: Write, claim: &mut UnconfirmedClaim) -> Result<Attempt, Away> {
+    async fn write(
+        &self,
+        Write { lease, how, begun }: Write,
+        claim: &mut UnconfirmedClaim,
+    ) -> Result<CampaignOutcome, Away> {
         let is_new = how == Unanswered::Create;
         claim.unanswered = Some(how);
         let written = if is_new {
@@ -153,8 +157,8 @@ impl Candidate {
         // Without an answer nobody knows: a later look shows it.
         match written.unwrap_or_else(|late| Err(NotWritten::Away(late))) {
             Ok(lease) => self.begin(lease, begun),
-            Err(NotWritten::Conflict) => Ok(Attempt::TooLate),
-            Err(NotWritten::Away(Away::Refused { status: 404, .. })) if !is_new => Ok(Attempt::TooLate),
+            Err(NotWritten::Conflict) => Ok(CampaignOutcome::TooLate),
+            Err(NotWritten::Away(Away::Refused { status: 404, .. })) if !is_new => Ok(CampaignOutcome::TooLate),
             Err(NotWritten::Away(away)) => {
                 if away.is_final() {
                     claim.unanswered = None;
@@ -164,12 +168,12 @@ impl Candidate {
         }
     }
 
-    fn begin(&self, lease: Lease, sent: BootMs) -> Result<Attempt, Away> {
+    fn begin(&self, lease: Lease, sent: BootMs) -> Result<CampaignOutcome, Away> {
         let seen = Seen::of(&lease)?;
         if !self.holds(&seen) {
             return Err(Away::Odd("it was taken, and the answer names another holder".to_owned()));
         }
-        Ok(Attempt::Won(Box::new(Term::begin(self.clone(), lease, &seen, sent))))
+        Ok(CampaignOutcome::Won(Box::new(Term::begin(self.clone(), lease, &seen, sent))))
     }
 
     fn holds(&self, seen: &Seen) -> bool {
@@ -209,7 +213,7 @@ struct Write {
     begun: BootMs,
 }
 
-enum Attempt {
+enum CampaignOutcome {
     Won(Box<Term>),
     Held {
         by: String,

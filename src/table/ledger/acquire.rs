@@ -2,7 +2,7 @@
 
 use super::{
     GrantReply, Granted, LedgerError, Wanted,
-    advance::{AdvanceCaller, Drained, Waiting, all_granted, remember_request},
+    advance::{AdvanceCaller, DrainWaiter, Drained, all_granted, remember_request},
     core::{Core, granted, not_committed, unreadable},
     pending::answer_leases,
     round::{Draft, Drain, Round},
@@ -18,7 +18,7 @@ use crate::fence::{
 const MIGRATION_RETRY_MS: u64 = 1_000;
 
 /// How an attempt ended.
-enum Attempt {
+enum GrantAttempt {
     Done(Result<Vec<Granted>, LedgerError>),
     /// This object is someone else's for now.
     Blocked {
@@ -61,20 +61,20 @@ impl Core {
         };
         let waiter = Waiter { id, wanted, until, reply };
         match self.attempt(round, &waiter.wanted) {
-            Attempt::Draining(drains) => {
+            GrantAttempt::Draining(drains) => {
                 let until = self.patience(waiter.until);
-                let replies = vec![Waiting { reply: waiter.reply, until }];
+                let replies = vec![DrainWaiter { reply: waiter.reply, until }];
                 self.keep_advance(drains, AdvanceCaller::Acquire { wanted: waiter.wanted, replies });
             }
-            Attempt::Done(result) => self.answer_grant(round, &waiter.wanted, waiter.reply, result),
-            Attempt::Blocked { object, why } if waiter.until > self.setup.clock.now().boot => {
+            GrantAttempt::Done(result) => self.answer_grant(round, &waiter.wanted, waiter.reply, result),
+            GrantAttempt::Blocked { object, why } if waiter.until > self.setup.clock.now().boot => {
                 if is_new && self.waiters.is_full(self.setup.waiters_max) {
                     self.answer_grant(round, &waiter.wanted, waiter.reply, Err(LedgerError::Overloaded));
                     return;
                 }
                 self.wait(round, &object, &why, waiter);
             }
-            Attempt::Blocked { object, why } => {
+            GrantAttempt::Blocked { object, why } => {
                 self.answer_grant(round, &waiter.wanted, waiter.reply, Err(LedgerError::Lease { object, why }));
             }
         }
@@ -121,7 +121,7 @@ impl Core {
         round.with_record(&self.setup.records, object, is_free).unwrap_or(false)
     }
 
-    fn attempt(&mut self, round: &mut Round, wanted: &Wanted) -> Attempt {
+    fn attempt(&mut self, round: &mut Round, wanted: &Wanted) -> GrantAttempt {
         if wanted.request.is_some() {
             // Whatever has run out is ended first, so that no answer depends on an end that a crash
             // could forget. Where that fails, so does what follows.
@@ -133,10 +133,10 @@ impl Core {
             self.resume_drain(round, object);
         }
         match self.replayed(round, wanted) {
-            Some(result) => Attempt::Done(result),
+            Some(result) => GrantAttempt::Done(result),
             None => match self.grant_all(round, wanted) {
                 Ok(attempt) => attempt,
-                Err(refused) => Attempt::Done(Err(refused)),
+                Err(refused) => GrantAttempt::Done(Err(refused)),
             },
         }
     }
@@ -172,13 +172,13 @@ impl Core {
     }
 
     /// Moves all fences, then opens all objects; or does nothing.
-    fn grant_all(&mut self, round: &mut Round, wanted: &Wanted) -> Result<Attempt, LedgerError> {
+    fn grant_all(&mut self, round: &mut Round, wanted: &Wanted) -> Result<GrantAttempt, LedgerError> {
         let mut draft = Draft::default();
         for object in &wanted.objects {
             if self.migration_of(object)?.is_some() {
                 // It is being handed over to somebody.
                 let why = LeaseRefusal::Held { lease: None, retry_ms: MIGRATION_RETRY_MS, takeover_after_ms: None };
-                return Ok(Attempt::Blocked { object: object.clone(), why });
+                return Ok(GrantAttempt::Blocked { object: object.clone(), why });
             }
             let grant = Grant {
                 lease_id: self.new_lease_id(),
@@ -192,7 +192,7 @@ impl Core {
             let takeover_after_ms = wanted.takeover.then_some(self.setup.takeover_after_ms);
             match self.step(round, &mut draft, object, Event::Acquire { grant, takeover_after_ms })? {
                 Outcome::Refused(why @ LeaseRefusal::Held { .. }) => {
-                    return Ok(Attempt::Blocked { object: object.clone(), why });
+                    return Ok(GrantAttempt::Blocked { object: object.clone(), why });
                 }
                 Outcome::Refused(why) => return Err(LedgerError::Lease { object: object.clone(), why }),
                 _ => {}
@@ -202,13 +202,13 @@ impl Core {
             Drained::Now(opened) => opened,
             Drained::Later(drains) => {
                 self.apply(round, draft);
-                return Ok(Attempt::Draining(drains));
+                return Ok(GrantAttempt::Draining(drains));
             }
         };
         let leases = all_granted(opened)?;
         remember_request(round, wanted, &leases);
         self.apply(round, draft);
-        Ok(Attempt::Done(Ok(leases)))
+        Ok(GrantAttempt::Done(Ok(leases)))
     }
 
     /// Answers an acquire, and twins of the same request with it.
@@ -227,11 +227,11 @@ impl Core {
         for object in &wanted.objects {
             while let Some(twin) = self.waiters.take_twin(object, wanted) {
                 let result = match self.attempt(round, &twin.wanted) {
-                    Attempt::Done(result) => result,
-                    Attempt::Blocked { object, why } => Err(LedgerError::Lease { object, why }),
-                    Attempt::Draining(drains) => {
+                    GrantAttempt::Done(result) => result,
+                    GrantAttempt::Blocked { object, why } => Err(LedgerError::Lease { object, why }),
+                    GrantAttempt::Draining(drains) => {
                         let until = self.patience(twin.until);
-                        let replies = vec![Waiting { reply: twin.reply, until }];
+                        let replies = vec![DrainWaiter { reply: twin.reply, until }];
                         self.keep_advance(drains, AdvanceCaller::Acquire { wanted: twin.wanted, replies });
                         continue;
                     }

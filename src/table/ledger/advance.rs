@@ -39,7 +39,7 @@ pub(super) enum AdvanceCaller {
     /// Several calls, if they are the same request.
     Acquire {
         wanted: Wanted,
-        replies: Vec<Waiting>,
+        replies: Vec<DrainWaiter>,
     },
     Rotate(Reply<Granted>),
     /// An operator or a certificate: the fence is what they wanted to move.
@@ -54,7 +54,7 @@ pub(super) enum AdvanceCaller {
 }
 
 /// A call that waits for a drain, and until when.
-pub(super) struct Waiting {
+pub(super) struct DrainWaiter {
     pub(super) reply: GrantReply,
     pub(super) until: BootMs,
 }
@@ -223,7 +223,7 @@ impl Core {
         let Some(id) = self.advances.of_request(wanted) else { return Err(reply) };
         let until = self.patience(until);
         if let Some(Advance { caller: AdvanceCaller::Acquire { replies, .. }, .. }) = self.advances.all.get_mut(&id) {
-            replies.push(Waiting { reply, until });
+            replies.push(DrainWaiter { reply, until });
         }
         self.timers.push(until, Due::Answer(id));
         Ok(())
@@ -436,7 +436,7 @@ impl Core {
                 if wanted.request.is_none() && replies.is_empty() {
                     advance.caller = AdvanceCaller::Nobody;
                 }
-                for Waiting { reply, .. } in over {
+                for DrainWaiter { reply, .. } in over {
                     self.answer_grant(round, &wanted, reply, Err(LedgerError::Draining { object: object.clone() }));
                 }
             }
@@ -483,7 +483,7 @@ impl Core {
         for advance in self.advances.all.values_mut() {
             match std::mem::replace(&mut advance.caller, AdvanceCaller::Nobody) {
                 AdvanceCaller::Acquire { replies, .. } => {
-                    for Waiting { reply, .. } in replies {
+                    for DrainWaiter { reply, .. } in replies {
                         // Whoever has hung up is not waiting for an answer.
                         let _ = reply.send(Err(why.clone()));
                     }

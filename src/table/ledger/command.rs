@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::keyed::{Attempt, KeyClaimResult};
+use super::keyed::{KeyAttempt, KeyClaimResult};
 use crate::{
     barrier::flight::DrainReport,
     fence::{
@@ -215,7 +215,7 @@ pub enum Command {
     },
     /// A keyed write is about to be sent.
     BeginKeyed {
-        attempt: Box<Attempt>,
+        attempt: Box<KeyAttempt>,
         reply: Reply<KeyClaimResult>,
     },
     /// What became of it; `None`: nothing was sent.

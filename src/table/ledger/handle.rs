@@ -16,7 +16,7 @@ use super::{
     command::{
         Certificate, Command, GrantAction, Granted, JournalLines, LedgerError, Moved, Progress, Reply, ReplyRx, Wanted,
     },
-    keyed::{Attempt, KeyClaimResult},
+    keyed::{KeyAttempt, KeyClaimResult},
     pending::{Leases, Offer, Pending},
     pulse::{PATIENCE, Pulse},
     queue::{Queue, Room, queue},
@@ -375,7 +375,7 @@ impl Ledger {
     /// # Errors
     /// Where the table is not usable. `Unavailable` and `Overloaded` say that nothing was begun, and that there is
     /// nothing to take back.
-    pub async fn begin_keyed(&self, attempt: Attempt) -> Result<KeyClaimResult, LedgerError> {
+    pub async fn begin_keyed(&self, attempt: KeyAttempt) -> Result<KeyClaimResult, LedgerError> {
         let attempt = Box::new(attempt);
         self.call(|reply| Command::BeginKeyed { attempt, reply }).await
     }

@@ -25,7 +25,7 @@ use crate::{
 
 /// A keyed write that is about to be sent.
 #[derive(Clone, Debug)]
-pub struct Attempt {
+pub struct KeyAttempt {
     pub scope: Scope,
     /// `None` where the body is not known yet.
     pub payload: Option<Payload>,
@@ -86,8 +86,12 @@ pub enum KeyClaimResult {
 const ROWS_EACH_SECOND: usize = 65_536;
 
 impl Core {
-    pub(super) fn begin_keyed(&mut self, round: &mut Round, attempt: Attempt) -> Result<KeyClaimResult, LedgerError> {
-        let Attempt { scope, payload, seq, attempt, alive } = attempt;
+    pub(super) fn begin_keyed(
+        &mut self,
+        round: &mut Round,
+        attempt: KeyAttempt,
+    ) -> Result<KeyClaimResult, LedgerError> {
+        let KeyAttempt { scope, payload, seq, attempt, alive } = attempt;
         let now = self.setup.clock.now();
         if self.keyed.flying.get(&scope).is_some_and(Flying::is_lost) {
             self.keep_lost(round, &scope)?;

@@ -56,7 +56,7 @@ pub use self::{
     },
     core::{Core, Setup},
     handle::Ledger,
-    keyed::{Attempt, KeyClaimResult},
+    keyed::{KeyAttempt, KeyClaimResult},
     lease_ids::rare_id,
     pending::{Leases, Offer},
     pulse::{PATIENCE, Pulse},
