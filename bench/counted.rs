@@ -96,7 +96,7 @@ fn requests(runtime: &LocalRuntime, mode: Mode, stale: bool, times: usize) {
         }
         let worker = Worker::new(Plane::new(Arc::clone(&gate), &settings, 10, None).expect("the settings are good"));
         let (ours, theirs) = duplex(65_536);
-        worker.outfit().pools[0].adopt(ours);
+        worker.worker_plan().pools[0].adopt(ours);
         tokio::task::spawn_local(store(theirs, &BODY[..16]));
         let (client, served) = duplex(65_536);
         let connections = Connections::default();

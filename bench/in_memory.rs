@@ -10,16 +10,16 @@ use fencegate::{
     config::{LeaseSettings, Settings},
     fence::{Hlc, HolderId, ObjectId, TableKey, Ttl},
     gate::{Gate, receipts::Receipts},
-    kubernetes::elections::Elections,
+    kubernetes::lease_observer::LeaseObserver,
     metrics::Metrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         Table,
         codec::Meta,
         ledger::{Core, Ledger, Setup, Wanted},
         memory::MemoryTable,
         news::News,
-        open::{Begun, begin_on, write_meta},
+        open::{OpenedTable, begin_on, write_meta},
         records::Records,
         rocks::Recovered,
     },
@@ -32,8 +32,9 @@ pub(crate) fn gate() -> Arc<Gate> {
     let table = Arc::new(MemoryTable::default());
     write_meta(&*table, &Meta::new(&key, true), Hlc::default()).expect("memory takes it");
     let table = table as Arc<dyn Table>;
-    let begun = begin_on(table, key, Recovered::Whole, (&clock, Terms::default()), "memory").expect("it is whole");
-    let Begun { table, context, meta, mark, .. } = begun;
+    let begun =
+        begin_on(table, key, Recovered::Whole, (&clock, RouteFingerprint::default()), "memory").expect("it is whole");
+    let OpenedTable { table, context, meta, mark, .. } = begun;
     let (records, news) = (Arc::new(Records::new(table, context, 4_096)), Arc::new(News::new(64, mark)));
     let metrics = Arc::new(Metrics::new());
     let core = Core::new(Setup {
@@ -48,12 +49,12 @@ pub(crate) fn gate() -> Arc<Gate> {
         takeover_after_ms: 0,
         waiters_max: 1,
         unclean: false,
-        terms: Terms::default(),
+        fingerprint: RouteFingerprint::default(),
     });
     let ledger = Ledger::start(core, &clock);
     let about = metrics.kubernetes.clone();
     Arc::new(Gate {
-        elections: Elections::new(1, ledger.clone(), clock.clone(), about),
+        lease_observer: LeaseObserver::new(1, ledger.clone(), clock.clone(), about),
         records,
         ledger,
         news,

@@ -9,7 +9,7 @@ use fencegate::fence::{
     BootMs, Fence, FenceToken, Hlc, HolderId, Incarnation, Lease, LeaseId, LeaseSeq, Now, ObjectId, Record, State,
     TableKey, Ttl, WallMs,
     record::Numbers,
-    token::Claim,
+    token::TokenClaim,
     verdict::{Presented, View, judge},
 };
 
@@ -52,7 +52,7 @@ fn bench(criterion: &mut Criterion) {
     });
     criterion.bench_function("parse a token", |bench| bench.iter(|| FenceToken::parse(black_box(&text))));
     criterion.bench_function("parse a token against its object", |bench| {
-        bench.iter(|| Claim::parse(black_box(&text), black_box("/data/users/")));
+        bench.iter(|| TokenClaim::parse(black_box(&text), black_box("/data/users/")));
     });
     criterion.bench_function("make a token's secret", |bench| {
         bench.iter(|| key.secret(black_box(&object), seq, black_box(&lease_id)));

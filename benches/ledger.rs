@@ -11,13 +11,13 @@ use fencegate::{
     clock::Clock,
     fence::{HolderId, ObjectId, Ttl},
     metrics::Metrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         Batch, Table,
         codec::{Key, encode_mark},
         ledger::{Core, Ledger, Setup, Wanted},
         news::News,
-        open::{self, Begun},
+        open::{self, OpenedTable},
         records::Records,
     },
 };
@@ -46,7 +46,8 @@ fn start() -> Bench {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     open::init(folder.path()).unwrap();
     let clock = Clock::machine();
-    let Begun { table, context, meta, mark, .. } = open::begin(folder.path(), false, &clock, Terms::default()).unwrap();
+    let OpenedTable { table, context, meta, mark, .. } =
+        open::begin(folder.path(), false, &clock, RouteFingerprint::default()).unwrap();
     let records = Arc::new(Records::new(Arc::clone(&table), context, 100_000));
     let core = Core::new(Setup {
         records,
@@ -60,7 +61,7 @@ fn start() -> Bench {
         takeover_after_ms: 0,
         waiters_max: 1,
         unclean: false,
-        terms: Terms::default(),
+        fingerprint: RouteFingerprint::default(),
     });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     Bench { runtime, ledger: Ledger::start(core, &clock), table, _folder: folder }

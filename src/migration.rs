@@ -24,7 +24,7 @@ use crate::{
     table::{
         TableFault,
         codec::{JournalHead, Key, MigrationRow, Wrote},
-        ledger::{Certificate, Deed, Progress, Refused, authority as rows, journal, rare_id},
+        ledger::{Certificate, GrantAction, LedgerError, Progress, authority as rows, journal, rare_id},
         records::Records,
     },
 };
@@ -125,7 +125,7 @@ pub async fn begin(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, Migrat
         }
         if let Some((id, row)) = all.iter().find(|(_, row)| row.domain == wanted.domain && !row.state.is_over()) {
             let (object, id) = (row.domain.clone(), id.clone());
-            return Err(Problem::refused(&Refused::Migrating { object, id }, gate.now()));
+            return Err(Problem::refused(&LedgerError::Migrating { object, id }, gate.now()));
         }
         if all.len() >= rows::MIGRATIONS_MAX / 2 {
             return Err(Problem::new(Code::GateOverloaded, "too many migrations are remembered; try again tomorrow"));
@@ -175,7 +175,7 @@ async fn begin_now(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, Migrat
     let id = MigrationId::new(&rare_id(now.wall)).map_err(|_| Problem::table_unavailable())?;
     let progress = Progress { id: id.clone(), from: None, row: row.clone() };
     let begun = if row.certificate.is_empty() {
-        gate.ledger.migrate(progress, Deed::Nothing).await
+        gate.ledger.migrate(progress, GrantAction::Nothing).await
     } else {
         let certificate = rows::read(row.certificate.clone(), &row.domain).map_err(|_| Problem::table_unavailable())?;
         gate.ledger.certify(certificate, authority.settings.max_jump, Some(progress)).await.map(drop)
@@ -269,20 +269,24 @@ enum Halt {
     To(MigrationState),
 }
 
-impl From<Refused> for Halt {
-    fn from(refused: Refused) -> Self {
+impl From<LedgerError> for Halt {
+    fn from(refused: LedgerError) -> Self {
         match refused {
-            Refused::Lease { why: LeaseRefusal::Expired { .. }, .. } => Self::To(MigrationState::ActivationTimedOut),
-            Refused::Lease { why: LeaseRefusal::ClockUntrusted, .. }
-            | Refused::Unavailable
-            | Refused::Unsure
-            | Refused::Stalled
-            | Refused::Overloaded
-            | Refused::Draining { .. }
-            | Refused::Migrating { .. }
-            | Refused::MigrationMoved => Self::Again,
-            Refused::Lease { .. } | Refused::NotFound | Refused::RequestIdUsed => Self::To(MigrationState::Overtaken),
-            Refused::Stopping => Self::Stopping,
+            LedgerError::Lease { why: LeaseRefusal::Expired { .. }, .. } => {
+                Self::To(MigrationState::ActivationTimedOut)
+            }
+            LedgerError::Lease { why: LeaseRefusal::ClockUntrusted, .. }
+            | LedgerError::Unavailable
+            | LedgerError::Unsure
+            | LedgerError::Stalled
+            | LedgerError::Overloaded
+            | LedgerError::Draining { .. }
+            | LedgerError::Migrating { .. }
+            | LedgerError::MigrationMoved => Self::Again,
+            LedgerError::Lease { .. } | LedgerError::NotFound | LedgerError::RequestIdUsed => {
+                Self::To(MigrationState::Overtaken)
+            }
+            LedgerError::Stopping => Self::Stopping,
         }
     }
 }
@@ -307,7 +311,7 @@ async fn drive(gate: Shared, id: MigrationId, mut row: MigrationRow) {
                 tracing::warn!(migration = %id, object = %row.domain, state = state.name(), "a migration stops: {why}");
                 let progress =
                     Progress { id: id.clone(), from: Some(row.state), row: reached(&row, state, gate.now()) };
-                gate.ledger.migrate(progress, Deed::Nothing).await.map_err(Halt::from)
+                gate.ledger.migrate(progress, GrantAction::Nothing).await.map_err(Halt::from)
             }
             other => other,
         };
@@ -359,7 +363,7 @@ async fn fence_and_grant(gate: &Shared, id: &MigrationId, row: &MigrationRow) ->
     let progress = Progress { id: id.clone(), from: Some(row.state), row: next };
     match gate.ledger.grant(row.domain.clone(), signed, Some(progress)).await {
         // The grant is written, and its drain is waited for.
-        Ok(_) | Err(Refused::Draining { .. }) => Ok(()),
+        Ok(_) | Err(LedgerError::Draining { .. }) => Ok(()),
         Err(refused) => Err(refused.into()),
     }
 }
@@ -463,7 +467,7 @@ async fn await_active(gate: &Shared, id: &MigrationId, row: &MigrationRow) -> Re
                 // A run that was killed or stopped did not get as far as opening the lease.
                 let signed = of_migration(&gate.authority.load(), id, &grant);
                 match gate.ledger.grant(row.domain.clone(), signed, None).await {
-                    Ok(_) | Err(Refused::Draining { .. }) => {}
+                    Ok(_) | Err(LedgerError::Draining { .. }) => {}
                     Err(refused) => return Err(refused.into()),
                 }
             }

@@ -5,7 +5,7 @@
 mod reference;
 
 use bytes::BytesMut;
-use fencegate::store::chunks::{Chunks, Piece};
+use fencegate::upstream::chunks::{Chunks, Piece};
 use libfuzzer_sys::fuzz_target;
 
 /// The data and what is left behind it; `None` where it has no end, or is no body in chunks.

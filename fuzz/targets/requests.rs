@@ -37,7 +37,7 @@ thread_local! {
 }
 
 /// Connections to the store that are there for one input.
-const LANES: usize = 4;
+const CONNECTIONS: usize = 4;
 
 impl Range {
     fn new() -> Self {
@@ -55,8 +55,8 @@ impl Range {
     fn forwarded(&self, bytes: &[u8]) -> Vec<u8> {
         self.runtime.block_on(async {
             let seen = Rc::<RefCell<Vec<u8>>>::default();
-            let pool = Rc::clone(&self.worker.outfit().pools[0]);
-            let stores: Vec<_> = (0..LANES)
+            let pool = Rc::clone(&self.worker.worker_plan().pools[0]);
+            let stores: Vec<_> = (0..CONNECTIONS)
                 .map(|_| {
                     let (ours, theirs) = duplex(1 << 20);
                     pool.adopt(ours);

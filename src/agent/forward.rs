@@ -23,7 +23,7 @@ use tokio::{sync::Notify, time::Sleep};
 
 use super::{
     holdings::Use,
-    lanes::{Lane, Lanes},
+    pool::{GateConn, GatePool},
 };
 use crate::{
     clock::Clock,
@@ -31,7 +31,7 @@ use crate::{
     fence::{Code, code::Plane},
     problem::Problem,
     route::classify::{FENCE_HOLDER, FENCE_TOKEN},
-    store::{
+    upstream::{
         Way,
         hop::{self, takes_trailers},
     },
@@ -49,7 +49,7 @@ pub enum Pass {
 
 /// Forwards requests to the gate.
 pub struct Forwarder {
-    lanes: Arc<Lanes>,
+    pool: Arc<GatePool>,
     silence: Duration,
     /// The `Host` of a request that has none, as HTTP/1.0 allows.
     host: HeaderValue,
@@ -62,7 +62,7 @@ impl Forwarder {
         let authority = settings.url.parse::<http::Uri>().ok().and_then(|url| url.authority().cloned());
         let host = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
         let host = host.unwrap_or_else(|| HeaderValue::from_static("localhost"));
-        Self { lanes: Lanes::new(way, settings, clock), silence, host }
+        Self { pool: GatePool::new(way, settings, clock), silence, host }
     }
 
     /// Sends a request. `guard` is kept until the request is done, including the body of its answer.
@@ -79,16 +79,16 @@ impl Forwarder {
         let is_write = matches!(pass, Pass::Write(_));
         let moved = Arc::<Moved>::default();
         let mut request = outgoing(head, body, &self.host, Arc::clone(&moved));
-        let (mut lane, answer) = loop {
-            let mut lane = self.lanes.take().await.map_err(|error| unreachable(&error.to_string()))?;
+        let (mut conn, answer) = loop {
+            let mut conn = self.pool.take().await.map_err(|error| unreachable(&error.to_string()))?;
             // This checks the clock. Nothing is between it and the sending.
             add_tokens(&mut request, &pass)?;
-            let (sent, before) = (lane.sent(), lane.sent().load(Ordering::Acquire));
-            let sending = lane.sender.try_send_request(request);
+            let (sent, before) = (conn.sent(), conn.sent().load(Ordering::Acquire));
+            let sending = conn.sender.try_send_request(request);
             match self.answered(sending, &moved).await {
-                Some(Ok(answer)) => break (lane, answer),
+                Some(Ok(answer)) => break (conn, answer),
                 Some(Err(mut failed)) => match failed.take_message() {
-                    Some(unsent) if !lane.is_new => request = unsent,
+                    Some(unsent) if !conn.is_new => request = unsent,
                     _ => return Err(unanswered(&sent, before, is_write, &failed.error().to_string())),
                 },
                 None => {
@@ -100,18 +100,18 @@ impl Forwarder {
                 }
             }
         };
-        lane.is_new = false;
+        conn.is_new = false;
         let (mut head, body) = answer.into_parts();
         hop::strip(&mut head.headers);
         if let Pass::Write(uses) = &pass {
             note_refusal(&head.headers, head.status, uses);
         }
-        self.give_back(lane);
+        self.give_back(conn);
         Ok(Response::from_parts(head, Body::new(Guarded { body, _guards: (pass, guard) })))
     }
 
-    fn give_back(&self, lane: Lane) {
-        self.lanes.give_back(lane);
+    fn give_back(&self, conn: GateConn) {
+        self.pool.give_back(conn);
     }
 
     /// Returns the answer. Returns `None` after a time in which no part of the body moved and no answer came.

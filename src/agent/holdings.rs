@@ -12,7 +12,7 @@ use std::{
 use tokio::{sync::watch, task::JoinSet};
 
 use super::{
-    elections::Elections,
+    campaigns::Campaigns,
     held::{Held, Not},
     keeper,
     pace::Paces,
@@ -52,7 +52,7 @@ pub struct Holdings {
     pub(super) api: LeaseApi,
     pub(super) holder: HolderId,
     /// Present where a route has a Kubernetes Lease.
-    elections: Option<Elections>,
+    campaigns: Option<Campaigns>,
     pub(super) settings: AgentLease,
     clock: Clock,
     pub(super) paces: Paces,
@@ -77,7 +77,7 @@ impl Holdings {
     pub fn new(
         api: LeaseApi,
         holder: HolderId,
-        elections: Option<Elections>,
+        campaigns: Option<Campaigns>,
         settings: AgentLease,
         clock: Clock,
         metrics: Arc<AgentMetrics>,
@@ -85,7 +85,7 @@ impl Holdings {
         let phase = watch::Sender::new(Phase::Running);
         let (slots, keepers) = (Mutex::default(), Mutex::default());
         let paces = Paces::new(settings.objects_max);
-        Arc::new(Self { api, holder, elections, settings, clock, paces, metrics, slots, keepers, phase })
+        Arc::new(Self { api, holder, campaigns, settings, clock, paces, metrics, slots, keepers, phase })
     }
 
     /// Takes a lease that is never given back for lack of use.
@@ -149,19 +149,19 @@ impl Holdings {
             keepers.spawn(keeper::keep(Arc::clone(self), slot));
             return Ok(writing);
         };
-        let (seat, race) = self.elections().join(at);
+        let (seat, race) = self.campaigns().join(at);
         if let Some(race) = race {
             let holdings = Arc::clone(self);
             keepers.spawn(async move {
-                holdings.elections().run(&race, || holdings.reached(Phase::Draining)).await;
+                holdings.campaigns().run(&race, || holdings.reached(Phase::Draining)).await;
             });
         }
         keepers.spawn(keeper::follow(Arc::clone(self), slot, seat));
         Ok(writing)
     }
 
-    fn elections(&self) -> &Elections {
-        self.elections.as_ref().expect("an agent that has a route with a Lease has elections")
+    fn campaigns(&self) -> &Campaigns {
+        self.campaigns.as_ref().expect("an agent that has a route with a Lease has elections")
     }
 
     pub(super) fn now(&self) -> BootMs {

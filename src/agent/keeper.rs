@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    elections::Seat,
+    campaigns::Seat,
     held::Held,
     holdings::{Holdings, Phase},
     slot::{Slot, Standing},
@@ -78,15 +78,15 @@ async fn ask(holdings: &Holdings, slot: &Slot) -> Result<Lease, NotHad> {
     };
     tokio::select! {
         acquired = holdings.api.acquire_unless(&wanted, |progress| slot.heard(progress), given_up) => acquired,
-        never = look(holdings, slot) => match never {},
+        never = follow_holder(holdings, slot) => match never {},
     }
 }
 
 /// The holder may change while this agent waits in the queue.
-async fn look(holdings: &Holdings, slot: &Slot) -> std::convert::Infallible {
+async fn follow_holder(holdings: &Holdings, slot: &Slot) -> std::convert::Infallible {
     loop {
         tokio::time::sleep(Duration::from_millis((holdings.settings.ttl_ms / 3).max(100))).await;
-        let Ok(object) = holdings.api.look(slot.object.as_str(), LOOK).await else { continue };
+        let Ok(object) = holdings.api.get_object(slot.object.as_str(), LOOK).await else { continue };
         let held = object.lease.filter(|lease| lease.state == LeaseState::Held);
         let leader = held.and_then(|lease| HolderId::new(&lease.holder_id).ok());
         slot.standing.send_if_modified(|standing| match standing {

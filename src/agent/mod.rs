@@ -13,16 +13,16 @@
 //! takes its [`holdings::Use`]s, and only [`holdings`] makes them. Nothing is ever sent twice. The gate refuses what
 //! still comes too late.
 
+pub mod campaigns;
 pub mod candidate;
 pub mod compare;
-pub mod elections;
 pub mod forward;
 pub mod held;
 pub mod holdings;
 pub mod hosts;
 mod keeper;
-pub mod lanes;
 mod pace;
+pub mod pool;
 pub mod port;
 mod settings;
 pub mod slot;
@@ -34,8 +34,8 @@ use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use uuid::Uuid;
 
 use self::{
+    campaigns::Campaigns,
     candidate::Timing,
-    elections::Elections,
     forward::Forwarder,
     holdings::{Holdings, Led},
     port::Port,
@@ -88,10 +88,10 @@ pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
     let (agent_address, status_address) = (address("agent.listen", &app)?, address("status.listen", &status)?);
     let metrics = Arc::new(AgentMetrics::new());
     let clock = Clock::machine();
-    let elections = settings.has_leases().then(|| elections(settings, &holder, &clock, &metrics)).transpose()?;
+    let campaigns = settings.has_leases().then(|| campaigns(settings, &holder, &clock, &metrics)).transpose()?;
     let (leases, counted) = (settings.lease.clone(), Arc::clone(&metrics));
     let comparing = tokio::spawn(compare::compare(api.clone(), compare::to_compare(&routes)));
-    let holdings = Holdings::new(api, holder.clone(), elections, leases, clock.clone(), counted);
+    let holdings = Holdings::new(api, holder.clone(), campaigns, leases, clock.clone(), counted);
     for route in settings.up_front() {
         let object = ObjectId::new(&route.object).map_err(|what| fault("route.object", what.to_string()))?;
         holdings.take_up_front(&Led { object, by: route.lease() });
@@ -109,12 +109,12 @@ pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
     Ok(Running { agent: agent_address, status: status_address, holder, holdings, port, stopping, servers, comparing })
 }
 
-fn elections(
+fn campaigns(
     settings: &AgentSettings,
     holder: &HolderId,
     clock: &Clock,
     metrics: &Arc<AgentMetrics>,
-) -> Result<Elections, Faults> {
+) -> Result<Campaigns, Faults> {
     let fault = |key: String, what: String| Faults(vec![Fault::new(key, what)]);
     let cluster =
         Cluster::new(&settings.kubernetes.way()).map_err(|(key, what)| fault(format!("kubernetes.{key}"), what))?;
@@ -127,7 +127,7 @@ fn elections(
         name.map_err(|what| fault("lease.holder_id".to_owned(), what.to_string()))?
     };
     tracing::info!(%identity, "taking part in elections on Leases");
-    Ok(Elections::new(cluster, identity, Timing::new(settings.lease.ttl_ms), clock.clone(), Arc::clone(metrics)))
+    Ok(Campaigns::new(cluster, identity, Timing::new(settings.lease.ttl_ms), clock.clone(), Arc::clone(metrics)))
 }
 
 async fn bind_both(settings: &AgentSettings) -> Result<(TcpListener, TcpListener), Faults> {

@@ -16,8 +16,8 @@ use crate::{
     },
     fence::HolderId,
     route::Routes,
-    store::{Address, Way},
     tls::{Connector, Files},
+    upstream::{Address, Way},
 };
 
 impl AgentPort {

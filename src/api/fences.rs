@@ -124,12 +124,12 @@ pub async fn apply(
     let certificate = Certificate { domain, by, signed: signed.to_bytes() };
     let moved = gate.ledger.certify(certificate, authority.settings.max_jump, None).await;
     let moved = moved.map_err(|refused| Problem::refused(&refused, gate.now()))?;
-    look_at_parked(&gate, &signed.statement.domain).await;
+    retry_parked(&gate, &signed.statement.domain).await;
     answer(&gate, &signed, moved).await.map(Json)
 }
 
 /// A fence has moved, so parked certificates may be within the allowed jump by now. Each is checked like any other.
-pub async fn look_at_parked(gate: &Shared, domain: &ObjectId) {
+pub async fn retry_parked(gate: &Shared, domain: &ObjectId) {
     loop {
         let wanted = domain.clone();
         let Ok(parked) = gate.read(move |records| certificates(records, Family::Parked, &wanted, 0, LIMIT_MAX)).await
@@ -255,7 +255,7 @@ pub async fn confirm(
     let certificate = Certificate { domain, by, signed: signed.to_bytes() };
     let moved = gate.ledger.certify(certificate, u64::MAX, None).await;
     let moved = moved.map_err(|refused| Problem::refused(&refused, gate.now()))?;
-    look_at_parked(&gate, &signed.statement.domain).await;
+    retry_parked(&gate, &signed.statement.domain).await;
     answer(&gate, &signed, moved).await.map(Json)
 }
 

@@ -4,7 +4,7 @@ use axum::{Json, extract::State, http::StatusCode};
 
 use super::{
     extract::Body,
-    fences::{look_at_parked, unreadable, untrusted},
+    fences::{retry_parked, unreadable, untrusted},
 };
 use crate::{
     authority::json::{GrantMessage, Message},
@@ -39,7 +39,7 @@ pub async fn apply(
     tracing::info!(object = %given.domain, issuer = %given.issuer, holder = %given.holder, lease_id = %given.lease_id, lease_seq = given.lease_seq.get(), "audit: an issuer grants");
     let granted = gate.ledger.grant(given.domain.clone(), grant, None).await;
     let granted = granted.map_err(|refused| Problem::refused(&refused, gate.now()))?;
-    look_at_parked(&gate, &signed.statement.domain).await;
+    retry_parked(&gate, &signed.statement.domain).await;
     Ok((StatusCode::CREATED, Json(GrantBody::new(&granted, gate.now()))))
 }
 

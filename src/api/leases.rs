@@ -53,7 +53,7 @@ pub async fn acquire(
     };
     wanted.objects.iter().try_for_each(|object| gate.is_grantable(object))?;
     let granted = grant(&gate, &caller, wanted).await?;
-    let body = granted.first().map(|granted| told(&gate, granted));
+    let body = granted.first().map(|granted| grant_body(&gate, granted));
     body.map(|body| (StatusCode::CREATED, Json(body))).ok_or_else(Problem::table_unavailable)
 }
 
@@ -79,11 +79,11 @@ pub async fn acquire_batch(
     };
     wanted.objects.iter().try_for_each(|object| gate.is_grantable(object))?;
     let granted = grant(&gate, &caller, wanted).await?;
-    let leases = granted.iter().map(|granted| told(&gate, granted)).collect();
+    let leases = granted.iter().map(|granted| grant_body(&gate, granted)).collect();
     Ok((StatusCode::CREATED, Json(BatchBody { leases })))
 }
 
-fn told(gate: &Gate, granted: &Granted) -> GrantBody {
+fn grant_body(gate: &Gate, granted: &Granted) -> GrantBody {
     GrantBody::new(granted, gate.now()).warned(routes::warning(gate, &granted.object))
 }
 

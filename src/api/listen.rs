@@ -219,7 +219,7 @@ struct Calls {
 }
 
 impl Service<Request<Incoming>> for Calls {
-    type Response = Response<Answer>;
+    type Response = Response<SeatedBody>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
@@ -238,18 +238,18 @@ impl Service<Request<Incoming>> for Calls {
             seat.begins(Doing::Working);
             let response = answered.await?;
             seat.begins(Doing::Answering);
-            Ok(response.map(|body| Answer { body, seat }))
+            Ok(response.map(|body| SeatedBody { body, seat }))
         })
     }
 }
 
 /// The body of an answer. It reports to its seat when all of it was handed over.
-struct Answer {
+struct SeatedBody {
     body: Body,
     seat: Arc<Seat>,
 }
 
-impl http_body::Body for Answer {
+impl http_body::Body for SeatedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -266,7 +266,7 @@ impl http_body::Body for Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for SeatedBody {
     fn drop(&mut self) {
         self.seat.begins(Doing::Listening);
     }

@@ -22,7 +22,7 @@ use crate::{
     problem::Problem,
     table::{
         codec::MigrationRow,
-        ledger::{Deed, DrainReport, Granted, Progress},
+        ledger::{DrainReport, GrantAction, Granted, Progress},
     },
     wire::{GrantBody, schema, time},
 };
@@ -254,7 +254,7 @@ pub async fn activate(
         }
         let next = migration::reached(&row, MigrationState::Active, gate.now());
         let progress = Progress { id: id.clone(), from: Some(MigrationState::Granted), row: next };
-        let done = gate.ledger.migrate(progress, Deed::Needs(given.lease_id.clone())).await;
+        let done = gate.ledger.migrate(progress, GrantAction::Needs(given.lease_id.clone())).await;
         done.map_err(|refused| Problem::refused(&refused, gate.now()))?;
     } else if !is_right {
         return Err(over("this is not the state that was left behind; the migration is active already".to_owned()));
@@ -271,8 +271,8 @@ pub async fn activate(
 async fn mismatch(gate: &Shared, id: &MigrationId, row: &MigrationRow, grant: &Signed<LeaseGrant>) -> Problem {
     let next = migration::reached(row, MigrationState::HashMismatch, gate.now());
     let progress = Progress { id: id.clone(), from: Some(MigrationState::Granted), row: next };
-    let deed = Deed::Withdraw(grant.statement.lease_id.clone());
-    if let Err(refused) = gate.ledger.migrate(progress, deed).await {
+    let grant_action = GrantAction::Withdraw(grant.statement.lease_id.clone());
+    if let Err(refused) = gate.ledger.migrate(progress, grant_action).await {
         return Problem::refused(&refused, gate.now());
     }
     let what =

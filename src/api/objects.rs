@@ -12,11 +12,11 @@ use crate::{
         Code, Fence, ObjectId, Record, State as ObjectState,
         elected::Claimant,
         election::{Election, LeaseName},
-        external::{Number, Terms},
+        external::{ExternalLimits, Number},
     },
     gate::{Gate, Shared},
     problem::Problem,
-    table::ledger::{Moved, Refused},
+    table::ledger::{LedgerError, Moved},
     wire::{
         MovedBody, ObjectBody, RevokeRequest,
         schema::{self, REASON_MAX},
@@ -108,7 +108,7 @@ pub async fn advance(
 ) -> Result<Json<MovedBody>, Problem> {
     let object = extract::object("object_id", &object)?;
     // Read this before the routes: a reload publishes its routes before its generation counts.
-    let generation = gate.elections.generation();
+    let generation = gate.lease_observer.generation();
     let governed = gate.routes.load().lease_of(&object);
     if let Some(lease) = governed {
         let claimant = claimant(&request.token.text(), lease, &object)?;
@@ -128,7 +128,7 @@ pub async fn advance(
     })?;
     match &moved.record.state {
         _ if moved.record.fence > number.seq.into() => Err(stale(moved.record.fence)),
-        ObjectState::Draining { .. } => Err(Problem::refused(&Refused::Draining { object }, gate.now())),
+        ObjectState::Draining { .. } => Err(Problem::refused(&LedgerError::Draining { object }, gate.now())),
         ObjectState::Open { .. } | ObjectState::Free { .. } => Ok(moved_body(&gate, moved)),
     }
 }
@@ -161,7 +161,7 @@ pub async fn confirm(
 }
 
 /// The limits for this object's tokens, which come from outside.
-fn follows(gate: &Gate, object: &ObjectId) -> Result<Terms, Problem> {
+fn follows(gate: &Gate, object: &ObjectId) -> Result<ExternalLimits, Problem> {
     let no_route = || {
         let what = "no route with lease_source = \"external\" leads to this object";
         Problem::new(Code::ExternalLease, what).with_object(object)
@@ -180,8 +180,8 @@ pub(super) fn claimant(token: &str, lease: Option<LeaseName>, object: &ObjectId)
     Ok(Claimant { election, lease: Arc::new(lease), term: None, holder: None })
 }
 
-fn number(request: &AdvanceRequest, terms: Terms) -> Result<Number, Problem> {
-    let number = Number::parse(&request.token.text(), terms);
+fn number(request: &AdvanceRequest, limits: ExternalLimits) -> Result<Number, Problem> {
+    let number = Number::parse(&request.token.text(), limits);
     number.map_err(|fault| Problem::new(Code::FenceTokenMalformed, fault.to_string()))
 }
 

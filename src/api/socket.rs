@@ -12,7 +12,7 @@ use socket2::SockRef;
 use tokio::{net::TcpStream, time::Sleep};
 
 use super::seats::Seat;
-use crate::store::observed::{Observed, Observer};
+use crate::upstream::observed::{Observed, Observer};
 
 /// How long a peer may take nothing of its answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -84,7 +84,7 @@ async fn check_term(gate: &Shared, object: &ObjectId, mut claimant: Claimant) ->
             Err(_) => has_asked = true,
         }
         let own = claimant.election;
-        match gate.elections.look(&claimant).await {
+        match gate.lease_observer.read_term(&claimant).await {
             Ok((Some(election), term)) if election == own => claimant.term = Some(term),
             Ok((Some(election), _)) if election.is_before(own) => {
                 return answer(Some(Code::WriteFenceAhead), None, None);

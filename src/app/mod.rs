@@ -30,7 +30,7 @@ use crate::{
     config::{Fault, Faults, Settings},
     fence::Ttl,
     gate::{Gate, Shared, reads::Reads, receipts::Receipts},
-    kubernetes::elections::Elections,
+    kubernetes::lease_observer::LeaseObserver,
     metrics::Metrics,
     migration,
     route::Routes,
@@ -38,7 +38,7 @@ use crate::{
         data_folder::DataLock,
         ledger::{Core, Ledger, Setup},
         news::News,
-        open::{self, Begun, Lost},
+        open::{self, Lost, OpenedTable},
         records::Records,
     },
     write_path::{Plane, accept},
@@ -111,7 +111,11 @@ pub struct Running {
 pub fn prepare(settings: &Settings, mut faults: Vec<Fault>) -> Result<Ports, Faults> {
     let ports = Ports::bind(settings).map_err(|found| faults.extend(found.0));
     let table = &settings.table;
-    faults.extend(open::look(&table.path, table.create).err().map(|fault| Fault::new("table.path", fault.to_string())));
+    faults.extend(
+        open::check_data_folder(&table.path, table.create)
+            .err()
+            .map(|fault| Fault::new("table.path", fault.to_string())),
+    );
     match ports {
         Ok(ports) if faults.is_empty() => Ok(ports),
         Ok(_) | Err(()) => Err(Faults(faults)),
@@ -123,9 +127,9 @@ pub fn prepare(settings: &Settings, mut faults: Vec<Fault>) -> Result<Ports, Fau
 /// # Errors
 /// With the reason; nothing runs then.
 pub async fn start(settings: &Settings, clock: Clock, ports: Ports) -> Result<Running, Faults> {
-    let terms = Routes::new(settings).map_err(Faults)?.terms;
+    let fingerprint = Routes::new(settings).map_err(Faults)?.fingerprint;
     let (path, may_create, table_clock) = (settings.table.path.clone(), settings.table.create, clock.clone());
-    let begun = tokio::task::spawn_blocking(move || open::begin(&path, may_create, &table_clock, terms)).await;
+    let begun = tokio::task::spawn_blocking(move || open::begin(&path, may_create, &table_clock, fingerprint)).await;
     match begun {
         Ok(Ok(begun)) => start_on(settings, clock, begun, ports),
         Ok(Err(fault)) => Err(Faults(vec![Fault::new("table.path", fault.to_string())])),
@@ -137,18 +141,18 @@ pub async fn start(settings: &Settings, clock: Clock, ports: Ports) -> Result<Ru
 ///
 /// # Errors
 /// When a port that was bound does not listen.
-pub fn start_on(settings: &Settings, clock: Clock, begun: Begun, ports: Ports) -> Result<Running, Faults> {
+pub fn start_on(settings: &Settings, clock: Clock, begun: OpenedTable, ports: Ports) -> Result<Running, Faults> {
     let mut begun = begun;
     let lock = begun.lock.take();
     let room = Room::find();
-    let bound_passed = begun.context.frame.start.boot.after(Ttl(begun.meta.terms.bound_ms));
+    let bound_passed = begun.context.frame.start.boot.after(Ttl(begun.meta.fingerprint.bound_ms));
     let earlier = begun.was_rerouted.then(|| Generation::gone(bound_passed));
     let authority = Authority::new(settings).map_err(Faults)?;
     let routes = Routes::new(settings).map_err(Faults)?;
     let namespaces = routes.namespaces();
     let gate = assemble(settings, clock, begun, room, (authority, routes));
-    let cluster = gate.elections.reach(&settings.kubernetes, &namespaces)?;
-    gate.elections.look_at(cluster, &namespaces, 0);
+    let cluster = gate.lease_observer.reach(&settings.kubernetes, &namespaces)?;
+    gate.lease_observer.watch_namespaces(cluster, &namespaces, 0);
     let address = |key: &str, listener: &TcpListener| {
         listener.local_addr().map_err(|error| Faults(vec![Fault::new(key, format!("cannot listen: {error}"))]))
     };
@@ -192,13 +196,13 @@ async fn upkeep(metrics: Arc<Metrics>, mut stopping: watch::Receiver<bool>) {
 fn assemble(
     settings: &Settings,
     clock: Clock,
-    begun: Begun,
+    begun: OpenedTable,
     room: Room,
     (authority, routes): (Authority, Routes),
 ) -> Shared {
     let metrics = Arc::new(Metrics::new());
     report(&begun, &metrics);
-    let Begun { table, context, meta, mark, was_clean, terms, .. } = begun;
+    let OpenedTable { table, context, meta, mark, was_clean, fingerprint, .. } = begun;
     let run = meta.run;
     let first = mark.max(clock.now().mark());
     let records = Arc::new(Records::new(table, context, settings.table.cache_objects.max(stripes::LEAST)));
@@ -215,15 +219,15 @@ fn assemble(
         takeover_after_ms: settings.lease.takeover_after_ms,
         waiters_max: settings.lease.waiters_max.min(room.waiting),
         unclean: !was_clean,
-        terms,
+        fingerprint,
     });
     let ledger = Ledger::start(core, &clock).with_patience(Duration::from_millis(settings.table.stall_timeout_ms));
     let pulse = ledger.pulse();
     metrics.ledger.ask_for_commit_age(move || pulse.age().as_secs_f64());
-    let elections =
-        Elections::new(settings.table.cache_objects, ledger.clone(), clock.clone(), metrics.kubernetes.clone());
+    let lease_observer =
+        LeaseObserver::new(settings.table.cache_objects, ledger.clone(), clock.clone(), metrics.kubernetes.clone());
     Arc::new(Gate {
-        elections,
+        lease_observer,
         records,
         ledger,
         news,
@@ -241,7 +245,7 @@ fn assemble(
     })
 }
 
-fn report(begun: &Begun, metrics: &Metrics) {
+fn report(begun: &OpenedTable, metrics: &Metrics) {
     let frame = &begun.context.frame;
     metrics.table.begun(begun.meta.incarnation, begun.was_clean, frame);
     let incarnation = begun.meta.incarnation.number();
@@ -268,7 +272,7 @@ fn report(begun: &Begun, metrics: &Metrics) {
     }
     if begun.was_rerouted {
         tracing::warn!(
-            bound_ms = begun.meta.terms.bound_ms,
+            bound_ms = begun.meta.fingerprint.bound_ms,
             "the last run did not end in good order, and its routes were others: nothing is written before what it sent can no longer land"
         );
     }
@@ -306,11 +310,11 @@ impl Running {
         let routes = Routes::new(settings).map_err(Faults)?;
         let namespaces = routes.namespaces();
         // The calls that can fail come first: a faulty file changes nothing.
-        let cluster = self.gate.elections.reach(&settings.kubernetes, &namespaces)?;
+        let cluster = self.gate.lease_observer.reach(&settings.kubernetes, &namespaces)?;
         let generation = self.plane.reload(settings).await?;
         self.gate.authority.store(Arc::new(authority));
         self.gate.routes.store(Arc::new(routes));
-        self.gate.elections.look_at(cluster, &namespaces, generation);
+        self.gate.lease_observer.watch_namespaces(cluster, &namespaces, generation);
         Ok(())
     }
 
@@ -342,7 +346,7 @@ impl Running {
     /// Lets no more callers in, and waits for the present ones.
     async fn fall_silent(self) {
         let _ = self.gate.drain().await;
-        self.gate.elections.stop();
+        self.gate.lease_observer.stop();
         self.gate.stopping.send_replace(true);
         for server in self.servers {
             // A server that panicked has stopped too.

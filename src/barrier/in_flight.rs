@@ -130,7 +130,7 @@ impl Permitted {
         let counted: Vec<Counted> =
             legs.iter().map(|leg| leg.counted().ok_or_else(|| leg.is_over())).collect::<Result<_, _>>()?;
         let mut moves: Vec<_> = legs.iter().zip(&counted).map(|(leg, from)| (leg.place, from, to.clone())).collect();
-        let judged = stripes.go_on_all(&mut moves, |n, record, sealed| legs[n].look(record, sealed, now));
+        let judged = stripes.go_on_all(&mut moves, |n, record, sealed| legs[n].judge_again(record, sealed, now));
         if !failpoints::on(Fault::NoCommitCheck) {
             judged.map_err(|denied| first(denied, |n| legs[n].permit.object().clone()))?;
         }
@@ -156,7 +156,7 @@ impl Leg {
         counted
     }
 
-    fn look(&self, record: &Record, sealed: bool, now: Now) -> Result<(), Denial> {
+    fn judge_again(&self, record: &Record, sealed: bool, now: Now) -> Result<(), Denial> {
         verdict::judge_again(View::Known { record, sealed }, &self.permit, now)
     }
 
@@ -170,7 +170,8 @@ impl Leg {
 
     fn judge(&self, stripes: &Stripes, mut to: Counted, now: Now) -> Result<(), Denied> {
         let Some(from) = self.counted() else { return Err(self.is_over()) };
-        let judged = stripes.go_on(self.place, (&from, &mut to), |record, sealed| self.look(record, sealed, now));
+        let judged =
+            stripes.go_on(self.place, (&from, &mut to), |record, sealed| self.judge_again(record, sealed, now));
         if !failpoints::on(Fault::NoCommitCheck) {
             judged.map_err(|why| self.denied(why))?;
         }
@@ -270,8 +271,8 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
     ///
     /// # Errors
     /// With the reason why it would not be permitted.
-    pub fn look_again(&self) -> Result<(), Denied> {
-        if self.life.get().terms().unfenced { Ok(()) } else { self.try_judge(&Counted::Waiting) }
+    pub fn check_permit(&self) -> Result<(), Denied> {
+        if self.life.get().options().unfenced { Ok(()) } else { self.try_judge(&Counted::Waiting) }
     }
 
     fn judge(&self, to: Stage) -> Event {
@@ -332,7 +333,7 @@ impl<B: Barrier, K: KeyReservation> InFlight<B, K> {
     #[cold]
     fn abandon(&self) {
         let _ = self.on(Event::Dropped);
-        let is_fenced = self.is_judged() && !self.life.get().terms().unfenced;
+        let is_fenced = self.is_judged() && !self.life.get().options().unfenced;
         if is_fenced && self.stage() == Stage::Over(Outcome::Unknown) {
             self.barrier.lose_track();
         }

@@ -9,7 +9,7 @@ use crate::{
     fence::{
         BootMs, Event as Change, Fence, Hlc, HolderId, Incarnation, LeaseId, Outcome as Done, TableKey, Ttl, WallMs,
         step::{At, Grant, Source},
-        write::Terms,
+        write::WriteOptions,
     },
 };
 
@@ -82,7 +82,7 @@ fn admitted(gate: &Rc<Gate>, record: &Record) -> InFlight<Rc<Gate>, NoKey> {
     let text = lease.token(&record.object).expose();
     let judge = |record: &Record, sealed| verdict::judge_text(record, sealed, &text, NOW);
     let admitted = gate.stripes.admit(record.object.as_str(), judge).expect("in memory").expect("a permit");
-    let mut life = Write::new(Terms::default());
+    let mut life = Write::new(WriteOptions::default());
     let _ = life.on(Event::Arrived { whole: false });
     let _ = life.on(Event::Permitted(Stage::Waiting));
     let route = Arc::new(Generation::default()).enter(&Clock::driven(NOW).0, BOUND);

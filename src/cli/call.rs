@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::Method;
 
 use super::{Failed, runtime};
-use crate::client::{Answer, Client};
+use crate::client::{ApiResponse, Client};
 
 /// How long a gate may take to answer a short call, before a call that may take long.
 const HELLO: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ impl<'a> Call<'a> {
     }
 
     /// Makes the call, and waits this long for its answer.
-    pub(super) async fn within(self, client: &Client, span: Duration) -> Result<Answer, Failed> {
+    pub(super) async fn within(self, client: &Client, span: Duration) -> Result<ApiResponse, Failed> {
         let Self { method, path, headers, body } = self;
         let is_read = method == Method::GET;
         let answer = tokio::time::timeout(span, client.call(method, path, headers, body)).await;
@@ -51,7 +51,7 @@ impl<'a> Call<'a> {
     }
 
     /// Makes a call that may take long, after a short call to `hello` was answered.
-    pub(super) fn at_length(self, client: &Client, hello: &str, span: Duration) -> Result<Answer, Failed> {
+    pub(super) fn at_length(self, client: &Client, hello: &str, span: Duration) -> Result<ApiResponse, Failed> {
         runtime()?.block_on(async {
             Call::get(hello).within(client, HELLO).await?;
             self.within(client, span).await

@@ -14,7 +14,7 @@ use super::{
     output, runtime, token,
 };
 use crate::{
-    client::{Answer, Client},
+    client::{ApiResponse, Client},
     wire::{AcquireRequest, GrantBody, LeaseBody, LeaseList, ObjectBody, RenewRequest},
 };
 
@@ -175,7 +175,7 @@ fn client(common: &Common) -> Result<Client, Failed> {
     Client::new(&common.api).map_err(|fault| Failed::Said(fault.to_string()))
 }
 
-fn call(common: &Common, what: Call<'_>, span: Duration) -> Result<Answer, Failed> {
+fn call(common: &Common, what: Call<'_>, span: Duration) -> Result<ApiResponse, Failed> {
     let answer = runtime()?.block_on(what.within(&client(common)?, span))?;
     if answer.status.is_success() {
         return Ok(answer);
@@ -188,7 +188,7 @@ fn call(common: &Common, what: Call<'_>, span: Duration) -> Result<Answer, Faile
 }
 
 /// A refusal in one line: its code and what to do.
-pub(super) fn explain(answer: &Answer) -> String {
+pub(super) fn explain(answer: &ApiResponse) -> String {
     let problem: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
     match (problem["code"].as_str(), problem["detail"].as_str()) {
         (Some(code), Some(detail)) => format!("{code}: {detail}"),
@@ -196,7 +196,7 @@ pub(super) fn explain(answer: &Answer) -> String {
     }
 }
 
-fn show<T: DeserializeOwned>(common: &Common, answer: &Answer, print: impl FnOnce(&T)) -> Done {
+fn show<T: DeserializeOwned>(common: &Common, answer: &ApiResponse, print: impl FnOnce(&T)) -> Done {
     if common.json {
         output::line(&String::from_utf8_lossy(&answer.body));
         return Ok(());
@@ -276,7 +276,7 @@ fn watch(prefix: &str, silence: Duration, common: &Common) -> Done {
             let whole = tokio::time::timeout(patience, body.collect()).await;
             let whole = whole.map_err(|_| call::late(&client, patience, true))?;
             let body = whole.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-            return Err(Failed::Said(explain(&Answer { status, body })));
+            return Err(Failed::Said(explain(&ApiResponse { status, body })));
         }
         // The stream has every change from here on.
         show_held(&client, prefix, common).await?;

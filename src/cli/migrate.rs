@@ -13,7 +13,7 @@ use super::{
 use crate::{
     api::{journal::JournalBody, migrations::MigrationBody},
     authority::{bls::SecretKey, json::hash_text},
-    client::{Answer, Client},
+    client::{ApiResponse, Client},
     clock::Clock,
     fence::LeaseSeq,
     table::{codec::JournalHead, ledger::journal::chain},
@@ -206,7 +206,7 @@ impl Handover {
     }
 }
 
-fn read<T: serde::de::DeserializeOwned>(answer: &Answer) -> Result<T, Failed> {
+fn read<T: serde::de::DeserializeOwned>(answer: &ApiResponse) -> Result<T, Failed> {
     if !answer.status.is_success() {
         return Err(Failed::Said(lease::explain(answer)));
     }

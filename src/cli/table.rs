@@ -114,7 +114,7 @@ fn restore(data: &std::path::Path, from: &std::path::Path, how: backup::How) -> 
     Ok(())
 }
 
-fn look(config: &ConfigArgs) -> Result<RocksTable, Failed> {
+fn open_table(config: &ConfigArgs) -> Result<RocksTable, Failed> {
     let path = load(config)?.table.path;
     let folder = table_folder(&path);
     if !RocksTable::exists(&folder) {
@@ -134,7 +134,7 @@ fn look(config: &ConfigArgs) -> Result<RocksTable, Failed> {
 const ATTEMPTS: usize = 20;
 
 fn stats(config: &ConfigArgs, json: bool) -> Done {
-    let table = look(config)?;
+    let table = open_table(config)?;
     let progress = output::Progress::new("rows");
     let report = verify::walk(&table, false, |n| progress.at(n)).map_err(at_table)?;
     drop(progress);
@@ -162,7 +162,7 @@ fn stats(config: &ConfigArgs, json: bool) -> Done {
 }
 
 fn verify(config: &ConfigArgs) -> Done {
-    let table = look(config)?;
+    let table = open_table(config)?;
     let progress = output::Progress::new("rows");
     let report = verify::walk(&table, true, |n| progress.at(n)).map_err(at_table)?;
     drop(progress);

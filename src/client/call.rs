@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
 use tokio::time::error::Elapsed;
 
-use super::http::{Answer, CallFault, Client, Kept};
+use super::http::{ApiResponse, CallFault, Client, Kept};
 use crate::{
     clock::Clock,
     fence::{BootMs, Ttl},
@@ -77,7 +77,7 @@ impl Default for Refusal {
 }
 
 impl Refusal {
-    fn of(answer: &Answer) -> Self {
+    fn of(answer: &ApiResponse) -> Self {
         let status = answer.status.as_u16();
         match serde_json::from_slice::<Self>(&answer.body) {
             Ok(refusal) if !refusal.code.is_empty() => Self { status, ..refusal },
@@ -213,7 +213,7 @@ impl LeaseApi {
     ///
     /// # Errors
     /// When there is no answer, or a refusal.
-    pub async fn look(&self, object: &str, patience: Duration) -> Result<ObjectBody, Failed> {
+    pub async fn get_object(&self, object: &str, patience: Duration) -> Result<ObjectBody, Failed> {
         self.call::<(), _>(Method::GET, &format!("/v1/objects/{}", encode(object)), &[], None, patience).await
     }
 
@@ -248,7 +248,7 @@ pub(super) enum By {
 
 /// The result of a call.
 fn answered<T: DeserializeOwned>(
-    call: Result<Result<Answer, CallFault>, Elapsed>,
+    call: Result<Result<ApiResponse, CallFault>, Elapsed>,
     patience: Duration,
 ) -> Result<T, Failed> {
     let answer = match call {
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn a_refusal_is_read_and_what_is_none_counts_by_its_status() {
         let of = |status, body: &'static str| {
-            Refusal::of(&Answer { status: StatusCode::from_u16(status).unwrap(), body: Bytes::from(body) })
+            Refusal::of(&ApiResponse { status: StatusCode::from_u16(status).unwrap(), body: Bytes::from(body) })
         };
         let held = of(
             409,

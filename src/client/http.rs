@@ -79,7 +79,7 @@ impl Drop for Unheard<'_> {
 
 /// An answer, read to its end.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ApiResponse {
     pub status: StatusCode,
     pub body: Bytes,
 }
@@ -119,7 +119,7 @@ impl Client {
         path: &str,
         headers: &[(&str, &str)],
         body: Option<Vec<u8>>,
-    ) -> Result<Answer, CallFault> {
+    ) -> Result<ApiResponse, CallFault> {
         let (status, body) = self.open(method, path, headers, body).await?;
         self.read(status, body).await
     }
@@ -137,14 +137,14 @@ impl Client {
         path: &str,
         headers: &[(&str, &str)],
         body: Option<Vec<u8>>,
-    ) -> Result<Answer, CallFault> {
+    ) -> Result<ApiResponse, CallFault> {
         let mut unheard = Unheard(Some(kept));
         let answered = self.call_by_one_of(kept, self.request(method, path, headers, body)?).await;
         unheard.0 = None;
         answered
     }
 
-    async fn call_by_one_of(&self, kept: &Kept, request: Request<Full<Bytes>>) -> Result<Answer, CallFault> {
+    async fn call_by_one_of(&self, kept: &Kept, request: Request<Full<Bytes>>) -> Result<ApiResponse, CallFault> {
         if let Some(sender) = kept.take()
             && let Ok(answer) = self.call_by(sender, kept, request.clone()).await
         {
@@ -158,7 +158,7 @@ impl Client {
         mut sender: SendRequest<Full<Bytes>>,
         kept: &Kept,
         request: Request<Full<Bytes>>,
-    ) -> Result<Answer, CallFault> {
+    ) -> Result<ApiResponse, CallFault> {
         let (head, body) = sender.send_request(request).await.map_err(|error| self.broken(&error))?.into_parts();
         let answer = self.read(head.status, body).await?;
         if sender.ready().await.is_ok() {
@@ -184,9 +184,9 @@ impl Client {
         Ok((head.status, body))
     }
 
-    async fn read(&self, status: StatusCode, body: Incoming) -> Result<Answer, CallFault> {
+    async fn read(&self, status: StatusCode, body: Incoming) -> Result<ApiResponse, CallFault> {
         let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(|error| self.broken(&error))?;
-        Ok(Answer { status, body: body.to_bytes() })
+        Ok(ApiResponse { status, body: body.to_bytes() })
     }
 
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, CallFault> {

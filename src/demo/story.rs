@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::Demo;
 use crate::{
-    client::{Answer, CallFault, Client},
+    client::{ApiResponse, CallFault, Client},
     clock::Stopwatch,
 };
 
@@ -34,7 +34,7 @@ pub async fn play(demo: &Demo) -> Result<bool, String> {
     stage.write('B', "from B", &second).await?.must(StatusCode::is_success)?;
     stage.note('A', "wakes up, knows nothing of all this, and goes on writing");
     let late = stage.write('A', "late, from A", &first).await?;
-    let kept = stage.look_into_the_store().await?;
+    let kept = stage.read_store().await?;
     let held = late.code.as_deref() == Some("WRITE_STALE_FENCE") && kept == "from B";
     stage.moral(held, &kept);
     Ok(held)
@@ -83,7 +83,7 @@ impl Stage {
             self.line(who, "asks for the lease, and waits for A's to run out", "", "");
         }
         let body = Some(body.to_string().into_bytes());
-        let answer = told(self.api.call(Method::POST, "/v1/leases", &[], body).await)?;
+        let answer = fault_as_text(self.api.call(Method::POST, "/v1/leases", &[], body).await)?;
         let lease: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
         let (Some(token), Some(seq)) = (lease["fence_token"].as_str(), lease["lease_seq"].as_u64()) else {
             return Err(format!("{who} got no lease: {}", String::from_utf8_lossy(&answer.body)));
@@ -95,7 +95,7 @@ impl Stage {
     async fn write(&self, who: char, text: &str, token: &str) -> Result<Written, String> {
         let headers = [("fence-token", token), ("content-type", "text/plain")];
         let body = Some(text.as_bytes().to_vec());
-        let Answer { status, body } = told(self.gate.call(Method::PUT, PATH, &headers, body).await)?;
+        let ApiResponse { status, body } = fault_as_text(self.gate.call(Method::PUT, PATH, &headers, body).await)?;
         let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
         let code = problem["code"].as_str().map(str::to_owned);
         let what = format!("PUT {PATH} {text:?}");
@@ -107,8 +107,8 @@ impl Stage {
     }
 
     /// Reads what the store holds, past the gate.
-    async fn look_into_the_store(&self) -> Result<String, String> {
-        let answer = told(self.store.call(Method::GET, PATH, &[], None).await)?;
+    async fn read_store(&self) -> Result<String, String> {
+        let answer = fault_as_text(self.store.call(Method::GET, PATH, &[], None).await)?;
         Ok(String::from_utf8_lossy(&answer.body).into_owned())
     }
 
@@ -152,7 +152,7 @@ fn print(text: &str) {
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
 }
 
-fn told(answer: Result<Answer, CallFault>) -> Result<Answer, String> {
+fn fault_as_text(answer: Result<ApiResponse, CallFault>) -> Result<ApiResponse, String> {
     answer.map_err(|fault| fault.to_string())
 }
 

@@ -100,7 +100,7 @@ mod asked {
     use super::Point;
 
     /// What a test asked for at a point.
-    pub(super) struct Asked {
+    pub(super) struct ArmedPoint {
         point: Point,
         what: What,
     }
@@ -111,7 +111,7 @@ mod asked {
         Hold(PathBuf),
     }
 
-    pub(super) fn read(list: &str) -> Result<Vec<Asked>, String> {
+    pub(super) fn read(list: &str) -> Result<Vec<ArmedPoint>, String> {
         let unknown = |entry: &str| format!("FENCEGATE_TEST_POINT: {entry:?} is not POINT=kill:N or POINT=hold:FILE");
         let one = |entry: &str| {
             let (name, what) = entry.split_once('=')?;
@@ -121,17 +121,17 @@ mod asked {
                 ("hold", file) => What::Hold(file.into()),
                 _ => return None,
             };
-            Some(Asked { point, what })
+            Some(ArmedPoint { point, what })
         };
         list.split(',').map(|entry| one(entry).ok_or_else(|| unknown(entry))).collect()
     }
 
     /// A thread has reached a point: does what a test asked for.
     pub fn reach(point: Point) {
-        static ASKED: OnceLock<Vec<Asked>> = OnceLock::new();
-        let asked = ASKED
+        static ARMED: OnceLock<Vec<ArmedPoint>> = OnceLock::new();
+        let armed = ARMED
             .get_or_init(|| crate::config::test_point().map_or_else(Vec::new, |list| read(&list).unwrap_or_default()));
-        for asked in asked.iter().filter(|asked| asked.point == point) {
+        for asked in armed.iter().filter(|asked| asked.point == point) {
             match &asked.what {
                 What::Kill(left) => {
                     if left.fetch_sub(1, Ordering::SeqCst) == 1 {

@@ -4,7 +4,7 @@
 //!
 //! A record knows the term at its fence. A token of an earlier term is stale. A token of any other term is not
 //! known, and is not answered before the API server has been asked: [`Denial::Unseen`]. The result of that read
-//! comes as a [`Sighting`], each later than the one before it.
+//! comes as a [`LeaseObservation`], each later than the one before it.
 //!
 //! The order of the checks: an earlier term, or one whose Lease is gone; locked; not known; another holder's;
 //! draining; ended; its Lease not seen renewed for as long as it lasts ([`Denial::Lapsed`]).
@@ -62,7 +62,7 @@ impl Floor {
 
 /// What the API server says of an object's Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sighting {
+pub enum LeaseObservation {
     /// There is no such Lease.
     Gone { lease: Arc<LeaseName> },
     Held {
@@ -208,17 +208,19 @@ impl Record {
 
     /// Takes in what the API server says of the object's Lease. `begins`: also where no term of that Lease is
     /// known.
-    pub(super) fn sight(&self, sighting: Sighting, begins: bool, lease_id: LeaseId, at: &At<'_>) -> Step {
+    pub(super) fn observe(&self, observation: LeaseObservation, begins: bool, lease_id: LeaseId, at: &At<'_>) -> Step {
         if self.is_term_locked() {
             return refused(LeaseRefusal::Locked { fence: self.fence });
         }
-        let (lease, election, holder, lapsed) = match sighting {
-            Sighting::Gone { lease } => return self.lose_its_lease(&lease, at),
-            Sighting::Held { lease, election, holder, lapsed } => (lease, election, holder, lapsed),
+        let (lease, election, holder, lapsed) = match observation {
+            LeaseObservation::Gone { lease } => return self.lose_its_lease(&lease, at),
+            LeaseObservation::Held { lease, election, holder, lapsed } => (lease, election, holder, lapsed),
         };
         match self.elected.as_deref() {
             Some(elected) if self.is_over(elected, election) => refused(LeaseRefusal::Fenced { fence: self.fence }),
-            Some(elected) if elected.election == election => self.look_again(elected, holder, lapsed, lease_id, at),
+            Some(elected) if elected.election == election => {
+                self.observe_same_term(elected, holder, lapsed, lease_id, at)
+            }
             Some(elected) if elected.lease == lease || begins => {
                 self.begin_term((lease, election), holder.as_ref(), lease_id, at)
             }
@@ -228,7 +230,7 @@ impl Record {
     }
 
     /// The step where the Lease is in the term that is known.
-    fn look_again(
+    fn observe_same_term(
         &self,
         known: &Elected,
         holder: Option<HolderId>,

@@ -36,13 +36,13 @@ fn name() -> Arc<LeaseName> {
     Arc::new(LeaseName { namespace: "default".to_owned(), name: "orders".to_owned() })
 }
 
-fn held(election: Election, holder: &str) -> Sighting {
+fn held(election: Election, holder: &str) -> LeaseObservation {
     let holder = Some(holder).filter(|holder| !holder.is_empty()).map(id);
-    Sighting::Held { lease: name(), election, holder, lapsed: false }
+    LeaseObservation::Held { lease: name(), election, holder, lapsed: false }
 }
 
-fn gone() -> Sighting {
-    Sighting::Gone { lease: name() }
+fn gone() -> LeaseObservation {
+    LeaseObservation::Gone { lease: name() }
 }
 
 fn store(record: &mut Record, effects: Vec<Effect>) -> Vec<Effect> {
@@ -60,13 +60,13 @@ fn store(record: &mut Record, effects: Vec<Effect>) -> Vec<Effect> {
 
 /// Both steps of a sighting after a write of the present term, as the ledger takes them where no older write is on
 /// its way.
-fn see(record: &mut Record, sighting: Sighting, ms: u64) -> Outcome {
-    see_if(record, sighting, true, ms)
+fn see(record: &mut Record, observation: LeaseObservation, ms: u64) -> Outcome {
+    see_if(record, observation, true, ms)
 }
 
-fn see_if(record: &mut Record, sighting: Sighting, begins: bool, ms: u64) -> Outcome {
+fn see_if(record: &mut Record, observation: LeaseObservation, begins: bool, ms: u64) -> Outcome {
     let lease_id = LeaseId::new(&format!("lease-{ms}")).unwrap();
-    let (outcome, effects) = record.step(Event::Sight { sighting, begins, lease_id }, &at(ms));
+    let (outcome, effects) = record.step(Event::Observe { observation, begins, lease_id }, &at(ms));
     for effect in store(record, effects) {
         if let Effect::Drain { seq, advance, then } = effect {
             let (_, effects) = record.step(Event::Drained { seq, advance, then }, &at(ms));
@@ -82,10 +82,10 @@ fn claimant(election: Election, until: u64) -> Claimant {
 
 /// The verdict on a write of this term, whose Lease is known to be held until 10 s.
 fn verdict(record: &Record, election: Election, ms: u64) -> Result<u64, String> {
-    told(record, claimant(election, 10_000), ms)
+    judged(record, claimant(election, 10_000), ms)
 }
 
-fn told(record: &Record, claimant: Claimant, ms: u64) -> Result<u64, String> {
+fn judged(record: &Record, claimant: Claimant, ms: u64) -> Result<u64, String> {
     let view = View::Known { record, sealed: false };
     judge(view, &Presented::Claimant(claimant), now(ms)).map(|permit| permit.seq().get()).map_err(|denial| match denial
     {
@@ -152,11 +152,11 @@ fn a_lease_that_was_made_anew_counts_from_0_and_the_old_one_is_stale_for_ever() 
 fn a_lease_counts_as_held_for_as_long_as_it_is_seen_renewed() {
     let mut record = fresh();
     see(&mut record, held(term(1, 0), "a"), 1);
-    assert_eq!(told(&record, claimant(term(1, 0), 5_000), 4_999), Ok(1));
-    assert_eq!(told(&record, claimant(term(1, 0), 5_000), 5_000), Err("lapsed".to_owned()));
-    assert_eq!(told(&record, Claimant { term: None, ..claimant(term(1, 0), 0) }, 1), Err("lapsed".to_owned()));
+    assert_eq!(judged(&record, claimant(term(1, 0), 5_000), 4_999), Ok(1));
+    assert_eq!(judged(&record, claimant(term(1, 0), 5_000), 5_000), Err("lapsed".to_owned()));
+    assert_eq!(judged(&record, Claimant { term: None, ..claimant(term(1, 0), 0) }, 1), Err("lapsed".to_owned()));
     // Once an answer has said that it is over, it stays over.
-    let lapsed = Sighting::Held { lease: name(), election: term(1, 0), holder: Some(id("a")), lapsed: true };
+    let lapsed = LeaseObservation::Held { lease: name(), election: term(1, 0), holder: Some(id("a")), lapsed: true };
     assert_eq!(see(&mut record, lapsed, 5_000), Outcome::Ended);
     assert_eq!(verdict(&record, term(1, 0), 5_001), refused(Code::LeaseExpired));
     assert_eq!(see(&mut record, held(term(1, 0), "a"), 5_002), Outcome::Unchanged);
@@ -186,8 +186,8 @@ fn a_lease_that_was_given_back_is_over() {
 #[test]
 fn whoever_comes_with_another_token_begins_nothing() {
     let mut record = fresh();
-    for sighting in [held(term(1, 0), "a"), gone()] {
-        assert_eq!(see_if(&mut record, sighting, false, 1), Outcome::Unchanged);
+    for observation in [held(term(1, 0), "a"), gone()] {
+        assert_eq!(see_if(&mut record, observation, false, 1), Outcome::Unchanged);
         assert_eq!(record, fresh(), "nothing is kept of it");
     }
     see(&mut record, held(term(1, 0), "a"), 2);
@@ -206,8 +206,8 @@ fn other() -> Arc<LeaseName> {
     Arc::new(LeaseName { namespace: "default".to_owned(), name: "typo".to_owned() })
 }
 
-fn elsewhere() -> Sighting {
-    Sighting::Held { lease: other(), election: term(2, 0), holder: Some(id("b")), lapsed: false }
+fn elsewhere() -> LeaseObservation {
+    LeaseObservation::Held { lease: other(), election: term(2, 0), holder: Some(id("b")), lapsed: false }
 }
 
 #[test]
@@ -219,7 +219,8 @@ fn a_term_that_was_over_stays_so_when_its_route_is_changed_and_changed_back() {
             store(record, effects);
         }),
         ("expired", |record| {
-            let lapsed = Sighting::Held { lease: name(), election: term(1, 3), holder: Some(id("a")), lapsed: true };
+            let lapsed =
+                LeaseObservation::Held { lease: name(), election: term(1, 3), holder: Some(id("a")), lapsed: true };
             see(record, lapsed, 2);
         }),
         ("given back", |record| drop(see(record, held(term(1, 3), ""), 2))),
@@ -254,7 +255,7 @@ fn another_lease_by_a_changed_route_begins_a_term_and_retires_nobody() {
     let mut record = fresh();
     see(&mut record, held(term(1, 3), "a"), 1);
     // A deleted Lease of that name says nothing about the Lease that was seen.
-    assert_eq!(see(&mut record, Sighting::Gone { lease: other() }, 2), Outcome::Unchanged);
+    assert_eq!(see(&mut record, LeaseObservation::Gone { lease: other() }, 2), Outcome::Unchanged);
     assert_eq!(verdict(&record, term(1, 3), 3), Ok(1));
     see(&mut record, elsewhere(), 4);
     assert_eq!((verdict(&record, term(2, 0), 5), verdict(&record, term(1, 3), 5)), (Ok(2), unseen()));
@@ -270,7 +271,7 @@ fn a_holder_that_changes_while_it_drains_shuts_both_out() {
         let mut record = fresh();
         let lease_id = LeaseId::new("lease-1").unwrap();
         let (_, effects) =
-            record.step(Event::Sight { sighting: held(term(1, 0), "a"), begins: true, lease_id }, &at(1));
+            record.step(Event::Observe { observation: held(term(1, 0), "a"), begins: true, lease_id }, &at(1));
         store(&mut record, effects);
         assert!(matches!(record.state, State::Draining { .. }));
         see(&mut record, held(term(1, 0), after), 2);
@@ -304,8 +305,8 @@ fn who_it_says_it_is_must_be_whom_the_lease_names() {
     let mut record = fresh();
     see(&mut record, held(term(1, 0), "a"), 1);
     let by = |holder: &str| Claimant { holder: Some(id(holder)), ..claimant(term(1, 0), 9_000) };
-    assert_eq!(told(&record, by("a"), 2), Ok(1));
-    assert_eq!(told(&record, by("b"), 2), refused(Code::FenceTokenInvalid));
+    assert_eq!(judged(&record, by("a"), 2), Ok(1));
+    assert_eq!(judged(&record, by("b"), 2), refused(Code::FenceTokenInvalid));
 }
 
 #[test]
@@ -330,8 +331,8 @@ fn what_moves_the_fence_otherwise_ends_the_term() {
 fn draining_comes_before_the_term_is_looked_at_and_a_crash_in_it_opens_for_the_same() {
     let mut record = fresh();
     let lease_id = LeaseId::new("lease-1").unwrap();
-    let (_, effects) =
-        record.step(Event::Sight { sighting: held(term(1, 0), "a"), begins: true, lease_id: lease_id.clone() }, &at(1));
+    let (_, effects) = record
+        .step(Event::Observe { observation: held(term(1, 0), "a"), begins: true, lease_id: lease_id.clone() }, &at(1));
     store(&mut record, effects);
     assert_eq!(verdict(&record, term(1, 0), 2), refused(Code::FenceDraining));
     assert!(matches!(record.state, State::Draining { opens: Some(_), .. }));

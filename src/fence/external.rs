@@ -25,12 +25,12 @@ pub const HOLDER: &str = "external";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
     pub seq: LeaseSeq,
-    pub terms: Terms,
+    pub limits: ExternalLimits,
 }
 
 /// A route's limits for the tokens of an outside lock service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct ExternalLimits {
     /// How far one token, or all tokens of a minute, may move the fence.
     pub max_jump: u64,
     /// How long a holder may be silent; [`Ttl::FOR_EVER`] where that has no limit.
@@ -42,9 +42,9 @@ impl Number {
     ///
     /// # Errors
     /// When the text is not such a number.
-    pub fn parse(text: &str, terms: Terms) -> Result<Self, TokenFault> {
+    pub fn parse(text: &str, limits: ExternalLimits) -> Result<Self, TokenFault> {
         let seq = parse_seq(text.as_bytes()).map_err(|_| TokenFault::Number)?;
-        Ok(Self { seq, terms })
+        Ok(Self { seq, limits })
     }
 }
 
@@ -78,7 +78,7 @@ impl Record {
     }
 
     /// Compares a number with the record. Does not check the time.
-    fn place(&self, Number { seq, terms }: Number) -> Result<Place<'_>, Refusal> {
+    fn place(&self, Number { seq, limits }: Number) -> Result<Place<'_>, Refusal> {
         let (fence, stale) = (self.fence, Fence::from(seq) < self.fence);
         // An object without a row has the table's own floor, which says nothing of outside numbers.
         if stale && (self.is_known() || !self.is_locked()) {
@@ -89,8 +89,8 @@ impl Record {
         }
         if Fence::from(seq) > fence {
             let is_first = self.numbers == Numbers::Gate;
-            if !is_first && seq.get() - fence.get() > terms.max_jump {
-                return Err(Refusal::Jump { seq, fence, max_jump: terms.max_jump });
+            if !is_first && seq.get() - fence.get() > limits.max_jump {
+                return Err(Refusal::Jump { seq, fence, max_jump: limits.max_jump });
             }
             return Ok(Place::Ahead);
         }

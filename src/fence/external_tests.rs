@@ -26,7 +26,7 @@ fn seq(number: u64) -> LeaseSeq {
 }
 
 fn number(of: u64, silence: Ttl) -> Number {
-    Number { seq: seq(of), terms: Terms { max_jump: JUMP, silence } }
+    Number { seq: seq(of), limits: ExternalLimits { max_jump: JUMP, silence } }
 }
 
 fn fresh() -> Record {
@@ -91,8 +91,8 @@ fn verdict(record: &Record, of: u64, ms: u64) -> &'static str {
 
 #[test]
 fn a_number_has_one_spelling() {
-    let terms = Terms { max_jump: JUMP, silence: Ttl::FOR_EVER };
-    let read = |text: &str| Number::parse(text, terms).map(|number| number.seq.get());
+    let limits = ExternalLimits { max_jump: JUMP, silence: Ttl::FOR_EVER };
+    let read = |text: &str| Number::parse(text, limits).map(|number| number.seq.get());
     assert_eq!(read("1"), Ok(1));
     assert_eq!(read("18446744073709551615"), Ok(u64::MAX));
     for wrong in ["", "0", "01", "+1", "-1", "1 ", " 1", "1.0", "0x1", "1e3", "18446744073709551616", "fg1.1.dQ.x", "١"]

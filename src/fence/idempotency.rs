@@ -115,7 +115,7 @@ pub struct Entry {
     pub since: Option<Since>,
     /// Names this one attempt.
     pub attempt: u64,
-    pub answer: Answer,
+    pub answer: KeptResponse,
 }
 
 /// A moment of one run, which no step of the wall clock moves.
@@ -127,7 +127,7 @@ pub struct Since {
 
 /// What became of a keyed write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum KeptResponse {
     /// There is no answer: the write is on its way, or was when the gate ended.
     None,
     Whole(Response),
@@ -149,12 +149,12 @@ pub struct Response {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Again<'a> {
     Replay(&'a Response),
-    Refused(Refusal),
+    Refused(KeyRefusal),
 }
 
 /// Why a keyed write is not run and gets no kept answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum KeyRefusal {
     /// The key was used for another write.
     OtherPayload,
     /// The key's write is on its way, under another lease of the same holder.
@@ -167,7 +167,7 @@ pub enum Refusal {
     Dropped { status: u16 },
 }
 
-impl Refusal {
+impl KeyRefusal {
     #[must_use]
     pub const fn code(self) -> Code {
         match self {
@@ -186,10 +186,10 @@ impl Entry {
     pub fn again(&self, payload: &Payload) -> Again<'_> {
         let is_other = self.payload.as_ref().is_some_and(|own| own != payload);
         match &self.answer {
-            _ if is_other => Again::Refused(Refusal::OtherPayload),
-            Answer::None => Again::Refused(Refusal::Unknown),
-            Answer::Whole(response) => Again::Replay(response),
-            Answer::Dropped { status } => Again::Refused(Refusal::Dropped { status: *status }),
+            _ if is_other => Again::Refused(KeyRefusal::OtherPayload),
+            KeptResponse::None => Again::Refused(KeyRefusal::Unknown),
+            KeptResponse::Whole(response) => Again::Replay(response),
+            KeptResponse::Dropped { status } => Again::Refused(KeyRefusal::Dropped { status: *status }),
         }
     }
 
@@ -207,7 +207,7 @@ impl Entry {
     pub fn age_ms(&self, now: Now, frame: &Frame) -> u64 {
         let by_boot = match self.since {
             Some(Since { run, boot }) if run == frame.run => now.boot.since(boot),
-            Some(Since { run, .. }) if run + 1 == frame.run && self.answer == Answer::None => {
+            Some(Since { run, .. }) if run + 1 == frame.run && self.answer == KeptResponse::None => {
                 now.boot.since(frame.start.boot)
             }
             // The age by the clocks when this run began, plus all that has passed since then.
@@ -270,17 +270,17 @@ mod tests {
             at: WallMs(1_000),
             since: None,
             attempt: 7,
-            answer: Answer::Whole(response.clone()),
+            answer: KeptResponse::Whole(response.clone()),
         };
         assert_eq!(entry.again(&[1; 32]), Again::Replay(&response));
-        assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::OtherPayload));
-        entry.answer = Answer::Dropped { status: 201 };
-        assert_eq!(entry.again(&[1; 32]), Again::Refused(Refusal::Dropped { status: 201 }));
-        entry.answer = Answer::None;
-        assert_eq!(entry.again(&[1; 32]), Again::Refused(Refusal::Unknown));
-        assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::OtherPayload));
+        assert_eq!(entry.again(&[2; 32]), Again::Refused(KeyRefusal::OtherPayload));
+        entry.answer = KeptResponse::Dropped { status: 201 };
+        assert_eq!(entry.again(&[1; 32]), Again::Refused(KeyRefusal::Dropped { status: 201 }));
+        entry.answer = KeptResponse::None;
+        assert_eq!(entry.again(&[1; 32]), Again::Refused(KeyRefusal::Unknown));
+        assert_eq!(entry.again(&[2; 32]), Again::Refused(KeyRefusal::OtherPayload));
         entry.payload = None;
-        assert_eq!(entry.again(&[2; 32]), Again::Refused(Refusal::Unknown), "nobody knows what it was");
+        assert_eq!(entry.again(&[2; 32]), Again::Refused(KeyRefusal::Unknown), "nobody knows what it was");
     }
 
     #[test]
@@ -295,10 +295,10 @@ mod tests {
             at: WallMs(at),
             since,
             attempt: 1,
-            answer: Answer::None,
+            answer: KeptResponse::None,
         };
         let age = |entry: Entry, wall, boot| entry.age_ms(Now { wall: WallMs(wall), boot: BootMs(boot) }, &frame);
-        let answered = |entry: Entry| Entry { answer: Answer::Dropped { status: 200 }, ..entry };
+        let answered = |entry: Entry| Entry { answer: KeptResponse::Dropped { status: 200 }, ..entry };
         let own = || entry(11_000, Some(Since { run: 3, boot: BootMs(1_500) }));
         assert_eq!(age(own(), 13_000, 3_500), 2_000);
         assert_eq!(age(own(), 90_000_000, 3_500), 2_000, "the wall clock was set forward");

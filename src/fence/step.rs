@@ -12,7 +12,7 @@ use super::{
     Certified, Ended, Fence, FenceToken, Hlc, HolderId, How, Lease, LeaseId, LeaseRow, LeaseSeq, Now, Record,
     RequestId, State, TableKey, Ttl, WallMs,
     authority::SignedGrant,
-    elected::Sighting,
+    elected::LeaseObservation,
     election::{Election, LeaseName},
     external::Number,
     lease::Start,
@@ -69,7 +69,7 @@ pub struct Window {
 
 /// A caller's claim to a lease that the table remembers: the holder that it names, and its token.
 #[derive(Clone, Debug)]
-pub struct Claim {
+pub struct LeaseProof {
     pub row: LeaseRow,
     /// `None` where the call names no holder (a release: the token is enough).
     pub holder: Option<HolderId>,
@@ -86,12 +86,12 @@ pub enum Event {
     },
     /// `rotate`: under a new number and lease id, so that tokens that others have seen stop working.
     Renew {
-        claim: Claim,
+        proof: LeaseProof,
         ttl: Ttl,
         rotate: Option<LeaseId>,
     },
     Release {
-        claim: Claim,
+        proof: LeaseProof,
     },
     /// The client of this grant is gone, so no writer has its token.
     Withdraw {
@@ -125,8 +125,8 @@ pub enum Event {
         lowest: LeaseSeq,
     },
     /// What the API server says of the Kubernetes Lease that governs the object.
-    Sight {
-        sighting: Sighting,
+    Observe {
+        observation: LeaseObservation,
         /// Take the term in also where no term of its Lease is known.
         begins: bool,
         lease_id: LeaseId,
@@ -264,8 +264,8 @@ impl Record {
     pub fn step(&self, event: Event, at: &At<'_>) -> Step {
         match event {
             Event::Acquire { grant, takeover_after_ms } => self.acquire(grant, takeover_after_ms, at),
-            Event::Renew { claim, ttl, rotate } => self.renew(&claim, ttl, rotate, at),
-            Event::Release { claim } => match self.holds(&claim, at) {
+            Event::Renew { proof, ttl, rotate } => self.renew(&proof, ttl, rotate, at),
+            Event::Release { proof } => match self.holds(&proof, at) {
                 Ok(lease) => self.free(lease, How::Released, at, Outcome::Freed),
                 Err(step) => step,
             },
@@ -280,7 +280,7 @@ impl Record {
             Event::Grant(signed) => self.grant(signed, at),
             Event::Follow { number, grant } => self.follow(number, grant, at),
             Event::Confirm { lowest } => self.confirm(lowest, at),
-            Event::Sight { sighting, begins, lease_id } => self.sight(sighting, begins, lease_id, at),
+            Event::Observe { observation, begins, lease_id } => self.observe(observation, begins, lease_id, at),
             Event::ConfirmTerm { lease, election } => self.confirm_term(lease, election, at),
             Event::Drained { seq, advance, then } => self.open(seq, advance, then, at),
         }
@@ -312,8 +312,8 @@ impl Record {
         }
     }
 
-    fn renew(&self, claim: &Claim, ttl: Ttl, rotate: Option<LeaseId>, at: &At<'_>) -> Step {
-        let lease = match self.holds(claim, at) {
+    fn renew(&self, proof: &LeaseProof, ttl: Ttl, rotate: Option<LeaseId>, at: &At<'_>) -> Step {
+        let lease = match self.holds(proof, at) {
             Ok(lease) => lease,
             Err(step) => return step,
         };
@@ -333,13 +333,13 @@ impl Record {
 
     /// The claim's lease, if it is open, live and at the fence; else the refusal. The order of the checks is part
     /// of the api.
-    fn holds(&self, claim: &Claim, at: &At<'_>) -> Result<&Lease, Step> {
-        let row = &claim.row;
-        if claim.holder.as_ref().is_some_and(|holder| *holder != row.holder) {
+    fn holds(&self, proof: &LeaseProof, at: &At<'_>) -> Result<&Lease, Step> {
+        let row = &proof.row;
+        if proof.holder.as_ref().is_some_and(|holder| *holder != row.holder) {
             return Err(refused(LeaseRefusal::NotHolder));
         }
         let secret = at.key.secret(&row.object, row.seq, &row.lease_id);
-        if claim.token.object != row.object || claim.token.seq != row.seq || claim.token.secret != secret {
+        if proof.token.object != row.object || proof.token.seq != row.seq || proof.token.secret != secret {
             return Err(refused(LeaseRefusal::TokenMismatch));
         }
         match self.lease() {

@@ -78,13 +78,13 @@ fn granted(record: &mut Record, lease: &str, who: &str, ms: u64) -> Lease {
     }
 }
 
-fn claim(record: &Record, lease: &Lease) -> Claim {
+fn proof(record: &Record, lease: &Lease) -> LeaseProof {
     let row = LeaseRow::new(&record.object, lease, None);
-    Claim { row, holder: Some(lease.holder.clone()), token: lease.token(&record.object) }
+    LeaseProof { row, holder: Some(lease.holder.clone()), token: lease.token(&record.object) }
 }
 
-fn renew(claim: Claim, ttl: u64) -> Event {
-    Event::Renew { claim, ttl: Ttl(ttl), rotate: None }
+fn renew(proof: LeaseProof, ttl: u64) -> Event {
+    Event::Renew { proof, ttl: Ttl(ttl), rotate: None }
 }
 
 #[test]
@@ -127,14 +127,14 @@ fn a_renewal_keeps_the_seq_and_never_shortens() {
     let mut record = fresh();
     let lease = granted(&mut record, "l1", "a", 0);
     let (outcome, seen) = {
-        let renewal = renew(claim(&record, &lease), 10);
+        let renewal = renew(proof(&record, &lease), 10);
         run(&mut record, renewal, 50)
     };
     let Outcome::Renewed(short) = outcome else { panic!("{outcome:?}") };
     assert_eq!((short.seq, short.deadline, short.expires_at), (lease.seq, lease.deadline, lease.expires_at));
     assert_eq!(seen, ["renewed", "store"]);
     let (outcome, _) = {
-        let renewal = renew(claim(&record, &lease), 500);
+        let renewal = renew(proof(&record, &lease), 500);
         run(&mut record, renewal, 60)
     };
     assert!(matches!(outcome, Outcome::Renewed(long) if long.deadline == BootMs(1_560) && long.used));
@@ -144,18 +144,18 @@ fn a_renewal_keeps_the_seq_and_never_shortens() {
 fn the_refusals_of_a_renewal_come_in_their_order() {
     let mut record = fresh();
     let lease = granted(&mut record, "l1", "a", 0);
-    let good = claim(&record, &lease);
-    let refusal = |record: &Record, claim: &Claim, ms| match record.step(renew(claim.clone(), 50), &at(ms)).0 {
+    let good = proof(&record, &lease);
+    let refusal = |record: &Record, proof: &LeaseProof, ms| match record.step(renew(proof.clone(), 50), &at(ms)).0 {
         Outcome::Refused(refusal) => refusal,
         other => panic!("{other:?}"),
     };
     // The lease is expired, and token and holder are wrong: the wrong holder is reported first.
-    let mut claim = good.clone();
-    claim.token.secret = Secret::from_bytes([0; 16]);
-    claim.holder = Some(holder("b"));
-    assert_eq!(refusal(&record, &claim, 200), LeaseRefusal::NotHolder);
-    claim.holder = Some(holder("a"));
-    assert_eq!(refusal(&record, &claim, 200), LeaseRefusal::TokenMismatch);
+    let mut proof = good.clone();
+    proof.token.secret = Secret::from_bytes([0; 16]);
+    proof.holder = Some(holder("b"));
+    assert_eq!(refusal(&record, &proof, 200), LeaseRefusal::NotHolder);
+    proof.holder = Some(holder("a"));
+    assert_eq!(refusal(&record, &proof, 200), LeaseRefusal::TokenMismatch);
     let mut other = good.clone();
     other.token.object = ObjectId::new("orders").unwrap();
     assert_eq!(refusal(&record, &other, 0), LeaseRefusal::TokenMismatch);
@@ -173,14 +173,14 @@ fn a_refusal_that_calls_a_lease_expired_makes_it_so() {
     let mut record = fresh();
     let lease = granted(&mut record, "l1", "a", 0);
     let (outcome, seen) = {
-        let renewal = renew(claim(&record, &lease), 50);
+        let renewal = renew(proof(&record, &lease), 50);
         run(&mut record, renewal, 100)
     };
     assert!(matches!(outcome, Outcome::Refused(LeaseRefusal::Expired { .. })));
     assert_eq!(seen, ["remember", "expired", "store"]);
     // The lease stays over, also if the clock goes back.
     let (outcome, seen) = {
-        let renewal = renew(claim(&record, &lease), 50);
+        let renewal = renew(proof(&record, &lease), 50);
         run(&mut record, renewal, 10)
     };
     assert!(matches!(outcome, Outcome::Refused(LeaseRefusal::Expired { .. })));
@@ -203,7 +203,7 @@ fn ending_is_for_leases_past_their_deadline_only() {
 fn a_release_leaves_the_floor_and_is_final() {
     let mut record = fresh();
     let lease = granted(&mut record, "l1", "a", 0);
-    let release = |record: &Record| Event::Release { claim: claim(record, &lease) };
+    let release = |record: &Record| Event::Release { proof: proof(record, &lease) };
     let event = release(&record);
     assert_eq!(run(&mut record, event, 10), (Outcome::Freed, vec!["remember", "released", "store"]));
     assert_eq!(record.fence.get(), 1);
@@ -216,7 +216,7 @@ fn a_release_leaves_the_floor_and_is_final() {
 fn rotation_and_takeover_are_advances_of_ones_own_lease() {
     let mut record = fresh();
     let lease = granted(&mut record, "l1", "a", 0);
-    let rotate = Event::Renew { claim: claim(&record, &lease), ttl: Ttl(100), rotate: Some(id("l2")) };
+    let rotate = Event::Renew { proof: proof(&record, &lease), ttl: Ttl(100), rotate: Some(id("l2")) };
     let (outcome, seen) = run(&mut record, rotate, 10);
     assert!(matches!(outcome, Outcome::Granted(lease) if lease.seq.get() == 2 && lease.holder == holder("a")));
     assert_eq!(seen, ["remember", "fenced", "store", "drain", "remember", "granted", "store"]);
@@ -278,7 +278,7 @@ fn a_new_incarnation_raises_the_floor_and_voids_the_lease() {
     let old = granted(&mut record, "l1", "a", 0);
     let mut record = record.rebased(Incarnation::new(1));
     assert_eq!((record.fence.get(), &record.state), ((1 << 32) + 1, &State::Free { last: None }));
-    let event = renew(claim(&record, &old), 50);
+    let event = renew(proof(&record, &old), 50);
     assert!(matches!(run(&mut record, event, 1).0, Outcome::Refused(LeaseRefusal::Fenced { .. })));
     assert_eq!(granted(&mut record, "l2", "b", 2).seq.get(), (1 << 32) + 2);
 }

@@ -224,14 +224,14 @@ impl FenceToken {
 
 /// What a token claims about the object that a write goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct TokenClaim {
     pub seq: LeaseSeq,
     pub secret: Secret,
     /// The object that the token is for, where it is not the write's.
     pub other: Option<ObjectId>,
 }
 
-impl Claim {
+impl TokenClaim {
     /// What a token claims about `target`.
     #[must_use]
     pub fn of(token: &FenceToken, target: &ObjectId) -> Self {
@@ -334,9 +334,9 @@ mod tests {
         #[test]
         fn read_against_an_object_it_claims_the_same(token in any_token(), id in "[^\\p{Cc}]{1,40}") {
             let (text, target) = (token.expose(), object(&id));
-            prop_assert_eq!(Claim::parse(&text, &id), Ok(Claim::of(&token, &target)));
-            let own = Claim { seq: token.seq, secret: token.secret, other: None };
-            prop_assert_eq!(Claim::parse(&text, token.object.as_str()), Ok(own));
+            prop_assert_eq!(TokenClaim::parse(&text, &id), Ok(TokenClaim::of(&token, &target)));
+            let own = TokenClaim { seq: token.seq, secret: token.secret, other: None };
+            prop_assert_eq!(TokenClaim::parse(&text, token.object.as_str()), Ok(own));
         }
 
         #[test]

@@ -13,7 +13,7 @@ use super::{
     elected::{Claimant, Term},
     election::Election,
     external::Number,
-    token::{Claim, TokenFault},
+    token::{TokenClaim, TokenFault},
 };
 
 /// What a write presents for the object that it goes to.
@@ -21,7 +21,7 @@ use super::{
 pub enum Presented {
     Nothing,
     Unreadable(TokenFault),
-    Token(Claim),
+    Token(TokenClaim),
     /// A number of an outside lock service.
     Number(Number),
     /// A term of leadership by a Kubernetes Lease.
@@ -32,13 +32,13 @@ impl Presented {
     /// Reads a token's text, for a write to `target`.
     #[must_use]
     pub fn read(text: &str, target: &str) -> Self {
-        Claim::parse(text, target).map_or_else(Self::Unreadable, Self::Token)
+        TokenClaim::parse(text, target).map_or_else(Self::Unreadable, Self::Token)
     }
 
     /// Takes a token that was read, for a write to `target`.
     #[must_use]
     pub fn of(token: &FenceToken, target: &ObjectId) -> Self {
-        Self::Token(Claim::of(token, target))
+        Self::Token(TokenClaim::of(token, target))
     }
 }
 

@@ -33,13 +33,13 @@ pub struct Write {
     asked: bool,
     /// The write's idempotency key is claimed.
     claimed: bool,
-    terms: Terms,
+    options: WriteOptions,
 }
 
 /// What a route says about its writes, and a request about itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
-pub struct Terms {
+pub struct WriteOptions {
     /// The route only checks (`audit`), or does not check at all (`off`): the write is sent whatever a judge would
     /// say.
     pub unfenced: bool,
@@ -191,13 +191,13 @@ impl ReadOnly {
 impl Write {
     /// A write that was not judged yet.
     #[must_use]
-    pub fn new(terms: Terms) -> Self {
-        Self { stage: Stage::Arrived, sent: false, whole: false, asked: false, claimed: false, terms }
+    pub fn new(options: WriteOptions) -> Self {
+        Self { stage: Stage::Arrived, sent: false, whole: false, asked: false, claimed: false, options }
     }
 
     /// Makes the write go on whatever a judge says from here on: its route only checks.
     pub fn unfence(&mut self) {
-        self.terms.unfenced = true;
+        self.options.unfenced = true;
     }
 
     #[must_use]
@@ -206,8 +206,8 @@ impl Write {
     }
 
     #[must_use]
-    pub fn terms(&self) -> Terms {
-        self.terms
+    pub fn options(&self) -> WriteOptions {
+        self.options
     }
 
     /// Whether part of the write may be on its way to the store.
@@ -250,8 +250,8 @@ impl Write {
             return Effect::Nothing;
         }
         // A keyed write claims its key before it is committed.
-        self.whole = whole && !self.terms.keyed;
-        if self.terms.unfenced {
+        self.whole = whole && !self.options.keyed;
+        if self.options.unfenced {
             return self.permitted(Stage::Waiting);
         }
         self.judge()
@@ -270,7 +270,7 @@ impl Write {
     }
 
     fn lacks_key(&self) -> bool {
-        self.terms.keyed && !self.claimed
+        self.options.keyed && !self.claimed
     }
 
     fn permitted(&mut self, stage: Stage) -> Effect {
@@ -310,7 +310,7 @@ impl Write {
     fn connected(&mut self, whole: bool) -> Effect {
         match self.stage {
             Stage::Waiting if self.lacks_key() => Effect::ClaimKey,
-            Stage::Waiting if self.terms.unfenced => {
+            Stage::Waiting if self.options.unfenced => {
                 self.stage = if whole { Stage::Committed } else { Stage::Streaming };
                 self.send()
             }
@@ -327,7 +327,7 @@ impl Write {
     /// The commit point of a streaming body.
     fn complete(&mut self) -> Effect {
         match self.stage {
-            Stage::Streaming if self.terms.unfenced => {
+            Stage::Streaming if self.options.unfenced => {
                 self.stage = Stage::Committed;
                 self.send()
             }
@@ -357,7 +357,7 @@ impl Write {
 
     fn lost(&mut self) -> Effect {
         match self.stage {
-            Stage::Streaming if self.terms.discards => self.end(Outcome::Cancelled),
+            Stage::Streaming if self.options.discards => self.end(Outcome::Cancelled),
             Stage::Streaming | Stage::Committed => self.record(Outcome::Unknown),
             _ => Effect::Nothing,
         }
@@ -372,7 +372,7 @@ impl Write {
     }
 
     fn record(&mut self, outcome: Outcome) -> Effect {
-        if !self.terms.journaled {
+        if !self.options.journaled {
             return self.end(outcome);
         }
         self.stage = Stage::Recording(outcome);

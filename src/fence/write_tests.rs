@@ -2,26 +2,26 @@
 
 use super::*;
 
-fn write(terms: Terms) -> Write {
-    Write::new(terms)
+fn write(options: WriteOptions) -> Write {
+    Write::new(options)
 }
 
-fn admitted(terms: Terms) -> Write {
-    let mut write = write(terms);
+fn admitted(options: WriteOptions) -> Write {
+    let mut write = write(options);
     assert_eq!(write.on(Event::Arrived { whole: false }), Effect::Judge(Stage::Waiting));
     assert_eq!(write.on(Event::Permitted(Stage::Waiting)), Effect::Nothing);
     write
 }
 
-fn committed(terms: Terms) -> Write {
-    let mut write = admitted(terms);
+fn committed(options: WriteOptions) -> Write {
+    let mut write = admitted(options);
     assert_eq!(write.on(Event::Connected { whole: true }), Effect::Judge(Stage::Committed));
     assert_eq!(write.on(Event::Permitted(Stage::Committed)), Effect::Send(Release(())));
     write
 }
 
-fn streaming(terms: Terms) -> Write {
-    let mut write = admitted(terms);
+fn streaming(options: WriteOptions) -> Write {
+    let mut write = admitted(options);
     assert_eq!(write.on(Event::Connected { whole: false }), Effect::Judge(Stage::Streaming));
     assert_eq!(write.on(Event::Permitted(Stage::Streaming)), Effect::Send(Release(())));
     write
@@ -29,7 +29,7 @@ fn streaming(terms: Terms) -> Write {
 
 #[test]
 fn a_write_that_is_here_with_a_connection_is_judged_once() {
-    let mut write = write(Terms::default());
+    let mut write = write(WriteOptions::default());
     assert_eq!(write.on(Event::Arrived { whole: true }), Effect::Judge(Stage::Committed));
     assert_eq!(write.on(Event::Permitted(Stage::Committed)), Effect::Nothing);
     assert!(!write.is_at_risk(), "nothing was sent");
@@ -42,7 +42,7 @@ fn a_write_that_is_here_with_a_connection_is_judged_once() {
 
 #[test]
 fn a_long_body_is_judged_again_before_its_end() {
-    let mut write = streaming(Terms::default());
+    let mut write = streaming(WriteOptions::default());
     assert_eq!(write.on(Event::Complete), Effect::Judge(Stage::Committed));
     assert_eq!(write.on(Event::Denied(Obstacle::Overdue)), Effect::Close, "part of it was sent");
     assert_eq!(write.on(Event::Closed { left: true }), Effect::End(Outcome::Unknown));
@@ -51,14 +51,14 @@ fn a_long_body_is_judged_again_before_its_end() {
 #[test]
 fn what_is_in_the_way_is_cleared_before_a_write_is_refused() {
     for obstacle in [Obstacle::NotInMemory, Obstacle::Overdue, Obstacle::Behind, Obstacle::Unconfirmed] {
-        let mut write = write(Terms::default());
+        let mut write = write(WriteOptions::default());
         let _ = write.on(Event::Arrived { whole: true });
         assert_eq!(write.on(Event::Denied(obstacle)), Effect::Clear(obstacle));
         assert_eq!(write.on(Event::Cleared(true)), Effect::Judge(Stage::Committed));
         assert_eq!(write.on(Event::Denied(Obstacle::Refused)), Effect::Refuse);
     }
     // The source of a lease is asked once for each judgement.
-    let mut write = admitted(Terms::default());
+    let mut write = admitted(WriteOptions::default());
     let _ = write.on(Event::Connected { whole: true });
     assert_eq!(write.on(Event::Denied(Obstacle::Unconfirmed)), Effect::Clear(Obstacle::Unconfirmed));
     assert_eq!(write.on(Event::Cleared(true)), Effect::Judge(Stage::Committed));
@@ -67,7 +67,7 @@ fn what_is_in_the_way_is_cleared_before_a_write_is_refused() {
 
 #[test]
 fn nothing_that_left_may_be_tried_again() {
-    let mut write = committed(Terms::default());
+    let mut write = committed(WriteOptions::default());
     assert_eq!(write.on(Event::Closed { left: false }), Effect::BackOut);
     assert_eq!(write.on(Event::Connected { whole: true }), Effect::Judge(Stage::Committed));
     let _ = write.on(Event::Permitted(Stage::Committed));
@@ -77,24 +77,24 @@ fn nothing_that_left_may_be_tried_again() {
 
 #[test]
 fn a_store_that_discards_partial_bodies_cancels_them() {
-    let terms = Terms { discards: true, ..Terms::default() };
-    let mut write = streaming(terms);
+    let options = WriteOptions { discards: true, ..WriteOptions::default() };
+    let mut write = streaming(options);
     assert_eq!(write.on(Event::Interrupted), Effect::Close);
     assert_eq!(write.on(Event::Closed { left: true }), Effect::End(Outcome::Cancelled));
-    let mut write = committed(terms);
+    let mut write = committed(options);
     assert_eq!(write.on(Event::Closed { left: true }), Effect::End(Outcome::Unknown), "all of it may have left");
 }
 
 #[test]
 fn a_journal_hears_of_every_outcome_before_the_end() {
-    let terms = Terms { journaled: true, ..Terms::default() };
-    let mut write = committed(terms);
+    let options = WriteOptions { journaled: true, ..WriteOptions::default() };
+    let mut write = committed(options);
     assert_eq!(write.on(Event::Answered { settles: true }), Effect::Record(Outcome::Settled));
     assert_eq!(write.on(Event::Recorded(true)), Effect::End(Outcome::Settled));
-    let mut write = committed(terms);
+    let mut write = committed(options);
     assert_eq!(write.on(Event::Closed { left: true }), Effect::Record(Outcome::Unknown));
     assert_eq!(write.on(Event::Recorded(false)), Effect::End(Outcome::Unknown), "it ends all the same");
-    let mut write = committed(terms);
+    let mut write = committed(options);
     let _ = write.on(Event::Answered { settles: true });
     assert_eq!(
         write.on(Event::Recorded(false)),
@@ -106,8 +106,8 @@ fn a_journal_hears_of_every_outcome_before_the_end() {
 
 #[test]
 fn a_key_is_claimed_before_anything_is_sent_and_its_answer_kept_behind_the_end() {
-    let terms = Terms { keyed: true, ..Terms::default() };
-    let mut write = admitted(terms);
+    let options = WriteOptions { keyed: true, ..WriteOptions::default() };
+    let mut write = admitted(options);
     assert_eq!(write.on(Event::Connected { whole: true }), Effect::ClaimKey);
     assert_eq!(write.on(Event::Prepared), Effect::ClaimKey);
     assert_eq!(write.on(Event::Claimed(true)), Effect::Connect);
@@ -115,13 +115,13 @@ fn a_key_is_claimed_before_anything_is_sent_and_its_answer_kept_behind_the_end()
     let _ = write.on(Event::Permitted(Stage::Committed));
     assert_eq!(write.on(Event::Answered { settles: true }), Effect::End(Outcome::Settled));
     assert_eq!(write.on(Event::Ended), Effect::KeepAnswer);
-    let mut write = admitted(terms);
+    let mut write = admitted(options);
     assert_eq!(write.on(Event::Claimed(false)), Effect::End(Outcome::Cancelled), "another write has the key");
 }
 
 #[test]
 fn a_route_that_only_looks_sends_without_a_judge() {
-    let mut write = write(Terms { unfenced: true, ..Terms::default() });
+    let mut write = write(WriteOptions { unfenced: true, ..WriteOptions::default() });
     assert_eq!(write.on(Event::Arrived { whole: true }), Effect::Nothing);
     assert_eq!(write.on(Event::Connected { whole: false }), Effect::Send(Release(())));
     assert_eq!(write.stage(), Stage::Streaming);
@@ -132,9 +132,9 @@ fn a_route_that_only_looks_sends_without_a_judge() {
 #[test]
 fn a_dropped_write_is_unknown_if_something_may_have_left() {
     for (mut write, outcome) in [
-        (admitted(Terms::default()), Outcome::Cancelled),
-        (streaming(Terms::default()), Outcome::Unknown),
-        (committed(Terms::default()), Outcome::Unknown),
+        (admitted(WriteOptions::default()), Outcome::Cancelled),
+        (streaming(WriteOptions::default()), Outcome::Unknown),
+        (committed(WriteOptions::default()), Outcome::Unknown),
     ] {
         assert_eq!(write.on(Event::Dropped), Effect::End(outcome));
         assert_eq!(write.on(Event::Dropped), Effect::Nothing, "once");
@@ -163,9 +163,9 @@ fn no_order_of_events_breaks_the_rules() {
     events.extend(obstacles.map(Event::Denied));
     for bits in 0..16 {
         let is = |bit: u8| bits & (1 << bit) != 0;
-        let terms = Terms { unfenced: is(0), discards: is(1), journaled: is(2), keyed: is(3) };
+        let options = WriteOptions { unfenced: is(0), discards: is(1), journaled: is(2), keyed: is(3) };
         for whole in flags {
-            let mut begun = write(terms);
+            let mut begun = write(options);
             let first = begun.on(Event::Arrived { whole });
             let (mut seen, mut open) = (HashSet::new(), vec![(begun, judged(&first))]);
             while let Some((before, asked)) = open.pop() {
@@ -202,22 +202,22 @@ fn holds(before: Write, event: Event, effect: &Effect, after: Write) {
         assert!(after.sent, "{about}");
         let is_permitted = matches!(event, Event::Permitted(_));
         let was_committed = before.stage == Stage::Committed && !before.sent;
-        assert!(is_permitted || was_committed || before.terms.unfenced, "sent without a judge: {about}");
-        assert!(!after.terms.keyed || after.claimed, "sent before its key was claimed: {about}");
+        assert!(is_permitted || was_committed || before.options.unfenced, "sent without a judge: {about}");
+        assert!(!after.options.keyed || after.claimed, "sent before its key was claimed: {about}");
     }
     if after.stage == Stage::Committed && before.stage != Stage::Committed {
         let is_commit_point = event == Event::Permitted(Stage::Committed);
         let is_unrecorded = matches!(before.stage, Stage::Recording(Outcome::Settled));
-        assert!(is_commit_point || is_unrecorded || before.terms.unfenced, "{about}");
+        assert!(is_commit_point || is_unrecorded || before.options.unfenced, "{about}");
     }
     if before.sent && is_over(after) && after.stage == Stage::Over(Outcome::Cancelled) && !is_over(before) {
-        let is_discarded = before.stage == Stage::Streaming && before.terms.discards;
+        let is_discarded = before.stage == Stage::Streaming && before.options.discards;
         assert!(is_discarded, "something may have left: {about}");
     }
     if is_over(after) && !is_over(before) {
         assert!(matches!(effect, Effect::End(_)), "an end is counted: {about}");
         let is_recorded = matches!(before.stage, Stage::Recording(outcome) if after.stage == Stage::Over(outcome));
-        let needs_record = before.terms.journaled && after.stage != Stage::Over(Outcome::Cancelled);
+        let needs_record = before.options.journaled && after.stage != Stage::Over(Outcome::Cancelled);
         assert!(!needs_record || is_recorded || event == Event::Dropped, "not in the journal: {about}");
     }
 }

@@ -26,13 +26,13 @@ use crate::{
     clock::Clock,
     config::LeaseSettings,
     fence::{Code, LeaseId, Now, ObjectId, Record},
-    kubernetes::elections::Elections,
+    kubernetes::lease_observer::LeaseObserver,
     metrics::Metrics,
     problem::Problem,
     route::Routes,
     table::{
         TableFault,
-        ledger::{Ledger, Refused},
+        ledger::{Ledger, LedgerError},
         news::News,
         records::Records,
     },
@@ -53,7 +53,7 @@ pub struct Gate {
     /// The routes of new writes; a reload exchanges them.
     pub routes: ArcSwap<Routes>,
     /// Who was elected, where Kubernetes Leases say who may write.
-    pub elections: Arc<Elections>,
+    pub lease_observer: Arc<LeaseObserver>,
     /// How long a stop, or a drain, may wait.
     pub deadline: Duration,
     pub metrics: Arc<Metrics>,
@@ -82,7 +82,7 @@ impl Gate {
         self.draining.store(true, Ordering::Release);
         let closed = tokio::time::timeout(self.deadline, self.ledger.close()).await;
         // A ledger that is gone has nothing left to do. A ledger without room for the call goes on granting.
-        matches!(closed, Ok(Ok(()) | Err(Refused::Stopping)))
+        matches!(closed, Ok(Ok(()) | Err(LedgerError::Stopping)))
     }
 
     /// Waits until no write is on its way to the store, or a deadline has passed. Returns whether no write is.

@@ -1,4 +1,4 @@
-//! The Leases that govern objects in use, one [`Entry`] each, and which objects follow which Lease. No I/O.
+//! The Leases that govern objects in use, one [`LeaseEntry`] each, and which objects follow which Lease. No I/O.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,13 +10,13 @@ use std::{
 
 use super::{
     api::{Away, LeaseName},
-    elections::Unknown,
     known::Known,
+    lease_observer::Unknown,
 };
 use crate::{
     fence::{
         BootMs, ObjectId,
-        elected::{Sighting, Term},
+        elected::{LeaseObservation, Term},
         election::Election,
     },
     table::ledger,
@@ -27,7 +27,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// One Lease that governs objects in use. While this entry is used, there is no second entry of the same name.
-pub(super) struct Entry {
+pub(super) struct LeaseEntry {
     pub(super) name: Arc<LeaseName>,
     /// `None`: not read yet.
     pub(super) known: Mutex<Option<Known>>,
@@ -41,10 +41,10 @@ pub(super) struct Entry {
     /// How often a watch has shown something new.
     pub(super) hints: AtomicU64,
     /// A task is reading after such a change.
-    pub(super) looking: AtomicBool,
+    pub(super) is_reading_hint: AtomicBool,
 }
 
-impl Entry {
+impl LeaseEntry {
     fn new(name: &Arc<LeaseName>) -> Arc<Self> {
         Arc::new(Self {
             name: Arc::clone(name),
@@ -53,17 +53,17 @@ impl Entry {
             begun: AtomicU64::new(0),
             reading: tokio::sync::Mutex::default(),
             hints: AtomicU64::new(0),
-            looking: AtomicBool::new(false),
+            is_reading_hint: AtomicBool::new(false),
         })
     }
 
     /// What the ledger gets, and what writes get.
-    pub(super) fn sighting(&self) -> Result<(Sighting, Option<Election>, Arc<Term>), Unknown> {
+    pub(super) fn observation(&self) -> Result<(LeaseObservation, Option<Election>, Arc<Term>), Unknown> {
         let known = lock(&self.known);
-        let known = known.as_ref().ok_or(Unknown::Ledger(ledger::Refused::Stopping))?;
+        let known = known.as_ref().ok_or(Unknown::Ledger(ledger::LedgerError::Stopping))?;
         let odd = |what: String| Unknown::Away(Away::Odd(what));
-        let sighting = known.sighting(&self.name).map_err(odd)?;
-        Ok((sighting, known.election(), Arc::clone(&known.term)))
+        let observation = known.observation(&self.name).map_err(odd)?;
+        Ok((observation, known.election(), Arc::clone(&known.term)))
     }
 }
 
@@ -77,23 +77,23 @@ pub(super) struct LastRead {
 /// The objects that follow their Lease. Each is in the list of exactly one entry.
 #[derive(Default)]
 pub(super) struct Objects {
-    pub(super) told: HashMap<ObjectId, Arc<Entry>>,
+    pub(super) by_object: HashMap<ObjectId, Arc<LeaseEntry>>,
     /// The number of the routes that assign a Lease to each object: a new one for each reload.
     pub(super) generation: u64,
 }
 
 impl Objects {
     /// From now on an object follows this Lease, and no other.
-    pub(super) fn note(&mut self, entry: &Arc<Entry>, object: &ObjectId, max: usize) {
-        let told = &mut self.told;
-        if told.len() >= max && !told.contains_key(object) {
+    pub(super) fn note(&mut self, entry: &Arc<LeaseEntry>, object: &ObjectId, max: usize) {
+        let by_object = &mut self.by_object;
+        if by_object.len() >= max && !by_object.contains_key(object) {
             // Any object will do: its next write asks, as its first one did.
-            let one = told.keys().next().cloned();
-            if let Some((one, entry)) = one.and_then(|one| told.remove_entry(&one)) {
+            let one = by_object.keys().next().cloned();
+            if let Some((one, entry)) = one.and_then(|one| by_object.remove_entry(&one)) {
                 lock(&entry.objects).remove(&one);
             }
         }
-        if let Some(before) = told.insert(object.clone(), Arc::clone(entry)) {
+        if let Some(before) = by_object.insert(object.clone(), Arc::clone(entry)) {
             lock(&before.objects).remove(object);
         }
         lock(&entry.objects).insert(object.clone());
@@ -103,14 +103,14 @@ impl Objects {
 /// The Leases that govern objects in use, and those that callers have asked about.
 #[derive(Default)]
 pub(super) struct Entries {
-    pub(super) all: HashMap<Arc<LeaseName>, Arc<Entry>>,
+    pub(super) all: HashMap<Arc<LeaseName>, Arc<LeaseEntry>>,
     /// The number of entries at which unused ones are searched for.
     sweep_at: usize,
 }
 
 impl Entries {
     /// The entry of this name. `max`: about how many unused entries there may be.
-    pub(super) fn of(&mut self, name: &Arc<LeaseName>, max: usize) -> Arc<Entry> {
+    pub(super) fn of(&mut self, name: &Arc<LeaseName>, max: usize) -> Arc<LeaseEntry> {
         let Self { all, sweep_at } = self;
         if all.len() >= (*sweep_at).max(max) {
             // Keeps entries with objects and entries in use. A caller that asks for another one again gets a new
@@ -119,7 +119,7 @@ impl Entries {
             // Avoids a search on each call when most entries are needed.
             *sweep_at = all.len() + max / 2 + 1;
         }
-        Arc::clone(all.entry(Arc::clone(name)).or_insert_with(|| Entry::new(name)))
+        Arc::clone(all.entry(Arc::clone(name)).or_insert_with(|| LeaseEntry::new(name)))
     }
 }
 
@@ -127,11 +127,11 @@ impl Entries {
 mod tests {
     use super::*;
 
-    fn entry(name: &str) -> Arc<Entry> {
-        Entry::new(&Arc::new(LeaseName { namespace: "left".to_owned(), name: name.to_owned() }))
+    fn entry(name: &str) -> Arc<LeaseEntry> {
+        LeaseEntry::new(&Arc::new(LeaseName { namespace: "left".to_owned(), name: name.to_owned() }))
     }
 
-    fn told_by(entry: &Entry) -> Vec<String> {
+    fn told_by(entry: &LeaseEntry) -> Vec<String> {
         let mut all: Vec<String> = lock(&entry.objects).iter().map(ToString::to_string).collect();
         all.sort();
         all
@@ -148,7 +148,7 @@ mod tests {
         objects.note(&other, &object("x"), 2);
         assert_eq!((told_by(&one), told_by(&other)), (vec!["y".to_owned()], vec!["x".to_owned()]));
         objects.note(&other, &object("z"), 2);
-        assert_eq!(objects.told.len(), 2);
+        assert_eq!(objects.by_object.len(), 2);
         assert_eq!(told_by(&one).len() + told_by(&other).len(), 2, "whoever has gone is in no list");
     }
 }

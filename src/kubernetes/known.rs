@@ -12,7 +12,7 @@ use crate::{
     failpoints::{self, Fault},
     fence::{
         BootMs, HolderId, Now, Ttl,
-        elected::{Sighting, Term},
+        elected::{LeaseObservation, Term},
         election::{Election, LeaseName},
     },
 };
@@ -117,14 +117,14 @@ impl Known {
     ///
     /// # Errors
     /// When its holder's name is not allowed for a lease.
-    pub fn sighting(&self, lease: &Arc<LeaseName>) -> Result<Sighting, String> {
+    pub fn observation(&self, lease: &Arc<LeaseName>) -> Result<LeaseObservation, String> {
         let lease = Arc::clone(lease);
-        let Some(seen) = &self.seen else { return Ok(Sighting::Gone { lease }) };
+        let Some(seen) = &self.seen else { return Ok(LeaseObservation::Gone { lease }) };
         let holder = seen.holder.as_deref().map(HolderId::new).transpose();
         let holder = holder.map_err(|fault| format!("its holderIdentity {fault}"))?;
         // A lease counts as over only after it was read again a full duration later.
         let lapsed = self.looked >= self.changed.after(duration(seen));
-        Ok(Sighting::Held { lease, election: seen.election, holder, lapsed })
+        Ok(LeaseObservation::Held { lease, election: seen.election, holder, lapsed })
     }
 }
 
@@ -164,7 +164,7 @@ mod tests {
     fn lapsed(known: &mut Known, at: u64) -> bool {
         let seen = known.seen.clone();
         known.again(seen, now(at));
-        matches!(known.sighting(&name()), Ok(Sighting::Held { lapsed: true, .. }))
+        matches!(known.observation(&name()), Ok(LeaseObservation::Held { lapsed: true, .. }))
     }
 
     #[test]
@@ -204,7 +204,7 @@ mod tests {
         assert!(!known.hear(None, now(2_000)), "nor does it end one");
         known.again(None, now(2_000));
         assert!(!known.term.is_live(now(2_000)));
-        assert_eq!(known.sighting(&name()), Ok(Sighting::Gone { lease: name() }));
+        assert_eq!(known.observation(&name()), Ok(LeaseObservation::Gone { lease: name() }));
     }
 
     #[test]
@@ -213,7 +213,7 @@ mod tests {
         assert!(!known.hear(seen(1, "", 1_000), now(1_000)));
         known.again(seen(1, "", 1_000), now(1_000));
         assert!(!known.term.is_live(now(1_000)));
-        assert!(matches!(known.sighting(&name()), Ok(Sighting::Held { holder: None, .. })));
+        assert!(matches!(known.observation(&name()), Ok(LeaseObservation::Held { holder: None, .. })));
         assert!(!Known::first(seen(1, "", 0), now(0)).term.is_live(now(0)));
     }
 
@@ -237,7 +237,7 @@ mod tests {
         let mut known = Known::first(seen(1, "a", 0), now(0));
         // The answer came long after the request, and counts as of the request.
         known.again(seen(1, "a", 14_000), now(14_500));
-        assert!(matches!(known.sighting(&name()), Ok(Sighting::Held { lapsed: false, .. })));
+        assert!(matches!(known.observation(&name()), Ok(LeaseObservation::Held { lapsed: false, .. })));
         assert!(!lapsed(&mut known, 29_499) && lapsed(&mut known, 29_500));
     }
 }

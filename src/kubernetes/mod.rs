@@ -7,8 +7,8 @@
 //! - [`watch`]: the watch of a namespace: renewals, and hints that a Lease must be read.
 
 pub mod api;
-pub mod elections;
 mod entries;
 pub mod known;
+pub mod lease_observer;
 mod pace;
 pub mod watch;

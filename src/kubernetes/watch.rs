@@ -9,7 +9,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 
 use super::{
     api::{LeaseName, Seen},
-    elections::Elections,
+    lease_observer::LeaseObserver,
 };
 
 /// How long one request lasts before it is repeated: a dead connection is noticed soon after.
@@ -20,11 +20,11 @@ const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Watches a namespace until the task is stopped.
-pub async fn run(elections: Arc<Elections>, namespace: String) {
+pub async fn run(lease_observer: Arc<LeaseObserver>, namespace: String) {
     let mut pause = PAUSE_MIN;
-    elections.metrics().watching(&namespace, false);
+    lease_observer.metrics().watching(&namespace, false);
     loop {
-        let Some(cluster) = elections.cluster() else { return };
+        let Some(cluster) = lease_observer.cluster() else { return };
         let mut events = Box::pin(watcher(cluster.leases(&namespace), watcher::Config::default().timeout(LASTS_S)));
         let mut listed = HashSet::new();
         let broken = loop {
@@ -32,33 +32,38 @@ pub async fn run(elections: Arc<Elections>, namespace: String) {
                 Ok(Some(event)) => {
                     if matches!(event, Event::InitDone) {
                         pause = PAUSE_MIN;
-                        elections.metrics().watching(&namespace, true);
+                        lease_observer.metrics().watching(&namespace, true);
                     }
-                    take_in(&elections, &namespace, event, &mut listed);
+                    apply_watch_event(&lease_observer, &namespace, event, &mut listed);
                 }
                 Ok(None) => break "it has ended".to_owned(),
                 Err(error) => break error.to_string(),
             }
         };
-        elections.metrics().watching(&namespace, false);
+        lease_observer.metrics().watching(&namespace, false);
         tracing::warn!(namespace, why = broken, "the watch of Leases broke off; it begins anew");
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 
-fn take_in(elections: &Arc<Elections>, namespace: &str, event: Event<Lease>, listed: &mut HashSet<String>) {
+fn apply_watch_event(
+    lease_observer: &Arc<LeaseObserver>,
+    namespace: &str,
+    event: Event<Lease>,
+    listed: &mut HashSet<String>,
+) {
     let name = |lease: &Lease| lease.metadata.name.clone().unwrap_or_default();
     let place = |lease: &Lease| LeaseName { namespace: namespace.to_owned(), name: name(lease) };
     match event {
         Event::Init => listed.clear(),
         Event::InitApply(lease) => {
             listed.insert(name(&lease));
-            elections.hear(&place(&lease), Seen::of(&lease).ok());
+            lease_observer.hear(&place(&lease), Seen::of(&lease).ok());
         }
-        Event::InitDone => elections.hear_all(namespace, listed),
+        Event::InitDone => lease_observer.hear_all(namespace, listed),
         // A Lease that cannot be understood differs from every known state, so it is read.
-        Event::Apply(lease) => elections.hear(&place(&lease), Seen::of(&lease).ok()),
-        Event::Delete(lease) => elections.hear(&place(&lease), None),
+        Event::Apply(lease) => lease_observer.hear(&place(&lease), Seen::of(&lease).ok()),
+        Event::Delete(lease) => lease_observer.hear(&place(&lease), None),
     }
 }

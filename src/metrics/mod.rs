@@ -91,8 +91,8 @@ impl Metrics {
     /// All metrics, in Prometheus' text format.
     #[must_use]
     pub fn render(&self) -> String {
-        self.plane.look();
-        self.ledger.look();
+        self.plane.on_scrape();
+        self.ledger.on_scrape();
         self.registry.render()
     }
 }
@@ -237,7 +237,7 @@ impl LedgerMetrics {
     }
 
     /// Reads what is read with each scrape.
-    fn look(&self) {
+    fn on_scrape(&self) {
         self.commit_oldest.set(self.commit_age.get().map_or(0.0, |age| age()));
     }
 

@@ -204,7 +204,7 @@ impl PlaneMetrics {
 
     /// Reads what is read with each scrape.
     #[allow(clippy::cast_precision_loss, reason = "seconds since 1970")]
-    pub(super) fn look(&self) {
+    pub(super) fn on_scrape(&self) {
         match self.certificate.get().and_then(|not_after| not_after()) {
             Some(until) => self.certificate_not_after.set(&[], until as f64),
             // The gauge may not exist.

@@ -17,7 +17,7 @@ use crate::{
         Certified, Code, Ended, Fence, HolderId, How, IssuerId, LeaseId, LeaseSeq, MigrationId, Now, ObjectId,
         code::Plane, step::LeaseRefusal, verdict::Successor,
     },
-    table::ledger::Refused,
+    table::ledger::LedgerError,
     wire::time,
 };
 
@@ -276,18 +276,18 @@ impl Problem {
 
     /// The refusal of a call that the ledger did not carry out.
     #[must_use]
-    pub fn refused(refused: &Refused, now: Now) -> Self {
+    pub fn refused(refused: &LedgerError, now: Now) -> Self {
         match refused {
-            Refused::Lease { object, why } => Self::lease(why, now).with_object(object),
-            Refused::NotFound => {
+            LedgerError::Lease { object, why } => Self::lease(why, now).with_object(object),
+            LedgerError::NotFound => {
                 Self::new(Code::LeaseNotFound, "no such lease: it never was, or it ended more than a day ago")
             }
-            Refused::RequestIdUsed => Self::new(
+            LedgerError::RequestIdUsed => Self::new(
                 Code::RequestIdUsed,
                 "this request_id was granted a lease that has been used, has ended, or was for other objects; use a new request_id",
             ),
-            Refused::Unavailable => Self::table_unavailable(),
-            Refused::Unsure => {
+            LedgerError::Unavailable => Self::table_unavailable(),
+            LedgerError::Unsure => {
                 let mut problem = Self::new(
                     Code::TableUnavailable,
                     "the fence table failed while this was being made durable, so nobody knows whether it happened; it is shut until the gate is restarted",
@@ -295,7 +295,7 @@ impl Problem {
                 problem.tell_unsure();
                 problem
             }
-            Refused::Stalled => {
+            LedgerError::Stalled => {
                 let mut problem = Self::new(
                     Code::TableUnavailable,
                     "the disk of the fence table does not answer, so this may be done later, or not; ask again, with the same request_id if there was one",
@@ -303,23 +303,23 @@ impl Problem {
                 problem.tell_unsure();
                 problem
             }
-            Refused::Overloaded => Self::new(Code::GateOverloaded, "too many lease calls are waiting; come back later"),
-            Refused::Draining { object } => Self::new(
+            LedgerError::Overloaded => Self::new(Code::GateOverloaded, "too many lease calls are waiting; come back later"),
+            LedgerError::Draining { object } => Self::new(
                 Code::FenceDraining,
                 "the fence has moved, but writes of older leases are still on their way to the store; the drain goes on. Ask again, with the same request_id if there was one",
             )
             .with_object(object),
-            Refused::Migrating { object, id } => Self::new(
+            LedgerError::Migrating { object, id } => Self::new(
                 Code::MigrationInProgress,
                 format!("migration {id} of this object is under way; GET /v1/migrations/{id} tells how far it is"),
             )
             .with_object(object)
             .with_migration(id),
-            Refused::MigrationMoved => Self::new(
+            LedgerError::MigrationMoved => Self::new(
                 Code::MigrationOver,
                 "the migration has gone on or ended meanwhile; GET it to see where it is",
             ),
-            Refused::Stopping => Self::new(
+            LedgerError::Stopping => Self::new(
                 Code::GateStopping,
                 "this gate is stopping; ask another one, or this one again once it is back",
             ),

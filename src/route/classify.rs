@@ -530,9 +530,9 @@ fn key(headers: &HeaderMap) -> Result<IdempotencyKey, Unfit> {
 }
 
 /// The number of an outside lock service that a write brings.
-fn number(headers: &HeaderMap, External { header, terms }: &External, marks: Marks<'_>) -> Presented {
+fn number(headers: &HeaderMap, External { header, limits }: &External, marks: Marks<'_>) -> Presented {
     let field = if *header == FENCE_TOKEN { token_field(headers, marks) } else { other_field(headers, header, marks) };
-    match field.and_then(|text| text.map(|text| Number::parse(text, *terms)).transpose()) {
+    match field.and_then(|text| text.map(|text| Number::parse(text, *limits)).transpose()) {
         Ok(None) => Presented::Nothing,
         Ok(Some(number)) => Presented::Number(number),
         Err(fault) => Presented::Unreadable(fault),

@@ -8,16 +8,16 @@
 pub mod canonical;
 pub mod classify;
 pub mod doubt;
+mod fingerprint;
 pub mod object;
 pub mod template;
-mod terms;
 
 use std::{borrow::Cow, sync::Arc};
 
 use http::HeaderName;
 use sha2::{Digest, Sha256};
 
-pub use terms::Terms;
+pub use fingerprint::RouteFingerprint;
 
 use self::{
     object::ObjectTemplate,
@@ -69,7 +69,7 @@ pub struct Route {
 pub struct External {
     /// The header that has the token.
     pub header: HeaderName,
-    pub terms: external::Terms,
+    pub limits: external::ExternalLimits,
 }
 
 /// A route's settings for the Kubernetes Lease that governs its objects.
@@ -113,7 +113,7 @@ pub struct Routes {
     /// The first one is for requests that no route matches.
     pub stores: Vec<StoreSettings>,
     /// The hash and the longest bound of these routes, for the table.
-    pub terms: Terms,
+    pub fingerprint: RouteFingerprint,
 }
 
 impl Routes {
@@ -202,7 +202,7 @@ impl Routes {
         let mut hashed = [0; 16];
         hashed.copy_from_slice(&hash.finalize()[..16]);
         let bound_ms = stores.iter().map(StoreSettings::bound_ms).max().unwrap_or(0);
-        Ok(Self { all: routes, stores, terms: Terms { routes: hashed, bound_ms } })
+        Ok(Self { all: routes, stores, fingerprint: RouteFingerprint { routes: hashed, bound_ms } })
     }
 
     /// The route of a path and its captures. The path's segments are decoded.
@@ -226,9 +226,9 @@ impl Routes {
     /// The terms for outside tokens of this object; `None` where no route that may make this id uses an outside lock
     /// service.
     #[must_use]
-    pub fn follows(&self, object: &ObjectId) -> Option<external::Terms> {
+    pub fn follows(&self, object: &ObjectId) -> Option<external::ExternalLimits> {
         let external = self.all.iter().filter(|route| route.may_make(object)).find_map(|route| route.external.as_ref());
-        external.map(|external| external.terms)
+        external.map(|external| external.limits)
     }
 
     /// The Kubernetes Lease that governs this object. The outer `None`: no route that may make this id has one.
@@ -328,7 +328,7 @@ fn external(given: &RouteSettings) -> Result<Option<External>, (&'static str, St
         return Err(("ttl_ms", "must be at least 1000, or 0 where silence does not matter".to_owned()));
     }
     let silence = if given.ttl_ms == 0 { Ttl::FOR_EVER } else { Ttl(given.ttl_ms) };
-    Ok(Some(External { header, terms: external::Terms { max_jump: given.max_jump, silence } }))
+    Ok(Some(External { header, limits: external::ExternalLimits { max_jump: given.max_jump, silence } }))
 }
 
 /// Reads the settings of a route that a Kubernetes Lease governs.

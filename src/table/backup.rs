@@ -32,7 +32,7 @@ use super::{
 use crate::{
     fence::{Incarnation, Now},
     files::{clear, sync_parent, write_whole},
-    route::Terms,
+    route::RouteFingerprint,
 };
 
 /// Why a backup or restore did not happen.
@@ -254,10 +254,10 @@ impl Used {
     /// Adds a table of this folder, if it can be read: its incarnation and its runs. Returns both.
     fn add_table(&mut self, folder: &Path) -> Option<Epoch> {
         match RocksTable::open_to_salvage(folder).and_then(|table| read_meta(&table)) {
-            Ok(Some(Meta { incarnation, run, terms, lineage, .. })) => {
+            Ok(Some(Meta { incarnation, run, fingerprint, lineage, .. })) => {
                 self.incarnation = self.incarnation.max(incarnation);
                 self.run = self.run.max(run);
-                self.bound_ms = self.bound_ms.max(terms.bound_ms);
+                self.bound_ms = self.bound_ms.max(fingerprint.bound_ms);
                 Some(Epoch { incarnation, lineage, run })
             }
             Ok(None) | Err(_) => None,
@@ -327,11 +327,12 @@ impl Staged {
         let key = key_file::create(&self.key)?;
         let run = meta.run.max(used.run);
         // The routes of all those writes are not known.
-        let terms = Terms { bound_ms: meta.terms.bound_ms.max(used.bound_ms), ..Terms::default() };
+        let fingerprint =
+            RouteFingerprint { bound_ms: meta.fingerprint.bound_ms.max(used.bound_ms), ..RouteFingerprint::default() };
         // A backup of an earlier version has no name, so the table restored from it gets a new one.
         let lineage = Some(meta.lineage.map_or_else(Lineage::draw, Ok).map_err(at(&self.table))?);
         let key_fingerprint = key.fingerprint();
-        let meta = Meta { incarnation, run, clean: false, key_fingerprint, terms, broken_run: run, lineage };
+        let meta = Meta { incarnation, run, clean: false, key_fingerprint, fingerprint, broken_run: run, lineage };
         write_meta(&table, &meta, read_mark(&table)?)?;
         table.flush()?;
         drop(table);

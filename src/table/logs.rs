@@ -33,7 +33,7 @@ pub(super) enum Found {
 ///
 /// # Errors
 /// When one cannot be read, or is damaged in a way that RocksDB does not report.
-pub(super) fn look_over(folder: &Path) -> Result<Found, TableFault> {
+pub(super) fn scan(folder: &Path) -> Result<Found, TableFault> {
     let unreadable = |error: std::io::Error| TableFault::Read(error.to_string());
     let mut found = Found::Nothing;
     let current = fs::read_to_string(folder.join("CURRENT")).map_err(unreadable)?;

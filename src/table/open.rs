@@ -21,7 +21,7 @@ use crate::{
     clock::Clock,
     fence::{Hlc, Incarnation, TableKey, WallMs, time::Frame},
     files::{clear, sync_parent},
-    route::Terms,
+    route::RouteFingerprint,
 };
 
 /// Why a run cannot begin, with what to do about it.
@@ -66,7 +66,7 @@ pub enum OpenFault {
 }
 
 /// A table on which a run has begun.
-pub struct Begun {
+pub struct OpenedTable {
     pub table: Arc<dyn Table>,
     pub context: Context,
     pub meta: Meta,
@@ -77,7 +77,7 @@ pub struct Begun {
     /// Why a new incarnation had to begin, if it had to.
     pub lost: Option<Lost>,
     /// The routes and the bound of this run's writes.
-    pub terms: Terms,
+    pub fingerprint: RouteFingerprint,
     /// Writes of other routes than this run's may still land.
     pub was_rerouted: bool,
     /// Keeps other processes off the data folder while it is held.
@@ -167,7 +167,7 @@ pub fn lock(data: &Path) -> Result<DataLock, OpenFault> {
 ///
 /// # Errors
 /// With what is missing and what to do.
-pub fn look(data: &Path, creates: bool) -> Result<bool, OpenFault> {
+pub fn check_data_folder(data: &Path, creates: bool) -> Result<bool, OpenFault> {
     if RocksTable::exists(&table_folder(data)) {
         epoch::read(data)?;
         return Ok(key_file::read(&key_path(data)).map(|_| true)?);
@@ -179,9 +179,14 @@ pub fn look(data: &Path, creates: bool) -> Result<bool, OpenFault> {
 ///
 /// # Errors
 /// With what is wrong and what to do.
-pub fn begin(data: &Path, creates: bool, clock: &Clock, terms: Terms) -> Result<Begun, OpenFault> {
+pub fn begin(
+    data: &Path,
+    creates: bool,
+    clock: &Clock,
+    fingerprint: RouteFingerprint,
+) -> Result<OpenedTable, OpenFault> {
     let folder = || data.display().to_string();
-    let is_there = look(data, creates)?;
+    let is_there = check_data_folder(data, creates)?;
     let lock = lock(data)?;
     if !is_there {
         create(data, false)?;
@@ -196,7 +201,7 @@ pub fn begin(data: &Path, creates: bool, clock: &Clock, terms: Terms) -> Result<
     let name = Lineage::draw().map_err(|error| OpenFault::Io { folder: folder(), error })?;
     let beside = (epoch::read(data)?, Some(name), |begun| Ok(epoch::raise(data, begun)?));
     let shared = Arc::clone(&table) as Arc<dyn Table>;
-    let mut begun = begin_above(shared, key, recovered, beside, (clock, terms), &folder())?;
+    let mut begun = begin_above(shared, key, recovered, beside, (clock, fingerprint), &folder())?;
     // The incarnation must not be in a log whose tail could be lost again.
     table.flush().map_err(|fault| OpenFault::Table { folder: folder(), fault })?;
     RocksTable::tail_is_made_up_for(&table_folder(data)).map_err(|error| OpenFault::Io { folder: folder(), error })?;
@@ -212,10 +217,10 @@ pub fn begin_on(
     table: Arc<dyn Table>,
     key: TableKey,
     recovered: Recovered,
-    terms: (&Clock, Terms),
+    fingerprint: (&Clock, RouteFingerprint),
     folder: &str,
-) -> Result<Begun, OpenFault> {
-    begin_above(table, key, recovered, (None, None, |_| Ok(())), terms, folder)
+) -> Result<OpenedTable, OpenFault> {
+    begin_above(table, key, recovered, (None, None, |_| Ok(())), fingerprint, folder)
 }
 
 /// Begins a run on an open table, above the epoch of its folder. `name`: for a table of an earlier version, which
@@ -225,9 +230,9 @@ fn begin_above(
     key: TableKey,
     recovered: Recovered,
     (epoch, name, raise): (Option<Epoch>, Option<Lineage>, impl Fn(Epoch) -> Result<(), OpenFault>),
-    (clock, terms): (&Clock, Terms),
+    (clock, fingerprint): (&Clock, RouteFingerprint),
     folder: &str,
-) -> Result<Begun, OpenFault> {
+) -> Result<OpenedTable, OpenFault> {
     let failed = |fault| OpenFault::Table { folder: folder.to_owned(), fault };
     let before = read_meta(&*table).map_err(failed)?.ok_or_else(|| OpenFault::NoMeta { folder: folder.to_owned() })?;
     if before.key_fingerprint != key.fingerprint() {
@@ -253,11 +258,13 @@ fn begin_above(
         clean: false,
         key_fingerprint: before.key_fingerprint,
         broken_run: if was_clean { before.broken_run } else { last_run },
-        terms: match &lost {
-            None if was_clean => terms,
-            None => terms.and(before.terms),
-            // The last version of the row may be lost, too.
-            Some(_) => Terms { routes: Terms::default().routes, ..terms.and(before.terms) },
+        fingerprint: match &lost {
+            None if was_clean => fingerprint,
+            None => fingerprint.and(before.fingerprint),
+            // What the row said last may be lost, too.
+            Some(_) => {
+                RouteFingerprint { routes: RouteFingerprint::default().routes, ..fingerprint.and(before.fingerprint) }
+            }
         },
         lineage: before.lineage.or(name),
     };
@@ -270,8 +277,8 @@ fn begin_above(
     raise(Epoch { run: meta.run, ..begun })?;
     let frame = Frame { run: meta.run, start, behind_mark: start.wall < WallMs(mark.ms) };
     let context = Context { frame, incarnation: meta.incarnation, key };
-    let was_rerouted = meta.terms.routes != terms.routes;
-    Ok(Begun { was_clean, table, context, meta, mark, lost, terms, was_rerouted, lock: None })
+    let was_rerouted = meta.fingerprint.routes != fingerprint.routes;
+    Ok(OpenedTable { was_clean, table, context, meta, mark, lost, fingerprint, was_rerouted, lock: None })
 }
 
 /// What a folder's epoch says of this table. The epoch says nothing of another table's runs. A table without a name

@@ -102,14 +102,14 @@ impl Records {
     /// # Errors
     /// When its row cannot be read.
     pub fn read(&self, object: &ObjectId) -> Result<Record, TableFault> {
-        self.look(object, Record::clone)
+        self.with_record(object, Record::clone)
     }
 
     /// Calls `look` with an object's published record, under its stripe's lock.
     ///
     /// # Errors
-    /// When its row cannot be read.
-    pub fn look<R>(&self, object: &ObjectId, look: impl Fn(&Record) -> R) -> Result<R, TableFault> {
+    /// Where its row cannot be read.
+    pub fn with_record<R>(&self, object: &ObjectId, look: impl Fn(&Record) -> R) -> Result<R, TableFault> {
         loop {
             if let Some(seen) = self.stripes.view(object, |found| found.map(|(record, _)| look(record))) {
                 return Ok(seen);
@@ -140,7 +140,7 @@ impl Records {
         self.stripes.offer(record, ticket);
         if let Some(object) = left_draining {
             // Left by an earlier run: records that drain stay in memory.
-            self.stripes.look_at(object);
+            self.stripes.wake_ledger_for(object);
         }
     }
 
@@ -208,11 +208,11 @@ impl Records {
         }
         let is_at_fence = record.lease().is_some_and(|(lease, _)| lease.lease_id == row.lease_id);
         if is_at_fence || row.ended.is_some() {
-            return Ok(Some(stand(row, &record, now)));
+            return Ok(Some(with_standing(row, &record, now)));
         }
         // The lease ended between the two reads; its row says how by now.
         let newer = self.lease_at(row.object.clone(), row.seq)?;
-        Ok(Some(stand(newer.unwrap_or(row), &record, now)))
+        Ok(Some(with_standing(newer.unwrap_or(row), &record, now)))
     }
 
     /// Leases whose object id begins with `prefix` and that `wanted` accepts, from `after` on.
@@ -255,7 +255,7 @@ impl Records {
     }
 }
 
-fn stand(mut row: LeaseRow, record: &Record, now: Now) -> LeaseView {
+fn with_standing(mut row: LeaseRow, record: &Record, now: Now) -> LeaseView {
     if let Some((lease, ended)) = record.lease().filter(|(lease, _)| lease.lease_id == row.lease_id) {
         // The record has the newest values; the row is from the grant.
         row = LeaseRow::new(&record.object, lease, ended.cloned());

@@ -137,7 +137,7 @@ impl RocksTable {
     /// # Errors
     /// When another process uses it, it cannot be read, or it is corrupt elsewhere than at the end of its log.
     pub fn open(folder: &Path) -> Result<(Self, Recovered), TableFault> {
-        if let logs::Found::ZerosAtTheEnd(log) = logs::look_over(folder)? {
+        if let logs::Found::ZerosAtTheEnd(log) = logs::scan(folder)? {
             note_lost_tail(folder, &format!("{log} ends in zeros"))?;
         }
         let db = match DB::open(&options(false), folder) {

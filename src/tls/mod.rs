@@ -158,7 +158,7 @@ impl Connector {
         patience: Duration,
     ) -> io::Result<StoreStream<S>> {
         let mut config = (*self.config.get()).clone();
-        let asked = Arc::new(Asked { shown: config.client_auth_cert_resolver, was: AtomicBool::new(false) });
+        let asked = Arc::new(AskedForCert { shown: config.client_auth_cert_resolver, was: AtomicBool::new(false) });
         config.client_auth_cert_resolver = Arc::clone(&asked) as Arc<dyn ResolvesClientCert>;
         let connected = TlsConnector::from(Arc::new(config)).connect(self.name.clone(), stream).await;
         let mut stream = connected.map_err(refused)?;
@@ -189,12 +189,12 @@ async fn verdict<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut StoreStream<S>)
 
 /// Records whether the other side has asked for a certificate.
 #[derive(Debug)]
-struct Asked {
+struct AskedForCert {
     shown: Arc<dyn ResolvesClientCert>,
     was: AtomicBool,
 }
 
-impl ResolvesClientCert for Asked {
+impl ResolvesClientCert for AskedForCert {
     fn resolve(&self, authorities: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         self.was.store(true, Ordering::Release);
         self.shown.resolve(authorities, schemes)

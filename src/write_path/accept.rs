@@ -129,7 +129,7 @@ async fn accept(worker: &Rc<Worker>, connections: &Rc<Connections>, listener: St
                 // Ignored: if a socket cannot be set up, its first use closes it.
                 let _ = stream.set_nodelay(true);
                 let client = Peer::of(peer.ip());
-                if !worker.plane.has_room_for(client, &worker.outfit().plan) {
+                if !worker.plane.has_room_for(client, &worker.worker_plan().plan) {
                     worker.plane.metrics().crowded_out(true);
                     if !connections.close_one(Some(client), Extent::Waiting, None) {
                         serve_in_turn(worker, connections, stream, peer);
@@ -154,7 +154,7 @@ async fn accept(worker: &Rc<Worker>, connections: &Rc<Connections>, listener: St
 /// worker where this one has none to close, or where it has only new ones and the other has an older one.
 async fn make_room(worker: &Worker, connections: &Connections) {
     let (plane, mut extent, mut may_spare) = (&worker.plane, Extent::Waiting, true);
-    let has_room = || plane.has_room(&worker.outfit().plan);
+    let has_room = || plane.has_room(&worker.worker_plan().plan);
     while !has_room() {
         let _ = worker.watch();
         let old = BootMs(worker.now().0.saturating_sub(NEW_MS));
@@ -200,7 +200,7 @@ fn serve_in_turn(worker: &Rc<Worker>, connections: &Rc<Connections>, stream: Tcp
     tokio::task::spawn_local(async move {
         let peer = Peer::of(from.ip());
         let has_room = || {
-            let plan = &worker.outfit().plan;
+            let plan = &worker.worker_plan().plan;
             worker.plane.has_room_for(peer, plan) && worker.plane.has_room(plan)
         };
         for extent in [Extent::Waiting, Extent::Reading] {
@@ -240,21 +240,21 @@ fn make_room_for_others(worker: &Worker, connections: &Connections) {
 }
 
 fn tick(worker: &Worker, connections: &Connections) {
-    let (outfit, stopwatch) = (worker.outfit(), worker.watch());
+    let (worker_plan, stopwatch) = (worker.worker_plan(), worker.watch());
     let now = worker.now();
     // After a reload, every waiting task checks whether its route is still current.
-    let is_new = worker.told.replace(outfit.plan.generation) != outfit.plan.generation;
+    let is_new = worker.announced.replace(worker_plan.plan.generation) != worker_plan.plan.generation;
     worker.alarms.tick(stopwatch.begun(), is_new);
-    outfit.pools.iter().for_each(|pool| pool.tidy(now));
-    connections.close_stale(&outfit.plan.settings, now);
+    worker_plan.pools.iter().for_each(|pool| pool.tidy(now));
+    connections.close_stale(&worker_plan.plan.settings, now);
     make_room_for_others(worker, connections);
     let mut standing = Standing { connections: connections.len(), ..Standing::default() };
-    for (idle, busy, queue) in outfit.pools.iter().map(|pool| pool.standing()) {
+    for (idle, busy, queue) in worker_plan.pools.iter().map(|pool| pool.standing()) {
         standing.store_idle += idle;
         standing.store_busy += busy;
         standing.store_queue += queue;
     }
-    outfit.tallies.iter().for_each(RouteTally::add_up);
+    worker_plan.tallies.iter().for_each(RouteTally::add_up);
     worker.tally.add_up(worker.plane.metrics(), standing);
     worker.plane.metrics().held(worker.plane.held_bytes.load(Ordering::Relaxed));
 }

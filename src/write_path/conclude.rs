@@ -10,13 +10,13 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use hyper::ext::ReasonPhrase;
 
 use super::{
-    forward::{Admitted, Answer, Job},
+    forward::{Admitted, Job, StoreResponse},
     headers::{self, Outcome as Shown},
     hold::Share,
     journaled::{UNWRITTEN, may_be_written_yet},
     keyed, outcome,
     refusals::{no_answer, unknown},
-    reply::{Answered, Refused, ReplyBody},
+    reply::{Answered, Rejection, ReplyBody},
     response_body::{AHEAD_BYTES, Ahead, Frames, ResponseBody, Streaming, read_ahead, take_ready},
     upload::UploadState,
 };
@@ -24,7 +24,7 @@ use crate::{
     failpoints::{self, Fault, Point},
     fence::write::{Effect, Event, Outcome},
     route::{Route, UNSETTLING},
-    store::{answer::Head, pool::Lane},
+    upstream::{answer::Head, pool::PooledConn},
 };
 
 /// What is known of a write's answer when its head is here.
@@ -43,14 +43,14 @@ impl Job {
     /// Passes the store's answer on, and ends the write with it.
     pub(super) async fn conclude(
         self: Box<Self>,
-        answer: Answer,
+        answer: StoreResponse,
         upload: Option<&UploadState>,
         digest: Option<[u8; 32]>,
     ) -> Answered {
-        let Answer { mut lane, head, since } = answer;
-        let is_out = lane.link().is_out();
+        let StoreResponse { mut conn, head, since } = answer;
+        let is_out = conn.http1().is_out();
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
-            drop(lane);
+            drop(conn);
             let why = "it changed the protocol, which nobody asked for";
             return Err(Box::pin(self.failed(true, why, None)).await.into());
         }
@@ -62,7 +62,7 @@ impl Job {
         }
         let Head { status, reason, mut headers, .. } = *head;
         let Some(write) = &self.write else {
-            return self.pass_on(lane, (status, reason), headers, is_early);
+            return self.pass_on(conn, (status, reason), headers, is_early);
         };
         let route = self.route(write);
         // The rest of a whole write may still leave before its connection is closed.
@@ -72,12 +72,12 @@ impl Job {
             let _ = write.guard.on(Event::Answered { settles: true });
         }
         let left = || self.patience().saturating_sub(Duration::from_secs_f64(since.seconds()));
-        let ahead = read_ahead(&mut lane, &self.worker, left).await;
+        let ahead = read_ahead(&mut conn, &self.worker, left).await;
         let digest = digest.or_else(|| upload.and_then(UploadState::digest));
         let reading = Reading { status, settles, is_early, digest };
         let (body, shown) = match ahead {
             Ahead::Broken(why) => {
-                drop(lane);
+                drop(conn);
                 return Err(match Box::pin(self.close(write)).await {
                     // The store discards the part that it has of the write.
                     Outcome::Cancelled => no_answer(&why),
@@ -87,7 +87,7 @@ impl Job {
             }
             Ahead::Whole(frames) => {
                 failpoints::reach(Point::Answered);
-                let keeps = self.end(write, lane, reading).await?;
+                let keeps = self.end(write, conn, reading).await?;
                 let shown = if settles { Shown::Settled } else { Shown::Unknown };
                 headers::to_client(&mut headers, Some((&write.guard, shown)), &self.worker.numbers);
                 if keeps {
@@ -96,7 +96,7 @@ impl Job {
                 add_would(&mut headers, write);
                 return Ok(respond((status, reason), headers, ReplyBody::whole(frames)));
             }
-            Ahead::Part(frames) => (self.go_on_streaming(write, lane, frames, reading, left()), reading.pending()),
+            Ahead::Part(frames) => (self.go_on_streaming(write, conn, frames, reading, left()), reading.pending()),
         };
         headers::to_client(&mut headers, Some((&write.guard, shown)), &self.worker.numbers);
         add_would(&mut headers, write);
@@ -104,7 +104,7 @@ impl Job {
     }
 
     /// Ends the write: its complete answer is here. Returns whether the answer is to be kept under its key.
-    async fn end(&self, write: &Admitted, lane: Lane, reading: Reading) -> Result<bool, Box<Refused>> {
+    async fn end(&self, write: &Admitted, conn: PooledConn, reading: Reading) -> Result<bool, Box<Rejection>> {
         let Reading { status, settles, is_early, digest } = reading;
         let mut effect = write.guard.on(Event::Answered { settles: settles && !is_early });
         let is_recorded = matches!(effect, Effect::Record(_));
@@ -120,10 +120,10 @@ impl Job {
             effect = write.guard.on(Event::Recorded(written.is_ok()));
         }
         if effect != Effect::Close {
-            lane.give_back(self.worker.now());
+            conn.give_back(self.worker.now());
             return Ok(effect == Effect::KeepAnswer);
         }
-        drop(lane);
+        drop(conn);
         let entry = if has_line { None } else { self.line(write) };
         Box::pin(outcome::close(&self.worker, &write.guard, entry)).await;
         if is_recorded { Err(unknown(UNWRITTEN.to_owned()).into()) } else { Ok(false) }
@@ -144,7 +144,7 @@ impl Job {
     fn go_on_streaming(
         &self,
         write: &Admitted,
-        lane: Lane,
+        conn: PooledConn,
         ahead: Frames,
         reading: Reading,
         patience: Duration,
@@ -152,7 +152,7 @@ impl Job {
         let status = reading.status.as_u16();
         let streaming = Streaming {
             worker: Rc::clone(&self.worker),
-            lane,
+            conn,
             settles: reading.settles && !reading.is_early,
             guard: Some(Rc::clone(&write.guard)),
             line: self.line(write).map(|line| (line, reading.digest.unwrap_or_default(), status)),
@@ -165,20 +165,20 @@ impl Job {
     /// Passes the answer to a read on.
     fn pass_on(
         &self,
-        mut lane: Lane,
+        mut conn: PooledConn,
         status: (StatusCode, Option<Bytes>),
         mut headers: HeaderMap,
         is_early: bool,
     ) -> Answered {
         headers::to_client(&mut headers, None, &self.worker.numbers);
-        let to_come = lane.link().to_come();
+        let to_come = conn.http1().to_come();
         let bytes = to_come.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(AHEAD_BYTES).min(AHEAD_BYTES);
-        let share = Share::for_answer(&self.worker.plane, bytes, self.outfit.plan.settings.hold_total_bytes);
-        let ahead = if share.is_some() { take_ready(&mut lane) } else { Ok(Frames::default()) };
+        let share = Share::for_answer(&self.worker.plane, bytes, self.worker_plan.plan.settings.hold_total_bytes);
+        let ahead = if share.is_some() { take_ready(&mut conn) } else { Ok(Frames::default()) };
         let ahead = ahead.map_err(|why| no_answer(&why))?;
         let streaming = Streaming {
             worker: Rc::clone(&self.worker),
-            lane,
+            conn,
             settles: !is_early,
             guard: None,
             line: None,

@@ -28,7 +28,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
     Worker,
-    begun::begin,
     crowd::Peer,
     evict::{self, At, Extent, Requests, Standing},
     headers::Origin,
@@ -37,6 +36,7 @@ use super::{
     plan::Plan,
     raw_head::{BodyLength, RawHeads},
     reply::ReplyBody,
+    sniff::sniff,
     taking::Reply,
 };
 use crate::{
@@ -45,7 +45,7 @@ use crate::{
     fence::BootMs,
     metrics::add,
     route::doubt::Doubt,
-    store::observed::{Observed, Observer},
+    upstream::observed::{Observed, Observer},
 };
 
 /// A worker's connections.
@@ -115,7 +115,7 @@ pub struct Client {
     /// Where the record of the last write was.
     pub last_place: Cell<Option<Place>>,
     /// Wakes the task that serves the connection.
-    ear: RefCell<Option<Arc<Ear>>>,
+    wake_filter: RefCell<Option<Arc<SelfWakeFilter>>>,
     /// What was read of an HTTP/1.1 connection, where its heads are checked strictly.
     heads: OnceCell<Rc<RefCell<RawHeads>>>,
 }
@@ -141,7 +141,7 @@ impl Connection {
                 requests: Requests::default(),
                 origin,
                 last_place: Cell::default(),
-                ear: RefCell::default(),
+                wake_filter: RefCell::default(),
                 heads: OnceCell::new(),
             }),
         })
@@ -176,15 +176,15 @@ impl Connection {
 
     fn end(&self, how: Ending) {
         self.ending.set(how);
-        self.client.ear.borrow().as_ref().inspect(|ear| ear.task.wake_by_ref());
+        self.client.wake_filter.borrow().as_ref().inspect(|wake_filter| wake_filter.task.wake_by_ref());
     }
 
     /// Stores the serving task's waker; returns whether it changed.
     fn watch(&self, context: &Context<'_>) -> bool {
-        let mut ear = self.client.ear.borrow_mut();
-        let is_known = ear.as_ref().is_some_and(|ear| ear.task.will_wake(context.waker()));
+        let mut wake_filter = self.client.wake_filter.borrow_mut();
+        let is_known = wake_filter.as_ref().is_some_and(|wake_filter| wake_filter.task.will_wake(context.waker()));
         if !is_known {
-            *ear = Some(Arc::new(Ear { task: context.waker().clone() }));
+            *wake_filter = Some(Arc::new(SelfWakeFilter { task: context.waker().clone() }));
         }
         !is_known
     }
@@ -201,10 +201,10 @@ impl Connection {
 
     /// Serves the connection until it ends, or has to end.
     async fn serve<C: Future>(&self, mut serving: Pin<&mut C>, finish: impl Fn(Pin<&mut C>)) {
-        let (mut is_told, mut heard) = (false, None::<Waker>);
+        let (mut is_told, mut filtered) = (false, None::<Waker>);
         poll_fn(|context| {
-            if self.watch(context) || heard.is_none() {
-                heard = self.client.ear.borrow().clone().map(Waker::from);
+            if self.watch(context) || filtered.is_none() {
+                filtered = self.client.wake_filter.borrow().clone().map(Waker::from);
             }
             match self.ending.get() {
                 Ending::No => {}
@@ -216,7 +216,7 @@ impl Connection {
                 Ending::Now => return Poll::Ready(()),
             }
             // A connection that broke is the client's concern, so the error is dropped.
-            let waker = heard.as_ref().unwrap_or(context.waker());
+            let waker = filtered.as_ref().unwrap_or(context.waker());
             serving.as_mut().poll(&mut Context::from_waker(waker)).map(drop)
         })
         .await;
@@ -284,12 +284,12 @@ impl Client {
 
     /// Runs `work` and suppresses the wakes that it gives this task. Wakes the task afterwards, unless there was none
     /// or `needless` says that the only one was not needed.
-    pub fn quietly<T>(&self, work: impl FnOnce() -> T, needless: impl FnOnce(&T) -> bool) -> T {
-        let ear = self.ear.borrow();
-        let Some(ear) = &*ear else { return work() };
-        let (done, missed) = ear.deafened(work);
+    pub fn without_self_wake<T>(&self, work: impl FnOnce() -> T, needless: impl FnOnce(&T) -> bool) -> T {
+        let wake_filter = self.wake_filter.borrow();
+        let Some(wake_filter) = &*wake_filter else { return work() };
+        let (done, missed) = wake_filter.count_self_wakes(work);
         if missed > 1 || (missed == 1 && !needless(&done)) {
-            ear.task.wake_by_ref();
+            wake_filter.task.wake_by_ref();
         }
         done
     }
@@ -297,45 +297,45 @@ impl Client {
 
 /// The waker of a connection's task. It can be suppressed for a moment, on its own thread: taking the last part of a
 /// body wakes the task that takes it, which would then be polled once more without need.
-struct Ear {
+struct SelfWakeFilter {
     task: Waker,
 }
 
 thread_local! {
     /// Which `Ear` is suppressed on this thread, by its address, and how many wakes it has missed.
-    static DEAF: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
+    static FILTERING: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
 }
 
-impl Ear {
+impl SelfWakeFilter {
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
     /// Runs `work` while wakes from this thread are suppressed. Also returns how many there were.
-    fn deafened<T>(&self, work: impl FnOnce() -> T) -> (T, u32) {
-        let _listens_again = Deafened(DEAF.replace((self.address(), 0)));
+    fn count_self_wakes<T>(&self, work: impl FnOnce() -> T) -> (T, u32) {
+        let _restores = FilterBefore(FILTERING.replace((self.address(), 0)));
         let done = work();
-        (done, DEAF.get().1)
+        (done, FILTERING.get().1)
     }
 }
 
 /// Restores the earlier suppression when dropped, also after a panic.
-struct Deafened((usize, u32));
+struct FilterBefore((usize, u32));
 
-impl Drop for Deafened {
+impl Drop for FilterBefore {
     fn drop(&mut self) {
-        DEAF.set(self.0);
+        FILTERING.set(self.0);
     }
 }
 
-impl Wake for Ear {
+impl Wake for SelfWakeFilter {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        match DEAF.get() {
-            (deaf, missed) if deaf == self.address() => DEAF.set((deaf, missed + 1)),
+        match FILTERING.get() {
+            (filtering, missed) if filtering == self.address() => FILTERING.set((filtering, missed + 1)),
             _ => self.task.wake_by_ref(),
         }
     }
@@ -450,7 +450,7 @@ pub fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     stream: S,
     peer: SocketAddr,
 ) {
-    let plan = Arc::clone(&worker.outfit().plan);
+    let plan = Arc::clone(&worker.worker_plan().plan);
     // Reads the clock, so that the connection's time begins now and not with the last tick.
     let _ = worker.watch();
     let client = Peer::of(peer.ip());
@@ -486,7 +486,7 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     plan: &Plan,
 ) {
     let service = Answers { worker: Rc::clone(worker), connection: Rc::clone(connection) };
-    let Some(stream) = connection.unless_ended(begin(stream)).await else { return };
+    let Some(stream) = connection.unless_ended(sniff(stream)).await else { return };
     let is_h2 = stream.is_h2();
     connection.is_h2.set(is_h2);
     let is_looked_at = plan.settings.strict && !is_h2;

@@ -17,7 +17,7 @@ use crate::{
         external::{self, Number},
         step::LeaseRefusal,
         verdict::{self, Presented, Unusable, View},
-        write::{Effect, Event, Obstacle, Stage, Terms, Write},
+        write::{Effect, Event, Obstacle, Stage, Write, WriteOptions},
     },
     gate::Gate,
     route::classify::{Brought, Target},
@@ -26,7 +26,7 @@ use crate::{
 
 /// A write that may not go on, for now or for ever.
 #[derive(Debug)]
-pub struct Refused {
+pub struct ObjectRefusal {
     /// The object that the refusal is about.
     pub object: ObjectId,
     pub why: Refusal,
@@ -36,7 +36,7 @@ pub struct Refused {
 #[allow(clippy::large_enum_variant, reason = "it does not live long")]
 pub enum Decided {
     Yes(Rc<WriteGuard>),
-    No(Refused, RouteGuard),
+    No(ObjectRefusal, RouteGuard),
     /// Something has to be read, written or waited for first.
     NotYet(Target<'static>, Vec<Target<'static>>, RouteGuard),
 }
@@ -44,7 +44,7 @@ pub enum Decided {
 /// How a write is to be admitted.
 #[derive(Clone, Copy)]
 pub struct AdmitOptions {
-    pub terms: Terms,
+    pub write: WriteOptions,
     /// How long it may wait while its lease is changing hands.
     pub patience_ms: u64,
     /// The whole write is here, with a connection to send it on. So it is judged only once, and may land from that
@@ -67,7 +67,7 @@ pub fn decide_at_once(
     options: AdmitOptions,
     now: Now,
 ) -> Decided {
-    let mut life = Write::new(options.terms);
+    let mut life = Write::new(options.write);
     let judged = match life.on(Event::Arrived { whole: options.commits && others.is_empty() }) {
         Effect::Judge(Stage::Committed) => judge_and_commit(&worker.gate, &target, options.near, now),
         _ => judge(&worker.gate, &target, &others, now),
@@ -80,7 +80,7 @@ pub fn decide_at_once(
     let may_wait = |why: &Refusal| options.patience_ms > 0 && matches!(why, Refusal::Draining { .. });
     match (life.on(Event::Denied(obstacle)), denied) {
         (Effect::Refuse, Some(Denied { object, why: Denial::Refused(why) })) if !may_wait(&why) => {
-            Decided::No(Refused { object, why }, route)
+            Decided::No(ObjectRefusal { object, why }, route)
         }
         _ => {
             let others = others.into_iter().map(Target::into_owned).collect();
@@ -109,9 +109,9 @@ async fn decide(
     mut target: Target<'_>,
     others: Vec<Target<'_>>,
     options: AdmitOptions,
-) -> Result<Rc<WriteGuard>, Refused> {
+) -> Result<Rc<WriteGuard>, ObjectRefusal> {
     let gate = &worker.plane.gate;
-    let mut life = Write::new(options.terms);
+    let mut life = Write::new(options.write);
     let mut effect = life.on(Event::Arrived { whole: false });
     let mut denied = None;
     loop {
@@ -136,7 +136,7 @@ async fn decide(
                     Denial::Refused(why) => why,
                     why => elect::still_unknown(gate, &object, &why),
                 };
-                return Err(Refused { object, why });
+                return Err(ObjectRefusal { object, why });
             }
         };
         effect = life.on(event);
@@ -151,7 +151,7 @@ async fn clear(
     target: &mut Target<'_>,
     others: &[Target<'_>],
     AdmitOptions { is_audit, plan, .. }: AdmitOptions,
-) -> Result<(), Refused> {
+) -> Result<(), ObjectRefusal> {
     let gate = &worker.plane.gate;
     match denied {
         None => {
@@ -168,48 +168,51 @@ async fn clear(
         Some(Denied { object, why: Denial::Behind(number) }) => follow((worker, client), object, number).await,
         Some(Denied { object, why: Denial::Unseen(_) | Denial::Lapsed(_) }) => {
             let Some(_place) = worker.plane.waits.ask.take(&object, client) else {
-                return Err(Refused { object, why: Refusal::Busy { stops: false } });
+                return Err(ObjectRefusal { object, why: Refusal::Busy { stops: false } });
             };
             let asked = elect::ask(worker, &object, target, (!is_audit, plan)).await;
-            asked.map_err(|why| Refused { object, why })
+            asked.map_err(|why| ObjectRefusal { object, why })
         }
-        Some(Denied { object, why: Denial::Refused(why) }) => Err(Refused { object, why }),
+        Some(Denied { object, why: Denial::Refused(why) }) => Err(ObjectRefusal { object, why }),
     }
 }
 
 /// Moves the fence to an outside lock service's number, and waits a while for the last writes below it. The write is
 /// judged again afterwards, whatever became of these.
-async fn follow((worker, client): (&Worker, Peer), object: ObjectId, number: Number) -> Result<(), Refused> {
+async fn follow((worker, client): (&Worker, Peer), object: ObjectId, number: Number) -> Result<(), ObjectRefusal> {
     let seq = number.seq;
     let moved = match worker.plane.waits.follow.take(&object, client) {
         Some(_place) => worker.plane.gate.ledger.follow(object.clone(), number).await,
-        None => Err(ledger::Refused::Overloaded),
+        None => Err(ledger::LedgerError::Overloaded),
     };
     let of_number = |why| match why {
-        LeaseRefusal::Ahead { fence, .. } => Some(Refusal::Jump { seq, fence, max_jump: number.terms.max_jump }),
+        LeaseRefusal::Ahead { fence, .. } => Some(Refusal::Jump { seq, fence, max_jump: number.limits.max_jump }),
         LeaseRefusal::Expired { ended } => Some(Refusal::Ended { seq, holder: external::holder(), ended }),
         LeaseRefusal::Fenced { fence } => Some(Refusal::Stale { seq, fence, successor: None, certified: None }),
         LeaseRefusal::TokenMismatch => Some(Refusal::WrongSecret { seq }),
         _ => None,
     };
-    moved.map(drop).map_err(|refused| Refused { object, why: not_moved(refused, of_number) })
+    moved.map(drop).map_err(|refused| ObjectRefusal { object, why: not_moved(refused, of_number) })
 }
 
-/// The refusal of a write for which the ledger has not moved the fence. `of_source`: the refusal by the rules of its
-/// lease source, if there is one.
-pub(super) fn not_moved(refused: ledger::Refused, of_source: impl FnOnce(LeaseRefusal) -> Option<Refusal>) -> Refusal {
+/// What is told to a write for which the ledger has not moved the fence. `of_source`: what its own source of leases
+/// makes of it.
+pub(super) fn not_moved(
+    refused: ledger::LedgerError,
+    of_source: impl FnOnce(LeaseRefusal) -> Option<Refusal>,
+) -> Refusal {
     match refused {
-        ledger::Refused::Lease { why: LeaseRefusal::Locked { fence }, .. } => Refusal::Locked { fence },
-        ledger::Refused::Lease { why: LeaseRefusal::ClockUntrusted, .. } => Refusal::Unusable(Unusable::Clock),
-        ledger::Refused::Lease { why, .. } => of_source(why).unwrap_or(Refusal::Busy { stops: false }),
-        ledger::Refused::Overloaded => Refusal::Busy { stops: false },
-        ledger::Refused::Stopping => Refusal::Busy { stops: true },
+        ledger::LedgerError::Lease { why: LeaseRefusal::Locked { fence }, .. } => Refusal::Locked { fence },
+        ledger::LedgerError::Lease { why: LeaseRefusal::ClockUntrusted, .. } => Refusal::Unusable(Unusable::Clock),
+        ledger::LedgerError::Lease { why, .. } => of_source(why).unwrap_or(Refusal::Busy { stops: false }),
+        ledger::LedgerError::Overloaded => Refusal::Busy { stops: false },
+        ledger::LedgerError::Stopping => Refusal::Busy { stops: true },
         _ => Refusal::Unusable(Unusable::Table),
     }
 }
 
-fn unusable(object: ObjectId) -> Refused {
-    Refused { object, why: Refusal::Unusable(Unusable::Table) }
+fn unusable(object: ObjectId) -> ObjectRefusal {
+    ObjectRefusal { object, why: Refusal::Unusable(Unusable::Table) }
 }
 
 /// How often a write that waits for its lease to open is judged again.
@@ -226,14 +229,14 @@ pub async fn decide_in_time(
     target: Target<'_>,
     others: Vec<Target<'_>>,
     options: AdmitOptions,
-) -> Result<Rc<WriteGuard>, (Refused, RouteGuard)> {
+) -> Result<Rc<WriteGuard>, (ObjectRefusal, RouteGuard)> {
     let mut route = Some(route);
     let decided = match decide(by, &mut route, target.clone(), others.clone(), options).await {
-        Err(Refused { object, why: why @ Refusal::Draining { .. } }) if options.patience_ms > 0 => {
+        Err(ObjectRefusal { object, why: why @ Refusal::Draining { .. } }) if options.patience_ms > 0 => {
             let patience = Duration::from_millis(options.patience_ms);
             let opened = decide_when_open(by, &mut route, target, others, options);
             let place = by.0.plane.waits.open.take(&object, by.1);
-            let first = Err(Refused { object, why });
+            let first = Err(ObjectRefusal { object, why });
             match place {
                 Some(_place) => tokio::time::timeout(patience, opened).await.unwrap_or(first),
                 None => first,
@@ -251,11 +254,11 @@ async fn decide_when_open(
     target: Target<'_>,
     others: Vec<Target<'_>>,
     options: AdmitOptions,
-) -> Result<Rc<WriteGuard>, Refused> {
+) -> Result<Rc<WriteGuard>, ObjectRefusal> {
     loop {
         tokio::time::sleep(LOOK_AGAIN).await;
         match decide(by, route, target.clone(), others.clone(), options).await {
-            Err(Refused { why: Refusal::Draining { .. }, .. }) => {}
+            Err(ObjectRefusal { why: Refusal::Draining { .. }, .. }) => {}
             decided => return decided,
         }
     }
@@ -277,7 +280,7 @@ fn judge(gate: &Gate, target: &Target<'_>, others: &[Target<'_>], now: Now) -> J
     if let Some(why) = without_record(gate, target, now) {
         return Judged::Denied(Denied { object: target.id(), why });
     }
-    match gate.records.stripes.admit(&target.object, |record, sealed| look(target, record, sealed, now)) {
+    match gate.records.stripes.admit(&target.object, |record, sealed| judge_target(target, record, sealed, now)) {
         None => Judged::NotInMemory,
         Some(Ok(admitted)) => Judged::Permitted(Permitted::waiting(admitted), Stage::Waiting),
         Some(Err(why)) => Judged::Denied(Denied { object: target.id(), why }),
@@ -290,7 +293,7 @@ fn judge_and_commit(gate: &Gate, target: &Target<'_>, near: Option<Place>, now: 
     if let Some(why) = without_record(gate, target, now) {
         return Judged::Denied(Denied { object: target.id(), why });
     }
-    let judge = |record: &Record, sealed: bool| look(target, record, sealed, now);
+    let judge = |record: &Record, sealed: bool| judge_target(target, record, sealed, now);
     let judged: Option<Result<(Permit, Place, Counted), Denial>> =
         gate.records.stripes.admit_committed(&target.object, near, judge);
     match judged {
@@ -309,14 +312,14 @@ fn judge_all(gate: &Gate, target: &Target<'_>, others: &[Target<'_>], now: Now) 
     if !early.is_empty() {
         return Judged::Denied(in_flight::first(early, |n| targets[n].id()));
     }
-    match gate.records.stripes.admit_all(&objects, |n, record, sealed| look(targets[n], record, sealed, now)) {
+    match gate.records.stripes.admit_all(&objects, |n, record, sealed| judge_target(targets[n], record, sealed, now)) {
         None => Judged::NotInMemory,
         Some(Ok(admitted)) => Judged::Permitted(Permitted::together(admitted), Stage::Waiting),
         Some(Err(denied)) => Judged::Denied(in_flight::first(denied, |n| targets[n].id())),
     }
 }
 
-fn look(target: &Target<'_>, record: &Record, sealed: bool, now: Now) -> Result<Permit, Denial> {
+fn judge_target(target: &Target<'_>, record: &Record, sealed: bool, now: Now) -> Result<Permit, Denial> {
     match &target.brought {
         Brought::Text(text) => verdict::judge_text(record, sealed, text, now),
         Brought::Read(presented) => verdict::judge(View::Known { record, sealed }, presented, now),

@@ -12,12 +12,12 @@ use hyper::body::Incoming;
 use super::{
     Worker,
     hold::{Source, discard},
-    reply::Refused,
+    reply::Rejection,
 };
 
 /// A refused request, and what is still to come of its body.
 pub(super) struct Declined {
-    why: Option<Refused>,
+    why: Option<Rejection>,
     /// The rest of its body, if the client sends it.
     body: Option<Incoming>,
     is_h2: bool,
@@ -26,7 +26,7 @@ pub(super) struct Declined {
 }
 
 impl Declined {
-    pub(super) fn new(why: Refused, head: &Parts, body: Source) -> Self {
+    pub(super) fn new(why: Rejection, head: &Parts, body: Source) -> Self {
         let is_h2 = head.version == Version::HTTP_2;
         // A client that waits for a 100 Continue sends no body, and is not asked to.
         let comes = |_: &_| is_h2 || !head.headers.contains_key(header::EXPECT);
@@ -36,7 +36,7 @@ impl Declined {
 
     /// Reads and drops the part of the body that is here already; small bodies are. The rest is read and dropped after
     /// the answer.
-    pub(super) fn poll(&mut self, worker: &Worker, context: &mut Context<'_>) -> Poll<Refused> {
+    pub(super) fn poll(&mut self, worker: &Worker, context: &mut Context<'_>) -> Poll<Rejection> {
         while let Some(body) = self.body.as_mut().filter(|body| !body.is_end_stream()) {
             match Pin::new(body).poll_frame(context) {
                 Poll::Ready(Some(Ok(_))) => {}
@@ -54,7 +54,7 @@ impl Declined {
     }
 
     /// Returns why the request is refused. Has the rest of its body read and dropped.
-    pub(super) fn finish(&mut self, worker: &Worker) -> Refused {
+    pub(super) fn finish(&mut self, worker: &Worker) -> Rejection {
         if let Some(body) = self.body.take() {
             discard(worker, body);
         }

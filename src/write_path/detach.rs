@@ -13,8 +13,8 @@ use super::{
     forward::{Job, forward},
     guard::WriteGuard,
     hold::Source,
-    plan::Outfit,
-    reply::{Answered, Refused},
+    plan::WorkerPlan,
+    reply::{Answered, Rejection},
 };
 use crate::fence::Permit;
 
@@ -40,20 +40,20 @@ pub struct Detachable {
     work: Option<Pin<Box<dyn Future<Output = Answered>>>>,
     worker: Rc<Worker>,
     guard: Rc<WriteGuard>,
-    outfit: Rc<Outfit>,
+    worker_plan: Rc<WorkerPlan>,
     route: usize,
 }
 
 impl Detachable {
     #[must_use]
     pub fn new(job: Box<Job>, guard: Rc<WriteGuard>, route: usize, body: Source) -> Self {
-        let (worker, outfit) = (Rc::clone(&job.worker), Rc::clone(&job.outfit));
-        Self { work: Some(Box::pin(forward(job, body))), worker, guard, outfit, route }
+        let (worker, worker_plan) = (Rc::clone(&job.worker), Rc::clone(&job.worker_plan));
+        Self { work: Some(Box::pin(forward(job, body))), worker, guard, worker_plan, route }
     }
 }
 
 /// Adds to the refusal of an admitted write the object, the route and the lease that it is about.
-pub fn about(refused: Refused, guard: &WriteGuard, route: &Arc<str>) -> Refused {
+pub fn about(refused: Rejection, guard: &WriteGuard, route: &Arc<str>) -> Rejection {
     let permit = guard.permit();
     let refused = refused.about(guard.object(), route);
     refused.by(permit.map(|permit| permit.holder().clone()), permit.map(Permit::seq))
@@ -68,7 +68,7 @@ impl Future for Detachable {
         if done.is_ready() {
             self.work = None;
         }
-        let route = || &self.outfit.plan.routes.all()[self.route].name;
+        let route = || &self.worker_plan.plan.routes.all()[self.route].name;
         done.map_err(|refused| Box::new(about(*refused, &self.guard, route())))
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Worker, decide, reply::Refused};
+use super::{Worker, decide, reply::Rejection};
 use crate::{
     fence::{
         Denial, Ended, Fence, Hlc, HolderId, How, LeaseSeq, ObjectId, Refusal,
@@ -15,7 +15,7 @@ use crate::{
     gate::Gate,
     kubernetes::{
         api::Away,
-        elections::{Told, Unknown},
+        lease_observer::{TermReply, Unknown},
     },
     problem::Problem,
     route::classify::{Brought, Target},
@@ -35,14 +35,14 @@ pub(super) async fn ask(
 ) -> Result<(), Refusal> {
     let Brought::Read(Presented::Claimant(claimant)) = &mut target.brought else { return Ok(()) };
     let gate = &worker.plane.gate;
-    let asked = gate.elections.ask(object, claimant, plan);
+    let asked = gate.lease_observer.ask(object, claimant, plan);
     let told = if patient {
         asked.await
     } else {
         tokio::time::timeout(IMPATIENCE, asked).await.unwrap_or_else(|_| Err(late()))
     };
     told.map_err(|unknown| refusal(gate, object, claimant.election, unknown))
-        .and_then(|told| take_in(gate, object, claimant, told))
+        .and_then(|told| attach_present_term(gate, object, claimant, told))
         .map(drop)
 }
 
@@ -53,9 +53,14 @@ fn late() -> Unknown {
     Unknown::Away(Away::late(IMPATIENCE))
 }
 
-/// If the write is of the present term, notes on it the object as that term has left it.
-fn take_in(gate: &Gate, object: &ObjectId, claimant: &mut Claimant, told: Told) -> Result<Moved, Refusal> {
-    let Told { election, term, moved } = told;
+/// Notes on the write that it is of the present term, if it is: the object as that has left it.
+fn attach_present_term(
+    gate: &Gate,
+    object: &ObjectId,
+    claimant: &mut Claimant,
+    told: TermReply,
+) -> Result<Moved, Refusal> {
+    let TermReply { election, term, moved } = told;
     let own = claimant.election;
     match own.status(election) {
         TermStatus::Present => {
@@ -121,9 +126,9 @@ pub async fn advance(
     mut claimant: Claimant,
     generation: u64,
 ) -> Result<Moved, Problem> {
-    let told = gate.elections.ask(object, &claimant, generation).await;
+    let told = gate.lease_observer.ask(object, &claimant, generation).await;
     let told = told.map_err(|unknown| refusal(gate, object, claimant.election, unknown));
-    let moved = told.and_then(|told| take_in(gate, object, &mut claimant, told));
+    let moved = told.and_then(|told| attach_present_term(gate, object, &mut claimant, told));
     let moved = moved.and_then(|moved| {
         let view = View::Known { record: &moved.record, sealed: false };
         match verdict::judge(view, &Presented::Claimant(claimant), gate.now()) {
@@ -132,5 +137,5 @@ pub async fn advance(
             Err(why) => Err(still_unknown(gate, object, &why)),
         }
     });
-    moved.map_err(|refusal| *Refused::from(refusal).of(object).problem)
+    moved.map_err(|refusal| *Rejection::from(refusal).of(object).problem)
 }

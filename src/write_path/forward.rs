@@ -18,9 +18,9 @@ use super::{
     journaled::Line,
     outcome,
     outgoing::{Outgoing, Ready},
-    plan::Outfit,
+    plan::WorkerPlan,
     refusals::{self, UNASKED, no_answer, no_connection, rerouted, unsent},
-    reply::{Answered, Refused},
+    reply::{Answered, Rejection},
     upload::{Broken, UploadState},
 };
 use crate::{
@@ -36,11 +36,11 @@ use crate::{
     },
     metrics::OperationTally,
     route::Route,
-    store::{
+    upstream::{
         answer::Head,
         body::StoreBody,
-        link::{Failed, Pass, Reuse, Unsent},
-        pool::{Lane, NoLane, Pool},
+        http1::{Failed, Pass, Reuse, Unsent},
+        pool::{NoConnection, Pool, PooledConn},
         shares::Asker,
     },
 };
@@ -48,7 +48,7 @@ use crate::{
 /// A request on its way.
 pub struct Job {
     pub worker: Rc<Worker>,
-    pub outfit: Rc<Outfit>,
+    pub worker_plan: Rc<WorkerPlan>,
     /// The place of its store in the plan.
     pub store: usize,
     pub client: Rc<Client>,
@@ -70,7 +70,7 @@ pub struct Admitted {
     /// Counts it as on its way.
     pub active: Active,
     /// The connection it is to be sent on, if it is committed already.
-    pub lane: Option<Lane>,
+    pub conn: Option<PooledConn>,
     /// When it was judged first.
     pub since: Option<Stopwatch>,
     /// The client's own name for the write.
@@ -95,8 +95,8 @@ impl Drop for Active {
 }
 
 /// The head of the store's answer, and the connection that the rest comes on.
-pub(super) struct Answer {
-    pub(super) lane: Lane,
+pub(super) struct StoreResponse {
+    pub(super) conn: PooledConn,
     pub(super) head: Box<Head>,
     /// Since when the gate waits for the answer.
     pub(super) since: Stopwatch,
@@ -117,7 +117,7 @@ pub async fn forward(mut job: Box<Job>, source: Source) -> Answered {
         Source::Coming { hold, share } => Box::pin(job.body(hold, share)).await?,
     };
     let Outgoing { mut body, mut share, upload, length } = outgoing;
-    let length = Length::of(&job.head, &body, length, &job.outfit.plan.trailers);
+    let length = Length::of(&job.head, &body, length, &job.worker_plan.plan.trailers);
     let digest = if job.is_journaled() { outcome::digest_of(&body, upload.as_deref()) } else { None };
     let answer = job.exchange(&mut body, &mut share, upload.as_deref(), &length).await?;
     drop(share);
@@ -145,8 +145,8 @@ impl From<Failed> for Unanswered {
 }
 
 /// How an attempt on one connection went.
-enum Attempt {
-    Answered(Answer),
+enum SendAttempt {
+    Answered(StoreResponse),
     /// No byte of the request has left, so it may be tried on another connection.
     Again(Option<Unsent>),
 }
@@ -159,13 +159,13 @@ impl Job {
         share: &mut Option<Share>,
         upload: Option<&UploadState>,
         length: &Length,
-    ) -> Result<Answer, Box<Refused>> {
+    ) -> Result<StoreResponse, Box<Rejection>> {
         let mut unsent: Option<Unsent> = None;
         loop {
             let is_committed = self.guard().is_some_and(|guard| guard.stage() == Stage::Committed);
             // An idle connection has just been checked.
-            let (mut lane, is_checked) = match self.idle_connection() {
-                Some(lane) => (lane, true),
+            let (mut conn, is_checked) = match self.idle_connection() {
+                Some(conn) => (conn, true),
                 None => (Box::pin(self.connect(share)).await?, false),
             };
             // If the last frame was released but no byte was accepted, the body is sent as a complete one.
@@ -175,16 +175,16 @@ impl Job {
                 Err(effect) => match Box::pin(self.release_after(effect)).await {
                     Ok(release) => (Pass::Write(release), true),
                     Err(refused) => {
-                        lane.put_back(self.worker.now());
+                        conn.put_back(self.worker.now());
                         return Err(refused.into());
                     }
                 },
             };
             failpoints::reach(Point::Committed);
-            if (waited || !is_checked) && lane.link().is_dead() {
+            if (waited || !is_checked) && conn.http1().is_dead() {
                 // Bytes that the store sent before the request are no answer to it.
-                let is_another_there = lane.was_idle();
-                drop(lane);
+                let is_another_there = conn.was_idle();
+                drop(conn);
                 self.back_out();
                 if is_another_there {
                     continue;
@@ -192,34 +192,34 @@ impl Job {
                 return Err(Box::pin(self.failed(false, UNASKED, upload)).await.into());
             }
             let since = self.write.as_ref().and_then(|write| write.since).filter(|_| is_committed);
-            self.write_head(&mut lane, pass, unsent.take(), length);
-            match self.attempt(lane, body, upload, since).await? {
-                Attempt::Answered(answer) => return Ok(answer),
-                Attempt::Again(again) => unsent = again,
+            self.write_head(&mut conn, pass, unsent.take(), length);
+            match self.attempt(conn, body, upload, since).await? {
+                SendAttempt::Answered(answer) => return Ok(answer),
+                SendAttempt::Again(again) => unsent = again,
             }
         }
     }
 
     /// The connection that the write was committed with, or an idle one.
     #[inline]
-    fn idle_connection(&mut self) -> Option<Lane> {
-        let committed = self.write.as_mut().and_then(|write| write.lane.take());
-        committed.or_else(|| self.pool().idle_lane(self.asker()))
+    fn idle_connection(&mut self) -> Option<PooledConn> {
+        let committed = self.write.as_mut().and_then(|write| write.conn.take());
+        committed.or_else(|| self.pool().idle_conn(self.asker()))
     }
 
     /// A new connection, or the next one that becomes free. `share`: the room that the body uses meanwhile. It counts
     /// as its asker's from here on.
-    async fn connect(&self, share: &mut Option<Share>) -> Result<Lane, Box<Refused>> {
+    async fn connect(&self, share: &mut Option<Share>) -> Result<PooledConn, Box<Rejection>> {
         let nothing = |why| Box::new(self.came_to_nothing(no_connection(why)));
-        let (asker, total) = (self.asker(), self.outfit.plan.settings.hold_total_bytes);
+        let (asker, total) = (self.asker(), self.worker_plan.plan.settings.hold_total_bytes);
         if let Some(uncounted) = share.take_if(|share| !share.is_counted()) {
-            *share = Some(uncounted.of(asker, total).ok_or(NoLane::Overloaded).map_err(nothing)?);
+            *share = Some(uncounted.of(asker, total).ok_or(NoConnection::Overloaded).map_err(nothing)?);
         }
         // Nothing was sent, and no lease permits it.
         let is_loose = asker == Asker::Unjudged;
         let at = At::of(&self.head.method);
         let _loose = is_loose.then(|| Turned::new(&self.client, at, At::Loose, self.worker.now()));
-        self.pool().lane(asker).await.map_err(nothing)
+        self.pool().conn(asker).await.map_err(nothing)
     }
 
     /// The last moment before something is sent. A write is judged again; if it is sent whole, this commits it.
@@ -236,7 +236,7 @@ impl Job {
     }
 
     /// Carries out what has to be done first, and has the write judged again.
-    async fn release_after(&self, mut effect: Effect) -> Result<Release, Refused> {
+    async fn release_after(&self, mut effect: Effect) -> Result<Release, Rejection> {
         let Some(guard) = self.guard() else { return Err(rerouted()) };
         loop {
             let denied = guard.take_denied();
@@ -255,16 +255,16 @@ impl Job {
     }
 
     /// Removes the obstacle that keeps the write from being permitted.
-    async fn clear(&self, denied: Option<Denied>) -> Result<(), Refused> {
+    async fn clear(&self, denied: Option<Denied>) -> Result<(), Rejection> {
         let gate = &self.worker.plane.gate;
         match denied {
             Some(Denied { object, why: Denial::Overdue(lease) }) => {
                 let ended = gate.ledger.end(vec![(object, lease)]).await;
-                ended.map_err(|_| Refused::new(Code::TableUnavailable, "the fence table cannot be used now"))
+                ended.map_err(|_| Rejection::new(Code::TableUnavailable, "the fence table cannot be used now"))
             }
             // Its term was known when it was admitted. The API server is asked once whether its Lease is still held.
             Some(denied @ Denied { why: Denial::Unseen(_) | Denial::Lapsed(_), .. }) => {
-                gate.elections.ask_again(&denied.object).await.map_err(|_| self.refusal(denied))
+                gate.lease_observer.ask_again(&denied.object).await.map_err(|_| self.refusal(denied))
             }
             Some(denied) => Err(self.refusal(denied)),
             None => Ok(()),
@@ -272,7 +272,7 @@ impl Job {
     }
 
     /// The refusal that the client gets for a denial.
-    fn refusal(&self, Denied { object, why }: Denied) -> Refused {
+    fn refusal(&self, Denied { object, why }: Denied) -> Rejection {
         let refusal = match why {
             Denial::Refused(refusal) => refusal,
             // Only the first judgement of a write finds a fence below an outside number.
@@ -281,16 +281,16 @@ impl Job {
                 elect::still_unknown(&self.worker.plane.gate, &object, &why)
             }
         };
-        Refused::from(refusal).of(&object)
+        Rejection::from(refusal).of(&object)
     }
 
     /// Ends a write of which nothing was sent, and returns why it may not go on.
-    pub(super) async fn why_denied(&self) -> Refused {
-        let changing = || Refused::new(Code::FenceDraining, "the lease was changing hands; nothing was sent");
+    pub(super) async fn why_denied(&self) -> Rejection {
+        let changing = || Rejection::new(Code::FenceDraining, "the lease was changing hands; nothing was sent");
         let Some(guard) = self.guard() else { return changing() };
         let mut may_ask = true;
         let why = loop {
-            let denied = match guard.look_again() {
+            let denied = match guard.check_permit() {
                 _ if self.is_retired() => break rerouted(),
                 Ok(()) => break changing(),
                 Err(denied) => denied,
@@ -311,13 +311,13 @@ impl Job {
         why
     }
 
-    fn write_head(&self, lane: &mut Lane, pass: Pass, unsent: Option<Unsent>, length: &Length) {
-        let link = lane.link();
+    fn write_head(&self, conn: &mut PooledConn, pass: Pass, unsent: Option<Unsent>, length: &Length) {
+        let http1 = conn.http1();
         match unsent {
-            Some(unsent) => link.begin_again(pass, unsent),
+            Some(unsent) => http1.begin_again(pass, unsent),
             None => {
                 let reuse = self.reuse(length);
-                let out = link.begin(pass, self.head.method == Method::HEAD, length.framing(), reuse);
+                let out = http1.begin(pass, self.head.method == Method::HEAD, length.framing(), reuse);
                 let (guard, closes) = (self.guard().map(|guard| &**guard), reuse == Reuse::Never);
                 headers::to_store(out, &self.head, &self.client.origin, guard, (length, closes), &self.worker.ids);
             }
@@ -327,15 +327,15 @@ impl Job {
     /// Sends the request on one connection, and waits for the head of the answer.
     async fn attempt(
         &self,
-        mut lane: Lane,
+        mut conn: PooledConn,
         body: &mut StoreBody,
         upload: Option<&UploadState>,
         since: Option<Stopwatch>,
-    ) -> Result<Attempt, Box<Refused>> {
-        let (before, stopwatch) = (lane.link().wire().sent.get(), since.unwrap_or_else(|| self.worker.watch()));
+    ) -> Result<SendAttempt, Box<Rejection>> {
+        let (before, stopwatch) = (conn.http1().wire().sent.get(), since.unwrap_or_else(|| self.worker.watch()));
         let sent = match upload {
-            None => self.send_whole(&mut lane, body).await,
-            Some(upload) => Box::pin(self.send_stream(&mut lane, body, upload)).await,
+            None => self.send_whole(&mut conn, body).await,
+            Some(upload) => Box::pin(self.send_stream(&mut conn, body, upload)).await,
         };
         let failed = match sent {
             Ok(head) => {
@@ -344,27 +344,27 @@ impl Job {
                     // An early answer to a long upload is timed separately.
                     Some(upload) => upload.released().unwrap_or_else(Stopwatch::start),
                 };
-                return Ok(Attempt::Answered(Answer { lane, head, since }));
+                return Ok(SendAttempt::Answered(StoreResponse { conn, head, since }));
             }
             Err(failed) => failed,
         };
-        let something_left = lane.link().wire().sent.get() > before;
+        let something_left = conn.http1().wire().sent.get() > before;
         // The connection died while it was idle, and took no byte of this request.
-        let may_try_again = failed.is_of_connection && lane.was_idle() && !something_left;
-        let unsent = if may_try_again { lane.link().take_back() } else { None };
+        let may_try_again = failed.is_of_connection && conn.was_idle() && !something_left;
+        let unsent = if may_try_again { conn.http1().take_back() } else { None };
         // Nothing more leaves from here on, so the bound of an unknown outcome is counted from here.
-        drop(lane);
+        drop(conn);
         if unsent.is_none() {
             return Err(Box::pin(self.failed(something_left, &failed.why, upload)).await.into());
         }
         self.back_out();
-        Ok(Attempt::Again(unsent))
+        Ok(SendAttempt::Again(unsent))
     }
 
     /// Sends a request whose whole body is here.
-    async fn send_whole(&self, lane: &mut Lane, body: &mut StoreBody) -> Result<Box<Head>, Unanswered> {
-        let (link, mut alarm) = (lane.link(), self.worker.alarms.set(self.patience()));
-        poll_fn(|context| match link.poll_answer(context, body) {
+    async fn send_whole(&self, conn: &mut PooledConn, body: &mut StoreBody) -> Result<Box<Head>, Unanswered> {
+        let (http1, mut alarm) = (conn.http1(), self.worker.alarms.set(self.patience()));
+        poll_fn(|context| match http1.poll_answer(context, body) {
             Poll::Ready(answered) => Poll::Ready(answered.map_err(Unanswered::from)),
             Poll::Pending => alarm.poll(context).map(|()| Err(self.unheard())),
         })
@@ -374,17 +374,17 @@ impl Job {
     /// Sends a request whose body is still coming.
     async fn send_stream(
         &self,
-        lane: &mut Lane,
+        conn: &mut PooledConn,
         body: &mut StoreBody,
         upload: &UploadState,
     ) -> Result<Box<Head>, Unanswered> {
-        let link = lane.link();
-        let wire = Rc::clone(link.wire());
+        let http1 = conn.http1();
+        let wire = Rc::clone(http1.wire());
         let cancel = self.guard().and_then(|guard| guard.cancel());
         upload.listen(Rc::clone(&wire));
         tokio::select! {
             biased;
-            answered = poll_fn(|context| link.poll_answer(context, body)) => answered.map_err(Unanswered::from),
+            answered = poll_fn(|context| http1.poll_answer(context, body)) => answered.map_err(Unanswered::from),
             () = upload.stalled(self.patience(), || wire.sent.get()) => Err(self.unheard()),
             () = cancelled(cancel, upload) => Err(Unanswered::given_up("the lease is changing hands")),
             () = self.rerouted_before_its_end(upload) => Err(Unanswered::given_up("this route has just changed")),
@@ -407,7 +407,7 @@ impl Job {
     }
 
     /// The refusal for a request that was not answered and whose connection is closed.
-    pub(super) async fn failed(&self, something_left: bool, why: &str, upload: Option<&UploadState>) -> Refused {
+    pub(super) async fn failed(&self, something_left: bool, why: &str, upload: Option<&UploadState>) -> Rejection {
         let broken = upload.and_then(UploadState::broken);
         let is_partial = upload.is_some_and(|upload| !upload.is_released());
         if !something_left {
@@ -445,13 +445,13 @@ impl Job {
     }
 
     /// Nothing was sent, and requests that share its idempotency key would fail in the same way.
-    fn came_to_nothing(&self, why: Refused) -> Refused {
+    fn came_to_nothing(&self, why: Rejection) -> Rejection {
         self.guard().and_then(|guard| guard.with_key(|claim| claim.came_to_nothing(&why)));
         why
     }
 
     pub(super) fn pool(&self) -> &Rc<Pool> {
-        &self.outfit.pools[self.store]
+        &self.worker_plan.pools[self.store]
     }
 
     /// The asker that a connection, or room for a body, is counted for.
@@ -476,7 +476,7 @@ impl Job {
     }
 
     pub(super) fn route(&self, write: &Admitted) -> &Route {
-        &self.outfit.plan.routes.all()[write.route]
+        &self.worker_plan.plan.routes.all()[write.route]
     }
 
     fn is_keyed(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, sync::Arc};
 
-use super::keyed::Claim;
+use super::keyed::ReservedKey;
 use crate::{
     barrier::{
         in_flight::{Barrier, InFlight},
@@ -17,7 +17,7 @@ use crate::{
 pub type Own<T> = Rc<Arc<T>>;
 
 /// An admitted write.
-pub type WriteGuard = InFlight<Own<Gate>, Box<Claim>>;
+pub type WriteGuard = InFlight<Own<Gate>, Box<ReservedKey>>;
 
 impl Barrier for Own<Gate> {
     fn stripes(&self) -> &Stripes {

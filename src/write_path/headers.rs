@@ -14,11 +14,11 @@ use crate::{
     config::Forwarded,
     failpoints::{self, Fault},
     fence::Ttl,
-    store::{
+    upstream::{
         body::StoreBody,
         copies::Copies,
         hop::{is_hop_by_hop, names_in, takes_trailers},
-        link::{Framing, write_line},
+        http1::{Framing, write_line},
     },
 };
 

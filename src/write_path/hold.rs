@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     failpoints::{self, Fault},
-    store::{body::StoreBody, shares::Asker},
+    upstream::{body::StoreBody, shares::Asker},
 };
 
 /// A body, as far as it has come.
@@ -263,7 +263,7 @@ impl<B: Body<Data = Bytes> + Unpin> Hold<B> {
             // After the last part, hyper's task has no work left; on HTTP/2 the connection has other streams.
             let is_last = |frame: &Poll<_>| frame.is_ready() && body.borrow().is_end_stream();
             let mut next = || Pin::new(&mut **body.borrow_mut()).poll_frame(context);
-            let next = if self.is_h2 { next() } else { client.quietly(next, is_last) };
+            let next = if self.is_h2 { next() } else { client.without_self_wake(next, is_last) };
             let Poll::Ready(frame) = next else { return Poll::Pending };
             let frame = match frame {
                 Some(Ok(frame)) => frame,
@@ -327,7 +327,7 @@ impl Source {
     /// Takes the part of a write's body that came with its head, if the body is short. The client is not asked to send
     /// it, so this must not wait for more.
     #[must_use]
-    pub fn look(
+    pub fn try_buffer(
         head: &Parts,
         body: Incoming,
         plane: &Arc<Plane>,

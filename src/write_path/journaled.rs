@@ -12,7 +12,7 @@ use crate::{
     fence::{LeaseSeq, ObjectId},
     table::{
         codec::Wrote,
-        ledger::{JournalLines, Ledger, Refused},
+        ledger::{JournalLines, Ledger, LedgerError},
     },
 };
 
@@ -59,7 +59,7 @@ impl Line {
     ///
     /// # Errors
     /// Where the line could not be written.
-    pub async fn settled(self, ledger: &Ledger, digest: [u8; 32], status: u16) -> Result<(), Refused> {
+    pub async fn settled(self, ledger: &Ledger, digest: [u8; 32], status: u16) -> Result<(), LedgerError> {
         ledger.journal(self.lines(|method, target| Wrote::Settled { method, target, digest, status })).await
     }
 
@@ -74,8 +74,8 @@ impl Line {
 
 /// Whether a line that is not known to be durable may become so: the ledger has it. Its write gets no second line.
 #[must_use]
-pub fn may_be_written_yet(why: &Refused) -> bool {
-    matches!(why, Refused::Stalled | Refused::Unsure)
+pub fn may_be_written_yet(why: &LedgerError) -> bool {
+    matches!(why, LedgerError::Stalled | LedgerError::Unsure)
 }
 
 /// The detail for a write that could not be written to its journal.

@@ -32,7 +32,7 @@ use super::{
     journaled::BodyDigest,
     pace::Pace,
     refusals::unsent,
-    reply::{Refused, ReplyBody},
+    reply::{Rejection, ReplyBody},
     upload::Broken,
 };
 use crate::{
@@ -42,17 +42,17 @@ use crate::{
         Code, HolderId, LeaseSeq, ObjectId, Permit,
         elected::Elected,
         external,
-        idempotency::{self, Again, Answer, Entry, IdempotencyKey, Payload, Refusal, Scope},
+        idempotency::{self, Again, Entry, IdempotencyKey, KeptResponse, KeyRefusal, Payload, Scope},
         verdict::Presented,
         write::{Event, Outcome},
     },
     metrics::KeyedResult,
     route::classify::Write,
-    store::body::StoreBody,
     table::{
-        ledger::{self, Attempt, Begun, Ledger, keyed::read},
+        ledger::{self, KeyAttempt, KeyClaimResult, Ledger, keyed::read},
         records::Records,
     },
+    upstream::body::StoreBody,
 };
 
 /// The keyed writes that are on their way.
@@ -126,7 +126,7 @@ impl Flight {
 }
 
 /// A claim on a key that is this write's, or that the table is being asked for. It ends with its write.
-pub struct Claim {
+pub struct ReservedKey {
     keys: Arc<Keys>,
     ledger: Ledger,
     worker: Rc<Worker>,
@@ -141,7 +141,7 @@ pub struct Claim {
     why: Option<(Code, Cow<'static, str>)>,
 }
 
-impl KeyReservation for Box<Claim> {
+impl KeyReservation for Box<ReservedKey> {
     /// If nothing was sent, gives the key back. Otherwise the outcome under the key stays unknown.
     fn end(mut self, outcome: Outcome) {
         if outcome != Outcome::Cancelled {
@@ -149,7 +149,7 @@ impl KeyReservation for Box<Claim> {
         }
         let end = End::Void(self.why.take());
         let freed = self.ledger.room().map(|room| room.void_keyed(self.scope.clone(), self.attempt));
-        if freed != Err(ledger::Refused::Overloaded) || self.worker.stopping.get() {
+        if freed != Err(ledger::LedgerError::Overloaded) || self.worker.stopping.get() {
             return self.leave(end);
         }
         // Its twins must not come before the ledger has the message that the key is free.
@@ -162,10 +162,10 @@ impl KeyReservation for Box<Claim> {
     }
 }
 
-impl Claim {
+impl ReservedKey {
     /// Notes why nothing was sent. If the store is unreachable or the gate overloaded, twins need not try one after the
     /// other.
-    pub fn came_to_nothing(&mut self, why: &Refused) {
+    pub fn came_to_nothing(&mut self, why: &Rejection) {
         let code = why.problem.code();
         if matches!(code, Code::StoreUnreachable | Code::GateOverloaded) {
             self.why = Some((code, why.problem.detail().to_owned().into()));
@@ -178,21 +178,21 @@ impl Claim {
 
     /// The answer in the form that is kept.
     #[must_use]
-    pub fn keep(&self, status: StatusCode, headers: &HeaderMap, body: Option<Bytes>) -> Answer {
+    pub fn keep(&self, status: StatusCode, headers: &HeaderMap, body: Option<Bytes>) -> KeptResponse {
         let status = status.as_u16();
-        let Some(body) = body else { return Answer::Dropped { status } };
+        let Some(body) = body else { return KeptResponse::Dropped { status } };
         let size = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>() + body.len();
         if size > self.keys.settings.response_bytes_max {
-            return Answer::Dropped { status };
+            return KeptResponse::Dropped { status };
         }
         let passing = |name: &HeaderName| name.as_str() == "fence-expires-in";
         let headers = headers.iter().filter(|(name, _)| !passing(name));
         let headers = headers.map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec())).collect();
-        Answer::Whole(idempotency::Response { status, headers, body: body.to_vec() })
+        KeptResponse::Whole(idempotency::Response { status, headers, body: body.to_vec() })
     }
 
     /// The entry to be stored for a write that has settled.
-    fn answered(&mut self, digest: Option<Payload>, answer: Answer) -> Option<(Ledger, Scope, u64, Entry)> {
+    fn answered(&mut self, digest: Option<Payload>, answer: KeptResponse) -> Option<(Ledger, Scope, u64, Entry)> {
         let entry = self.entry.take()?;
         let entry = Entry { payload: entry.payload.or(digest), answer, ..entry };
         Some((self.ledger.clone(), self.scope.clone(), self.attempt, entry))
@@ -205,7 +205,7 @@ pub fn keep_answer(
     worker: &Rc<Worker>,
     guard: &Rc<WriteGuard>,
     digest: Option<Payload>,
-    answer: Answer,
+    answer: KeptResponse,
 ) -> Option<JoinHandle<()>> {
     if worker.stopping.get() {
         return None;
@@ -217,14 +217,14 @@ pub fn keep_answer(
     }))
 }
 
-async fn write_down(guard: &WriteGuard, digest: Option<Payload>, answer: Answer) {
-    let answered = guard.with_key(|claim| claim.answered(digest, answer)).flatten();
+async fn write_down(guard: &WriteGuard, digest: Option<Payload>, answer: KeptResponse) {
+    let answered = guard.with_key(|reserved| reserved.answered(digest, answer)).flatten();
     let Some((ledger, scope, attempt, entry)) = answered else { return };
     let kept = ledger.end_keyed(scope, attempt, entry.clone()).await;
     // Its own client has its answer, whether or not it can be kept.
     let end = if kept.is_ok() { End::Known(Arc::new(entry)) } else { End::Unknown };
-    if let Some(claim) = guard.take_key() {
-        claim.leave(end);
+    if let Some(reserved) = guard.take_key() {
+        reserved.leave(end);
     }
 }
 
@@ -249,35 +249,35 @@ impl Twin {
     ///
     /// # Errors
     /// With the refusal that this write gets at once.
-    pub fn agrees(&self, payload: &Payload, seq: LeaseSeq) -> Result<(), Refusal> {
+    pub fn agrees(&self, payload: &Payload, seq: LeaseSeq) -> Result<(), KeyRefusal> {
         if !self.0.is_fresh.load(Ordering::Acquire) {
             return Ok(());
         }
         if self.0.payload.as_ref().is_some_and(|own| own != payload) {
-            return Err(Refusal::OtherPayload);
+            return Err(KeyRefusal::OtherPayload);
         }
-        if self.0.seq == seq { Ok(()) } else { Err(Refusal::InProgress) }
+        if self.0.seq == seq { Ok(()) } else { Err(KeyRefusal::InProgress) }
     }
 
     /// Waits for the other write's answer, as long as the ledger makes progress. `None`: it was not sent, so the key is
     /// free again.
-    pub async fn answer(&self, worker: &Worker, payload: &Payload) -> Option<Result<Response<ReplyBody>, Refused>> {
+    pub async fn answer(&self, worker: &Worker, payload: &Payload) -> Option<Result<Response<ReplyBody>, Rejection>> {
         let waiting = worker.plane.metrics().waits_for_twin();
         let ended = worker.gate.ledger.while_it_gets_on(pin!(self.0.ended())).await;
         drop(waiting);
         let Some(ended) = ended else { return Some(Err(self.stalled())) };
         match ended {
             End::Void(None) => None,
-            End::Void(Some((code, detail))) => Some(Err(Refused::new(code, detail))),
-            End::Unknown => Some(Err(refused(worker, Refusal::Unknown))),
+            End::Void(Some((code, detail))) => Some(Err(Rejection::new(code, detail))),
+            End::Unknown => Some(Err(refused(worker, KeyRefusal::Unknown))),
             End::Known(entry) => Some(again(worker, &entry, payload, KeyedResult::Shared)),
         }
     }
 
     /// The refusal of a twin while the table does not answer: the other write cannot end before it does.
-    fn stalled(&self) -> Refused {
+    fn stalled(&self) -> Rejection {
         let what = "a write with this Idempotency-Key waits for the disk of the fence table, which does not answer; ask again, with the same key";
-        let mut refused = Refused::new(Code::TableUnavailable, what);
+        let mut refused = Rejection::new(Code::TableUnavailable, what);
         if self.0.is_fresh.load(Ordering::Acquire) {
             // The other write may have been sent.
             refused.problem.tell_unsure();
@@ -296,7 +296,7 @@ pub async fn claim(
     permit: &Permit,
     key: &IdempotencyKey,
     payload: Option<Payload>,
-) -> Result<Claimed, Refused> {
+) -> Result<Claimed, Rejection> {
     let (object, holder, seq) = (permit.object().clone(), permit.holder().clone(), permit.seq());
     let scope = Scope { object, holder, key: key.clone() };
     let keys = &worker.plane.keys;
@@ -306,7 +306,7 @@ pub async fn claim(
     };
     let ledger = worker.gate.ledger.clone();
     let attempt = keys.attempts.fetch_add(1, Ordering::Relaxed);
-    let claim = Claim {
+    let reserved = ReservedKey {
         keys: Arc::clone(keys),
         ledger: ledger.clone(),
         worker: Rc::clone(worker),
@@ -317,47 +317,47 @@ pub async fn claim(
         alive: Arc::default(),
         why: None,
     };
-    let alive = Arc::downgrade(&claim.alive);
+    let alive = Arc::downgrade(&reserved.alive);
     // From here on, the end of the write gives the key back.
-    guard.attach_key(Box::new(claim));
-    match ledger.begin_keyed(Attempt { scope, payload, seq, attempt, alive }).await {
-        Ok(Begun::Fresh(entry)) => {
+    guard.attach_key(Box::new(reserved));
+    match ledger.begin_keyed(KeyAttempt { scope, payload, seq, attempt, alive }).await {
+        Ok(KeyClaimResult::Fresh(entry)) => {
             worker.plane.metrics().keyed(KeyedResult::Fresh);
-            guard.with_key(|claim| {
-                claim.flight.is_fresh.store(true, Ordering::Release);
-                claim.entry = Some(entry);
+            guard.with_key(|reserved| {
+                reserved.flight.is_fresh.store(true, Ordering::Release);
+                reserved.entry = Some(entry);
             });
             let _ = guard.on(Event::Claimed(true));
             Ok(Claimed::Mine)
         }
-        Ok(Begun::Known(entry)) => {
+        Ok(KeyClaimResult::Known(entry)) => {
             let entry = Arc::new(entry);
-            guard.take_key().inspect(|claim| claim.leave(End::Known(Arc::clone(&entry))));
+            guard.take_key().inspect(|reserved| reserved.leave(End::Known(Arc::clone(&entry))));
             Ok(Claimed::Known(entry))
         }
-        Ok(Begun::Fenced) => {
-            guard.take_key().inspect(|claim| claim.leave(End::Void(None)));
+        Ok(KeyClaimResult::Fenced) => {
+            guard.take_key().inspect(|reserved| reserved.leave(End::Void(None)));
             Ok(Claimed::Fenced)
         }
         Err(why) => {
             let refused = unusable(&why);
-            if matches!(why, ledger::Refused::Unavailable | ledger::Refused::Overloaded) {
+            if matches!(why, ledger::LedgerError::Unavailable | ledger::LedgerError::Overloaded) {
                 // Nothing was begun: the ledger has nothing to forget, and may have no room for a message.
                 let end = End::Void(Some((refused.problem.code(), refused.problem.detail().to_owned().into())));
-                guard.take_key().inspect(|claim| claim.leave(end));
+                guard.take_key().inspect(|reserved| reserved.leave(end));
             }
             Err(refused)
         }
     }
 }
 
-fn unusable(why: &ledger::Refused) -> Refused {
+fn unusable(why: &ledger::LedgerError) -> Rejection {
     match why {
-        ledger::Refused::Overloaded => {
-            Refused::new(Code::GateOverloaded, "too many changes of the fence table wait; nothing was sent")
+        ledger::LedgerError::Overloaded => {
+            Rejection::new(Code::GateOverloaded, "too many changes of the fence table wait; nothing was sent")
         }
-        ledger::Refused::Stopping => Refused::new(Code::GateStopping, "this gate is stopping; nothing was sent"),
-        _ => Refused::new(Code::TableUnavailable, "the fence table cannot be used now; nothing was sent"),
+        ledger::LedgerError::Stopping => Rejection::new(Code::GateStopping, "this gate is stopping; nothing was sent"),
+        _ => Rejection::new(Code::TableUnavailable, "the fence table cannot be used now; nothing was sent"),
     }
 }
 
@@ -365,11 +365,16 @@ fn unusable(why: &ledger::Refused) -> Refused {
 ///
 /// # Errors
 /// With the reason why there is no answer.
-pub fn known(worker: &Worker, entry: &Entry, payload: &Payload) -> Result<Response<ReplyBody>, Refused> {
+pub fn known(worker: &Worker, entry: &Entry, payload: &Payload) -> Result<Response<ReplyBody>, Rejection> {
     again(worker, entry, payload, KeyedResult::Replayed)
 }
 
-fn again(worker: &Worker, entry: &Entry, payload: &Payload, how: KeyedResult) -> Result<Response<ReplyBody>, Refused> {
+fn again(
+    worker: &Worker,
+    entry: &Entry,
+    payload: &Payload,
+    how: KeyedResult,
+) -> Result<Response<ReplyBody>, Rejection> {
     match entry.again(payload) {
         Again::Refused(why) => Err(refused(worker, why)),
         Again::Replay(kept) => {
@@ -393,31 +398,31 @@ fn replay(kept: &idempotency::Response) -> Response<ReplyBody> {
 }
 
 /// The refusal of a keyed write that gets neither a run nor an answer.
-pub fn refused(worker: &Worker, why: Refusal) -> Refused {
+pub fn refused(worker: &Worker, why: KeyRefusal) -> Rejection {
     let (result, what): (_, Cow<'static, str>) = match why {
-        Refusal::OtherPayload => (
+        KeyRefusal::OtherPayload => (
             KeyedResult::Mismatch,
             "this Idempotency-Key was used for another write: the method, the target or the body differs; use a new key".into(),
         ),
-        Refusal::InProgress => (
+        KeyRefusal::InProgress => (
             KeyedResult::InProgress,
             "a write with this Idempotency-Key is on its way; ask again in a moment".into(),
         ),
-        Refusal::Unknown => (
+        KeyRefusal::Unknown => (
             KeyedResult::Unknown,
             "a write with this Idempotency-Key was sent, and nobody knows what became of it; it is not run again. Look, then write with a new key".into(),
         ),
-        Refusal::OtherLease => (
+        KeyRefusal::OtherLease => (
             KeyedResult::OtherLease,
             "this Idempotency-Key's write was made with another lease; show that one's token, or your current one".into(),
         ),
-        Refusal::Dropped { status } => (
+        KeyRefusal::Dropped { status } => (
             KeyedResult::Dropped,
             format!("this Idempotency-Key's write was done (the store answered {status}), and its answer was too large to keep").into(),
         ),
     };
     worker.plane.metrics().keyed(result);
-    Refused::new(why.code(), what)
+    Rejection::new(why.code(), what)
 }
 
 /// Headers that can turn a write into another one.
@@ -463,7 +468,7 @@ pub async fn digest_on(
     mut rest: Incoming,
     is_h2: bool,
     limits: Limits,
-) -> Result<[u8; 32], Refused> {
+) -> Result<[u8; 32], Rejection> {
     let (mut digest, mut size) = (BodyDigest::default(), 0_u64);
     for part in first {
         size += part.len() as u64;
@@ -520,8 +525,8 @@ impl Lookup {
         head: &Parts,
         body: Source,
         limits: Limits,
-        why: Refused,
-    ) -> Result<Response<ReplyBody>, (Refused, Option<Source>)> {
+        why: Rejection,
+    ) -> Result<Response<ReplyBody>, (Rejection, Option<Source>)> {
         let (object, route) = (self.object.clone(), Arc::clone(&self.route));
         let answered = self.find_answer(worker, head, body, limits, why).await;
         answered.map_err(|(why, body)| (why.about(&object, &route), body))
@@ -533,8 +538,8 @@ impl Lookup {
         head: &Parts,
         body: Source,
         limits: Limits,
-        why: Refused,
-    ) -> Result<Response<ReplyBody>, (Refused, Option<Source>)> {
+        why: Rejection,
+    ) -> Result<Response<ReplyBody>, (Rejection, Option<Source>)> {
         let code = why.problem.code();
         if !matches!(code, Code::WriteStaleFence | Code::LeaseExpired | Code::FenceDraining) {
             return Err((why, Some(body)));
@@ -550,7 +555,7 @@ impl Lookup {
             return Err((why, Some(body)));
         }
         if shown != entry.seq && !is_current {
-            return Err((refused(worker, Refusal::OtherLease), Some(body)));
+            return Err((refused(worker, KeyRefusal::OtherLease), Some(body)));
         }
         let is_h2 = head.version == Version::HTTP_2;
         let digest = match body {
@@ -562,7 +567,7 @@ impl Lookup {
             }
         };
         let payload = payload(head, digest);
-        if entry.answer == Answer::None
+        if entry.answer == KeptResponse::None
             && let Some(flight) = worker.plane.keys.flight(&scope)
         {
             let twin = Twin(flight);

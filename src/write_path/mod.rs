@@ -20,7 +20,6 @@
 
 pub mod accept;
 pub mod alarms;
-mod begun;
 pub mod conclude;
 pub mod connection;
 pub mod crowd;
@@ -44,6 +43,7 @@ pub mod raw_head;
 mod refusals;
 pub mod reply;
 pub mod response_body;
+mod sniff;
 pub mod taking;
 pub mod upload;
 pub mod waits;
@@ -69,7 +69,7 @@ use self::{
     headers::{Numbers, RequestIds},
     hold::HeldBy,
     keyed::Keys,
-    plan::{Before, Outfit, Plan},
+    plan::{Before, Plan, WorkerPlan},
     waits::Waits,
 };
 use crate::{
@@ -142,8 +142,8 @@ impl Plane {
     pub async fn reload(&self, settings: &Settings) -> Result<u64, Faults> {
         let before = self.plan.load_full();
         let plan = Arc::new(Plan::new(settings, Before::Plan(&before), self.gate.now().boot, &self.gate.metrics)?);
-        let terms = plan.routes.terms;
-        // Should this run end badly, the next one must know that writes used other routes than its own.
+        let terms = plan.routes.fingerprint;
+        // Should this run end badly, the next one must know that writes went by other routes than its own.
         self.gate.ledger.announce(terms).await.map_err(|_| {
             Faults(vec![Fault::new("table.path", "the fence table cannot be written now, so the old settings stay")])
         })?;
@@ -199,14 +199,14 @@ pub struct Worker {
     pub plane: Arc<Plane>,
     /// The gate, behind a reference count that only this worker uses.
     pub gate: Own<Gate>,
-    outfit: RefCell<Rc<Outfit>>,
+    current: RefCell<Rc<WorkerPlan>>,
     pub tally: Tally,
     pub alarms: Rc<Alarms>,
     now: Rc<Cell<BootMs>>,
     pub ids: RequestIds,
     pub numbers: Numbers,
     /// The generation of the plan that this worker's tasks were last woken for.
-    pub told: Cell<u64>,
+    pub announced: Cell<u64>,
     /// No more writes are begun: the gate is about to stop.
     pub closing: Cell<bool>,
     /// How many exchanges with the store go on without a client.
@@ -219,18 +219,18 @@ impl Worker {
     /// A worker that has done nothing yet.
     #[must_use]
     pub fn new(plane: Arc<Plane>) -> Rc<Self> {
-        let outfit = RefCell::new(Outfit::new(plane.plan.load_full(), None));
+        let current = RefCell::new(WorkerPlan::new(plane.plan.load_full(), None));
         let ((now, stopwatch), tally) = (plane.gate.clock.boot_and_watch(), plane.metrics().tally());
         Rc::new(Self {
             gate: Rc::new(Arc::clone(&plane.gate)),
             plane,
-            outfit,
+            current,
             tally,
             alarms: Alarms::new(stopwatch.begun()),
             now: Rc::new(Cell::new(now)),
             ids: RequestIds::new(),
             numbers: Numbers::default(),
-            told: Cell::new(0),
+            announced: Cell::new(0),
             closing: Cell::new(false),
             carried: Cell::new(0),
             stopping: Cell::new(false),
@@ -271,14 +271,14 @@ impl Worker {
     }
 
     /// The newest plan and this worker's connections for it.
-    pub fn outfit(&self) -> Rc<Outfit> {
+    pub fn worker_plan(&self) -> Rc<WorkerPlan> {
         let newest = self.plane.generation.load(Ordering::Acquire);
-        if self.outfit.borrow().plan.generation != newest {
-            let taken_up = Outfit::new(self.plane.plan.load_full(), Some(&**self.outfit.borrow()));
-            let before = self.outfit.replace(taken_up);
+        if self.current.borrow().plan.generation != newest {
+            let taken_up = WorkerPlan::new(self.plane.plan.load_full(), Some(&**self.current.borrow()));
+            let before = self.current.replace(taken_up);
             before.tallies.iter().for_each(RouteTally::retire);
         }
-        Rc::clone(&self.outfit.borrow())
+        Rc::clone(&self.current.borrow())
     }
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::{Worker, guard::WriteGuard, journaled::Line, keyed, upload::UploadState};
 use crate::{
     fence::write::{Effect, Event, Outcome, Stage},
-    store::body::StoreBody,
+    upstream::body::StoreBody,
 };
 
 /// The digest of a body that is here. For a streaming body returns `None`, and has its digest made as it comes.

@@ -15,16 +15,16 @@ use super::{
     keyed::{self, Claimed},
     pace::Pace,
     refusals::{no_room, rerouted, unsent},
-    reply::{Refused, ReplyBody},
+    reply::{Rejection, ReplyBody},
     upload::{Broken, Stream, Upload, UploadState},
 };
 use crate::{
     fence::{
         Code,
-        idempotency::{Payload, Refusal},
+        idempotency::{KeyRefusal, Payload},
     },
     route::classify::{FENCE_TOKEN, body_on_read},
-    store::{body::StoreBody, trailer},
+    upstream::{body::StoreBody, trailer},
 };
 
 /// A body, ready to be sent.
@@ -64,7 +64,7 @@ pub enum Ready {
 impl Job {
     /// Claims the key of a keyed write, and makes its body ready to be sent. If an earlier write has the key, returns
     /// that write's answer.
-    pub(super) async fn claim_key(&self, source: Source) -> Result<Ready, Refused> {
+    pub(super) async fn claim_key(&self, source: Source) -> Result<Ready, Rejection> {
         let mut collected = match source {
             Source::Here { body, share } => Collected::Whole(Outgoing::whole(body, share)),
             Source::Coming { hold, share } => self.collect(hold, share).await?,
@@ -73,7 +73,7 @@ impl Job {
         let key = self.write.as_ref().and_then(|write| write.key.clone());
         let permit = guard.as_ref().and_then(|guard| guard.permit());
         let (Some(key), Some(guard), Some(permit)) = (key, &guard, permit) else {
-            return Err(Refused::new(Code::TableUnavailable, "a keyed write without a lease; nothing was sent"));
+            return Err(Rejection::new(Code::TableUnavailable, "a keyed write without a lease; nothing was sent"));
         };
         let mut payload = match &collected {
             Collected::Whole(outgoing) => Some(keyed::payload(&self.head, keyed::digest_of(&outgoing.body))),
@@ -111,7 +111,7 @@ impl Job {
                 (Some(answered), _) => return answered.map(Ready::Answered),
                 // The first was not sent, so this one may try to be next.
                 (None, Some(left)) => left,
-                (None, None) => return Err(keyed::refused(&worker, Refusal::InProgress)),
+                (None, None) => return Err(keyed::refused(&worker, KeyRefusal::InProgress)),
             };
         }
         let outgoing = self.outgoing(collected);
@@ -124,7 +124,7 @@ impl Job {
         &self,
         payload: Option<Payload>,
         collected: Collected,
-    ) -> Result<(Payload, Option<Collected>), Refused> {
+    ) -> Result<(Payload, Option<Collected>), Rejection> {
         match (payload, collected) {
             (Some(payload), collected) => Ok((payload, Some(collected))),
             (None, Collected::Whole(outgoing)) => {
@@ -132,7 +132,7 @@ impl Job {
                 Ok((payload, Some(Collected::Whole(outgoing))))
             }
             (None, Collected::Long(Stream { first, rest, is_h2, .. })) => {
-                let (limits, _waits) = (Limits::of(&self.outfit.plan), self.waits_for_client());
+                let (limits, _waits) = (Limits::of(&self.worker_plan.plan), self.waits_for_client());
                 let digest = keyed::digest_on(&self.worker, first, rest, is_h2, limits);
                 let Some(guard) = self.guard() else { return Err(rerouted()) };
                 // A client may be slow with its body; a reload does not wait for it.
@@ -154,19 +154,19 @@ impl Job {
     }
 
     /// Makes a body ready to be sent: a short one is collected, a long one streams.
-    pub(super) async fn body(&self, hold: Hold, share: Option<Share>) -> Result<Outgoing, Refused> {
+    pub(super) async fn body(&self, hold: Hold, share: Option<Share>) -> Result<Outgoing, Rejection> {
         Ok(self.outgoing(self.collect(hold, share).await?))
     }
 
     /// Collects a body, if it is short.
-    async fn collect(&self, mut hold: Hold, share: Option<Share>) -> Result<Collected, Refused> {
+    async fn collect(&self, mut hold: Hold, share: Option<Share>) -> Result<Collected, Rejection> {
         if hold.is_untouched() && hold.body.is_end_stream() {
             return Ok(Collected::Whole(Outgoing::whole(StoreBody::Empty, None)));
         }
         if !self.may_have_body {
             return self.has_no_body(hold).await;
         }
-        let (settings, length) = (&self.outfit.plan.settings, hold.length);
+        let (settings, length) = (&self.worker_plan.plan.settings, hold.length);
         if length.is_some_and(|length| length > settings.hold_bytes as u64) {
             return Ok(Collected::Long(self.streamed(hold.body, length)));
         }
@@ -177,7 +177,7 @@ impl Job {
             drop(self.stream_on(self.streamed(hold.body, length)));
             return Err(no_room());
         };
-        let limits = Limits::of(&self.outfit.plan);
+        let limits = Limits::of(&self.worker_plan.plan);
         if !self.guard().is_some_and(|guard| guard.is_judged()) {
             // Judging a write reads the clock. This request was not judged.
             let _ = self.worker.watch();
@@ -196,7 +196,8 @@ impl Job {
                 Err(unsent(&Broken::TokenInTrailer))
             }
             Held::Whole { trailers } => {
-                let trailers = trailers.and_then(|trailers| trailer::pass_on(&trailers, &self.outfit.plan.trailers));
+                let trailers =
+                    trailers.and_then(|trailers| trailer::pass_on(&trailers, &self.worker_plan.plan.trailers));
                 let body = StoreBody::held(hold.first, hold.parts, trailers.map(Box::new));
                 Ok(Collected::Whole(Outgoing::whole(body, Some(share))))
             }
@@ -214,10 +215,10 @@ impl Job {
     }
 
     /// Waits for the end of a read's body, which must be empty. An HTTP/2 head need not say that it is.
-    async fn has_no_body(&self, mut hold: Hold) -> Result<Collected, Refused> {
+    async fn has_no_body(&self, mut hold: Hold) -> Result<Collected, Rejection> {
         // The clock was not read for this request.
         let _ = self.worker.watch();
-        let mut pace = Pace::new(&self.worker.alarms, Limits::of(&self.outfit.plan).slowest);
+        let mut pace = Pace::new(&self.worker.alarms, Limits::of(&self.worker_plan.plan).slowest);
         let _waits = self.waits_for_client();
         poll_fn(|context| {
             while !hold.body.is_end_stream() {
@@ -236,7 +237,7 @@ impl Job {
     }
 
     fn streamed(&self, rest: Incoming, length: Option<u64>) -> Stream {
-        let (headers, limits) = (&self.head.headers, Limits::of(&self.outfit.plan));
+        let (headers, limits) = (&self.head.headers, Limits::of(&self.worker_plan.plan));
         Stream {
             first: VecDeque::new(),
             share: None,
@@ -245,7 +246,7 @@ impl Job {
             length,
             client: Rc::clone(&self.client),
             // If trailers follow, the last byte does not complete the request: see `Length`.
-            has_trailers: !headers::announced(&self.head, &self.outfit.plan.trailers).is_empty(),
+            has_trailers: !headers::announced(&self.head, &self.worker_plan.plan.trailers).is_empty(),
             asks_first: !self.is_h2() && headers.contains_key(header::EXPECT),
             limit: limits.most,
             slowest: limits.slowest,

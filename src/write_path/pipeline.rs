@@ -37,9 +37,9 @@ use super::{
     guard::WriteGuard,
     hold::{Limits, Source},
     keyed::Lookup,
-    plan::Outfit,
+    plan::WorkerPlan,
     refusals::no_room,
-    reply::{Answered, Refused, ReplyBody, refuse},
+    reply::{Answered, Rejection, ReplyBody, refuse},
 };
 use crate::{
     barrier::{
@@ -53,7 +53,7 @@ use crate::{
         Code, ObjectId,
         idempotency::IdempotencyKey,
         verdict::Presented,
-        write::{Event, ReadOnly, Terms, Write as Life},
+        write::{Event, ReadOnly, Write as Life, WriteOptions},
     },
     route::{
         Route,
@@ -87,10 +87,10 @@ pub fn answer(worker: &Rc<Worker>, request: Request<Incoming>, busy: Busy) -> An
 
 /// The first poll: classify, enter, decide. A request that needs no waiting goes on to `forward` from here.
 fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, context: &mut Context<'_>) -> Stage {
-    let outfit = worker.outfit();
+    let worker_plan = worker.worker_plan();
     let mut lookup = None;
     let class = match client.check_head(&head, &body) {
-        Ok(()) => classify(&head, &outfit.plan.routes, &outfit.plan.settings),
+        Ok(()) => classify(&head, &worker_plan.plan.routes, &worker_plan.plan.settings),
         Err(doubt) => Err(doubt.into()),
     };
     let (first, body) = match class {
@@ -102,11 +102,11 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
             let body = if wanted.asks_first {
                 Source::coming(&head, body)
             } else {
-                let limits = (Limits::of(&outfit.plan), outfit.plan.settings.hold_total_bytes);
-                Source::look(&head, body, &worker.plane, limits, client, context)
+                let limits = (Limits::of(&worker_plan.plan), worker_plan.plan.settings.hold_total_bytes);
+                Source::try_buffer(&head, body, &worker.plane, limits, client, context)
             };
             lookup = Lookup::of(&wanted).map(Box::new);
-            (try_admit(worker, &outfit, client, &head.method, wanted, body.is_here()), body)
+            (try_admit(worker, &worker_plan, client, &head.method, wanted, body.is_here()), body)
         }
     };
     let (worker, client) = (Rc::clone(worker), Rc::clone(client));
@@ -115,29 +115,32 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
             None => Stage::Refused(Declined::new(why, &head, body)),
             Some(lookup) => {
                 let body = body.without_room();
-                let declined = async move { decline_keyed(*lookup, &worker, &client, &outfit, &head, body, why).await };
+                let declined =
+                    async move { decline_keyed(*lookup, &worker, &client, &worker_plan, &head, body, why).await };
                 Stage::Work(Box::pin(declined))
             }
         },
         FirstLook::Read { store, may_have_body, read } => {
-            let job = Job { worker, outfit, store, client, head, read: Some(read), write: None, may_have_body };
+            let job = Job { worker, worker_plan, store, client, head, read: Some(read), write: None, may_have_body };
             Stage::Work(Box::pin(forward(Box::new(job), body)))
         }
-        FirstLook::Admitted(write) => Stage::Write(forward_write(worker, outfit, client, head, body, write)),
+        FirstLook::Admitted(write) => Stage::Write(forward_write(worker, worker_plan, client, head, body, write)),
         FirstLook::Undecided(undecided) => Stage::Work(Box::pin(async move {
             // The write may not go on yet, and its token has not been judged.
             let body = body.without_room();
             let loose = Turned::new(&client, At::of(&head.method), At::Loose, worker.now());
-            let decided = undecided.decide((&worker, client.peer), &outfit, &head.method).await;
+            let decided = undecided.decide((&worker, client.peer), &worker_plan, &head.method).await;
             drop(loose);
             match decided {
-                Ok(write) => match body.with_room(&worker.plane, outfit.plan.settings.hold_total_bytes) {
-                    Some(body) => forward_write(worker, outfit, client, head, body, write).await,
-                    None => Err(about(no_room(), &write.guard, &outfit.plan.routes.all()[write.route].name).into()),
+                Ok(write) => match body.with_room(&worker.plane, worker_plan.plan.settings.hold_total_bytes) {
+                    Some(body) => forward_write(worker, worker_plan, client, head, body, write).await,
+                    None => {
+                        Err(about(no_room(), &write.guard, &worker_plan.plan.routes.all()[write.route].name).into())
+                    }
                 },
                 Err(why) => match lookup {
                     None => Err(Declined::new(why, &head, body).finish(&worker).into()),
-                    Some(lookup) => decline_keyed(*lookup, &worker, &client, &outfit, &head, body, why).await,
+                    Some(lookup) => decline_keyed(*lookup, &worker, &client, &worker_plan, &head, body, why).await,
                 },
             }
         })),
@@ -149,14 +152,14 @@ async fn decline_keyed(
     lookup: Lookup,
     worker: &Rc<Worker>,
     client: &Rc<Client>,
-    outfit: &Outfit,
+    worker_plan: &WorkerPlan,
     head: &Parts,
     body: Source,
-    why: Refused,
+    why: Rejection,
 ) -> Answered {
     // The write will not be sent, and its client may be slow with its body.
     let _waits = Turned::new(client, At::of(&head.method), At::Client, worker.now());
-    match lookup.answer(worker, head, body, Limits::of(&outfit.plan), why).await {
+    match lookup.answer(worker, head, body, Limits::of(&worker_plan.plan), why).await {
         Ok(response) => Ok(response),
         Err((why, None)) => Err(why.into()),
         Err((why, Some(body))) => Err(Declined::new(why, head, body).finish(worker).into()),
@@ -165,36 +168,37 @@ async fn decline_keyed(
 
 fn forward_write(
     worker: Rc<Worker>,
-    outfit: Rc<Outfit>,
+    worker_plan: Rc<WorkerPlan>,
     client: Rc<Client>,
     head: Parts,
     body: Source,
     write: Admitted,
 ) -> Detachable {
-    let (store, guard, route) = (outfit.plan.routes.all()[write.route].store, Rc::clone(&write.guard), write.route);
+    let (store, guard, route) =
+        (worker_plan.plan.routes.all()[write.route].store, Rc::clone(&write.guard), write.route);
     let job =
-        Box::new(Job { worker, outfit, store, client, head, read: None, write: Some(write), may_have_body: true });
+        Box::new(Job { worker, worker_plan, store, client, head, read: None, write: Some(write), may_have_body: true });
     Detachable::new(job, guard, route, body)
 }
 
 /// The result of the first check of a request.
 #[allow(clippy::large_enum_variant, reason = "it does not live long")]
 enum FirstLook {
-    Refused(Refused),
+    Refused(Rejection),
     Read { store: usize, may_have_body: bool, read: ReadOnly },
     Admitted(Admitted),
     Undecided(Undecided),
 }
 
 /// What a route and a key say about the life of a write.
-fn terms_of(route: &Route, key: Option<&IdempotencyKey>) -> Terms {
-    Terms { unfenced: false, discards: route.discards, journaled: route.journal, keyed: key.is_some() }
+fn write_options(route: &Route, key: Option<&IdempotencyKey>) -> WriteOptions {
+    WriteOptions { unfenced: false, discards: route.discards, journaled: route.journal, keyed: key.is_some() }
 }
 
 /// Admits a write if that can be decided at once. `is_here`: all of its body is here.
 fn try_admit(
     worker: &Worker,
-    outfit: &Outfit,
+    worker_plan: &WorkerPlan,
     client: &Client,
     method: &Method,
     wanted: Write<'_>,
@@ -202,30 +206,30 @@ fn try_admit(
 ) -> FirstLook {
     let Write { route, mut target, others, key, .. } = wanted;
     if let Brought::Read(Presented::Claimant(claimant)) = &mut target.brought {
-        worker.gate.elections.stand(&target.object, claimant);
+        worker.gate.lease_observer.attach_term(&target.object, claimant);
     }
-    let Some(entered) = outfit.plan.enter(route, &worker.plane.gate.clock) else {
-        let why = Refused::new(Code::FenceDraining, "this route has changed; older writes are still on their way");
+    let Some(entered) = worker_plan.plan.enter(route, &worker.plane.gate.clock) else {
+        let why = Rejection::new(Code::FenceDraining, "this route has changed; older writes are still on their way");
         return FirstLook::Refused(why.about(&target.id(), &route.name));
     };
-    let admission = Admitting { worker, outfit, method, route: route.place };
+    let admission = Admitting { worker, worker_plan, method, route: route.place };
     if route.mode == Mode::Off {
         let admitted = admission.unfenced(entered, target.id(), None);
         return admitted.map_or_else(FirstLook::Refused, FirstLook::Admitted);
     }
-    let pool = &outfit.pools[route.store];
+    let pool = &worker_plan.pools[route.store];
     // A keyed write cannot commit here: its key is stored first.
     let may_commit =
         is_here && route.mode == Mode::Enforce && others.is_empty() && key.is_none() && !worker.closing.get();
-    let conn = if may_commit { pool.idle_lane_at_ease() } else { None };
+    let conn = if may_commit { pool.idle_conn_at_ease() } else { None };
     let (now, stopwatch) = worker.now_and_watch();
     let options = AdmitOptions {
-        terms: terms_of(route, key.as_ref()),
+        write: write_options(route, key.as_ref()),
         patience_ms: route.drain_wait_ms,
         commits: conn.is_some(),
         is_audit: route.mode == Mode::Audit,
         near: client.last_place.get(),
-        plan: outfit.plan.generation,
+        plan: worker_plan.plan.generation,
     };
     let admitted = match decide_at_once(worker, entered, target, others, options, now) {
         Decided::Yes(guard) => {
@@ -246,7 +250,7 @@ fn try_admit(
     };
     match admitted {
         Ok(mut write) => {
-            (write.lane, write.key) = (conn, key);
+            (write.conn, write.key) = (conn, key);
             FirstLook::Admitted(write)
         }
         Err(refused) => {
@@ -273,11 +277,11 @@ impl Undecided {
     async fn decide(
         self,
         (worker, client): (&Worker, Peer),
-        outfit: &Outfit,
+        worker_plan: &WorkerPlan,
         method: &Method,
-    ) -> Result<Admitted, Refused> {
+    ) -> Result<Admitted, Rejection> {
         let Self { entered, route, target, others, stopwatch, options, key } = self;
-        let admission = Admitting { worker, outfit, method, route };
+        let admission = Admitting { worker, worker_plan, method, route };
         let write = match decide_in_time((worker, client), entered, target, others, options).await {
             Ok(guard) => admission.permitted(guard, stopwatch)?,
             Err((refused, entered)) => admission.refused(entered, stopwatch, refused)?,
@@ -289,43 +293,48 @@ impl Undecided {
 /// The last step of an admission: counts the decision, and lets the write go on or refuses it.
 struct Admitting<'a> {
     worker: &'a Worker,
-    outfit: &'a Outfit,
+    worker_plan: &'a WorkerPlan,
     method: &'a Method,
     route: usize,
 }
 
 impl Admitting<'_> {
     fn route(&self) -> &Route {
-        &self.outfit.plan.routes.all()[self.route]
+        &self.worker_plan.plan.routes.all()[self.route]
     }
 
     /// The judge permits the write.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "what it takes is large, and would be copied")]
-    fn permitted(self, guard: Rc<WriteGuard>, stopwatch: Stopwatch) -> Result<Admitted, Refused> {
+    fn permitted(self, guard: Rc<WriteGuard>, stopwatch: Stopwatch) -> Result<Admitted, Rejection> {
         let (seconds, since) = stopwatch.lap();
-        self.outfit.tallies[self.route].operation(self.method).judged(seconds, None);
+        self.worker_plan.tallies[self.route].operation(self.method).judged(seconds, None);
         if self.route().mode == Mode::Audit {
             guard.unfence();
         }
         self.go_on(guard, Some(since), None)
     }
 
-    /// The judge refuses the write. A route in mode `audit` forwards it all the same.
-    fn refused(self, entered: RouteGuard, stopwatch: Stopwatch, refused: decide::Refused) -> Result<Admitted, Refused> {
-        let tally = self.outfit.tallies[self.route].operation(self.method);
+    /// The judge refuses the write: a route that only looks forwards it all the same.
+    fn refused(
+        self,
+        entered: RouteGuard,
+        stopwatch: Stopwatch,
+        refused: decide::ObjectRefusal,
+    ) -> Result<Admitted, Rejection> {
+        let tally = self.worker_plan.tallies[self.route].operation(self.method);
         tally.judged(stopwatch.seconds(), Some(&refused.why));
         if self.route().mode == Mode::Audit || failpoints::on(Fault::ForwardStale) {
             let would = Some(refused.why.code());
             return self.unfenced(entered, refused.object, would);
         }
-        Err(Refused::from(refused.why).about(&refused.object, &self.route().name))
+        Err(Rejection::from(refused.why).about(&refused.object, &self.route().name))
     }
 
     /// Forwards the write without a permit. `would`: the code that an enforcing route would have refused it with.
-    fn unfenced(self, entered: RouteGuard, object: ObjectId, would: Option<Code>) -> Result<Admitted, Refused> {
-        let terms = Terms { unfenced: true, ..terms_of(self.route(), None) };
-        let mut life = Life::new(terms);
+    fn unfenced(self, entered: RouteGuard, object: ObjectId, would: Option<Code>) -> Result<Admitted, Rejection> {
+        let options = WriteOptions { unfenced: true, ..write_options(self.route(), None) };
+        let mut life = Life::new(options);
         let _ = life.on(Event::Arrived { whole: false });
         let gate = Rc::clone(&self.worker.gate);
         self.go_on(Rc::new(InFlight::new(gate, life, Admission::Unfenced(object), entered)), None, would)
@@ -333,17 +342,22 @@ impl Admitting<'_> {
 
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "what it takes is large, and would be copied")]
-    fn go_on(self, guard: Rc<WriteGuard>, since: Option<Stopwatch>, would: Option<Code>) -> Result<Admitted, Refused> {
-        let Self { worker, outfit, method, route } = self;
-        // A drain sets its flag before it checks whether a write is in flight, and this one is.
+    fn go_on(
+        self,
+        guard: Rc<WriteGuard>,
+        since: Option<Stopwatch>,
+        would: Option<Code>,
+    ) -> Result<Admitted, Rejection> {
+        let Self { worker, worker_plan, method, route } = self;
+        // A drain sets its flag before it looks whether a write is in flight, and this one is.
         if worker.closing.get() || worker.gate.draining.load(Ordering::Acquire) {
             let _ = guard.on(Event::Interrupted);
             let why = "this gate is stopping; nothing was sent. Try again once it is back";
-            let refused = Refused::new(Code::GateStopping, why);
-            return Err(refused.about(guard.object(), &outfit.plan.routes.all()[route].name));
+            let refused = Rejection::new(Code::GateStopping, why);
+            return Err(refused.about(guard.object(), &worker_plan.plan.routes.all()[route].name));
         }
-        let active = Active::new(outfit.tallies[route].operation(method));
-        Ok(Admitted { route, guard, would, active, lane: None, since, key: None })
+        let active = Active::new(worker_plan.tallies[route].operation(method));
+        Ok(Admitted { route, guard, would, active, conn: None, since, key: None })
     }
 }
 

@@ -12,8 +12,8 @@ use crate::{
     fence::BootMs,
     metrics::{Metrics, RouteMetrics, RouteTally},
     route::{Route, Routes},
-    store::{Way, pool::Pool},
     tls::Acceptor,
+    upstream::{Way, pool::Pool},
 };
 
 /// The settings, ready for use.
@@ -148,14 +148,14 @@ fn versions(routes: &Routes, before: Before<'_>, now: BootMs) -> Vec<Version> {
 }
 
 /// A plan, and one worker's connections to its stores and counts for its routes.
-pub struct Outfit {
+pub struct WorkerPlan {
     pub plan: Arc<Plan>,
     pub pools: Vec<Rc<Pool>>,
     /// By the route's place.
     pub tallies: Vec<RouteTally>,
 }
 
-impl Outfit {
+impl WorkerPlan {
     /// Takes over a plan. Keeps the connections to unchanged stores. Connections over TLS are made anew, since the
     /// certificates to trust may have changed.
     #[must_use]

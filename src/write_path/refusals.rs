@@ -1,37 +1,37 @@
 //! The refusals of requests that were not, or not certainly, done: texts and codes for the way to the store.
 
-use super::{hold::NoBody, reply::Refused, upload::Broken};
-use crate::{fence::Code, store::pool::NoLane};
+use super::{hold::NoBody, reply::Rejection, upload::Broken};
+use crate::{fence::Code, upstream::pool::NoConnection};
 
 /// Why a connection that was just made or found cannot be used.
 pub(super) const UNASKED: &str = "it hung up, or spoke before it was asked";
 
 /// A reload has changed the route of a write of which nothing was sent.
-pub(super) fn rerouted() -> Refused {
-    Refused::new(Code::FenceDraining, "this route has just changed; nothing was sent")
+pub(super) fn rerouted() -> Rejection {
+    Rejection::new(Code::FenceDraining, "this route has just changed; nothing was sent")
 }
 
 /// A write whose outcome is unknown. `what`: what is known about it.
-pub(super) fn unknown(what: String) -> Refused {
-    Refused::new(Code::OutcomeUnknown, what + "; look before you write again")
+pub(super) fn unknown(what: String) -> Rejection {
+    Rejection::new(Code::OutcomeUnknown, what + "; look before you write again")
 }
 
 /// A body is not read, since too many bodies are held.
-pub(super) fn no_room() -> Refused {
-    Refused::new(Code::GateOverloaded, "too many bodies are being held; try again in a moment")
+pub(super) fn no_room() -> Rejection {
+    Rejection::new(Code::GateOverloaded, "too many bodies are being held; try again in a moment")
 }
 
-pub(super) fn no_answer(why: &str) -> Refused {
-    Refused::new(Code::StoreUnreachable, format!("the store gave no answer ({why}); nothing was written"))
+pub(super) fn no_answer(why: &str) -> Rejection {
+    Rejection::new(Code::StoreUnreachable, format!("the store gave no answer ({why}); nothing was written"))
 }
 
-pub(super) fn no_connection(why: NoLane) -> Refused {
+pub(super) fn no_connection(why: NoConnection) -> Rejection {
     match why {
-        NoLane::Unreachable(why) => {
-            Refused::new(Code::StoreUnreachable, format!("the store cannot be reached ({why}); nothing was sent"))
+        NoConnection::Unreachable(why) => {
+            Rejection::new(Code::StoreUnreachable, format!("the store cannot be reached ({why}); nothing was sent"))
         }
-        NoLane::Overloaded => {
-            Refused::new(Code::GateOverloaded, "too many requests wait for the store; nothing was sent")
+        NoConnection::Overloaded => {
+            Rejection::new(Code::GateOverloaded, "too many requests wait for the store; nothing was sent")
         }
     }
 }
@@ -47,13 +47,13 @@ impl From<NoBody> for Broken {
 }
 
 /// A body that was broken off before anything of it was sent.
-pub(super) fn unsent(broken: &Broken) -> Refused {
-    Refused::new(code_of(broken), format!("{broken}; nothing was sent"))
+pub(super) fn unsent(broken: &Broken) -> Rejection {
+    Rejection::new(code_of(broken), format!("{broken}; nothing was sent"))
 }
 
 /// The body of a read that was broken off.
-pub(super) fn cut_off(broken: &Broken) -> Refused {
-    Refused::new(code_of(broken), format!("{broken}; a part of this read was sent to the store"))
+pub(super) fn cut_off(broken: &Broken) -> Rejection {
+    Rejection::new(code_of(broken), format!("{broken}; a part of this read was sent to the store"))
 }
 
 fn code_of(broken: &Broken) -> Code {

@@ -22,14 +22,14 @@ use crate::{
     gate::receipts::Receipt,
     problem::Problem,
     route::classify::Unfit,
-    store::body::Cut,
+    upstream::body::Cut,
 };
 
 const FENCE_ERROR: HeaderName = HeaderName::from_static("fence-error");
 const FENCE_OUTCOME: HeaderName = HeaderName::from_static("fence-outcome");
 
 /// The response to a request, or its refusal.
-pub type Answered = Result<Response<ReplyBody>, Box<Refused>>;
+pub type Answered = Result<Response<ReplyBody>, Box<Rejection>>;
 
 /// A response's body.
 pub struct ReplyBody {
@@ -149,7 +149,7 @@ impl Body for ReplyBody {
 
 /// A request that is not forwarded: why, and what it was about.
 #[derive(Debug)]
-pub struct Refused {
+pub struct Rejection {
     /// Boxed, since it is large and refusals are moved about.
     pub problem: Box<Problem>,
     pub object: Option<ObjectId>,
@@ -161,7 +161,7 @@ pub struct Refused {
     pub closes: bool,
 }
 
-impl Refused {
+impl Rejection {
     #[must_use]
     pub fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
         let problem = Box::new(Problem::on(Side::Data, code, detail));
@@ -200,7 +200,7 @@ impl Refused {
     }
 }
 
-impl From<Unfit> for Refused {
+impl From<Unfit> for Rejection {
     fn from(unfit: Unfit) -> Self {
         let mut refused = Self::new(unfit.code, unfit.detail);
         if let Some(field) = unfit.field {
@@ -212,7 +212,7 @@ impl From<Unfit> for Refused {
 }
 
 /// The answer to a refused write: one line per kind of refusal.
-impl From<Refusal> for Refused {
+impl From<Refusal> for Rejection {
     fn from(refusal: Refusal) -> Self {
         let code = refusal.code();
         match refusal {
@@ -305,8 +305,8 @@ impl From<Refusal> for Refused {
 }
 
 /// Makes the refusal's response, and keeps a receipt. The response to a HEAD has only headers.
-pub fn refuse(plane: &Plane, refused: Refused, is_head: bool) -> Response<ReplyBody> {
-    let Refused { mut problem, object, route, seq, fence, holder, closes } = refused;
+pub fn refuse(plane: &Plane, refused: Rejection, is_head: bool) -> Response<ReplyBody> {
+    let Rejection { mut problem, object, route, seq, fence, holder, closes } = refused;
     // If the refusal itself needed no fence, the one in memory is exact enough to show.
     let known =
         |object: &ObjectId| plane.gate.records.stripes.view(object, |found| found.map(|(record, _)| record.fence));

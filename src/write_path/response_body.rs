@@ -29,10 +29,10 @@ use super::{
 };
 use crate::{
     fence::{
-        idempotency::{Answer, Payload},
+        idempotency::{KeptResponse, Payload},
         write::{Effect, Event},
     },
-    store::{body::Cut, pool::Lane},
+    upstream::{body::Cut, pool::PooledConn},
 };
 
 /// How much of a write's answer is read before its client takes it.
@@ -116,13 +116,13 @@ impl Frames {
 }
 
 /// Reads an answer before its client takes it, up to a bound.
-pub async fn read_ahead(lane: &mut Lane, worker: &Worker, patience: impl Fn() -> Duration) -> Ahead {
+pub async fn read_ahead(conn: &mut PooledConn, worker: &Worker, patience: impl Fn() -> Duration) -> Ahead {
     let (mut frames, mut size) = (Frames::default(), 0);
     // Most answers are here already, so most need no alarm.
     let mut alarm: Option<Alarm> = None;
     let read = poll_fn(|context| {
-        while !lane.link().is_over() {
-            match lane.link().poll_frame(context) {
+        while !conn.http1().is_over() {
+            match conn.http1().poll_frame(context) {
                 Poll::Pending => {
                     let alarm = alarm.get_or_insert_with(|| worker.alarms.set(patience()));
                     return alarm.poll(context).map(|()| Err("it did not come to its end in time".to_owned()));
@@ -142,7 +142,7 @@ pub async fn read_ahead(lane: &mut Lane, worker: &Worker, patience: impl Fn() ->
         Poll::Ready(Ok(()))
     });
     match read.await {
-        Ok(()) if lane.link().is_over() => Ahead::Whole(frames),
+        Ok(()) if conn.http1().is_over() => Ahead::Whole(frames),
         Ok(()) => Ahead::Part(frames),
         Err(why) => Ahead::Broken(why),
     }
@@ -153,12 +153,12 @@ pub async fn read_ahead(lane: &mut Lane, worker: &Worker, patience: impl Fn() ->
 ///
 /// # Errors
 /// With the reason why the answer broke off.
-pub fn take_ready(lane: &mut Lane) -> Result<Frames, String> {
+pub fn take_ready(conn: &mut PooledConn) -> Result<Frames, String> {
     let (mut frames, mut size) = (Frames::default(), 0);
     // The task waits for the rest with another waker.
     let mut context = Context::from_waker(Waker::noop());
-    while size <= AHEAD_BYTES && !lane.link().is_over() {
-        match lane.link().poll_frame(&mut context) {
+    while size <= AHEAD_BYTES && !conn.http1().is_over() {
+        match conn.http1().poll_frame(&mut context) {
             Poll::Pending | Poll::Ready(None) => break,
             Poll::Ready(Some(Err(failed))) => return Err(failed.to_string()),
             Poll::Ready(Some(Ok(mut frame))) => {
@@ -174,7 +174,7 @@ pub fn take_ready(lane: &mut Lane) -> Result<Frames, String> {
 /// The state while an answer is being passed on.
 pub struct Streaming {
     pub worker: Rc<Worker>,
-    pub lane: Lane,
+    pub conn: PooledConn,
     /// The complete answer settles the write, and its connection can carry another request.
     pub settles: bool,
     /// `None` for reads.
@@ -210,15 +210,15 @@ impl Streaming {
 
     fn give_back(self) {
         if self.settles {
-            self.lane.give_back(self.worker.now());
+            self.conn.give_back(self.worker.now());
         }
     }
 
     /// Writes a settled write to the journal. Its connection carries other requests meanwhile.
     fn record(self) -> Recording {
         let detached = Detached::new(&self.worker);
-        let Self { worker, lane, guard, line, payload, status, .. } = self;
-        lane.give_back(worker.now());
+        let Self { worker, conn, guard, line, payload, status, .. } = self;
+        conn.give_back(worker.now());
         Box::pin(async move {
             let Some(((line, digest, _), guard)) = line.zip(guard) else { return Ok(()) };
             let written = line.clone().settled(&worker.gate.ledger, digest, status).await;
@@ -236,8 +236,8 @@ impl Streaming {
 
     /// Ends a write whose answer will not be complete: its outcome is unknown from the close of its connection on.
     fn lose(self) {
-        let Self { worker, lane, guard, line, .. } = self;
-        drop(lane);
+        let Self { worker, conn, guard, line, .. } = self;
+        drop(conn);
         let Some(guard) = guard else { return };
         let line = line.map(|(line, ..)| line);
         if line.is_none() {
@@ -262,7 +262,7 @@ impl Streaming {
 /// Keeps only the status under the write's key: the answer is too long to be kept.
 fn keep(worker: &Rc<Worker>, guard: &Rc<WriteGuard>, effect: &Effect, payload: Option<Payload>, status: u16) {
     if *effect == Effect::KeepAnswer {
-        drop(keyed::keep_answer(worker, guard, payload, Answer::Dropped { status }));
+        drop(keyed::keep_answer(worker, guard, payload, KeptResponse::Dropped { status }));
     }
 }
 
@@ -367,7 +367,7 @@ impl ResponseBody {
 
     fn is_over(&self) -> bool {
         match &mut *self.rest.borrow_mut() {
-            Rest::Coming(streaming) => streaming.lane.link().is_over(),
+            Rest::Coming(streaming) => streaming.conn.http1().is_over(),
             Rest::Nothing | Rest::Lost => false,
         }
     }
@@ -412,7 +412,7 @@ impl ResponseBody {
             Rest::Nothing => return Poll::Ready(None),
             Rest::Lost => return Poll::Ready(Some(Err(LATE.into()))),
         };
-        match streaming.lane.link().poll_frame(context) {
+        match streaming.conn.http1().poll_frame(context) {
             Poll::Ready(frame) => {
                 if streaming.guard.is_none() {
                     // A read may take any time, as long as something comes.
@@ -475,7 +475,7 @@ impl Body for ResponseBody {
         let rest = match &mut *self.rest.borrow_mut() {
             Rest::Nothing if self.ahead.has_trailers() => None,
             Rest::Nothing => Some(0),
-            Rest::Coming(streaming) => streaming.lane.link().to_come(),
+            Rest::Coming(streaming) => streaming.conn.http1().to_come(),
             Rest::Lost => None,
         };
         let mut hint = SizeHint::new();

@@ -33,7 +33,7 @@ use crate::{
     config::{GateSettings, Settings},
     fence::{
         Ttl, verdict,
-        write::{Effect, Event, Stage, Terms, Write},
+        write::{Effect, Event, Stage, Write, WriteOptions},
     },
     gate::Gate,
 };
@@ -130,7 +130,7 @@ async fn streaming(worker: &Worker, gate: &Arc<Gate>) -> Rc<WriteGuard> {
     let token = in_memory::acquire(gate, "users").await;
     let judge = |record: &_, sealed| verdict::judge_text(record, sealed, &token, gate.now());
     let admitted = gate.records.stripes.admit("users", judge).expect("it is in memory").expect("a permit");
-    let mut life = Write::new(Terms::default());
+    let mut life = Write::new(WriteOptions::default());
     let _ = life.on(Event::Arrived { whole: false });
     let _ = life.on(Event::Permitted(Stage::Waiting));
     let route = Arc::new(Generation::default()).enter(&gate.clock, Ttl(100));

@@ -33,7 +33,7 @@ use crate::{
     clock::Stopwatch,
     fence::write::{Effect, Event},
     route::classify::FENCE_TOKEN,
-    store::{body::Cut, io::Wire},
+    upstream::{body::Cut, io::Wire},
 };
 
 /// Why a body was broken off.

@@ -10,7 +10,7 @@ use std::{
 use super::crowd::Peer;
 use crate::{
     fence::ObjectId,
-    store::shares::{Asker, Shares},
+    upstream::shares::{Asker, Shares},
 };
 
 /// How many may wait in one line.

@@ -10,14 +10,14 @@ use fencegate::{
     clock::{Clock, Driver},
     fence::{FenceToken, Hlc, HolderId, How, LeaseId, ObjectId, Ttl, WallMs},
     metrics::Metrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         Table,
         codec::Meta,
-        ledger::{Core, Ledger, Refused, Setup, Wanted},
+        ledger::{Core, Ledger, LedgerError, Setup, Wanted},
         memory::{DiskFault, MemoryTable},
         news::News,
-        open::{self, Begun, begin_on, write_meta},
+        open::{self, OpenedTable, begin_on, write_meta},
         records::Records,
         rocks::Recovered,
     },
@@ -29,7 +29,7 @@ use super::support::gate::{START, key};
 
 /// A table on which a new run can begin again and again.
 trait Disk {
-    fn begin(&self, clock: &Clock) -> Begun;
+    fn begin(&self, clock: &Clock) -> OpenedTable;
     /// A power cut: the synced data is left, and maybe more.
     fn crash(&self);
     /// Makes the next commit fail like this. Returns `false` if this disk cannot do it.
@@ -37,9 +37,15 @@ trait Disk {
 }
 
 impl Disk for Arc<MemoryTable> {
-    fn begin(&self, clock: &Clock) -> Begun {
-        begin_on(Arc::clone(self) as Arc<dyn Table>, key(), Recovered::Whole, (clock, Terms::default()), "memory")
-            .unwrap()
+    fn begin(&self, clock: &Clock) -> OpenedTable {
+        begin_on(
+            Arc::clone(self) as Arc<dyn Table>,
+            key(),
+            Recovered::Whole,
+            (clock, RouteFingerprint::default()),
+            "memory",
+        )
+        .unwrap()
     }
 
     fn crash(&self) {
@@ -53,8 +59,8 @@ impl Disk for Arc<MemoryTable> {
 }
 
 impl Disk for tempfile::TempDir {
-    fn begin(&self, clock: &Clock) -> Begun {
-        open::begin(self.path(), false, clock, Terms::default()).unwrap()
+    fn begin(&self, clock: &Clock) -> OpenedTable {
+        open::begin(self.path(), false, clock, RouteFingerprint::default()).unwrap()
     }
 
     fn crash(&self) {}
@@ -104,7 +110,7 @@ impl<D: Disk> Bench<D> {
     }
 
     fn start(&mut self) {
-        let Begun { table, context, meta, mark, .. } = self.disk.begin(&self.machine);
+        let OpenedTable { table, context, meta, mark, .. } = self.disk.begin(&self.machine);
         let records = Arc::new(Records::new(table, context, 64));
         let core = Core::new(Setup {
             records: Arc::clone(&records),
@@ -118,7 +124,7 @@ impl<D: Disk> Bench<D> {
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: false,
-            terms: Terms::default(),
+            fingerprint: RouteFingerprint::default(),
         });
         self.open = Some((Ledger::start(core, &self.machine), records));
     }
@@ -157,7 +163,7 @@ impl<D: Disk> Bench<D> {
         }
     }
 
-    fn acquire(&mut self, object: &str, holder: &str) -> Result<u64, Refused> {
+    fn acquire(&mut self, object: &str, holder: &str) -> Result<u64, LedgerError> {
         let object = ObjectId::new(object).unwrap();
         let wanted = Wanted {
             objects: vec![object.clone()],
@@ -177,7 +183,7 @@ impl<D: Disk> Bench<D> {
         Ok(seq)
     }
 
-    fn release(&mut self, object: &str) -> Result<(), Refused> {
+    fn release(&mut self, object: &str) -> Result<(), LedgerError> {
         let Some((lease_id, token)) = self.held.get(&ObjectId::new(object).unwrap()).cloned() else { return Ok(()) };
         let done = self.runtime.block_on(self.ledger().release(lease_id.clone(), None, token));
         match done {
@@ -188,7 +194,7 @@ impl<D: Disk> Bench<D> {
         Ok(())
     }
 
-    fn renew(&mut self, object: &str, holder: &str) -> Result<(), Refused> {
+    fn renew(&mut self, object: &str, holder: &str) -> Result<(), LedgerError> {
         let Some((lease_id, token)) = self.held.get(&ObjectId::new(object).unwrap()).cloned() else { return Ok(()) };
         let holder = HolderId::new(holder).unwrap();
         let renewed =
@@ -242,7 +248,7 @@ fn play(bench: &mut Bench<impl Disk>, moves: Vec<Move>) {
                 Ok(())
             }
         };
-        let failed = matches!(done, Err(Refused::Unavailable | Refused::Unsure));
+        let failed = matches!(done, Err(LedgerError::Unavailable | LedgerError::Unsure));
         assert!(may_fail || !failed, "nothing failed, and yet it was refused");
     }
     bench.crash();
@@ -289,14 +295,14 @@ fn a_failed_write_or_sync_latches_the_table_until_a_restart() {
         let mut bench = Bench::new(memory());
         bench.acquire("users", "a").unwrap();
         bench.disk.fail_next(fault);
-        assert_eq!(bench.acquire("orders", "a"), Err(Refused::Unsure), "{fault:?}");
+        assert_eq!(bench.acquire("orders", "a"), Err(LedgerError::Unsure), "{fault:?}");
         // The disk works again; the ledger stays shut.
-        assert_eq!(bench.acquire("orders", "a"), Err(Refused::Unavailable));
-        assert_eq!(bench.renew("users", "a"), Err(Refused::Unavailable));
-        assert_eq!(bench.release("users"), Err(Refused::Unavailable));
+        assert_eq!(bench.acquire("orders", "a"), Err(LedgerError::Unavailable));
+        assert_eq!(bench.renew("users", "a"), Err(LedgerError::Unavailable));
+        assert_eq!(bench.release("users"), Err(LedgerError::Unavailable));
         let (ledger, records) = bench.open.as_ref().unwrap();
         assert!(records.latched().is_some());
-        assert_eq!(bench.runtime.block_on(ledger.stop()), Err(Refused::Unavailable), "no clean flag is set");
+        assert_eq!(bench.runtime.block_on(ledger.stop()), Err(LedgerError::Unavailable), "no clean flag is set");
         bench.crash();
         bench.check();
         assert_eq!(bench.acquire("orders", "a"), Ok(1));
@@ -333,9 +339,9 @@ fn the_suite_notices_a_table_that_forgets() {
     }
     struct LyingDisk(Arc<MemoryTable>);
     impl Disk for LyingDisk {
-        fn begin(&self, clock: &Clock) -> Begun {
+        fn begin(&self, clock: &Clock) -> OpenedTable {
             let liar = Arc::new(Liar(Arc::clone(&self.0)));
-            begin_on(liar, key(), Recovered::Whole, (clock, Terms::default()), "memory").unwrap()
+            begin_on(liar, key(), Recovered::Whole, (clock, RouteFingerprint::default()), "memory").unwrap()
         }
         fn crash(&self) {
             self.0.crash();

@@ -12,13 +12,13 @@ use std::{
 use fencegate::{
     clock::Clock,
     fence::{Fence, Incarnation, Now, ObjectId},
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         backup::{self, BackupFault, How, Restored},
         codec::{Key, Meta, decode_record},
         data_folder::table_folder,
         epoch::{self, Epoch},
-        open::{self, Begun, OpenFault},
+        open::{self, OpenFault, OpenedTable},
         rocks::RocksTable,
     },
 };
@@ -79,7 +79,7 @@ impl Scene {
     }
 
     /// Panics if a number on this table is below a granted one. Returns the table's floor.
-    fn holds(&self, begun: &Begun, at: impl fmt::Display) -> Fence {
+    fn holds(&self, begun: &OpenedTable, at: impl fmt::Display) -> Fence {
         let users = ObjectId::new("users").unwrap();
         let row = begun.table.get(&Key::Record(users.clone()).encode()).unwrap().expect("a record of users");
         let fence = decode_record(users, &row, &begun.context).unwrap().fence;
@@ -110,8 +110,8 @@ fn once_it_is_free<T, E: std::fmt::Display>(mut attempt: impl FnMut() -> Result<
     last
 }
 
-fn begin(data: &Path) -> Result<Begun, OpenFault> {
-    once_it_is_free(|| open::begin(data, false, &Clock::machine(), Terms::default()))
+fn begin(data: &Path) -> Result<OpenedTable, OpenFault> {
+    once_it_is_free(|| open::begin(data, false, &Clock::machine(), RouteFingerprint::default()))
 }
 
 fn restore(from: &Path, data: &Path, how: How) -> Result<Restored, BackupFault> {
@@ -379,7 +379,7 @@ fn a_start_that_is_killed_at_any_step_is_not_taken_for_an_older_copy() {
 
 /// Kills a gate at each step of its start, each time from `reset` on, until it runs. `check` gets the next run, and the
 /// table's meta row and the epoch before it.
-fn at_each_step_of_a_start(scene: &Scene, reset: impl Fn(), check: impl Fn(u64, &Begun, &Meta, &Epoch)) -> u64 {
+fn at_each_step_of_a_start(scene: &Scene, reset: impl Fn(), check: impl Fn(u64, &OpenedTable, &Meta, &Epoch)) -> u64 {
     let data = scene.site.data();
     let mut steps = 0;
     let mut is_up = false;

@@ -22,7 +22,7 @@ const ORDER: [&str; 25] = [
     "wire",
     "authority",
     "route",
-    "store",
+    "upstream",
     "client",
     "barrier",
     "table",

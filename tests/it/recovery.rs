@@ -271,7 +271,7 @@ fn starting_reads_as_little_of_a_large_table_as_of_a_small_one() {
     use fencegate::{
         clock::Clock,
         fence::{Fence, Incarnation, ObjectId, Record},
-        route::Terms,
+        route::RouteFingerprint,
         table::{Batch, codec, data_folder, open, rocks::RocksTable},
     };
     let reads_at = |objects: u64| {
@@ -289,7 +289,7 @@ fn starting_reads_as_little_of_a_large_table_as_of_a_small_one() {
             fencegate::table::Table::commit(&table, batch).unwrap();
         }
         drop(table);
-        let begun = open::begin(folder.path(), false, &Clock::machine(), Terms::default()).unwrap();
+        let begun = open::begin(folder.path(), false, &Clock::machine(), RouteFingerprint::default()).unwrap();
         begun.table.reads()
     };
     let (small, large) = (reads_at(10), reads_at(100_000));

@@ -190,6 +190,6 @@ fn a_restore_keeps_the_longest_bound_of_what_was_there() {
     let restored = site.run(&["table", "restore", "--from", backup, "--replace"]);
     assert!(restored.status.success(), "{restored:?}");
     let table = RocksTable::open_read_only(&site.data().join("table")).unwrap();
-    let terms = open::read_meta(&table).unwrap().unwrap().terms;
-    assert_eq!((terms.bound_ms, terms.routes), (60_000, [0; 16]));
+    let fingerprint = open::read_meta(&table).unwrap().unwrap().fingerprint;
+    assert_eq!((fingerprint.bound_ms, fingerprint.routes), (60_000, [0; 16]));
 }

@@ -13,14 +13,14 @@ use fencegate::{
     clock::{Clock, Driver},
     fence::{Hlc, HolderId, LeaseId, ObjectId, Ttl, step::LeaseRefusal},
     metrics::Metrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         Batch, Row, Table, TableFault,
         codec::Meta,
-        ledger::{Command, Core, Granted, Refused, Setup, Wanted},
+        ledger::{Command, Core, Granted, LedgerError, Setup, Wanted},
         memory::{DiskFault, MemoryTable},
         news::News,
-        open::{Begun, begin_on, write_meta},
+        open::{OpenedTable, begin_on, write_meta},
         records::Records,
         rocks::Recovered,
     },
@@ -73,8 +73,8 @@ impl World {
         let (disk, at_commit) = (Arc::new(MemoryTable::default()), Arc::default());
         write_meta(&*disk, &Meta::new(&key(), true), Hlc::default()).unwrap();
         let table = Arc::new(Watched { disk: Arc::clone(&disk), at_commit: Arc::clone(&at_commit) });
-        let begun = begin_on(table, key(), Recovered::Whole, (&machine, Terms::default()), "memory");
-        let Begun { table, context, meta, mark, .. } = begun.unwrap();
+        let begun = begin_on(table, key(), Recovered::Whole, (&machine, RouteFingerprint::default()), "memory");
+        let OpenedTable { table, context, meta, mark, .. } = begun.unwrap();
         let core = Core::new(Setup {
             records: Arc::new(Records::new(table, context, 64)),
             news: Arc::new(News::new(16, mark)),
@@ -87,7 +87,7 @@ impl World {
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: false,
-            terms: Terms::default(),
+            fingerprint: RouteFingerprint::default(),
         });
         Self { core, clock, disk, at_commit }
     }
@@ -102,8 +102,8 @@ impl World {
     /// before the commit, and the refusal.
     fn refused_beside_a_change<T: Send + 'static>(
         &mut self,
-        call: impl FnOnce(oneshot::Sender<Result<T, Refused>>) -> Command,
-    ) -> (bool, Refused) {
+        call: impl FnOnce(oneshot::Sender<Result<T, LedgerError>>) -> Command,
+    ) -> (bool, LedgerError) {
         let (granted, _changed) = oneshot::channel();
         let (reply, answer) = oneshot::channel();
         let (answer, said) = (Arc::new(Mutex::new(answer)), Arc::new(Mutex::new(None)));
@@ -123,7 +123,7 @@ impl World {
     }
 }
 
-fn acquire(object: &str, holder: &str, reply: oneshot::Sender<Result<Vec<Granted>, Refused>>) -> Command {
+fn acquire(object: &str, holder: &str, reply: oneshot::Sender<Result<Vec<Granted>, LedgerError>>) -> Command {
     let wanted = Wanted {
         objects: vec![ObjectId::new(object).unwrap()],
         holder: HolderId::new(holder).unwrap(),
@@ -135,13 +135,13 @@ fn acquire(object: &str, holder: &str, reply: oneshot::Sender<Result<Vec<Granted
     Command::Acquire { wanted, reply }
 }
 
-fn renew(lease: &Granted, reply: oneshot::Sender<Result<Granted, Refused>>) -> Command {
+fn renew(lease: &Granted, reply: oneshot::Sender<Result<Granted, LedgerError>>) -> Command {
     let (lease_id, token) = (lease.lease.lease_id.clone(), lease.lease.token(&lease.object));
     Command::Renew { lease_id, holder: lease.lease.holder.clone(), token, ttl: Ttl(1_000), rotate: false, reply }
 }
 
 /// The answer to each kind of call, on a disk that works and on one that fails.
-fn in_each_way(fails: bool) -> Vec<(&'static str, bool, Refused)> {
+fn in_each_way(fails: bool) -> Vec<(&'static str, bool, LedgerError)> {
     let world = || {
         let mut world = World::new();
         let lease = world.acquire("users");
@@ -175,17 +175,17 @@ fn no_refusal_leaves_before_its_round_is_durable() {
     }
     let reasons: Vec<_> = told.into_iter().map(|(_, _, why)| why).collect();
     assert!(
-        matches!(&reasons[0], Refused::Lease { why: LeaseRefusal::Expired { .. }, .. }),
+        matches!(&reasons[0], LedgerError::Lease { why: LeaseRefusal::Expired { .. }, .. }),
         "an overdue lease is over: {:?}",
         reasons[0]
     );
-    assert!(matches!(&reasons[1], Refused::Lease { why: LeaseRefusal::Held { .. }, .. }), "{:?}", reasons[1]);
-    assert_eq!(reasons[2], Refused::NotFound);
+    assert!(matches!(&reasons[1], LedgerError::Lease { why: LeaseRefusal::Held { .. }, .. }), "{:?}", reasons[1]);
+    assert_eq!(reasons[2], LedgerError::NotFound);
 }
 
 #[test]
 fn a_round_that_fails_cites_nothing_that_it_has_decided() {
     for (call, _, why) in in_each_way(true) {
-        assert_eq!(why, Refused::Unavailable, "{call}");
+        assert_eq!(why, LedgerError::Unavailable, "{call}");
     }
 }

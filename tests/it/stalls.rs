@@ -4,9 +4,9 @@ use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command, sync::Arc,
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use fencegate::{
-    fence::{ObjectId, elected::Sighting, election::LeaseName},
-    route::Terms,
-    table::ledger::Refused,
+    fence::{ObjectId, elected::LeaseObservation, election::LeaseName},
+    route::RouteFingerprint,
+    table::ledger::LedgerError,
 };
 use rustix::process::Signal;
 use serde_json::json;
@@ -53,9 +53,9 @@ fn fill_queue(bench: &Bench) {
     let ledger = &bench.gate.running().gate.ledger;
     let lease = Arc::new(LeaseName { namespace: "none".to_owned(), name: "none".to_owned() });
     let object = ObjectId::new("none").unwrap();
-    let ask = || ledger.sight(object.clone(), Sighting::Gone { lease: Arc::clone(&lease) }, false).err();
+    let ask = || ledger.observe(object.clone(), LeaseObservation::Gone { lease: Arc::clone(&lease) }, false).err();
     let full = std::iter::repeat_with(ask).flatten().next();
-    assert_eq!(full, Some(Refused::Overloaded), "it is full before the stall shows");
+    assert_eq!(full, Some(LedgerError::Overloaded), "it is full before the stall shows");
 }
 
 /// The number of writes that the store has applied.
@@ -238,11 +238,10 @@ fn a_reload_that_is_past_the_point_of_return_does_not_wait_for_ever() {
     let bench = bench();
     let mut stalled = stall(&bench);
     let ledger = bench.gate.running().gate.ledger.clone();
-    let adopted = bench
-        .gate
-        .runtime
-        .block_on(async move { tokio::time::timeout(Duration::from_secs(60), ledger.adopt(Terms::default())).await });
-    assert_eq!(adopted.expect("an answer to adopt"), Err(Refused::Stalled));
+    let adopted = bench.gate.runtime.block_on(async move {
+        tokio::time::timeout(Duration::from_secs(60), ledger.adopt(RouteFingerprint::default())).await
+    });
+    assert_eq!(adopted.expect("an answer to adopt"), Err(LedgerError::Stalled));
     may_be_done_yet(&stalled.receive().unwrap());
 }
 

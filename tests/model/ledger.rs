@@ -7,7 +7,7 @@ use crate::{
     model::GateModel,
     mutants::Mutant,
     product::Step,
-    state::{Advance, Answer, Held, Row, Standing, World},
+    state::{Advance, Held, LedgerReply, Row, Standing, World},
 };
 
 impl GateModel {
@@ -52,7 +52,7 @@ impl GateModel {
         if waits || world.granted[usize::from(held.seq)].is_some() {
             return None;
         }
-        world.story.answered(Answer::Granted(held.holder, held.seq), &mut world.granted);
+        world.story.answered(LedgerReply::Granted(held.holder, held.seq), &mut world.granted);
         Some(())
     }
 
@@ -89,7 +89,7 @@ impl GateModel {
         }
         gate.advances.remove(place);
         if advance.opened {
-            gate.round().answers.push(Answer::Granted(advance.then?, advance.seq));
+            gate.round().answers.push(LedgerReply::Granted(advance.then?, advance.seq));
             return Some(());
         }
         self.open(world, advance)
@@ -105,8 +105,8 @@ impl GateModel {
         }
         let Step { outcome, row, .. } = self.product.step(newest, self.product.drained(&advance), world.now, 0);
         let answer = match (outcome, advance.then) {
-            (Outcome::Granted(_), Some(holder)) => Answer::Granted(holder, advance.seq),
-            (Outcome::Freed, None) => Answer::Freed(advance.seq),
+            (Outcome::Granted(_), Some(holder)) => LedgerReply::Granted(holder, advance.seq),
+            (Outcome::Freed, None) => LedgerReply::Freed(advance.seq),
             // LEASE_FENCED: the advance is forgotten, and the row belongs to another one.
             (Outcome::Refused(_), _) => return Some(()),
             (other, then) => panic!("{other:?} of a drain for {then:?}"),

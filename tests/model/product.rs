@@ -7,7 +7,7 @@ use fencegate::fence::{
     BootMs, Denial, Effect, Ended, Event, Fence, FenceToken, Hlc, HolderId, How, Incarnation, Lease, LeaseId, LeaseRow,
     LeaseSeq, Now, ObjectId, Outcome, Permit, Proof, Record, State, TableKey, Ttl, WallMs,
     record::AdvanceId,
-    step::{At, Claim, Grant, Source},
+    step::{At, Grant, LeaseProof, Source},
     time::Frame,
     verdict::{self, Presented, View},
 };
@@ -102,19 +102,19 @@ impl Product {
     }
 
     pub fn release(&self, held: Held) -> Event {
-        Event::Release { claim: self.claim(held) }
+        Event::Release { proof: self.proof(held) }
     }
 
     /// `rotate`: under the next number.
     pub fn renew(&self, held: Held, rotate: bool) -> Event {
         let rotate = rotate.then(|| self.lease_id(held.holder, held.seq + 1).0.clone());
-        Event::Renew { claim: self.claim(held), ttl: self.ttl, rotate }
+        Event::Renew { proof: self.proof(held), ttl: self.ttl, rotate }
     }
 
-    fn claim(&self, held: Held) -> Claim {
+    fn proof(&self, held: Held) -> LeaseProof {
         let row = LeaseRow::new(&self.object, &self.lease(held), None);
         let holder = self.holders[usize::from(held.holder)].clone();
-        Claim { row, holder: Some(holder), token: self.token(held.holder, held.seq) }
+        LeaseProof { row, holder: Some(holder), token: self.token(held.holder, held.seq) }
     }
 
     pub fn end(&self, held: Held) -> Event {

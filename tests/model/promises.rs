@@ -5,7 +5,7 @@ use stateright::Property;
 
 use crate::{
     model::{GateModel, Scope},
-    state::{Answer, Gate, Held, Holder, InStore, Phase, Row, Seq, Standing, Story, Tick, World, Write},
+    state::{Gate, Held, Holder, InStore, LedgerReply, Phase, Row, Seq, Standing, Story, Tick, World, Write},
 };
 
 /// A promise. A step that breaks it is noted in the story.
@@ -103,7 +103,8 @@ fn reached() -> Vec<Property<GateModel>> {
             world.gate.is_none() && world.clean && world.disk.fence > 0
         }),
         Property::sometimes("one round grants, and an operator overtakes the grant", |_, world| {
-            let is_passed = |answer: &Answer, fence| matches!(answer, Answer::Granted(_, seq) if *seq < fence);
+            let is_passed =
+                |answer: &LedgerReply, fence| matches!(answer, LedgerReply::Granted(_, seq) if *seq < fence);
             is_up(world, |gate| {
                 let mut rounds = gate.round.iter();
                 rounds.any(|round| round.answers.iter().any(|answer| is_passed(answer, round.newest.fence)))
@@ -187,14 +188,14 @@ impl Story {
     }
 
     /// Notes that an answer leaves the gate.
-    pub fn answered(&mut self, answer: Answer, granted: &mut [Option<Holder>]) {
+    pub fn answered(&mut self, answer: LedgerReply, granted: &mut [Option<Holder>]) {
         match answer {
-            Answer::Granted(holder, seq) => {
+            LedgerReply::Granted(holder, seq) => {
                 let before = granted[usize::from(seq)].replace(holder);
                 self.expect(Promise::Unique, before.is_none_or(|other| other == holder));
                 self.granted = self.granted.max(seq);
             }
-            Answer::Freed(seq) => self.freed = self.freed.max(seq),
+            LedgerReply::Freed(seq) => self.freed = self.freed.max(seq),
         }
     }
 

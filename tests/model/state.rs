@@ -70,7 +70,7 @@ pub struct Round {
     pub next: RoundStep,
     /// The fence has moved in `newest`, and the object has yet to be sealed.
     pub to_seal: Option<Advance>,
-    pub answers: Vec<Answer>,
+    pub answers: Vec<LedgerReply>,
 }
 
 /// An advance whose first step has been taken.
@@ -86,7 +86,7 @@ pub struct Advance {
 
 /// What a caller gets once the round is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Answer {
+pub enum LedgerReply {
     Granted(Holder, Seq),
     /// For an operator: no write below this number lands any more.
     Freed(Seq),

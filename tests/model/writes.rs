@@ -3,7 +3,7 @@
 
 use fencegate::fence::{
     Denial,
-    write::{Effect, Event, Obstacle, Outcome, Stage, Terms, Write as Life},
+    write::{Effect, Event, Obstacle, Outcome, Stage, Write as Life, WriteOptions},
 };
 
 use crate::{
@@ -19,7 +19,7 @@ fn write(world: &mut World, (holder, place): Which) -> &mut Write {
 
 impl GateModel {
     pub fn admit(&self, world: &mut World, which: Which, seq: Seq) -> Option<()> {
-        let mut life = Life::new(Terms::default());
+        let mut life = Life::new(WriteOptions::default());
         let Effect::Judge(stage) = life.on(Event::Arrived { whole: false }) else { return None };
         let Event::Permitted(_) = self.judge(world, which, seq, stage) else { return None };
         let _ = life.on(Event::Permitted(stage));

@@ -6,7 +6,7 @@ use fencegate::{
     barrier::in_flight::Permitted,
     fence::{
         Denial, LeaseSeq, ObjectId, State, Ttl,
-        external::{Number, Terms},
+        external::{ExternalLimits, Number},
         verdict::{self, Presented, View},
         write::{Event, Stage},
     },
@@ -16,8 +16,8 @@ use shuttle::{future::block_on, thread::JoinHandle};
 use crate::world::{World, is_sent, join, object};
 
 fn number(seq: u64) -> Number {
-    let terms = Terms { max_jump: 1_000, silence: Ttl::FOR_EVER };
-    Number { seq: LeaseSeq::new(seq).unwrap(), terms }
+    let limits = ExternalLimits { max_jump: 1_000, silence: Ttl::FOR_EVER };
+    Number { seq: LeaseSeq::new(seq).unwrap(), limits }
 }
 
 /// Moves the fence to a number, and waits for the writes with lower ones.

@@ -13,7 +13,7 @@ use fencegate::{
     },
     fence::{
         ObjectId,
-        write::{Event, Terms, Write},
+        write::{Event, Write, WriteOptions},
     },
 };
 
@@ -34,7 +34,7 @@ impl World {
         if !waits_for.iter().all(|older| older.is_over(self.now())) {
             return;
         }
-        let mut life = Write::new(Terms { unfenced: true, ..Terms::default() });
+        let mut life = Write::new(WriteOptions { unfenced: true, ..WriteOptions::default() });
         let _ = life.on(Event::Arrived { whole: false });
         let entered = generation.enter(&self.gate.clock, BOUND);
         let admission = Admission::Unfenced(route.place.clone());

@@ -19,19 +19,19 @@ use fencegate::{
         BootMs, FenceToken, Hlc, HolderId, Incarnation, LeaseId, Now, ObjectId, Record, State, TableKey, Ttl, WallMs,
         step::{Announcement, Kind},
         verdict::{self, Presented, View},
-        write::{Effect, Event, Stage, Terms as Life, Write},
+        write::{Effect, Event, Stage, Write, WriteOptions as Life},
     },
     gate::{Gate, receipts::Receipts},
-    kubernetes::elections::Elections,
+    kubernetes::lease_observer::LeaseObserver,
     metrics::Metrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         Table,
         codec::Meta,
-        ledger::{Core, Granted, Ledger, Refused, Setup, Wanted},
+        ledger::{Core, Granted, Ledger, LedgerError, Setup, Wanted},
         memory::MemoryTable,
         news::{After, News},
-        open::{Begun, begin_on, write_meta},
+        open::{OpenedTable, begin_on, write_meta},
         records::Records,
         rocks::Recovered,
     },
@@ -111,9 +111,10 @@ impl World {
         let meta = Meta::new(&key(), true);
         write_meta(&*table, &meta, Hlc::default()).unwrap();
         let (clock, driver) = Clock::driven(START);
-        let terms = Terms { bound_ms: BOUND.0, ..Terms::default() };
-        let begun = begin_on(table as Arc<dyn Table>, key(), Recovered::Whole, (&clock, terms), "memory").unwrap();
-        let Begun { table, context, meta, mark, was_clean, .. } = begun;
+        let fingerprint = RouteFingerprint { bound_ms: BOUND.0, ..RouteFingerprint::default() };
+        let begun =
+            begin_on(table as Arc<dyn Table>, key(), Recovered::Whole, (&clock, fingerprint), "memory").unwrap();
+        let OpenedTable { table, context, meta, mark, was_clean, .. } = begun;
         let records = Arc::new(Records::new(table, context, capacity));
         let news = Arc::new(News::new(64, mark));
         let core = Core::new(Setup {
@@ -128,14 +129,14 @@ impl World {
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: !was_clean,
-            terms,
+            fingerprint,
         });
         // A clock calls back under a lock that shuttle does not know. So the ledger's own clock never moves, and
         // only `pass` wakes the ledger.
         let ledger = Ledger::start(core, &Clock::driven(START).0);
         let about = METRICS.kubernetes.clone();
         let gate = Gate {
-            elections: Elections::new(1, ledger.clone(), clock.clone(), about),
+            lease_observer: LeaseObserver::new(1, ledger.clone(), clock.clone(), about),
             records,
             ledger,
             news,
@@ -193,7 +194,7 @@ impl World {
         };
         let granted = match block_on(self.gate.ledger.acquire(wanted)) {
             Ok(granted) => granted.take(),
-            Err(Refused::Lease { .. }) => return None,
+            Err(LedgerError::Lease { .. }) => return None,
             Err(other) => panic!("an acquire was refused: {other:?}"),
         };
         let held = granted.into_iter().zip(before).map(|(Granted { object, lease, .. }, before)| {
@@ -339,9 +340,9 @@ impl World {
         driver.advance(BOUND.0);
         assert!(gate.records.stripes.is_idle(), "a write was left behind");
         assert!(gate.records.stripes.is_all_settled(gate.now().boot), "something may still land");
-        let Gate { ledger, elections, .. } = Arc::into_inner(gate).expect("every write is over");
+        let Gate { ledger, lease_observer, .. } = Arc::into_inner(gate).expect("every write is over");
         // It has a handle of the ledger, too.
-        drop(elections);
+        drop(lease_observer);
         ledger.abandon();
     }
 }

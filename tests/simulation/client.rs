@@ -8,7 +8,7 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 use super::{oracle::Violation, world::World};
 use fencegate::{
     fence::{FenceToken, HolderId, LeaseId, ObjectId, Record, RequestId, State, Ttl, step::LeaseRefusal},
-    table::ledger::{Command, Granted, Moved, Refused, Wanted},
+    table::ledger::{Command, Granted, LedgerError, Moved, Wanted},
 };
 
 /// How many writes may be on their way through the gate at once.
@@ -32,10 +32,10 @@ pub(super) struct Client {
 
 /// A call to the ledger that was not answered yet.
 enum Call {
-    Acquire(oneshot::Receiver<Result<Vec<Granted>, Refused>>),
-    Renew(FenceToken, oneshot::Receiver<Result<Granted, Refused>>),
-    Release(FenceToken, oneshot::Receiver<Result<Record, Refused>>),
-    Revoke(oneshot::Receiver<Result<Moved, Refused>>),
+    Acquire(oneshot::Receiver<Result<Vec<Granted>, LedgerError>>),
+    Renew(FenceToken, oneshot::Receiver<Result<Granted, LedgerError>>),
+    Release(FenceToken, oneshot::Receiver<Result<Record, LedgerError>>),
+    Revoke(oneshot::Receiver<Result<Moved, LedgerError>>),
 }
 
 /// An answer of the ledger.
@@ -44,8 +44,8 @@ enum Said {
     Granted(Vec<Granted>),
     Released(FenceToken),
     Revoked(Record),
-    /// The token is that of the call's lease, if it had one.
-    Refused(Option<FenceToken>, Refused),
+    /// The token is the one that the call was about, if it was about one.
+    Refused(Option<FenceToken>, LedgerError),
 }
 
 impl Said {
@@ -99,7 +99,7 @@ enum Heard {
 }
 
 #[derive(Clone, Copy)]
-enum Deed {
+enum ClientAction {
     Acquire,
     Repeat,
     Write,
@@ -169,25 +169,25 @@ impl World {
         let had = u64::from(!self.clients[place].leases.is_empty());
         let has = u64::from(self.clients[place].current.is_some());
         let has_room = u64::from(self.writes.len() < WRITES_MAX && self.run.as_ref().is_some_and(|run| !run.closing));
-        let deed = self.rng.pick(&[
-            (if is_adversary { 40 } else { 15 }, Deed::Acquire),
-            (u64::from(self.clients[place].last_request.is_some()) * 3, Deed::Repeat),
-            (has * has_room * 60, Deed::Write),
-            (had * has_room * 5, Deed::OldWrite),
-            (has * 8, Deed::Renew),
-            (has * 8, Deed::Release),
-            (if is_adversary { 5 } else { 1 }, Deed::Revoke),
-            (4, Deed::Sleep),
+        let action = self.rng.pick(&[
+            (if is_adversary { 40 } else { 15 }, ClientAction::Acquire),
+            (u64::from(self.clients[place].last_request.is_some()) * 3, ClientAction::Repeat),
+            (has * has_room * 60, ClientAction::Write),
+            (had * has_room * 5, ClientAction::OldWrite),
+            (has * 8, ClientAction::Renew),
+            (has * 8, ClientAction::Release),
+            (if is_adversary { 5 } else { 1 }, ClientAction::Revoke),
+            (4, ClientAction::Sleep),
         ]);
-        match deed {
-            Deed::Acquire => self.acquire(place),
-            Deed::Repeat => self.repeat(place),
-            Deed::Write => self.write_with(place, false),
-            Deed::OldWrite => self.write_with(place, true),
-            Deed::Renew => self.renew(place),
-            Deed::Release => self.release_lease(place),
-            Deed::Revoke => self.revoke(place),
-            Deed::Sleep => self.clients[place].asleep_until = self.step + self.rng.range(20, 200),
+        match action {
+            ClientAction::Acquire => self.acquire(place),
+            ClientAction::Repeat => self.repeat(place),
+            ClientAction::Write => self.write_with(place, false),
+            ClientAction::OldWrite => self.write_with(place, true),
+            ClientAction::Renew => self.renew(place),
+            ClientAction::Release => self.release_lease(place),
+            ClientAction::Revoke => self.revoke(place),
+            ClientAction::Sleep => self.clients[place].asleep_until = self.step + self.rng.range(20, 200),
         }
     }
 
@@ -372,30 +372,30 @@ impl World {
         }
     }
 
-    fn told(&mut self, place: usize, token: Option<&FenceToken>, why: &Refused) {
-        if let Refused::Lease { why: LeaseRefusal::Expired { .. } | LeaseRefusal::Fenced { .. }, .. } = why
+    fn told(&mut self, place: usize, token: Option<&FenceToken>, why: &LedgerError) {
+        if let LedgerError::Lease { why: LeaseRefusal::Expired { .. } | LeaseRefusal::Fenced { .. }, .. } = why
             && let Some(token) = token
         {
             self.oracle.over(&token.object, token.seq.get());
             self.clients[place].give_up(token);
         }
-        if let (Refused::Lease { why: LeaseRefusal::Fenced { .. }, .. }, None) = (why, token) {
+        if let (LedgerError::Lease { why: LeaseRefusal::Fenced { .. }, .. }, None) = (why, token) {
             self.counts.overtaken_advances += 1;
         }
         let word = match why {
-            Refused::Lease { why: LeaseRefusal::Held { .. }, .. } => "held",
-            Refused::Lease { why: LeaseRefusal::Fenced { .. }, .. } => "fenced",
-            Refused::Lease { why: LeaseRefusal::Expired { .. }, .. } => "expired",
-            Refused::Lease { .. } => "refused",
-            Refused::NotFound => "not found",
-            Refused::RequestIdUsed => "request id used",
-            Refused::Unavailable => "unavailable",
-            Refused::Unsure => "unsure",
-            Refused::Stalled => "stalled",
-            Refused::Overloaded => "overloaded",
-            Refused::Stopping => "stopping",
-            Refused::Draining { .. } => "draining",
-            Refused::Migrating { .. } | Refused::MigrationMoved => "migrating",
+            LedgerError::Lease { why: LeaseRefusal::Held { .. }, .. } => "held",
+            LedgerError::Lease { why: LeaseRefusal::Fenced { .. }, .. } => "fenced",
+            LedgerError::Lease { why: LeaseRefusal::Expired { .. }, .. } => "expired",
+            LedgerError::Lease { .. } => "refused",
+            LedgerError::NotFound => "not found",
+            LedgerError::RequestIdUsed => "request id used",
+            LedgerError::Unavailable => "unavailable",
+            LedgerError::Unsure => "unsure",
+            LedgerError::Stalled => "stalled",
+            LedgerError::Overloaded => "overloaded",
+            LedgerError::Stopping => "stopping",
+            LedgerError::Draining { .. } => "draining",
+            LedgerError::Migrating { .. } | LedgerError::MigrationMoved => "migrating",
         };
         self.say(format!("client {place} is told: {word}"));
     }

@@ -15,14 +15,14 @@ use super::{
 use fencegate::{
     fence::{Hlc, ObjectId, TableKey},
     metrics::LedgerMetrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         Table,
         codec::Meta,
         ledger::{Command, Core, Setup},
         memory::{DiskFault, MemoryTable},
         news::News,
-        open::{Begun, begin_on, write_meta},
+        open::{OpenedTable, begin_on, write_meta},
         records::Records,
         rocks::Recovered,
     },
@@ -143,9 +143,11 @@ impl Simulation {
             (world.clock.clone(), world.lot.bound_ms, world.lot.objects.clone(), world.lot.evictions > 0)
         };
         let disk = Arc::new(Disk { table, world: Arc::downgrade(&self.world) });
-        let terms = Terms { bound_ms, ..Terms::default() };
-        let begun = begin_on(Arc::clone(&disk) as Arc<dyn Table>, key(), Recovered::Whole, (&clock, terms), "memory");
-        let Begun { table, context, meta, mark, was_clean, .. } = begun.expect("a table that was begun on before");
+        let fingerprint = RouteFingerprint { bound_ms, ..RouteFingerprint::default() };
+        let begun =
+            begin_on(Arc::clone(&disk) as Arc<dyn Table>, key(), Recovered::Whole, (&clock, fingerprint), "memory");
+        let OpenedTable { table, context, meta, mark, was_clean, .. } =
+            begun.expect("a table that was begun on before");
         let capacity = if evicts { 1 } else { ROOMY };
         let memory = || Arc::new(Records::new(Arc::clone(&table), context.clone(), capacity));
         let records = crowd::keep_apart(memory, &objects);
@@ -163,7 +165,7 @@ impl Simulation {
             takeover_after_ms: 0,
             waiters_max: 10,
             unclean: !was_clean,
-            terms,
+            fingerprint,
         };
         self.gate = Some(Gate { core: Core::new(setup), disk, records: Arc::clone(&records), stops_at: None });
         self.world().begin_run(Run { records, news, seen: mark, closing: false, crowd }, was_clean);

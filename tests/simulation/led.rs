@@ -21,7 +21,7 @@ use fencegate::{
         election::{Election, LeaseName, TermStatus, Uid},
     },
     kubernetes::{api::Seen, known::Known},
-    table::ledger::{Command, Moved, Refused},
+    table::ledger::{Command, LedgerError, Moved},
 };
 
 /// How many Leases there are.
@@ -36,14 +36,14 @@ pub(super) struct Led {
     generation: u64,
     last_uid: u128,
     /// Every term so far, in the order in which they began.
-    pub(super) terms: Vec<Begun>,
+    pub(super) terms: Vec<BegunTerm>,
     /// The answers for the writes that asked.
-    answers: BTreeMap<u64, Asked>,
+    answers: BTreeMap<u64, AskResult>,
 }
 
 /// A term of leadership, as its winner knows it.
 #[derive(Clone)]
-pub(super) struct Begun {
+pub(super) struct BegunTerm {
     pub(super) election: Election,
     pub(super) holder: usize,
     pub(super) lease: usize,
@@ -81,14 +81,14 @@ struct Read {
 }
 
 /// The answer to an ask.
-pub(super) enum Asked {
+pub(super) enum AskResult {
     No(Refusal),
     /// The write's term, and the ledger's answer about its object.
-    Moved(Arc<Term>, oneshot::Receiver<Result<Moved, Refused>>),
+    Moved(Arc<Term>, oneshot::Receiver<Result<Moved, LedgerError>>),
 }
 
 #[derive(Clone, Copy)]
-enum Deed {
+enum LedAction {
     Write,
     OldWrite,
     Take,
@@ -140,7 +140,7 @@ impl Led {
     }
 
     /// Takes the answer to a write's question.
-    pub(super) fn answer(&mut self, write: u64) -> Option<Asked> {
+    pub(super) fn answer(&mut self, write: u64) -> Option<AskResult> {
         self.answers.remove(&write)
     }
 
@@ -167,7 +167,7 @@ impl Lease {
 }
 
 /// A write by a term.
-pub(super) struct Claim {
+pub(super) struct TermClaim {
     pub(super) claimant: Claimant,
     /// The version of the routes that the write uses.
     generation: u64,
@@ -183,30 +183,30 @@ impl World {
         let own = self.led().terms.iter().any(|term| term.holder == place);
         let has_room = self.writes.len() < 12 && self.run.as_ref().is_some_and(|run| !run.closing);
         let writes = u64::from(own && has_room);
-        let deed = self.rng.pick(&[
-            (writes * 200, Deed::Write),
-            (writes * 40, Deed::OldWrite),
-            (20, Deed::Take),
-            (100, Deed::Renew),
-            (4, Deed::GiveBack),
-            (3, Deed::Delete),
-            (3, Deed::Edit),
-            (4, Deed::Reroute),
-            (4, Deed::Revoke),
-            (8, Deed::Sleep),
+        let action = self.rng.pick(&[
+            (writes * 200, LedAction::Write),
+            (writes * 40, LedAction::OldWrite),
+            (20, LedAction::Take),
+            (100, LedAction::Renew),
+            (4, LedAction::GiveBack),
+            (3, LedAction::Delete),
+            (3, LedAction::Edit),
+            (4, LedAction::Reroute),
+            (4, LedAction::Revoke),
+            (8, LedAction::Sleep),
         ]);
         let lease = self.rng.place(LEASES);
-        match deed {
-            Deed::Write => self.write_by_term(place, false),
-            Deed::OldWrite => self.write_by_term(place, true),
-            Deed::Take => self.take(place, lease),
-            Deed::Renew => self.renew_lease(place, lease),
-            Deed::GiveBack => self.give_back(place, lease),
-            Deed::Delete => self.delete(lease),
-            Deed::Edit => self.edit(place, lease),
-            Deed::Reroute => self.reroute(),
-            Deed::Revoke => self.revoke(place),
-            Deed::Sleep => self.clients[place].asleep_until = self.step + self.rng.range(20, 200),
+        match action {
+            LedAction::Write => self.write_by_term(place, false),
+            LedAction::OldWrite => self.write_by_term(place, true),
+            LedAction::Take => self.take(place, lease),
+            LedAction::Renew => self.renew_lease(place, lease),
+            LedAction::GiveBack => self.give_back(place, lease),
+            LedAction::Delete => self.delete(lease),
+            LedAction::Edit => self.edit(place, lease),
+            LedAction::Reroute => self.reroute(),
+            LedAction::Revoke => self.revoke(place),
+            LedAction::Sleep => self.clients[place].asleep_until = self.step + self.rng.range(20, 200),
         }
     }
 
@@ -236,7 +236,7 @@ impl World {
             }
         };
         let election = Election { uid, transitions };
-        led.terms.push(Begun { election, holder: place, lease });
+        led.terms.push(BegunTerm { election, holder: place, lease });
         let holder = Some(format!("h{place}"));
         led.leases[lease].change(Some(Seen { election, holder, duration: ttl, renewed_us }));
         self.counts.terms += 1;
@@ -271,7 +271,7 @@ impl World {
         if self.change_own(place, lease, |seen| seen.holder = Some(format!("h{other}"))) {
             let led = self.led();
             let shared = led.leases[lease].now.as_ref().map(|seen| seen.election);
-            led.terms.extend(shared.map(|election| Begun { election, holder: other, lease }));
+            led.terms.extend(shared.map(|election| BegunTerm { election, holder: other, lease }));
             self.say(format!("Lease {lease} of client {place} is edited to be {other}'s"));
         }
     }
@@ -298,7 +298,7 @@ impl World {
     /// A write by the last term that this client has won, or by any of all terms: mostly to an object that its
     /// Lease leads.
     fn write_by_term(&mut self, place: usize, is_old: bool) {
-        let own: Vec<Begun> = self.led().terms.iter().filter(|term| term.holder == place).cloned().collect();
+        let own: Vec<BegunTerm> = self.led().terms.iter().filter(|term| term.holder == place).cloned().collect();
         let term = if is_old { own[self.rng.place(own.len())].clone() } else { own[own.len() - 1].clone() };
         let routes = self.led().routes.iter().filter(|(_, lease)| **lease == term.lease);
         let ruled: Vec<ObjectId> = routes.map(|(object, _)| object.clone()).collect();
@@ -311,13 +311,13 @@ impl World {
         let (route, generation) = (led.routes[&object], led.generation);
         let lease = Arc::clone(&led.leases[route].name);
         let mut claimant = Claimant { election: term.election, lease, term: None, holder: None };
-        led.stand(&object, route, &mut claimant);
-        let claim = Claim { claimant, generation };
+        led.attach_term(&object, route, &mut claimant);
+        let claim = TermClaim { claimant, generation };
         self.begin_write_by_term(place, object, claim);
     }
 
-    /// Does what `Elections::ask` does: the write is answered after the next read.
-    pub(super) fn ask_about(&mut self, write: u64, object: &ObjectId, claim: &Claim) {
+    /// Does what `LeaseObserver::ask` does: the write is answered after the next read.
+    pub(super) fn ask_about(&mut self, write: u64, object: &ObjectId, claim: &TermClaim) {
         let (election, generation) = (claim.claimant.election, claim.generation);
         let led = self.led();
         if let Some(lease) = led.leases.iter_mut().find(|lease| lease.name == claim.claimant.lease) {
@@ -343,7 +343,7 @@ impl World {
         }
         match &mut lease.read {
             Some(read) if read.found.is_none() => read.found = Some((lease.now.clone(), begun)),
-            Some(_) => self.take_in(place),
+            Some(_) => self.finish_read(place),
             None if lease.is_hinted || !lease.asking.is_empty() => {
                 let is_hinted = std::mem::take(&mut lease.is_hinted);
                 // A question about a term that is known and held needs no read.
@@ -363,7 +363,7 @@ impl World {
     }
 
     /// Takes the result of a read: updates what is known, and answers the writes that asked.
-    fn take_in(&mut self, place: usize) {
+    fn finish_read(&mut self, place: usize) {
         let led = self.led();
         let lease = &mut led.leases[place];
         let Some(Read { sent, found: Some((seen, begun)), askers }) = lease.read.take() else { return };
@@ -401,21 +401,21 @@ impl World {
         let lease = &mut self.led().leases[place];
         let Some(known) = lease.known.as_mut().filter(|known| !known.is_told) else { return };
         known.is_told = true;
-        if let Ok(sighting) = known.sighting(&lease.name) {
+        if let Ok(observation) = known.observation(&lease.name) {
             let objects = lease.told.iter().cloned().collect();
-            self.calls.push(Command::SightAll { objects, sighting });
+            self.calls.push(Command::ObserveAll { objects, observation });
         }
     }
 
-    /// Does what `Elections::tell` and `elect::take_in` do.
+    /// Does what `LeaseObserver::tell` and `elect::attach_present_term` do.
     fn tell(&mut self, place: usize, Ask { write, object, election, generation }: Ask) {
         let led = self.led();
         let lease = &mut led.leases[place];
         let Some(known) = &lease.known else { return };
-        let (present, term, sighting) = (known.election(), Arc::clone(&known.term), known.sighting(&lease.name));
-        let Ok(sighting) = sighting else { return };
+        let (present, term, observation) = (known.election(), Arc::clone(&known.term), known.observation(&lease.name));
+        let Ok(observation) = observation else { return };
         if generation != led.generation {
-            led.answers.insert(write, Asked::No(Refusal::Busy { stops: false }));
+            led.answers.insert(write, AskResult::No(Refusal::Busy { stops: false }));
             return;
         }
         let begins = present == Some(election);
@@ -427,12 +427,12 @@ impl World {
         }
         let (reply, moved) = oneshot::channel();
         let asked = match election.status(present) {
-            TermStatus::Present => Asked::Moved(term, moved),
-            TermStatus::Ahead => Asked::No(Refusal::NotElected { election, fence: Fence::default() }),
-            TermStatus::Over => Asked::No(Refusal::Deposed { election, fence: Fence::default(), successor: None }),
+            TermStatus::Present => AskResult::Moved(term, moved),
+            TermStatus::Ahead => AskResult::No(Refusal::NotElected { election, fence: Fence::default() }),
+            TermStatus::Over => AskResult::No(Refusal::Deposed { election, fence: Fence::default(), successor: None }),
         };
         led.answers.insert(write, asked);
-        self.calls.push(Command::Sight { object, sighting, begins, reply });
+        self.calls.push(Command::Observe { object, observation, begins, reply });
     }
 }
 
@@ -444,8 +444,8 @@ fn held_until(seen: Option<&Seen>, at: Now) -> Option<(Election, BootMs)> {
 }
 
 impl Led {
-    /// Does what `Elections::stand` does: fills in what is known without a read.
-    fn stand(&self, object: &ObjectId, lease: usize, claimant: &mut Claimant) {
+    /// Does what `LeaseObserver::stand` does: fills in what is known without a read.
+    fn attach_term(&self, object: &ObjectId, lease: usize, claimant: &mut Claimant) {
         let Lease { told, known, .. } = &self.leases[lease];
         let known = known.as_ref().filter(|_| told.contains(object));
         claimant.term = known.and_then(|known| known.term_of(claimant.election));

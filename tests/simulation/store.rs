@@ -25,7 +25,7 @@ pub(super) enum Manner {
 
 /// The part of the answer that is on its way back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum StoreResponse {
     Nothing,
     Head,
     /// A head, and then the end of the connection.
@@ -49,7 +49,7 @@ pub(super) struct Message {
     closed: Option<BootMs>,
     applied: bool,
     applied_part: bool,
-    pub(super) answer: Answer,
+    pub(super) answer: StoreResponse,
     /// When the gate released the write, in steps, and by the clock.
     committed: u64,
     let_go: BootMs,
@@ -81,7 +81,7 @@ impl World {
             closed: None,
             applied: false,
             applied_part: false,
-            answer: Answer::Nothing,
+            answer: StoreResponse::Nothing,
             committed: self.step,
             let_go: now,
         });
@@ -96,8 +96,11 @@ impl World {
     }
 
     /// What the gate has received of a write's answer.
-    pub(super) fn answer_to(&self, write: u64) -> Answer {
-        self.messages.iter().find(|message| message.write == write).map_or(Answer::Nothing, |message| message.answer)
+    pub(super) fn answer_to(&self, write: u64) -> StoreResponse {
+        self.messages
+            .iter()
+            .find(|message| message.write == write)
+            .map_or(StoreResponse::Nothing, |message| message.answer)
     }
 
     /// The writes of an object that the store has, in whole or in part.
@@ -157,25 +160,25 @@ impl World {
         }
         match message.manner {
             Manner::Settles if message.whole && !message.applied => self.land(message),
-            Manner::Settles if message.whole => message.answer = Answer::Whole { settles: true },
+            Manner::Settles if message.whole => message.answer = StoreResponse::Whole { settles: true },
             Manner::Refuses if message.whole => {
-                message.answer = Answer::Whole { settles: true };
+                message.answer = StoreResponse::Whole { settles: true };
                 return !is_closed;
             }
             Manner::HeadFirst if message.whole => match message.answer {
-                Answer::Nothing => message.answer = Answer::Head,
+                StoreResponse::Nothing => message.answer = StoreResponse::Head,
                 _ if !message.applied => self.land(message),
-                _ => message.answer = Answer::Whole { settles: true },
+                _ => message.answer = StoreResponse::Whole { settles: true },
             },
-            Manner::Unsettling if message.whole && message.answer == Answer::Nothing => {
-                message.answer = Answer::Whole { settles: false };
+            Manner::Unsettling if message.whole && message.answer == StoreResponse::Nothing => {
+                message.answer = StoreResponse::Whole { settles: false };
             }
-            Manner::BreaksOff if message.whole && message.answer == Answer::Nothing => {
-                message.answer = Answer::Broken;
+            Manner::BreaksOff if message.whole && message.answer == StoreResponse::Nothing => {
+                message.answer = StoreResponse::Broken;
                 message.close(now);
             }
-            Manner::Early if !message.whole && message.answer == Answer::Nothing => {
-                message.answer = Answer::Whole { settles: false };
+            Manner::Early if !message.whole && message.answer == StoreResponse::Nothing => {
+                message.answer = StoreResponse::Whole { settles: false };
             }
             Manner::Unsettling | Manner::Silent | Manner::BreaksOff | Manner::Early if message.whole => {
                 return self.land_sooner_or_later(message);

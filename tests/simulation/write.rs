@@ -12,8 +12,8 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    led::{Asked, Claim},
-    store::Answer,
+    led::{AskResult, TermClaim},
+    store::StoreResponse,
     world::World,
 };
 use fencegate::{
@@ -29,10 +29,10 @@ use fencegate::{
         BootMs, Denial, Fence, FenceToken, LeaseId, Now, ObjectId, Record, Refusal, Ttl,
         elected::Term,
         verdict::{self, Presented, Unusable, View},
-        write::{Effect, Event, Obstacle, Outcome, Stage, Terms, Write as Life},
+        write::{Effect, Event, Obstacle, Outcome, Stage, Write as Life, WriteOptions},
     },
     table::{
-        ledger::{Command, Moved, Refused},
+        ledger::{Command, LedgerError, Moved},
         records::Records,
     },
 };
@@ -86,7 +86,7 @@ pub(super) struct Write {
 /// The right that the write presents.
 enum Brings {
     Token(FenceToken),
-    Term(Box<Claim>),
+    Term(Box<TermClaim>),
 }
 
 /// The next step of the write.
@@ -98,11 +98,11 @@ enum Phase {
     /// The row was read, and is about to be offered to memory.
     Offer(Ticket, Box<Record>),
     /// The lease is past its deadline and is being ended.
-    End(oneshot::Receiver<Result<(), Refused>>),
+    End(oneshot::Receiver<Result<(), LedgerError>>),
     /// The API server is asked about the write's term.
     Ask,
     /// The API server has answered, and the ledger gets the result.
-    Told(Arc<Term>, oneshot::Receiver<Result<Moved, Refused>>),
+    Told(Arc<Term>, oneshot::Receiver<Result<Moved, LedgerError>>),
     /// The write waits for a connection.
     Held,
     /// Part of the write may be sent.
@@ -126,7 +126,7 @@ impl World {
     }
 
     /// The same by a term of leadership.
-    pub(super) fn begin_write_by_term(&mut self, client: usize, object: ObjectId, claim: Claim) {
+    pub(super) fn begin_write_by_term(&mut self, client: usize, object: ObjectId, claim: TermClaim) {
         self.begin(client, object, 0, Brings::Term(Box::new(claim)));
     }
 
@@ -141,7 +141,7 @@ impl World {
             brings,
             streams,
             phase: Phase::Judge,
-            life: Life::new(Terms { discards: self.lot.discards, ..Terms::default() }),
+            life: Life::new(WriteOptions { discards: self.lot.discards, ..WriteOptions::default() }),
             guard: None,
             sent: false,
             sent_at: BootMs::default(),
@@ -288,8 +288,8 @@ impl World {
     fn hear_of_term(&mut self, write: &Write) -> Phase {
         match self.led.as_mut().and_then(|led| led.answer(write.id)) {
             None => Phase::Ask,
-            Some(Asked::No(refusal)) => self.refuse(write, &refusal),
-            Some(Asked::Moved(term, moved)) => Phase::Told(term, moved),
+            Some(AskResult::No(refusal)) => self.refuse(write, &refusal),
+            Some(AskResult::Moved(term, moved)) => Phase::Told(term, moved),
         }
     }
 
@@ -382,7 +382,7 @@ impl World {
             self.say(format!("gate: write {} is told to stop", write.id));
             return self.on(write, Event::Interrupted);
         }
-        if let Answer::Whole { .. } = self.answer_to(write.id) {
+        if let StoreResponse::Whole { .. } = self.answer_to(write.id) {
             self.say(format!("gate: write {} is answered early", write.id));
             return self.on(write, Event::Answered { settles: false });
         }
@@ -420,7 +420,7 @@ impl World {
     fn wait_for_answer(&mut self, write: &mut Write) -> Phase {
         let is_late = self.now().boot.since(write.sent_at) >= self.lot.patience_ms;
         match self.answer_to(write.id) {
-            Answer::Whole { settles } => {
+            StoreResponse::Whole { settles } => {
                 let next = self.on(write, Event::Answered { settles });
                 if settles {
                     self.forget(write.id);
@@ -430,12 +430,12 @@ impl World {
                 }
                 next
             }
-            Answer::Head if failpoints::on(Fault::HeadSettles) => {
+            StoreResponse::Head if failpoints::on(Fault::HeadSettles) => {
                 self.on(write, Event::Answered { settles: true });
                 Phase::Sent
             }
-            Answer::Nothing | Answer::Head if !is_late => Phase::Sent,
-            Answer::Nothing | Answer::Head | Answer::Broken => {
+            StoreResponse::Nothing | StoreResponse::Head if !is_late => Phase::Sent,
+            StoreResponse::Nothing | StoreResponse::Head | StoreResponse::Broken => {
                 self.close_connection(write.id);
                 Phase::Closed { left: true }
             }

@@ -69,26 +69,26 @@ impl Candidate {
     /// Waits until this candidate has won the election. `heard` gets each reason why it has not won yet. Returns
     /// `None` when `given_up` returned first; a Lease that may have been won by then is given back.
     pub async fn campaign(&self, mut heard: impl FnMut(Heard), given_up: impl Future<Output = ()>) -> Option<Term> {
-        let (mut observed, mut claim) = (Observed::default(), Claim::default());
+        let (mut observed, mut claim) = (Observed::default(), UnconfirmedClaim::default());
         let mut backoff = Backoff::new(BACKOFF_MS, self.timing.retry.0.max(BACKOFF_MS));
         let mut given_up = pin!(given_up);
         loop {
             let next = tokio::select! {
                 biased;
                 () = &mut given_up => break,
-                next = self.look(&mut observed, &mut claim) => next,
+                next = self.read_lease(&mut observed, &mut claim) => next,
             };
             // A write that was sent is always awaited, also after `given_up`. Otherwise its outcome would stay
             // unknown.
             let looked = match next {
                 Ok(Next::Write(write)) => self.write(*write, &mut claim).await,
-                Ok(Next::Wait { holder, until }) => Ok(Looked::Held { by: holder, until }),
+                Ok(Next::Wait { holder, until }) => Ok(CampaignOutcome::Held { by: holder, until }),
                 Err(away) => Err(away),
             };
             let pause = match looked {
-                Ok(Looked::Won(term)) => return Some(*term),
-                Ok(Looked::TooLate) => backoff.next(None),
-                Ok(Looked::Held { by, until }) => {
+                Ok(CampaignOutcome::Won(term)) => return Some(*term),
+                Ok(CampaignOutcome::TooLate) => backoff.next(None),
+                Ok(CampaignOutcome::Held { by, until }) => {
                     heard(Heard::Held { by });
                     backoff.reset();
                     let left = Duration::from_millis(until.since(self.clock.now().boot).max(1));
@@ -108,7 +108,7 @@ impl Candidate {
                 () = tokio::time::sleep(pause) => {}
             }
         }
-        let Claim { is_seen, unanswered } = claim;
+        let UnconfirmedClaim { is_seen, unanswered } = claim;
         if (is_seen || unanswered.is_some())
             && let Err(why) = give_back(self, None, unanswered.as_ref(), |seen| self.holds(seen)).await
         {
@@ -118,7 +118,7 @@ impl Candidate {
     }
 
     /// Reads the Lease once, and decides what to do next.
-    async fn look(&self, observed: &mut Observed, claim: &mut Claim) -> Result<Next, Away> {
+    async fn read_lease(&self, observed: &mut Observed, claim: &mut UnconfirmedClaim) -> Result<Next, Away> {
         let Self { cluster, at, identity, timing, clock } = self;
         let read = self.in_time(cluster.read(at)).await.unwrap_or_else(Err)?;
         claim.unanswered.take_if(|unanswered| !unanswered.may_come(read.as_ref()));
@@ -143,7 +143,11 @@ impl Candidate {
     }
 
     /// Writes a Lease that may be taken.
-    async fn write(&self, Write { lease, how, begun }: Write, claim: &mut Claim) -> Result<Looked, Away> {
+    async fn write(
+        &self,
+        Write { lease, how, begun }: Write,
+        claim: &mut UnconfirmedClaim,
+    ) -> Result<CampaignOutcome, Away> {
         let is_new = how == Unanswered::Create;
         claim.unanswered = Some(how);
         let written = if is_new {
@@ -154,8 +158,8 @@ impl Candidate {
         // Without an answer the outcome is unknown. A later read shows it.
         match written.unwrap_or_else(|late| Err(NotWritten::Away(late))) {
             Ok(lease) => self.begin(lease, begun),
-            Err(NotWritten::Conflict) => Ok(Looked::TooLate),
-            Err(NotWritten::Away(Away::Refused { status: 404, .. })) if !is_new => Ok(Looked::TooLate),
+            Err(NotWritten::Conflict) => Ok(CampaignOutcome::TooLate),
+            Err(NotWritten::Away(Away::Refused { status: 404, .. })) if !is_new => Ok(CampaignOutcome::TooLate),
             Err(NotWritten::Away(away)) => {
                 if away.is_final() {
                     claim.unanswered = None;
@@ -165,12 +169,12 @@ impl Candidate {
         }
     }
 
-    fn begin(&self, lease: Lease, sent: BootMs) -> Result<Looked, Away> {
+    fn begin(&self, lease: Lease, sent: BootMs) -> Result<CampaignOutcome, Away> {
         let seen = Seen::of(&lease)?;
         if !self.holds(&seen) {
             return Err(Away::Odd("it was taken, and the answer names another holder".to_owned()));
         }
-        Ok(Looked::Won(Box::new(Term::begin(self.clone(), lease, &seen, sent))))
+        Ok(CampaignOutcome::Won(Box::new(Term::begin(self.clone(), lease, &seen, sent))))
     }
 
     fn holds(&self, seen: &Seen) -> bool {
@@ -191,7 +195,7 @@ impl Candidate {
 
 /// Whether this candidate may have the Lease although no answer confirmed it.
 #[derive(Default)]
-struct Claim {
+struct UnconfirmedClaim {
     /// A read has shown that it has the Lease.
     is_seen: bool,
     /// A write without an answer, which may have given it the Lease since.
@@ -211,7 +215,7 @@ struct Write {
     begun: BootMs,
 }
 
-enum Looked {
+enum CampaignOutcome {
     Won(Box<Term>),
     Held {
         by: String,

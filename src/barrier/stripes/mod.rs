@@ -272,12 +272,12 @@ impl Stripes {
         if found.flight.is_drained_of_writes() {
             let object = found.record.object.clone();
             drop(held);
-            self.look_at(object);
+            self.wake_ledger_for(object);
         }
     }
 
     /// Has the ledger check an object that an advance may be waiting for.
-    pub fn look_at(&self, object: ObjectId) {
+    pub fn wake_ledger_for(&self, object: ObjectId) {
         self.drained.lock().unwrap_or_else(PoisonError::into_inner).push(object);
         self.wake.get().inspect(|wake| wake());
     }
@@ -289,7 +289,7 @@ impl Stripes {
         if found.flight.end(from, how) {
             let object = found.record.object.clone();
             drop(held);
-            self.look_at(object);
+            self.wake_ledger_for(object);
         }
     }
 

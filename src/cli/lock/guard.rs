@@ -54,7 +54,7 @@ pub(in crate::cli) fn run(args: &Args) -> Done {
 /// `lock` lived are found by their group.
 async fn kill(command: &Process, is_alone: bool) {
     for _ in 0..LOOKS {
-        let tree = Tree::look();
+        let tree = Tree::snapshot();
         let mut left = tree.below(command.pid, |each| each.session != command.session);
         if !is_alone {
             left.extend(tree.in_group(command.group, command.session));

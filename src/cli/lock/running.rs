@@ -79,7 +79,7 @@ impl Spared {
     fn now(on_terminal: bool) -> Self {
         // In a container, both may be outside of it, and are 0.
         let (own_group, session) = Process::of(getpid()).map_or((0, 0), |own| (own.group, own.session));
-        let processes = Tree::look().below(getpid(), |_| false);
+        let processes = Tree::snapshot().below(getpid(), |_| false);
         let mut groups: Vec<i32> = processes.iter().map(|each| each.group).collect();
         if on_terminal {
             // The command is in this group.
@@ -236,7 +236,7 @@ impl Running {
 
     /// The living descendants of the command.
     fn left(&self) -> Vec<Process> {
-        Tree::look().below(getpid(), |each| self.spared.has(each))
+        Tree::snapshot().below(getpid(), |each| self.spared.has(each))
     }
 
     /// The command has ended. Kills the processes that it left, since another holder may get the lease next. Returns

@@ -66,7 +66,7 @@ impl Process {
 pub(super) struct Tree(Vec<Process>);
 
 impl Tree {
-    pub(super) fn look() -> Self {
+    pub(super) fn snapshot() -> Self {
         let all = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
         Self(pids.filter_map(Process::of).collect())
@@ -104,7 +104,7 @@ impl Tree {
 pub(super) fn reap(but: &[Pid], own: Pid) {
     let any = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     while let Ok(Some(_)) = waitid(rustix::process::WaitId::All, any) {
-        let mut dead = Tree::look().dead(own);
+        let mut dead = Tree::snapshot().dead(own);
         dead.retain(|pid| !but.contains(pid));
         if dead.is_empty() {
             return;

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::fence::{
     BootMs, WallMs,
-    idempotency::{Answer, Entry, Response, Since},
+    idempotency::{Entry, KeptResponse, Response, Since},
 };
 
 const NONE: u8 = 0;
@@ -23,9 +23,9 @@ pub fn encode_entry(entry: &Entry) -> Vec<u8> {
         Some(payload) => row.u8(1).bytes(payload),
     };
     let row = match answer {
-        Answer::None => row.u8(NONE),
-        Answer::Dropped { status } => row.u8(DROPPED).u32((*status).into()),
-        Answer::Whole(Response { status, headers, body }) => {
+        KeptResponse::None => row.u8(NONE),
+        KeptResponse::Dropped { status } => row.u8(DROPPED).u32((*status).into()),
+        KeptResponse::Whole(Response { status, headers, body }) => {
             let count = u32::try_from(headers.len()).expect("headers are bounded");
             let row = row.u8(WHOLE).u32((*status).into()).u32(count);
             headers.iter().fold(row, |row, (name, value)| row.text(name).blob(value)).blob(body)
@@ -48,13 +48,13 @@ pub fn decode_entry(value: &[u8]) -> Result<Entry, CodecFault> {
     let (at, attempt) = (WallMs(reader.u64()?), reader.u64()?);
     let payload = if reader.flag()? { Some(reader.array()?) } else { None };
     let answer = match reader.u8()? {
-        NONE => Answer::None,
-        DROPPED => Answer::Dropped { status: status(&mut reader)? },
+        NONE => KeptResponse::None,
+        DROPPED => KeptResponse::Dropped { status: status(&mut reader)? },
         WHOLE => {
             let (status, count) = (status(&mut reader)?, reader.u32()?);
             let headers = (0..count).map(|_| Ok((reader.text()?.to_owned(), reader.blob()?.to_vec())));
             let headers = headers.collect::<Result<_, CodecFault>>()?;
-            Answer::Whole(Response { status, headers, body: reader.blob()?.to_vec() })
+            KeptResponse::Whole(Response { status, headers, body: reader.blob()?.to_vec() })
         }
         _ => return Err(CodecFault("an answer of no known kind")),
     };

@@ -2,7 +2,7 @@
 //!
 //! | first byte | key | value | changed by |
 //! |---|---|---|---|
-//! | `m` | | [`Meta`]: format, incarnation, run, clean flag, key fingerprint, [`Terms`](crate::route::Terms), [`Lineage`](super::lineage::Lineage) | start, stop, restore, reload |
+//! | `m` | | [`Meta`]: format, incarnation, run, clean flag, key fingerprint, [`RouteFingerprint`](crate::route::RouteFingerprint), [`Lineage`](super::lineage::Lineage) | start, stop, restore, reload |
 //! | `h` | | [`Hlc`]: the mark, not behind any stamp in the table | ledger, with each batch and each second |
 //! | `r` | object_id | [`Record`]: fence, state, the lease at the fence. Never deleted | ledger |
 //! | `l` | object_id, 0, lease_seq (8 bytes, big endian) | [`LeaseRow`] | ledger; deleted a day after its end |

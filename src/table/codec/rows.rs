@@ -17,7 +17,7 @@ use crate::fence::{
     record::{AdvanceId, Numbers},
     time::Frame,
 };
-use crate::{route::Terms, table::lineage::Lineage};
+use crate::{route::RouteFingerprint, table::lineage::Lineage};
 
 /// What is needed to read a stored record: this run's clocks, the table's incarnation and its key.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ pub struct Meta {
     /// The fingerprint of the key that the table's tokens are made with.
     pub key_fingerprint: [u8; 16],
     /// The routes and the bound of all writes that may still land if this run ends badly.
-    pub terms: Terms,
+    pub fingerprint: RouteFingerprint,
     /// The last run that did not end in good order; 0 if there was none.
     pub broken_run: u64,
     /// Which table this is; `None` in tables and backups of earlier versions.
@@ -54,8 +54,16 @@ impl Meta {
     /// The row of a table that has no name, and on which no gate has run yet.
     #[must_use]
     pub fn new(key: &TableKey, clean: bool) -> Self {
-        let (incarnation, terms) = (Incarnation::default(), Terms::default());
-        Self { incarnation, run: 0, clean, key_fingerprint: key.fingerprint(), terms, broken_run: 0, lineage: None }
+        let (incarnation, fingerprint) = (Incarnation::default(), RouteFingerprint::default());
+        Self {
+            incarnation,
+            run: 0,
+            clean,
+            key_fingerprint: key.fingerprint(),
+            fingerprint,
+            broken_run: 0,
+            lineage: None,
+        }
     }
 
     #[must_use]
@@ -70,8 +78,8 @@ impl Meta {
             .u64(self.run)
             .u8(flags)
             .bytes(&self.key_fingerprint)
-            .bytes(&self.terms.routes)
-            .u64(self.terms.bound_ms);
+            .bytes(&self.fingerprint.routes)
+            .u64(self.fingerprint.bound_ms);
         // Absent where there was none, and in tables of versions that did not have it. A flag beside the clean flag
         // says which.
         let row = if self.broken_run == 0 { row } else { row.u64(self.broken_run) };
@@ -97,7 +105,7 @@ impl Meta {
             run,
             clean: flags & 1 != 0,
             key_fingerprint: reader.array()?,
-            terms: Terms { routes: reader.array()?, bound_ms: reader.u64()? },
+            fingerprint: RouteFingerprint { routes: reader.array()?, bound_ms: reader.u64()? },
             broken_run: if flags & HAS_BROKEN == 0 { 0 } else { reader.u64()? },
             lineage: None,
         };

@@ -16,10 +16,10 @@ use crate::fence::{
 use crate::fence::{
     elected::{Elected, Floor},
     election::{Election, LeaseName, Uid},
-    idempotency::{Answer, Entry, Response, Since},
+    idempotency::{Entry, KeptResponse, Response, Since},
     record::Numbers,
 };
-use crate::{route::Terms, table::lineage::Lineage};
+use crate::{route::RouteFingerprint, table::lineage::Lineage};
 
 const RUN: u64 = 7;
 
@@ -255,9 +255,9 @@ fn entry() -> impl Strategy<Value = Entry> {
     let headers = proptest::collection::vec(("[a-z-]{1,10}", blob()), 0..4);
     let whole = (100..600_u16, headers, blob());
     let answer = prop_oneof![
-        Just(Answer::None),
-        (100..600_u16).prop_map(|status| Answer::Dropped { status }),
-        whole.prop_map(|(status, headers, body)| Answer::Whole(Response { status, headers, body })),
+        Just(KeptResponse::None),
+        (100..600_u16).prop_map(|status| KeptResponse::Dropped { status }),
+        whole.prop_map(|(status, headers, body)| KeptResponse::Whole(Response { status, headers, body })),
     ];
     let since = option::of(any::<(u64, u64)>().prop_map(|(run, boot)| Since { run, boot: BootMs(boot) }));
     (option::of(any::<[u8; 32]>()), seq(), lease_id(), any::<(u64, u64)>(), since, answer).prop_map(
@@ -353,10 +353,10 @@ proptest! {
         lineage in any::<Option<[u8; 16]>>(),
         flip in any::<(usize, u8)>(),
     ) {
-        let terms = Terms { routes, bound_ms };
+        let fingerprint = RouteFingerprint { routes, bound_ms };
         let broken_run = run / 2;
         let lineage = lineage.map(Lineage::from_bytes);
-        let meta = Meta { incarnation, run, clean, key_fingerprint, terms, broken_run, lineage };
+        let meta = Meta { incarnation, run, clean, key_fingerprint, fingerprint, broken_run, lineage };
         prop_assert_eq!(Meta::decode(&meta.encode()), Ok(meta.clone()));
         assert_one_encoding(&meta.encode(), flip, |bytes| Meta::decode(bytes).ok().map(|meta| meta.encode()));
     }

@@ -1,8 +1,8 @@
 //! Acquiring: one object or a batch, at once or after waiting, once per request.
 
 use super::{
-    GrantReply, Granted, Refused, Wanted,
-    advance::{Asked, Drained, Waiting, all_granted, remember_request},
+    GrantReply, Granted, LedgerError, Wanted,
+    advance::{AdvanceCaller, DrainWaiter, Drained, all_granted, remember_request},
     core::{Core, granted, not_committed, unreadable},
     pending::answer_leases,
     round::{Draft, Drain, Round},
@@ -18,8 +18,8 @@ use crate::fence::{
 const MIGRATION_RETRY_MS: u64 = 1_000;
 
 /// How an attempt ended.
-enum Attempt {
-    Done(Result<Vec<Granted>, Refused>),
+enum GrantAttempt {
+    Done(Result<Vec<Granted>, LedgerError>),
     /// This object has another holder for now.
     Blocked {
         object: ObjectId,
@@ -61,21 +61,21 @@ impl Core {
         };
         let waiter = Waiter { id, wanted, until, reply };
         match self.attempt(round, &waiter.wanted) {
-            Attempt::Draining(drains) => {
+            GrantAttempt::Draining(drains) => {
                 let until = self.patience(waiter.until);
-                let replies = vec![Waiting { reply: waiter.reply, until }];
-                self.keep_advance(drains, Asked::Acquire { wanted: waiter.wanted, replies });
+                let replies = vec![DrainWaiter { reply: waiter.reply, until }];
+                self.keep_advance(drains, AdvanceCaller::Acquire { wanted: waiter.wanted, replies });
             }
-            Attempt::Done(result) => self.answer_grant(round, &waiter.wanted, waiter.reply, result),
-            Attempt::Blocked { object, why } if waiter.until > self.setup.clock.now().boot => {
+            GrantAttempt::Done(result) => self.answer_grant(round, &waiter.wanted, waiter.reply, result),
+            GrantAttempt::Blocked { object, why } if waiter.until > self.setup.clock.now().boot => {
                 if is_new && self.waiters.is_full(self.setup.waiters_max) {
-                    self.answer_grant(round, &waiter.wanted, waiter.reply, Err(Refused::Overloaded));
+                    self.answer_grant(round, &waiter.wanted, waiter.reply, Err(LedgerError::Overloaded));
                     return;
                 }
                 self.wait(round, &object, &why, waiter);
             }
-            Attempt::Blocked { object, why } => {
-                self.answer_grant(round, &waiter.wanted, waiter.reply, Err(Refused::Lease { object, why }));
+            GrantAttempt::Blocked { object, why } => {
+                self.answer_grant(round, &waiter.wanted, waiter.reply, Err(LedgerError::Lease { object, why }));
             }
         }
     }
@@ -84,7 +84,7 @@ impl Core {
         let now = self.setup.clock.now().boot;
         // The blocking lease may be an earlier run's, whose deadline has no timer yet.
         let end = |record: &Record| record.open_lease().map(|lease| (lease.deadline, lease.lease_id.clone()));
-        if let Ok(Some((deadline, lease_id))) = round.look(&self.setup.records, object, end) {
+        if let Ok(Some((deadline, lease_id))) = round.with_record(&self.setup.records, object, end) {
             self.timers.arm(deadline, object, &lease_id);
         }
         let wake_at = match why {
@@ -118,10 +118,10 @@ impl Core {
             State::Draining { .. } => false,
         };
         // Where no waiter can be served, each gets that answer when its time is up.
-        round.look(&self.setup.records, object, is_free).unwrap_or(false)
+        round.with_record(&self.setup.records, object, is_free).unwrap_or(false)
     }
 
-    fn attempt(&mut self, round: &mut Round, wanted: &Wanted) -> Attempt {
+    fn attempt(&mut self, round: &mut Round, wanted: &Wanted) -> GrantAttempt {
         if wanted.request.is_some() {
             // Leases that have run out are ended first, so that no answer depends on an end that a crash could
             // forget. Where that fails, the next steps fail too.
@@ -133,52 +133,52 @@ impl Core {
             self.resume_drain(round, object);
         }
         match self.replayed(round, wanted) {
-            Some(result) => Attempt::Done(result),
+            Some(result) => GrantAttempt::Done(result),
             None => match self.grant_all(round, wanted) {
                 Ok(attempt) => attempt,
-                Err(refused) => Attempt::Done(Err(refused)),
+                Err(refused) => GrantAttempt::Done(Err(refused)),
             },
         }
     }
 
-    fn end_if_over(&mut self, round: &mut Round, object: &ObjectId) -> Result<(), Refused> {
+    fn end_if_over(&mut self, round: &mut Round, object: &ObjectId) -> Result<(), LedgerError> {
         let now = self.setup.clock.now();
         let is_over = |lease: &&Lease| !lease.is_live(now);
         let over = |record: &Record| record.open_lease().filter(is_over).map(|lease| lease.lease_id.clone());
-        match round.look(&self.setup.records, object, over).map_err(|fault| unreadable(&fault))? {
+        match round.with_record(&self.setup.records, object, over).map_err(|fault| unreadable(&fault))? {
             Some(lease_id) => self.change(round, object, Event::End { lease_id }).map(|_| ()),
             None => Ok(()),
         }
     }
 
     /// The answer that this request got before, if there is one.
-    fn replayed(&self, round: &Round, wanted: &Wanted) -> Option<Result<Vec<Granted>, Refused>> {
+    fn replayed(&self, round: &Round, wanted: &Wanted) -> Option<Result<Vec<Granted>, LedgerError>> {
         let request = wanted.request.as_ref()?;
         let row = match round.request(&self.setup.records, &wanted.holder, request) {
             Ok(row) => row?,
             Err(fault) => return Some(Err(unreadable(&fault))),
         };
         if !row.leases.iter().map(|(object, ..)| object).eq(&wanted.objects) {
-            return Some(Err(Refused::RequestIdUsed));
+            return Some(Err(LedgerError::RequestIdUsed));
         }
         let now = self.setup.clock.now();
         let again = row.leases.iter().map(|(object, lease_id, drain)| {
             let again = |record: &Record| record.replay(lease_id, now).cloned();
-            let lease = round.look(&self.setup.records, object, again).map_err(|fault| unreadable(&fault))?;
-            let lease = lease.ok_or(Refused::RequestIdUsed)?;
+            let lease = round.with_record(&self.setup.records, object, again).map_err(|fault| unreadable(&fault))?;
+            let lease = lease.ok_or(LedgerError::RequestIdUsed)?;
             Ok(Granted { drain: *drain, ..granted(object.clone(), lease) })
         });
         Some(again.collect())
     }
 
     /// Moves all fences, then opens all objects; or does nothing.
-    fn grant_all(&mut self, round: &mut Round, wanted: &Wanted) -> Result<Attempt, Refused> {
+    fn grant_all(&mut self, round: &mut Round, wanted: &Wanted) -> Result<GrantAttempt, LedgerError> {
         let mut draft = Draft::default();
         for object in &wanted.objects {
             if self.migration_of(object)?.is_some() {
                 // The object is being handed over to a holder.
                 let why = LeaseRefusal::Held { lease: None, retry_ms: MIGRATION_RETRY_MS, takeover_after_ms: None };
-                return Ok(Attempt::Blocked { object: object.clone(), why });
+                return Ok(GrantAttempt::Blocked { object: object.clone(), why });
             }
             let grant = Grant {
                 lease_id: self.new_lease_id(),
@@ -192,9 +192,9 @@ impl Core {
             let takeover_after_ms = wanted.takeover.then_some(self.setup.takeover_after_ms);
             match self.step(round, &mut draft, object, Event::Acquire { grant, takeover_after_ms })? {
                 Outcome::Refused(why @ LeaseRefusal::Held { .. }) => {
-                    return Ok(Attempt::Blocked { object: object.clone(), why });
+                    return Ok(GrantAttempt::Blocked { object: object.clone(), why });
                 }
-                Outcome::Refused(why) => return Err(Refused::Lease { object: object.clone(), why }),
+                Outcome::Refused(why) => return Err(LedgerError::Lease { object: object.clone(), why }),
                 _ => {}
             }
         }
@@ -202,13 +202,13 @@ impl Core {
             Drained::Now(opened) => opened,
             Drained::Later(drains) => {
                 self.apply(round, draft);
-                return Ok(Attempt::Draining(drains));
+                return Ok(GrantAttempt::Draining(drains));
             }
         };
         let leases = all_granted(opened)?;
         remember_request(round, wanted, &leases);
         self.apply(round, draft);
-        Ok(Attempt::Done(Ok(leases)))
+        Ok(GrantAttempt::Done(Ok(leases)))
     }
 
     /// Answers an acquire, and other calls with the same request.
@@ -217,7 +217,7 @@ impl Core {
         round: &mut Round,
         wanted: &Wanted,
         reply: GrantReply,
-        result: Result<Vec<Granted>, Refused>,
+        result: Result<Vec<Granted>, LedgerError>,
     ) {
         let was_granted = result.is_ok();
         push_answer(round, wanted, reply, result);
@@ -227,12 +227,12 @@ impl Core {
         for object in &wanted.objects {
             while let Some(twin) = self.waiters.take_twin(object, wanted) {
                 let result = match self.attempt(round, &twin.wanted) {
-                    Attempt::Done(result) => result,
-                    Attempt::Blocked { object, why } => Err(Refused::Lease { object, why }),
-                    Attempt::Draining(drains) => {
+                    GrantAttempt::Done(result) => result,
+                    GrantAttempt::Blocked { object, why } => Err(LedgerError::Lease { object, why }),
+                    GrantAttempt::Draining(drains) => {
                         let until = self.patience(twin.until);
-                        let replies = vec![Waiting { reply: twin.reply, until }];
-                        self.keep_advance(drains, Asked::Acquire { wanted: twin.wanted, replies });
+                        let replies = vec![DrainWaiter { reply: twin.reply, until }];
+                        self.keep_advance(drains, AdvanceCaller::Acquire { wanted: twin.wanted, replies });
                         continue;
                     }
                 };
@@ -243,7 +243,7 @@ impl Core {
 }
 
 /// Answers an acquire. A grant whose caller is gone is given back, unless the caller can repeat its request.
-fn push_answer(round: &mut Round, wanted: &Wanted, reply: GrantReply, result: Result<Vec<Granted>, Refused>) {
+fn push_answer(round: &mut Round, wanted: &Wanted, reply: GrantReply, result: Result<Vec<Granted>, LedgerError>) {
     let gives_back = wanted.request.is_none();
     round.answers.push(Box::new(move |committed| {
         let result = if committed { result } else { Err(not_committed(&result)) };

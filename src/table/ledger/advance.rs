@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use super::{
-    DrainReport, GrantReply, Granted, Moved, Refused, Reply, Wanted,
+    DrainReport, GrantReply, Granted, LedgerError, Moved, Reply, Wanted,
     core::{Core, answer, granted, unreadable},
     round::{Draft, Drain, Round},
     timers::Due,
@@ -31,16 +31,16 @@ const LOOK_AGAIN: Ttl = Ttl(50);
 /// An advance whose first step has been taken.
 pub(super) struct Advance {
     drains: Vec<Drain>,
-    asked: Asked,
+    caller: AdvanceCaller,
     begun: BootMs,
 }
 
 /// The callers that asked for an advance.
-pub(super) enum Asked {
+pub(super) enum AdvanceCaller {
     /// Several calls where they are the same request.
     Acquire {
         wanted: Wanted,
-        replies: Vec<Waiting>,
+        replies: Vec<DrainWaiter>,
     },
     Rotate(Reply<Granted>),
     /// An operator or a certificate, which asked only for the fence to move.
@@ -55,12 +55,12 @@ pub(super) enum Asked {
 }
 
 /// A call that waits for a drain, and its deadline.
-pub(super) struct Waiting {
+pub(super) struct DrainWaiter {
     pub(super) reply: GrantReply,
     pub(super) until: BootMs,
 }
 
-impl Asked {
+impl AdvanceCaller {
     /// Whether the lease has a taker.
     fn is_there(&self) -> bool {
         match self {
@@ -121,11 +121,13 @@ impl Advances {
     /// The advance that the same request has begun.
     fn of_request(&self, wanted: &Wanted) -> Option<u64> {
         wanted.request.as_ref()?;
-        let is_same = |advance: &Advance| match &advance.asked {
-            Asked::Acquire { wanted: other, .. } => {
+        let is_same = |advance: &Advance| match &advance.caller {
+            AdvanceCaller::Acquire { wanted: other, .. } => {
                 (&other.holder, &other.request, &other.objects) == (&wanted.holder, &wanted.request, &wanted.objects)
             }
-            Asked::Rotate(_) | Asked::Move(_) | Asked::Grant { .. } | Asked::Nobody => false,
+            AdvanceCaller::Rotate(_) | AdvanceCaller::Move(_) | AdvanceCaller::Grant { .. } | AdvanceCaller::Nobody => {
+                false
+            }
         };
         let ids = self.by_object.get(wanted.objects.first()?)?;
         ids.iter().copied().find(|id| self.all.get(id).is_some_and(is_same))
@@ -142,7 +144,7 @@ pub(super) enum Drained {
 impl Core {
     /// Seals the objects whose fences the draft moves. Where no write is on its way to the store, the second step
     /// is taken at once, in the same synced batch.
-    pub(super) fn drain(&mut self, round: &Round, draft: &mut Draft, force: bool) -> Result<Drained, Refused> {
+    pub(super) fn drain(&mut self, round: &Round, draft: &mut Draft, force: bool) -> Result<Drained, LedgerError> {
         let drains = draft.take_drains();
         let published: Result<Vec<Record>, _> =
             drains.iter().map(|drain| self.setup.records.read(&drain.object)).collect();
@@ -181,7 +183,7 @@ impl Core {
         draft: &mut Draft,
         drain: Drain,
         is_wanted: bool,
-    ) -> Result<(Outcome, Tally), Refused> {
+    ) -> Result<(Outcome, Tally), LedgerError> {
         let Drain { object, seq, advance, then } = drain;
         let stripes = &self.setup.records.stripes;
         let (tally, flying) = stripes.end_drain(&object);
@@ -197,15 +199,15 @@ impl Core {
     }
 
     /// Keeps an advance whose objects have yet to drain. Its first step is in this round.
-    pub(super) fn keep_advance(&mut self, drains: Vec<Drain>, asked: Asked) {
+    pub(super) fn keep_advance(&mut self, drains: Vec<Drain>, caller: AdvanceCaller) {
         let now = self.setup.clock.now().boot;
-        let patience = match &asked {
-            Asked::Acquire { replies, .. } => replies.iter().map(|waiting| waiting.until).max(),
-            Asked::Move(_) => Some(now.after(PATIENCE)),
-            Asked::Grant { replies, .. } => replies.iter().map(|(_, until)| *until).max(),
-            Asked::Rotate(_) | Asked::Nobody => None,
+        let patience = match &caller {
+            AdvanceCaller::Acquire { replies, .. } => replies.iter().map(|waiting| waiting.until).max(),
+            AdvanceCaller::Move(_) => Some(now.after(PATIENCE)),
+            AdvanceCaller::Grant { replies, .. } => replies.iter().map(|(_, until)| *until).max(),
+            AdvanceCaller::Rotate(_) | AdvanceCaller::Nobody => None,
         };
-        let id = self.advances.add(Advance { drains, asked, begun: now });
+        let id = self.advances.add(Advance { drains, caller, begun: now });
         if let Some(patience) = patience {
             self.timers.push(patience, Due::Answer(id));
         }
@@ -222,8 +224,8 @@ impl Core {
     pub(super) fn join_advance(&mut self, wanted: &Wanted, reply: GrantReply, until: BootMs) -> Result<(), GrantReply> {
         let Some(id) = self.advances.of_request(wanted) else { return Err(reply) };
         let until = self.patience(until);
-        if let Some(Advance { asked: Asked::Acquire { replies, .. }, .. }) = self.advances.all.get_mut(&id) {
-            replies.push(Waiting { reply, until });
+        if let Some(Advance { caller: AdvanceCaller::Acquire { replies, .. }, .. }) = self.advances.all.get_mut(&id) {
+            replies.push(DrainWaiter { reply, until });
         }
         self.timers.push(until, Due::Answer(id));
         Ok(())
@@ -234,10 +236,10 @@ impl Core {
         let until = self.patience(BootMs::PAST);
         for id in self.advances.of(object) {
             let Some(advance) = self.advances.all.get_mut(&id) else { continue };
-            match &mut advance.asked {
-                Asked::Move(replies) => replies.push(reply),
-                asked @ Asked::Nobody => *asked = Asked::Move(vec![reply]),
-                Asked::Acquire { .. } | Asked::Rotate(_) | Asked::Grant { .. } => continue,
+            match &mut advance.caller {
+                AdvanceCaller::Move(replies) => replies.push(reply),
+                caller @ AdvanceCaller::Nobody => *caller = AdvanceCaller::Move(vec![reply]),
+                AdvanceCaller::Acquire { .. } | AdvanceCaller::Rotate(_) | AdvanceCaller::Grant { .. } => continue,
             }
             self.timers.push(until, Due::Answer(id));
             return Ok(());
@@ -254,7 +256,8 @@ impl Core {
     ) -> Result<(), Reply<Granted>> {
         let until = self.patience(BootMs::PAST);
         for id in self.advances.of(object) {
-            if let Some(Advance { asked: Asked::Grant { signed: of, replies }, .. }) = self.advances.all.get_mut(&id)
+            if let Some(Advance { caller: AdvanceCaller::Grant { signed: of, replies }, .. }) =
+                self.advances.all.get_mut(&id)
                 && **of == *signed
             {
                 replies.push((reply, until));
@@ -277,7 +280,7 @@ impl Core {
                 .map(|seq| (*advance, seq, opens.map(|silence| (silence, record.numbers, record.clone())))),
             State::Free { .. } | State::Open { .. } => None,
         };
-        let Ok(Some((advance, seq, opens))) = round.look(&self.setup.records, object, draining) else { return };
+        let Ok(Some((advance, seq, opens))) = round.with_record(&self.setup.records, object, draining) else { return };
         // The record is in memory: it was just read.
         self.setup.records.stripes.set_unknown(object, self.bound_from_start());
         let then = opens.and_then(|(silence, numbers, record)| match numbers {
@@ -286,30 +289,30 @@ impl Core {
         });
         let drain = Drain { object: object.clone(), seq, advance, then };
         let begun = self.setup.clock.now().boot;
-        let id = self.advances.add(Advance { drains: vec![drain], asked: Asked::Nobody, begun });
-        self.look_at_advance(round, id);
+        let id = self.advances.add(Advance { drains: vec![drain], caller: AdvanceCaller::Nobody, begun });
+        self.try_finish_advance(round, id);
     }
 
     /// Checks the advances of every object that has drained.
-    pub(super) fn look_at_drained(&mut self, round: &mut Round) {
+    pub(super) fn try_finish_drained(&mut self, round: &mut Round) {
         if self.setup.records.latched().is_some() {
             return;
         }
         for object in self.setup.records.stripes.take_drained() {
-            self.look_at_advances_of(round, &object);
+            self.try_finish_advances_of(round, &object);
             self.resume_drain(round, &object);
         }
     }
 
     /// Checks every advance of one object.
-    pub(super) fn look_at_advances_of(&mut self, round: &mut Round, object: &ObjectId) {
+    pub(super) fn try_finish_advances_of(&mut self, round: &mut Round, object: &ObjectId) {
         for id in self.advances.of(object) {
-            self.look_at_advance(round, id);
+            self.try_finish_advance(round, id);
         }
     }
 
     /// Ends an advance if all its objects have drained, or if another one has overtaken it.
-    pub(super) fn look_at_advance(&mut self, round: &mut Round, id: u64) {
+    pub(super) fn try_finish_advance(&mut self, round: &mut Round, id: u64) {
         let Some(advance) = self.advances.all.get(&id) else { return };
         if self.setup.records.latched().is_some() {
             return;
@@ -343,17 +346,17 @@ impl Core {
         }
         let is_current = |record: &Record| record.is_draining_at(drain.seq, drain.advance);
         // Where it cannot be read, the step itself fails with that error.
-        round.look(&self.setup.records, &drain.object, is_current).unwrap_or(true)
+        round.with_record(&self.setup.records, &drain.object, is_current).unwrap_or(true)
     }
 
     fn end_advance(&mut self, round: &mut Round, advance: Advance, overtaken: Option<ObjectId>) {
-        let Advance { drains, asked, begun } = advance;
+        let Advance { drains, caller, begun } = advance;
         let waited_ms = self.setup.clock.now().boot.since(begun);
-        let is_wanted = asked.is_there() && overtaken.is_none();
+        let is_wanted = caller.is_there() && overtaken.is_none();
         let mut draft = Draft::default();
         // The advance that overtook this one ends these.
         let (ours, _): (Vec<_>, Vec<_>) = drains.into_iter().partition(|drain| self.is_current(round, drain));
-        let opened: Result<Vec<_>, Refused> = ours
+        let opened: Result<Vec<_>, LedgerError> = ours
             .into_iter()
             .map(|drain| {
                 let object = drain.object.clone();
@@ -364,24 +367,24 @@ impl Core {
         let opened = match (opened, overtaken) {
             (Ok(_), Some(object)) => {
                 let fence = self.newest(round, &object).map(|record| record.fence).unwrap_or_default();
-                Err(Refused::Lease { object, why: LeaseRefusal::Fenced { fence } })
+                Err(LedgerError::Lease { object, why: LeaseRefusal::Fenced { fence } })
             }
             (opened, _) => opened,
         };
         failpoints::reach(Point::Drained);
         self.setup.metrics.drained(waited_ms);
         self.apply(round, draft);
-        self.answer_advance(round, asked, opened);
+        self.answer_advance(round, caller, opened);
     }
 
     fn answer_advance(
         &mut self,
         round: &mut Round,
-        asked: Asked,
-        opened: Result<Vec<(ObjectId, Outcome, DrainReport)>, Refused>,
+        caller: AdvanceCaller,
+        opened: Result<Vec<(ObjectId, Outcome, DrainReport)>, LedgerError>,
     ) {
-        match asked {
-            Asked::Acquire { wanted, replies } => {
+        match caller {
+            AdvanceCaller::Acquire { wanted, replies } => {
                 let granted = opened.and_then(all_granted);
                 if let Ok(granted) = &granted {
                     remember_request(round, &wanted, granted);
@@ -390,35 +393,35 @@ impl Core {
                     self.answer_grant(round, &wanted, waiting.reply, granted.clone());
                 }
             }
-            Asked::Rotate(reply) => {
+            AdvanceCaller::Rotate(reply) => {
                 let granted =
-                    opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound));
+                    opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(LedgerError::NotFound));
                 self.answer_renewal(round, reply, granted, true);
             }
-            Asked::Grant { replies, .. } => {
+            AdvanceCaller::Grant { replies, .. } => {
                 let granted =
-                    opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound));
+                    opened.and_then(all_granted).and_then(|mut granted| granted.pop().ok_or(LedgerError::NotFound));
                 for (reply, _) in replies {
                     answer(round, reply, granted.clone());
                 }
             }
-            Asked::Move(replies) => {
+            AdvanceCaller::Move(replies) => {
                 let (object, drain) = match opened {
                     Ok(opened) => opened.into_iter().next().map(|(object, _, report)| (object, report)).unzip(),
                     // Another advance has overtaken this one; its fence has moved all the same.
-                    Err(Refused::Lease { object, .. }) => (Some(object), None),
+                    Err(LedgerError::Lease { object, .. }) => (Some(object), None),
                     Err(refused) => {
                         return replies.into_iter().for_each(|reply| answer(round, reply, Err(refused.clone())));
                     }
                 };
-                let moved = object.ok_or(Refused::NotFound).and_then(|object| self.newest(round, &object));
+                let moved = object.ok_or(LedgerError::NotFound).and_then(|object| self.newest(round, &object));
                 let moved =
                     moved.map(|record| Moved { record, drain: drain.unwrap_or_default(), is_superseded: false });
                 for reply in replies {
                     answer(round, reply, moved.clone());
                 }
             }
-            Asked::Nobody => {}
+            AdvanceCaller::Nobody => {}
         }
     }
 
@@ -427,36 +430,37 @@ impl Core {
         let now = self.setup.clock.now().boot;
         let Some(advance) = self.advances.all.get_mut(&id) else { return };
         let Some(object) = advance.drains.first().map(|drain| drain.object.clone()) else { return };
-        match &mut advance.asked {
-            Asked::Acquire { wanted, replies } => {
+        match &mut advance.caller {
+            AdvanceCaller::Acquire { wanted, replies } => {
                 let (over, waiting): (Vec<_>, Vec<_>) =
                     std::mem::take(replies).into_iter().partition(|waiting| waiting.until <= now);
                 *replies = waiting;
                 let wanted = wanted.clone();
                 if wanted.request.is_none() && replies.is_empty() {
-                    advance.asked = Asked::Nobody;
+                    advance.caller = AdvanceCaller::Nobody;
                 }
-                for Waiting { reply, .. } in over {
-                    self.answer_grant(round, &wanted, reply, Err(Refused::Draining { object: object.clone() }));
+                for DrainWaiter { reply, .. } in over {
+                    self.answer_grant(round, &wanted, reply, Err(LedgerError::Draining { object: object.clone() }));
                 }
             }
-            Asked::Grant { replies, .. } => {
+            AdvanceCaller::Grant { replies, .. } => {
                 let (over, waiting): (Vec<_>, Vec<_>) =
                     std::mem::take(replies).into_iter().partition(|(_, until)| *until <= now);
                 *replies = waiting;
                 for (reply, _) in over {
-                    answer(round, reply, Err(Refused::Draining { object: object.clone() }));
+                    answer(round, reply, Err(LedgerError::Draining { object: object.clone() }));
                 }
             }
-            Asked::Move(_) => self.tell_operator(round, id),
-            Asked::Rotate(_) | Asked::Nobody => {}
+            AdvanceCaller::Move(_) => self.tell_operator(round, id),
+            AdvanceCaller::Rotate(_) | AdvanceCaller::Nobody => {}
         }
     }
 
     /// Answers a caller that moved a fence: the fence has moved, and the answer says how far the drain is.
     fn tell_operator(&mut self, round: &mut Round, id: u64) {
         let now = self.setup.clock.now().boot;
-        let Some(Advance { asked: Asked::Move(replies), drains, begun }) = self.advances.all.get_mut(&id) else {
+        let Some(Advance { caller: AdvanceCaller::Move(replies), drains, begun }) = self.advances.all.get_mut(&id)
+        else {
             return;
         };
         let (replies, Some(drain)) = (std::mem::take(replies), drains.first()) else { return };
@@ -478,29 +482,29 @@ impl Core {
     }
 
     /// Nothing more is granted: refuses all callers that wait for a drain. The drains go on without them.
-    pub(super) fn dismiss_advances(&mut self, why: &Refused) {
+    pub(super) fn dismiss_advances(&mut self, why: &LedgerError) {
         for advance in self.advances.all.values_mut() {
-            match std::mem::replace(&mut advance.asked, Asked::Nobody) {
-                Asked::Acquire { replies, .. } => {
-                    for Waiting { reply, .. } in replies {
+            match std::mem::replace(&mut advance.caller, AdvanceCaller::Nobody) {
+                AdvanceCaller::Acquire { replies, .. } => {
+                    for DrainWaiter { reply, .. } in replies {
                         // A caller that has hung up needs no answer.
                         let _ = reply.send(Err(why.clone()));
                     }
                 }
-                Asked::Rotate(reply) => {
+                AdvanceCaller::Rotate(reply) => {
                     let _ = reply.send(Err(why.clone()));
                 }
-                Asked::Move(replies) => {
+                AdvanceCaller::Move(replies) => {
                     for reply in replies {
                         let _ = reply.send(Err(why.clone()));
                     }
                 }
-                Asked::Grant { replies, .. } => {
+                AdvanceCaller::Grant { replies, .. } => {
                     for (reply, _) in replies {
                         let _ = reply.send(Err(why.clone()));
                     }
                 }
-                Asked::Nobody => {}
+                AdvanceCaller::Nobody => {}
             }
         }
     }
@@ -512,7 +516,7 @@ fn report(tally: Tally, waited_ms: u64) -> DrainReport {
 }
 
 /// All leases, or the reason why there are none.
-pub(super) fn all_granted(opened: Vec<(ObjectId, Outcome, DrainReport)>) -> Result<Vec<Granted>, Refused> {
+pub(super) fn all_granted(opened: Vec<(ObjectId, Outcome, DrainReport)>) -> Result<Vec<Granted>, LedgerError> {
     let each = |(object, outcome, drain)| match outcome {
         Outcome::Granted(lease) => Ok(Granted { drain, ..granted(object, lease) }),
         other => Err(super::core::unexpected(object, other)),

@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 
 use super::{
-    Certificate, Deed, Granted, Moved, Progress, Refused, Reply,
-    advance::{Asked, all_granted},
+    Certificate, GrantAction, Granted, LedgerError, Moved, Progress, Reply,
+    advance::{AdvanceCaller, all_granted},
     core::{Changed, Core, answer, granted, unexpected, unreadable},
     round::Round,
 };
@@ -67,8 +67,8 @@ impl Core {
         let drain = match changed {
             Changed::Opened(opened) => opened.into_iter().next().map(|(_, _, report)| report),
             Changed::Draining(drains) => {
-                self.keep_advance(drains, Asked::Move(vec![reply]));
-                return self.look_at_advances_of(round, domain);
+                self.keep_advance(drains, AdvanceCaller::Move(vec![reply]));
+                return self.try_finish_advances_of(round, domain);
             }
             Changed::To(_) => None,
         };
@@ -78,7 +78,7 @@ impl Core {
             // The certificate has moved the fence before; the fenced lease's last writes are still on their way.
             self.resume_drain(round, domain);
             match self.join_move(domain, reply) {
-                Ok(()) => return self.look_at_advances_of(round, domain),
+                Ok(()) => return self.try_finish_advances_of(round, domain),
                 Err(reply) => reply,
             }
         } else {
@@ -88,7 +88,7 @@ impl Core {
         let moved = moved.map(|record| Moved { record, drain: drain.unwrap_or_default(), is_superseded });
         answer(round, reply, moved);
         // Callers that wait for an older drain of this object have been overtaken.
-        self.look_at_advances_of(round, domain);
+        self.try_finish_advances_of(round, domain);
     }
 
     /// Decides and keeps one certificate. Refused ones are not kept, except for those that are parked.
@@ -97,7 +97,7 @@ impl Core {
         round: &mut Round,
         certificate: &Certificate,
         max_jump: u64,
-    ) -> Result<Changed, Refused> {
+    ) -> Result<Changed, LedgerError> {
         let Certificate { domain, by, .. } = certificate;
         let keys = (Key::Certificate(domain.clone(), by.seq), Key::Parked(domain.clone(), by.seq));
         // Every read that can fail comes before the first change.
@@ -108,7 +108,7 @@ impl Core {
                     self.setup.metrics.certificate(CertificateResult::Parked);
                     keep(round, &keys.1, parked, certificate)?;
                 }
-                Err(Refused::Lease { object: domain.clone(), why })
+                Err(LedgerError::Lease { object: domain.clone(), why })
             }
             changed => {
                 let is_superseded = matches!(changed, Changed::To(Outcome::Superseded));
@@ -122,7 +122,7 @@ impl Core {
     }
 
     /// The certificates in a row, with the changes of this round.
-    fn kept(&self, round: &Round, key: &Key) -> Result<Vec<Vec<u8>>, Refused> {
+    fn kept(&self, round: &Round, key: &Key) -> Result<Vec<Vec<u8>>, LedgerError> {
         let key = key.encode();
         match round.signed.kept.get(&key) {
             Some(kept) => Ok(kept.clone()),
@@ -131,7 +131,7 @@ impl Core {
     }
 
     /// Deletes a parked certificate, for an operator.
-    pub(super) fn unpark(&mut self, round: &mut Round, certificate: &Certificate) -> Result<(), Refused> {
+    pub(super) fn unpark(&mut self, round: &mut Round, certificate: &Certificate) -> Result<(), LedgerError> {
         let key = Key::Parked(certificate.domain.clone(), certificate.by.seq);
         let parked = self.kept(round, &key)?;
         discard(round, &key, parked, certificate);
@@ -161,15 +161,18 @@ impl Core {
             Ok(Changed::To(Outcome::Granted(lease) | Outcome::Renewed(lease))) => Ok(granted(domain.clone(), lease)),
             Ok(Changed::To(other)) => Err(unexpected(domain.clone(), other)),
             Ok(Changed::Opened(opened)) => {
-                all_granted(opened).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound))
+                all_granted(opened).and_then(|mut granted| granted.pop().ok_or(LedgerError::NotFound))
             }
             Ok(Changed::Draining(drains)) => {
                 let until = self.patience(BootMs::PAST);
-                self.keep_advance(drains, Asked::Grant { signed: Box::new(signed), replies: vec![(reply, until)] });
+                self.keep_advance(
+                    drains,
+                    AdvanceCaller::Grant { signed: Box::new(signed), replies: vec![(reply, until)] },
+                );
                 if let Some(progress) = migration {
                     self.note_migration(round, progress);
                 }
-                return self.look_at_advances_of(round, domain);
+                return self.try_finish_advances_of(round, domain);
             }
             Err(refused) => Err(refused),
         };
@@ -177,7 +180,7 @@ impl Core {
             self.note_migration(round, progress);
         }
         answer(round, reply, result);
-        self.look_at_advances_of(round, domain);
+        self.try_finish_advances_of(round, domain);
     }
 
     /// Checks that this grant may be decided: the object has no other migration than the grant's own, and no other
@@ -188,27 +191,27 @@ impl Core {
         domain: &ObjectId,
         signed: &SignedGrant,
         migration: Option<&Progress>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), LedgerError> {
         if let Some(progress) = migration {
             self.may_go_on(round, progress)?;
         } else if signed.grant.request.is_none()
             && let Some(id) = self.migration_of(domain)?
         {
-            return Err(Refused::Migrating { object: domain.clone(), id });
+            return Err(LedgerError::Migrating { object: domain.clone(), id });
         }
         let lease_id = &signed.grant.lease_id;
         let row = round.lease_row(&self.setup.records, lease_id).map_err(|fault| unreadable(&fault))?;
         if row.is_none_or(|row| (&row.object, row.seq) == (domain, signed.seq)) {
             return Ok(());
         }
-        Err(Refused::Lease { object: domain.clone(), why: LeaseRefusal::GrantUsed })
+        Err(LedgerError::Lease { object: domain.clone(), why: LeaseRefusal::GrantUsed })
     }
 
     /// The signatures of all certificates that are kept for a grant's predecessor: each proves that it was fenced.
-    fn proofs(&self, round: &Round, domain: &ObjectId, signed: &SignedGrant) -> Result<Vec<FenceProof>, Refused> {
+    fn proofs(&self, round: &Round, domain: &ObjectId, signed: &SignedGrant) -> Result<Vec<FenceProof>, LedgerError> {
         let Some(predecessor) = &signed.predecessor else { return Ok(vec![]) };
         let certified = |record: &Record| record.certified.as_ref().map(|certified| certified.seq);
-        let seq = round.look(&self.setup.records, domain, certified).map_err(|fault| unreadable(&fault))?;
+        let seq = round.with_record(&self.setup.records, domain, certified).map_err(|fault| unreadable(&fault))?;
         let Some(seq) = seq else { return Ok(vec![]) };
         let kept = self.kept(round, &Key::Certificate(domain.clone(), seq))?;
         let all = kept.into_iter().map(|signed| read(signed, domain)).collect::<Result<Vec<_>, _>>();
@@ -217,18 +220,23 @@ impl Core {
         Ok(all.into_iter().filter(is_its).map(|each| each.by.proof).collect())
     }
 
-    pub(super) fn migrate(&mut self, round: &mut Round, progress: Progress, deed: Deed) -> Result<(), Refused> {
+    pub(super) fn migrate(
+        &mut self,
+        round: &mut Round,
+        progress: Progress,
+        grant_action: GrantAction,
+    ) -> Result<(), LedgerError> {
         self.may_go_on(round, &progress)?;
-        match deed {
-            Deed::Nothing => {}
-            Deed::Withdraw(lease_id) => {
+        match grant_action {
+            GrantAction::Nothing => {}
+            GrantAction::Withdraw(lease_id) => {
                 self.change(round, &progress.row.domain, Event::Withdraw { lease_id })?;
             }
-            Deed::Needs(lease_id) => {
+            GrantAction::Needs(lease_id) => {
                 let now = self.setup.clock.now();
                 let record = self.newest(round, &progress.row.domain)?;
                 if record.open_lease().is_none_or(|lease| lease.lease_id != lease_id || !lease.is_live(now)) {
-                    return Err(Refused::MigrationMoved);
+                    return Err(LedgerError::MigrationMoved);
                 }
             }
         }
@@ -237,10 +245,10 @@ impl Core {
     }
 
     /// Checks that a migration is in the state that the caller expects, and is the only one of its object.
-    fn may_go_on(&mut self, round: &Round, progress: &Progress) -> Result<(), Refused> {
+    fn may_go_on(&mut self, round: &Round, progress: &Progress) -> Result<(), LedgerError> {
         let Progress { id, from, row } = progress;
         if let Some(other) = self.migration_of(&row.domain)?.filter(|other| other != id) {
-            return Err(Refused::Migrating { object: row.domain.clone(), id: other });
+            return Err(LedgerError::Migrating { object: row.domain.clone(), id: other });
         }
         let known = match round.signed.migrations.get(id) {
             Some(known) => Some(known.state),
@@ -251,7 +259,7 @@ impl Core {
                 row.map_err(|fault| unreadable(&fault.into()))?.map(|row| row.state)
             }
         };
-        if known == *from { Ok(()) } else { Err(Refused::MigrationMoved) }
+        if known == *from { Ok(()) } else { Err(LedgerError::MigrationMoved) }
     }
 
     fn note_migration(&mut self, round: &mut Round, progress: Progress) {
@@ -270,7 +278,7 @@ impl Core {
     }
 
     /// The migration of an object that is under way.
-    pub(super) fn migration_of(&mut self, object: &ObjectId) -> Result<Option<MigrationId>, Refused> {
+    pub(super) fn migration_of(&mut self, object: &ObjectId) -> Result<Option<MigrationId>, LedgerError> {
         if self.migrating.0.is_none() {
             let rows = migrations(&*self.setup.records.table).map_err(|fault| unreadable(&fault))?;
             let open = rows.into_iter().filter(|(_, row)| !row.state.is_over());
@@ -281,7 +289,7 @@ impl Core {
 }
 
 /// Keeps a certificate in a row, beside those that are in it.
-fn keep(round: &mut Round, key: &Key, mut kept: Vec<Vec<u8>>, certificate: &Certificate) -> Result<(), Refused> {
+fn keep(round: &mut Round, key: &Key, mut kept: Vec<Vec<u8>>, certificate: &Certificate) -> Result<(), LedgerError> {
     if kept.contains(&certificate.signed) {
         return Ok(());
     }

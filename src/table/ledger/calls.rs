@@ -1,8 +1,8 @@
 //! Renewing, releasing and revoking a lease.
 
 use super::{
-    DrainReport, Granted, Moved, Refused, Reply,
-    advance::{Asked, all_granted},
+    DrainReport, Granted, LedgerError, Moved, Reply,
+    advance::{AdvanceCaller, all_granted},
     core::{Changed, Core, answer, granted, not_committed, unexpected, unreadable},
     pending::answer_leases,
     round::Round,
@@ -10,17 +10,17 @@ use super::{
 use crate::{
     fence::{
         Event, HolderId, LeaseId, LeaseRow, ObjectId, Outcome, Record, Ttl,
-        step::{Claim, LeaseRefusal},
+        step::{LeaseProof, LeaseRefusal},
         token::FenceToken,
     },
     metrics::RenewalRejection,
 };
 
 /// The metric's label for a refused renewal.
-fn rejection(refused: &Refused) -> RenewalRejection {
+fn rejection(refused: &LedgerError) -> RenewalRejection {
     match refused {
-        Refused::NotFound => RenewalRejection::NotFound,
-        Refused::Lease { why, .. } => match why {
+        LedgerError::NotFound => RenewalRejection::NotFound,
+        LedgerError::Lease { why, .. } => match why {
             LeaseRefusal::NotHolder => RenewalRejection::NotHolder,
             LeaseRefusal::TokenMismatch => RenewalRejection::TokenMismatch,
             LeaseRefusal::Fenced { .. } => RenewalRejection::Fenced,
@@ -35,13 +35,13 @@ fn rejection(refused: &Refused) -> RenewalRejection {
             | LeaseRefusal::Locked { .. }
             | LeaseRefusal::GrantUsed => RenewalRejection::Other,
         },
-        Refused::Unavailable | Refused::Unsure | Refused::Stalled => RenewalRejection::Unavailable,
-        Refused::RequestIdUsed
-        | Refused::Overloaded
-        | Refused::Stopping
-        | Refused::Draining { .. }
-        | Refused::Migrating { .. }
-        | Refused::MigrationMoved => RenewalRejection::Other,
+        LedgerError::Unavailable | LedgerError::Unsure | LedgerError::Stalled => RenewalRejection::Unavailable,
+        LedgerError::RequestIdUsed
+        | LedgerError::Overloaded
+        | LedgerError::Stopping
+        | LedgerError::Draining { .. }
+        | LedgerError::Migrating { .. }
+        | LedgerError::MigrationMoved => RenewalRejection::Other,
     }
 }
 
@@ -51,7 +51,7 @@ impl Core {
         &self,
         round: &mut Round,
         reply: Reply<Granted>,
-        renewed: Result<Granted, Refused>,
+        renewed: Result<Granted, LedgerError>,
         is_new: bool,
     ) {
         let metrics = self.setup.metrics.clone();
@@ -76,16 +76,16 @@ impl Core {
         let is_new = rotate.is_some();
         let renewed = self.known_lease(round, lease_id).and_then(|row| {
             let object = row.object.clone();
-            let claim = Claim { row, holder: Some(holder), token };
-            self.change(round, &object, Event::Renew { claim, ttl, rotate }).map(|changed| (object, changed))
+            let proof = LeaseProof { row, holder: Some(holder), token };
+            self.change(round, &object, Event::Renew { proof, ttl, rotate }).map(|changed| (object, changed))
         });
         let renewed = match renewed {
             Ok((object, Changed::To(Outcome::Renewed(lease)))) => Ok(granted(object, lease)),
             Ok((object, Changed::To(other))) => Err(unexpected(object, other)),
             Ok((_, Changed::Opened(opened))) => {
-                all_granted(opened).and_then(|mut granted| granted.pop().ok_or(Refused::NotFound))
+                all_granted(opened).and_then(|mut granted| granted.pop().ok_or(LedgerError::NotFound))
             }
-            Ok((_, Changed::Draining(drains))) => return self.keep_advance(drains, Asked::Rotate(reply)),
+            Ok((_, Changed::Draining(drains))) => return self.keep_advance(drains, AdvanceCaller::Rotate(reply)),
             Err(refused) => Err(refused),
         };
         self.answer_renewal(round, reply, renewed, is_new);
@@ -97,10 +97,10 @@ impl Core {
         lease_id: &LeaseId,
         holder: Option<HolderId>,
         token: FenceToken,
-    ) -> Result<Record, Refused> {
+    ) -> Result<Record, LedgerError> {
         let row = self.known_lease(round, lease_id)?;
         let object = row.object.clone();
-        match self.change(round, &object, Event::Release { claim: Claim { row, holder, token } })? {
+        match self.change(round, &object, Event::Release { proof: LeaseProof { row, holder, token } })? {
             Changed::To(Outcome::Freed) => self.newest(round, &object),
             Changed::To(other) => Err(unexpected(object, other)),
             Changed::Opened(_) | Changed::Draining(_) => unreachable!("a release moves no fence"),
@@ -121,19 +121,19 @@ impl Core {
                 Moved { record, drain, is_superseded: false }
             }),
             Ok(Changed::Draining(drains)) => {
-                self.keep_advance(drains, Asked::Move(vec![reply]));
-                return self.look_at_advances_of(round, object);
+                self.keep_advance(drains, AdvanceCaller::Move(vec![reply]));
+                return self.try_finish_advances_of(round, object);
             }
             Ok(Changed::To(other)) => Err(unexpected(object.clone(), other)),
             Err(refused) => Err(refused),
         };
         answer(round, reply, revoked);
         // Callers that wait for an older drain of this object have been overtaken.
-        self.look_at_advances_of(round, object);
+        self.try_finish_advances_of(round, object);
     }
 
-    fn known_lease(&self, round: &Round, lease_id: &LeaseId) -> Result<LeaseRow, Refused> {
+    fn known_lease(&self, round: &Round, lease_id: &LeaseId) -> Result<LeaseRow, LedgerError> {
         let row = round.lease_row(&self.setup.records, lease_id).map_err(|fault| unreadable(&fault))?;
-        row.ok_or(Refused::NotFound)
+        row.ok_or(LedgerError::NotFound)
     }
 }

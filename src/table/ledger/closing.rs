@@ -1,9 +1,9 @@
 //! The end of a round: the changes of its calls are persisted, published and answered, as `fence::order` says.
 
 use super::{
-    Refused,
+    LedgerError,
     core::Core,
-    round::{Answer, Round},
+    round::{Round, SendReply},
 };
 use crate::{
     clock::Stopwatch,
@@ -21,7 +21,7 @@ struct Closing {
     /// In the order in which they changed.
     records: Vec<Record>,
     news: Vec<(Hlc, Announcement)>,
-    answers: Vec<Answer>,
+    answers: Vec<SendReply>,
     changes: usize,
     now: BootMs,
 }
@@ -103,8 +103,8 @@ impl Core {
             self.orphans.extend(answer(durable));
         }
         if !durable {
-            self.dismiss_waiters(&Refused::Unavailable);
-            self.dismiss_advances(&Refused::Unavailable);
+            self.dismiss_waiters(&LedgerError::Unavailable);
+            self.dismiss_advances(&LedgerError::Unavailable);
         }
         true
     }

@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::keyed::{Attempt, Begun};
+use super::keyed::{KeyAttempt, KeyClaimResult};
 use crate::{
     barrier::flight::DrainReport,
     fence::{
         Certified, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, RequestId, Ttl,
         authority::{MigrationState, SignedGrant},
-        elected::Sighting,
+        elected::LeaseObservation,
         election::{Election, LeaseName},
         external::Number,
         idempotency::{Entry, Scope},
         step::LeaseRefusal,
     },
-    route::Terms,
+    route::RouteFingerprint,
     table::codec::{MigrationRow, Wrote},
 };
 
@@ -41,7 +41,7 @@ pub struct Granted {
 
 /// Why a call was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum LedgerError {
     Lease {
         object: ObjectId,
         why: LeaseRefusal,
@@ -92,7 +92,7 @@ pub type JournalLines = Vec<(ObjectId, Option<LeaseSeq>, Wrote)>;
 
 /// What is done with a migration's next state, in the same write.
 #[derive(Clone, Debug)]
-pub enum Deed {
+pub enum GrantAction {
     Nothing,
     /// The lease that the migration has granted is taken back.
     Withdraw(LeaseId),
@@ -109,10 +109,10 @@ pub struct Progress {
     pub row: MigrationRow,
 }
 
-pub(super) type Reply<T> = oneshot::Sender<Result<T, Refused>>;
+pub(super) type Reply<T> = oneshot::Sender<Result<T, LedgerError>>;
 pub(super) type GrantReply = Reply<Vec<Granted>>;
 /// The answer to a call that was sent.
-pub type Answer<T> = oneshot::Receiver<Result<T, Refused>>;
+pub type ReplyRx<T> = oneshot::Receiver<Result<T, LedgerError>>;
 
 /// One call.
 #[derive(Debug)]
@@ -178,17 +178,17 @@ pub enum Command {
         reply: Reply<Moved>,
     },
     /// What the API server says of the Kubernetes Lease of an object.
-    Sight {
+    Observe {
         object: ObjectId,
-        sighting: Sighting,
+        observation: LeaseObservation,
         /// A writer has come with the Lease's present term: it may be new to the object.
         begins: bool,
         reply: Reply<Moved>,
     },
     /// The same for many objects that one Lease governs. No caller waits for it.
-    SightAll {
+    ObserveAll {
         objects: Vec<ObjectId>,
-        sighting: Sighting,
+        observation: LeaseObservation,
     },
     /// An operator says which term of that Lease is the earliest that may still write.
     ConfirmTerm {
@@ -200,7 +200,7 @@ pub enum Command {
     /// A migration goes on, if what goes with it can be done.
     Migrate {
         progress: Box<Progress>,
-        deed: Deed,
+        grant_action: GrantAction,
         reply: Reply<()>,
     },
     /// Deletes a parked certificate.
@@ -215,8 +215,8 @@ pub enum Command {
     },
     /// A keyed write is about to be sent.
     BeginKeyed {
-        attempt: Box<Attempt>,
-        reply: Reply<Begun>,
+        attempt: Box<KeyAttempt>,
+        reply: Reply<KeyClaimResult>,
     },
     /// The outcome of a keyed write; `None`: nothing was sent.
     EndKeyed {
@@ -232,12 +232,12 @@ pub enum Command {
     },
     /// Writes will use these terms too.
     Announce {
-        terms: Terms,
+        fingerprint: RouteFingerprint,
         reply: Reply<()>,
     },
     /// New writes use these terms only.
     Adopt {
-        terms: Terms,
+        fingerprint: RouteFingerprint,
         reply: Reply<()>,
     },
     /// Grant nothing more, and dismiss every waiting caller. Answered after all earlier calls.

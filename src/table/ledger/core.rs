@@ -4,16 +4,16 @@
 use std::sync::Arc;
 
 use super::{
-    Command, DrainReport, Granted, Refused, Reply,
+    Command, DrainReport, Granted, LedgerError, Reply,
     advance::{Advances, Drained},
     authority::{Migrating, forget_migrations},
     external::Jumps,
     faults,
+    fingerprint::InUse,
     keyed::Keyed,
     lease_ids::LeaseIds,
     round::{Draft, Drain, Round},
     sweep::Sweep,
-    terms::InUse,
     timers::{Due, Timers},
     waiters::Waiters,
 };
@@ -25,7 +25,7 @@ use crate::{
         step::{At, Kind, LeaseRefusal},
     },
     metrics::LedgerMetrics,
-    route::Terms,
+    route::RouteFingerprint,
     table::{
         TableFault,
         codec::{Key, Meta, encode_mark},
@@ -51,7 +51,7 @@ pub struct Setup {
     /// The last run did not end in good order: its writes may still land.
     pub unclean: bool,
     /// The routes and the bound of this run's writes.
-    pub terms: Terms,
+    pub fingerprint: RouteFingerprint,
     /// How many entries of each journal are kept.
     pub journal_keep: u64,
     /// How long a keyed write is remembered.
@@ -66,7 +66,7 @@ pub struct Core {
     pub(super) waiters: Waiters,
     pub(super) sweep: Sweep,
     pub(super) advances: Advances,
-    pub(super) terms: InUse,
+    pub(super) fingerprint: InUse,
     pub(super) migrating: Migrating,
     pub(super) jumps: Jumps,
     pub(super) keyed: Keyed,
@@ -101,7 +101,7 @@ impl Core {
         setup.records.stripes.tick(now.boot);
         if setup.unclean {
             let start = setup.records.context.frame.start.boot;
-            setup.records.stripes.set_all_unknown(start.after(Ttl(setup.meta.terms.bound_ms)));
+            setup.records.stripes.set_all_unknown(start.after(Ttl(setup.meta.fingerprint.bound_ms)));
         }
         Self {
             hlc: setup.mark,
@@ -109,7 +109,7 @@ impl Core {
             waiters: Waiters::default(),
             sweep: Sweep::default(),
             advances: Advances::default(),
-            terms: InUse::new(setup.terms),
+            fingerprint: InUse::new(setup.fingerprint),
             migrating: Migrating::default(),
             jumps: Jumps::default(),
             keyed: Keyed::default(),
@@ -144,7 +144,7 @@ impl Core {
 
     /// The instant from which nothing of an earlier run can land.
     pub(super) fn bound_from_start(&self) -> BootMs {
-        self.setup.records.context.frame.start.boot.after(Ttl(self.setup.meta.terms.bound_ms))
+        self.setup.records.context.frame.start.boot.after(Ttl(self.setup.meta.fingerprint.bound_ms))
     }
 
     #[must_use]
@@ -159,7 +159,7 @@ impl Core {
         let mut round = Round::for_changes(self.last_changes);
         let mut stop = None;
         self.take_back_orphans(&mut round);
-        self.look_at_drained(&mut round);
+        self.try_finish_drained(&mut round);
         self.serve_freed(&mut round);
         self.do_what_is_due(&mut round);
         for call in calls {
@@ -177,22 +177,22 @@ impl Core {
     }
 
     /// Why a call is refused without a decision, if it is.
-    fn turns_away(&self, call: &Command) -> Option<Refused> {
+    fn turns_away(&self, call: &Command) -> Option<LedgerError> {
         match call {
             Command::Tick | Command::Stop { .. } | Command::Close { .. } | Command::Adopt { .. } => None,
-            Command::Acquire { .. } | Command::Grant { .. } | Command::Follow { .. } | Command::Sight { .. }
+            Command::Acquire { .. } | Command::Grant { .. } | Command::Follow { .. } | Command::Observe { .. }
                 if self.closed =>
             {
-                Some(Refused::Stopping)
+                Some(LedgerError::Stopping)
             }
-            _ => self.setup.records.latched().map(|_| Refused::Unavailable),
+            _ => self.setup.records.latched().map(|_| LedgerError::Unavailable),
         }
     }
 
     /// Answers a call that is refused without a decision.
-    fn turn_away(&mut self, round: &mut Round, call: Command, why: Refused) {
+    fn turn_away(&mut self, round: &mut Round, call: Command, why: LedgerError) {
         match call {
-            Command::Tick | Command::SightAll { .. } => {}
+            Command::Tick | Command::ObserveAll { .. } => {}
             Command::Acquire { reply, .. } => answer(round, reply, Err(why)),
             Command::Renew { reply, .. } => self.answer_renewal(round, reply, Err(why), false),
             Command::Release { reply, .. } => answer(round, reply, Err(why)),
@@ -201,7 +201,7 @@ impl Core {
             Command::Revoke { reply, .. }
             | Command::Certify { reply, .. }
             | Command::Follow { reply, .. }
-            | Command::Sight { reply, .. }
+            | Command::Observe { reply, .. }
             | Command::ConfirmTerm { reply, .. }
             | Command::Confirm { reply, .. } => answer(round, reply, Err(why)),
             Command::End { reply, .. }
@@ -225,21 +225,21 @@ impl Core {
         match call {
             // An object may have drained after the round's own check. What is due by now is for the next round,
             // which then begins at once.
-            Command::Tick => self.look_at_drained(round),
+            Command::Tick => self.try_finish_drained(round),
             Command::Stop { reply } => *stop = Some(reply),
             Command::Close { reply } => {
                 self.closed = true;
-                self.dismiss_waiters(&Refused::Stopping);
+                self.dismiss_waiters(&LedgerError::Stopping);
                 self.tell_operators(round);
-                self.dismiss_advances(&Refused::Stopping);
+                self.dismiss_advances(&LedgerError::Stopping);
                 answer(round, reply, Ok(()));
             }
-            Command::Announce { terms, reply } => {
-                self.announce(round, terms);
+            Command::Announce { fingerprint, reply } => {
+                self.announce(round, fingerprint);
                 answer(round, reply, Ok(()));
             }
-            Command::Adopt { terms, reply } => {
-                self.terms.adopt(terms);
+            Command::Adopt { fingerprint, reply } => {
+                self.fingerprint.adopt(fingerprint);
                 answer(round, reply, Ok(()));
             }
             Command::Acquire { wanted, reply } => self.acquire(round, wanted, reply),
@@ -277,16 +277,16 @@ impl Core {
                 let confirmed = self.confirm(round, &object, Event::Confirm { lowest });
                 answer(round, reply, confirmed);
             }
-            Command::Sight { object, sighting, begins, reply } => {
-                self.sight(round, &object, (sighting, begins), reply);
+            Command::Observe { object, observation, begins, reply } => {
+                self.observe(round, &object, (observation, begins), reply);
             }
-            Command::SightAll { objects, sighting } => self.sight_all(round, &objects, &sighting),
+            Command::ObserveAll { objects, observation } => self.observe_all(round, &objects, &observation),
             Command::ConfirmTerm { object, lease, election, reply } => {
                 let confirmed = self.confirm(round, &object, Event::ConfirmTerm { lease, election });
                 answer(round, reply, confirmed);
             }
-            Command::Migrate { progress, deed, reply } => {
-                let done = self.migrate(round, *progress, deed);
+            Command::Migrate { progress, grant_action, reply } => {
+                let done = self.migrate(round, *progress, grant_action);
                 answer(round, reply, done);
             }
             Command::Unpark { certificate, reply } => {
@@ -312,12 +312,17 @@ impl Core {
         }
     }
 
-    pub(super) fn newest(&self, round: &Round, object: &ObjectId) -> Result<Record, Refused> {
+    pub(super) fn newest(&self, round: &Round, object: &ObjectId) -> Result<Record, LedgerError> {
         round.newest(&self.setup.records, &Draft::default(), object).map_err(|fault| unreadable(&fault))
     }
 
-    /// Applies one event on one object to the round.
-    pub(super) fn change(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Changed, Refused> {
+    /// One event on one object, taken into the round.
+    pub(super) fn change(
+        &mut self,
+        round: &mut Round,
+        object: &ObjectId,
+        event: Event,
+    ) -> Result<Changed, LedgerError> {
         self.change_by_force(round, object, event, false)
     }
 
@@ -328,7 +333,7 @@ impl Core {
         object: &ObjectId,
         event: Event,
         force: bool,
-    ) -> Result<Changed, Refused> {
+    ) -> Result<Changed, LedgerError> {
         let mut draft = Draft::default();
         let decided = self.step(round, &mut draft, object, event)?;
         let changed = match decided {
@@ -349,7 +354,7 @@ impl Core {
         draft: &mut Draft,
         object: &ObjectId,
         event: Event,
-    ) -> Result<Outcome, Refused> {
+    ) -> Result<Outcome, LedgerError> {
         let newest = round.newest(&self.setup.records, draft, object).map_err(|fault| unreadable(&fault))?;
         let now = self.setup.clock.now();
         self.hlc = self.hlc.tick(now);
@@ -413,7 +418,7 @@ impl Core {
                 Due::Lease(..) if latched => {}
                 Due::Lease(object, lease) => self.end_or_look_again(round, &object, &lease),
                 Due::Waiter(object, id) => self.wake(round, &object, id),
-                Due::Advance(id) => self.look_at_advance(round, id),
+                Due::Advance(id) => self.try_finish_advance(round, id),
                 Due::Answer(id) => self.stop_waiting(round, id),
                 Due::Second => self.each_second(round, latched),
             }
@@ -461,7 +466,7 @@ impl Core {
         self.timers.push(now.boot.after(SECOND), Due::Second);
     }
 
-    pub(super) fn dismiss_waiters(&mut self, why: &Refused) {
+    pub(super) fn dismiss_waiters(&mut self, why: &LedgerError) {
         for waiter in self.waiters.take_all() {
             // A caller that has hung up needs no answer.
             let _ = waiter.reply.send(Err(why.clone()));
@@ -470,23 +475,23 @@ impl Core {
 
     fn stop(&mut self, reply: Reply<()>) {
         self.stopped = true;
-        self.dismiss_waiters(&Refused::Stopping);
-        self.dismiss_advances(&Refused::Stopping);
+        self.dismiss_waiters(&LedgerError::Stopping);
+        self.dismiss_advances(&LedgerError::Stopping);
         let closed = match self.setup.records.latched() {
-            Some(_) => Err(Refused::Unavailable),
+            Some(_) => Err(LedgerError::Unavailable),
             None if (!self.setup.records.stripes.is_all_settled(self.setup.clock.now().boot)
                 || self.setup.records.has_lost_track())
                 && !failpoints::on(Fault::EarlyCleanFlag) =>
             {
                 tracing::warn!("writes that may still land are left behind; the next start waits for them");
-                Err(Refused::Unavailable)
+                Err(LedgerError::Unavailable)
             }
             None => {
                 self.hlc = self.hlc.tick(self.setup.clock.now());
                 failpoints::reach(Point::Stopping);
                 let closed = open::end(&*self.setup.records.table, &self.setup.meta, self.hlc).map_err(|fault| {
                     tracing::error!(%fault, "the clean flag could not be set; the next start counts as unclean");
-                    Refused::Unavailable
+                    LedgerError::Unavailable
                 });
                 failpoints::reach(Point::Stopped);
                 closed
@@ -515,7 +520,7 @@ pub(super) fn granted(object: ObjectId, lease: Lease) -> Granted {
 }
 
 /// Sends an answer that has no lease to take back.
-pub(super) fn answer<T: Send + 'static>(round: &mut Round, reply: Reply<T>, result: Result<T, Refused>) {
+pub(super) fn answer<T: Send + 'static>(round: &mut Round, reply: Reply<T>, result: Result<T, LedgerError>) {
     round.answers.push(Box::new(move |committed| {
         let result = if committed { result } else { Err(not_committed(&result)) };
         let _ = reply.send(result);
@@ -524,13 +529,13 @@ pub(super) fn answer<T: Send + 'static>(round: &mut Round, reply: Reply<T>, resu
 }
 
 /// The refusal when the round was not made durable. Whether a change was made is then unknown.
-pub(super) fn not_committed<T>(result: &Result<T, Refused>) -> Refused {
-    if result.is_ok() { Refused::Unsure } else { Refused::Unavailable }
+pub(super) fn not_committed<T>(result: &Result<T, LedgerError>) -> LedgerError {
+    if result.is_ok() { LedgerError::Unsure } else { LedgerError::Unavailable }
 }
 
-pub(super) fn unexpected(object: ObjectId, outcome: Outcome) -> Refused {
+pub(super) fn unexpected(object: ObjectId, outcome: Outcome) -> LedgerError {
     match outcome {
-        Outcome::Refused(why) => Refused::Lease { object, why },
+        Outcome::Refused(why) => LedgerError::Lease { object, why },
         Outcome::Advancing
         | Outcome::Granted(_)
         | Outcome::Renewed(_)
@@ -540,12 +545,12 @@ pub(super) fn unexpected(object: ObjectId, outcome: Outcome) -> Refused {
         | Outcome::Ended
         | Outcome::Unchanged => {
             let why = LeaseRefusal::Held { lease: None, retry_ms: SECOND.0, takeover_after_ms: None };
-            Refused::Lease { object, why }
+            LedgerError::Lease { object, why }
         }
     }
 }
 
-pub(super) fn unreadable(fault: &TableFault) -> Refused {
+pub(super) fn unreadable(fault: &TableFault) -> LedgerError {
     tracing::error!(%fault, "a row of the fence table cannot be read");
-    Refused::Unavailable
+    LedgerError::Unavailable
 }

@@ -5,48 +5,48 @@
 
 use super::{
     Moved, Reply,
-    advance::Asked,
+    advance::AdvanceCaller,
     core::{Changed, Core},
     round::Round,
 };
-use crate::fence::{Event, ObjectId, elected::Sighting};
+use crate::fence::{Event, ObjectId, elected::LeaseObservation};
 
 impl Core {
-    pub(super) fn sight(
+    pub(super) fn observe(
         &mut self,
         round: &mut Round,
         object: &ObjectId,
-        (sighting, begins): (Sighting, bool),
+        (observation, begins): (LeaseObservation, bool),
         reply: Reply<Moved>,
     ) {
-        let changed = self.take_in(round, object, sighting, begins);
+        let changed = self.apply_observation(round, object, observation, begins);
         self.answer_move(round, object, changed, reply);
     }
 
-    pub(super) fn sight_all(&mut self, round: &mut Round, objects: &[ObjectId], sighting: &Sighting) {
+    pub(super) fn observe_all(&mut self, round: &mut Round, objects: &[ObjectId], observation: &LeaseObservation) {
         for object in objects {
-            match self.take_in(round, object, sighting.clone(), false) {
+            match self.apply_observation(round, object, observation.clone(), false) {
                 Ok(Changed::Draining(drains)) => {
-                    self.keep_advance(drains, Asked::Nobody);
-                    self.look_at_advances_of(round, object);
+                    self.keep_advance(drains, AdvanceCaller::Nobody);
+                    self.try_finish_advances_of(round, object);
                 }
                 // Callers that wait for an older drain of this object have been overtaken.
-                Ok(Changed::Opened(_)) => self.look_at_advances_of(round, object),
+                Ok(Changed::Opened(_)) => self.try_finish_advances_of(round, object),
                 // Nothing has changed, or the sighting was refused: then the object's next write gets the reason.
                 Ok(Changed::To(_)) | Err(_) => {}
             }
         }
     }
 
-    fn take_in(
+    fn apply_observation(
         &mut self,
         round: &mut Round,
         object: &ObjectId,
-        sighting: Sighting,
+        observation: LeaseObservation,
         begins: bool,
-    ) -> Result<Changed, super::Refused> {
+    ) -> Result<Changed, super::LedgerError> {
         self.resume_drain(round, object);
         let lease_id = self.new_lease_id();
-        self.change(round, object, Event::Sight { sighting, begins, lease_id })
+        self.change(round, object, Event::Observe { observation, begins, lease_id })
     }
 }

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 
 use super::{
-    DrainReport, Moved, Refused, Reply,
-    advance::Asked,
+    DrainReport, LedgerError, Moved, Reply,
+    advance::AdvanceCaller,
     core::{Changed, Core, answer, unexpected},
     round::Round,
 };
@@ -43,7 +43,7 @@ impl Core {
             Err(refused) => return answer(round, reply, Err(refused)),
         };
         self.resume_drain(round, object);
-        let grant = self.external_grant(number.terms.silence);
+        let grant = self.external_grant(number.limits.silence);
         let changed = self.change(round, object, Event::Follow { number, grant });
         if let Ok(Changed::Opened(_) | Changed::Draining(_)) = &changed {
             self.has_jumped(object, &before, number.seq);
@@ -57,14 +57,14 @@ impl Core {
         &mut self,
         round: &mut Round,
         object: &ObjectId,
-        changed: Result<Changed, Refused>,
+        changed: Result<Changed, LedgerError>,
         reply: Reply<Moved>,
     ) {
         let opened = match changed {
             Ok(Changed::Opened(opened)) => opened,
             Ok(Changed::Draining(drains)) => {
-                self.keep_advance(drains, Asked::Move(vec![reply]));
-                return self.look_at_advances_of(round, object);
+                self.keep_advance(drains, AdvanceCaller::Move(vec![reply]));
+                return self.try_finish_advances_of(round, object);
             }
             Ok(Changed::To(Outcome::Unchanged | Outcome::Ended)) => vec![],
             Ok(Changed::To(other)) => return answer(round, reply, Err(unexpected(object.clone(), other))),
@@ -84,17 +84,22 @@ impl Core {
         };
         answer(round, reply, moved);
         // Callers that wait for an older drain of this object have been overtaken.
-        self.look_at_advances_of(round, object);
+        self.try_finish_advances_of(round, object);
     }
 
-    /// The present record, if the numbers of this minute together do not move its fence too far.
-    fn may_follow(&self, round: &Round, object: &ObjectId, Number { seq, terms }: Number) -> Result<Record, Refused> {
+    /// The record before, if this minute's numbers together do not go too far.
+    fn may_follow(
+        &self,
+        round: &Round,
+        object: &ObjectId,
+        Number { seq, limits }: Number,
+    ) -> Result<Record, LedgerError> {
         let before = self.newest(round, object)?;
         let from = self.jumps.from(object, self.setup.clock.now().boot);
-        let is_too_far = from.is_some_and(|from| seq.get().saturating_sub(from.get()) > terms.max_jump);
+        let is_too_far = from.is_some_and(|from| seq.get().saturating_sub(from.get()) > limits.max_jump);
         if before.numbers == Numbers::External && is_too_far && Fence::from(seq) > before.fence {
             let why = LeaseRefusal::Ahead { fence: before.fence, to: seq };
-            return Err(Refused::Lease { object: object.clone(), why });
+            return Err(LedgerError::Lease { object: object.clone(), why });
         }
         Ok(before)
     }
@@ -109,7 +114,7 @@ impl Core {
     }
 
     /// Applies an operator's confirmation for an object whose past is lost.
-    pub(super) fn confirm(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Moved, Refused> {
+    pub(super) fn confirm(&mut self, round: &mut Round, object: &ObjectId, event: Event) -> Result<Moved, LedgerError> {
         match self.change(round, object, event)? {
             Changed::To(Outcome::Freed | Outcome::Unchanged) => {
                 let record = self.newest(round, object)?;

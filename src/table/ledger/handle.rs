@@ -14,8 +14,10 @@ use tokio::sync::oneshot;
 
 use super::{
     Core,
-    command::{Answer, Certificate, Command, Deed, Granted, JournalLines, Moved, Progress, Refused, Reply, Wanted},
-    keyed::{Attempt, Begun},
+    command::{
+        Certificate, Command, GrantAction, Granted, JournalLines, LedgerError, Moved, Progress, Reply, ReplyRx, Wanted,
+    },
+    keyed::{KeyAttempt, KeyClaimResult},
     pending::{Leases, Offer, Pending},
     pulse::{PATIENCE, Pulse},
     queue::{Queue, Room, queue},
@@ -26,12 +28,12 @@ use crate::{
     fence::{
         FenceToken, HolderId, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, Ttl,
         authority::SignedGrant,
-        elected::Sighting,
+        elected::LeaseObservation,
         election::{Election, LeaseName},
         external::Number,
         idempotency::{Entry, Scope},
     },
-    route::Terms,
+    route::RouteFingerprint,
     sync::thread::{self, JoinHandle},
 };
 
@@ -96,12 +98,12 @@ impl Ledger {
     }
 
     /// Refuses a call while the table hangs: nothing is changed then.
-    fn gets_on(&self) -> Result<(), Refused> {
-        if self.is_stalled() { Err(Refused::Unavailable) } else { Ok(()) }
+    fn gets_on(&self) -> Result<(), LedgerError> {
+        if self.is_stalled() { Err(LedgerError::Unavailable) } else { Ok(()) }
     }
 
     /// A call that waits only for the table.
-    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, LedgerError> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
         self.send(command(reply))?;
@@ -109,26 +111,26 @@ impl Ledger {
     }
 
     /// The same, also where the table hangs, and where the queue is full: this call must not be lost.
-    async fn call_anyway<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+    async fn call_anyway<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, LedgerError> {
         let (reply, answer) = oneshot::channel();
         self.capacity_in_time().await?.send(command(reply))?;
         self.in_time(answer).await
     }
 
     /// Waits for an answer that depends only on the table.
-    async fn in_time<T>(&self, answer: Answer<T>) -> Result<T, Refused> {
+    async fn in_time<T>(&self, answer: ReplyRx<T>) -> Result<T, LedgerError> {
         if !has_timers() {
-            return answer.await.unwrap_or(Err(Refused::Stopping));
+            return answer.await.unwrap_or(Err(LedgerError::Stopping));
         }
         let answered = tokio::time::timeout(self.patience, answer).await;
-        answered.map_or(Err(Refused::Stalled), |answer| answer.unwrap_or(Err(Refused::Stopping)))
+        answered.map_or(Err(LedgerError::Stalled), |answer| answer.unwrap_or(Err(LedgerError::Stopping)))
     }
 
     /// Waits for room for one call, however long the table hangs.
     ///
     /// # Errors
     /// When the ledger is gone.
-    pub async fn capacity(&self) -> Result<Room<'_>, Refused> {
+    pub async fn capacity(&self) -> Result<Room<'_>, LedgerError> {
         self.queue.capacity().await
     }
 
@@ -136,14 +138,14 @@ impl Ledger {
     ///
     /// # Errors
     /// When the table hangs, or the ledger is gone.
-    pub async fn capacity_in_time(&self) -> Result<Room<'_>, Refused> {
+    pub async fn capacity_in_time(&self) -> Result<Room<'_>, LedgerError> {
         let capacity = pin!(self.queue.capacity());
         // There is no room before the table goes on.
-        self.while_it_gets_on(capacity).await.unwrap_or(Err(Refused::Unavailable))
+        self.while_it_gets_on(capacity).await.unwrap_or(Err(LedgerError::Unavailable))
     }
 
     /// A call that may have to wait for other callers or for older writes.
-    async fn call_in_turn<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+    async fn call_in_turn<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, LedgerError> {
         self.gets_on()?;
         let (reply, mut answer) = oneshot::channel();
         self.send(command(reply))?;
@@ -151,19 +153,19 @@ impl Ledger {
     }
 
     /// A call that ends the ledger's work: the stop that sends it has its own deadline.
-    async fn call_at_last(&self, command: impl FnOnce(Reply<()>) -> Command) -> Result<(), Refused> {
+    async fn call_at_last(&self, command: impl FnOnce(Reply<()>) -> Command) -> Result<(), LedgerError> {
         let (reply, answer) = oneshot::channel();
         self.send(command(reply))?;
-        answer.await.unwrap_or(Err(Refused::Stopping))
+        answer.await.unwrap_or(Err(LedgerError::Stopping))
     }
 
     /// Waits for an answer, as long as the ledger goes on.
     ///
     /// # Errors
     /// As the answer says; when the table hangs; when the ledger is gone.
-    pub async fn wait<T>(&self, answer: &mut Answer<T>) -> Result<T, Refused> {
+    pub async fn wait<T>(&self, answer: &mut ReplyRx<T>) -> Result<T, LedgerError> {
         let answered = self.while_it_gets_on(answer).await;
-        answered.map_or(Err(Refused::Stalled), |answer| answer.unwrap_or(Err(Refused::Stopping)))
+        answered.map_or(Err(LedgerError::Stalled), |answer| answer.unwrap_or(Err(LedgerError::Stopping)))
     }
 
     /// Waits as long as the ledger goes on; `None`: the table hangs.
@@ -187,7 +189,7 @@ impl Ledger {
     ///
     /// # Errors
     /// With the reason of the refusal.
-    pub async fn acquire(&self, wanted: Wanted) -> Result<Offer<'_, Vec<Granted>>, Refused> {
+    pub async fn acquire(&self, wanted: Wanted) -> Result<Offer<'_, Vec<Granted>>, LedgerError> {
         let gives_back = wanted.request.is_none();
         let command = |reply| Command::Acquire { wanted, reply };
         self.call_for_leases(command, gives_back).await
@@ -197,7 +199,7 @@ impl Ledger {
         &self,
         command: impl FnOnce(Reply<T>) -> Command,
         gives_back: bool,
-    ) -> Result<Offer<'_, T>, Refused> {
+    ) -> Result<Offer<'_, T>, LedgerError> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
         let mut pending = Pending { answer, queue: &self.queue, gives_back };
@@ -217,7 +219,7 @@ impl Ledger {
         token: FenceToken,
         ttl: Ttl,
         rotate: bool,
-    ) -> Result<Offer<'_, Granted>, Refused> {
+    ) -> Result<Offer<'_, Granted>, LedgerError> {
         let command = |reply| Command::Renew { lease_id, holder, token, ttl, rotate, reply };
         self.call_for_leases(command, rotate).await
     }
@@ -231,7 +233,7 @@ impl Ledger {
         lease_id: LeaseId,
         holder: Option<HolderId>,
         token: FenceToken,
-    ) -> Result<Record, Refused> {
+    ) -> Result<Record, LedgerError> {
         self.call(|reply| Command::Release { lease_id, holder, token, reply }).await
     }
 
@@ -239,7 +241,7 @@ impl Ledger {
     ///
     /// # Errors
     /// When the table is not usable.
-    pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), Refused> {
+    pub async fn end(&self, leases: Vec<(ObjectId, LeaseId)>) -> Result<(), LedgerError> {
         self.call(|reply| Command::End { leases, reply }).await
     }
 
@@ -255,7 +257,7 @@ impl Ledger {
         reason: String,
         force: bool,
         is_external: bool,
-    ) -> Result<Moved, Refused> {
+    ) -> Result<Moved, LedgerError> {
         self.call_in_turn(|reply| Command::Revoke { object, reason, force, is_external, reply }).await
     }
 
@@ -269,7 +271,7 @@ impl Ledger {
         certificate: Certificate,
         max_jump: u64,
         migration: Option<Progress>,
-    ) -> Result<Moved, Refused> {
+    ) -> Result<Moved, LedgerError> {
         let (certificate, migration) = (Box::new(certificate), migration.map(Box::new));
         self.call_in_turn(|reply| Command::Certify { certificate, max_jump, migration, reply }).await
     }
@@ -283,7 +285,7 @@ impl Ledger {
         domain: ObjectId,
         signed: SignedGrant,
         migration: Option<Progress>,
-    ) -> Result<Granted, Refused> {
+    ) -> Result<Granted, LedgerError> {
         let (signed, migration) = (Box::new(signed), migration.map(Box::new));
         self.call_in_turn(|reply| Command::Grant { domain, signed, migration, reply }).await
     }
@@ -294,11 +296,16 @@ impl Ledger {
     /// that knows no term is not changed.
     ///
     /// # Errors
-    /// When the ledger cannot take the call.
-    pub fn sight(&self, object: ObjectId, sighting: Sighting, begins: bool) -> Result<Answer<Moved>, Refused> {
+    /// Where the ledger cannot take it.
+    pub fn observe(
+        &self,
+        object: ObjectId,
+        observation: LeaseObservation,
+        begins: bool,
+    ) -> Result<ReplyRx<Moved>, LedgerError> {
         self.gets_on()?;
         let (reply, answer) = oneshot::channel();
-        self.send(Command::Sight { object, sighting, begins, reply }).map(|()| answer)
+        self.send(Command::Observe { object, observation, begins, reply }).map(|()| answer)
     }
 
     /// Notes an operator's confirmation: which term of its Kubernetes Lease is the earliest that may still write an
@@ -311,14 +318,14 @@ impl Ledger {
         object: ObjectId,
         lease: Arc<LeaseName>,
         election: Election,
-    ) -> Result<Moved, Refused> {
+    ) -> Result<Moved, LedgerError> {
         self.call(|reply| Command::ConfirmTerm { object, lease, election, reply }).await
     }
 
-    fn send(&self, command: Command) -> Result<(), Refused> {
+    fn send(&self, command: Command) -> Result<(), LedgerError> {
         self.queue.send(command).map_err(|refused| match refused {
             // There is no room before the table goes on.
-            Refused::Overloaded if self.is_stalled() => Refused::Unavailable,
+            LedgerError::Overloaded if self.is_stalled() => LedgerError::Unavailable,
             refused => refused,
         })
     }
@@ -329,7 +336,7 @@ impl Ledger {
     ///
     /// # Errors
     /// With the reason of the refusal.
-    pub async fn follow(&self, object: ObjectId, number: Number) -> Result<Moved, Refused> {
+    pub async fn follow(&self, object: ObjectId, number: Number) -> Result<Moved, LedgerError> {
         self.call_in_turn(|reply| Command::Follow { object, number, reply }).await
     }
 
@@ -337,7 +344,7 @@ impl Ledger {
     ///
     /// # Errors
     /// With the reason of the refusal.
-    pub async fn confirm(&self, object: ObjectId, lowest: LeaseSeq) -> Result<Moved, Refused> {
+    pub async fn confirm(&self, object: ObjectId, lowest: LeaseSeq) -> Result<Moved, LedgerError> {
         self.call(|reply| Command::Confirm { object, lowest, reply }).await
     }
 
@@ -345,16 +352,16 @@ impl Ledger {
     ///
     /// # Errors
     /// When it is not in the state that the caller expects, or the table is not usable.
-    pub async fn migrate(&self, progress: Progress, deed: Deed) -> Result<(), Refused> {
+    pub async fn migrate(&self, progress: Progress, grant_action: GrantAction) -> Result<(), LedgerError> {
         let progress = Box::new(progress);
-        self.call(|reply| Command::Migrate { progress, deed, reply }).await
+        self.call(|reply| Command::Migrate { progress, grant_action, reply }).await
     }
 
     /// Deletes a parked certificate.
     ///
     /// # Errors
     /// When the table is not usable.
-    pub async fn unpark(&self, certificate: Certificate) -> Result<(), Refused> {
+    pub async fn unpark(&self, certificate: Certificate) -> Result<(), LedgerError> {
         let certificate = Box::new(certificate);
         self.call(|reply| Command::Unpark { certificate, reply }).await
     }
@@ -363,7 +370,7 @@ impl Ledger {
     ///
     /// # Errors
     /// When the table is not usable.
-    pub async fn forget_migrations(&self, ids: Vec<MigrationId>) -> Result<(), Refused> {
+    pub async fn forget_migrations(&self, ids: Vec<MigrationId>) -> Result<(), LedgerError> {
         self.call(|reply| Command::ForgetMigrations { ids, reply }).await
     }
 
@@ -372,7 +379,7 @@ impl Ledger {
     /// # Errors
     /// When the table is not usable. After `Unavailable` and `Overloaded` nothing was begun, and nothing has to be
     /// undone.
-    pub async fn begin_keyed(&self, attempt: Attempt) -> Result<Begun, Refused> {
+    pub async fn begin_keyed(&self, attempt: KeyAttempt) -> Result<KeyClaimResult, LedgerError> {
         let attempt = Box::new(attempt);
         self.call(|reply| Command::BeginKeyed { attempt, reply }).await
     }
@@ -381,7 +388,7 @@ impl Ledger {
     ///
     /// # Errors
     /// When the table is not usable.
-    pub async fn end_keyed(&self, scope: Scope, attempt: u64, entry: Entry) -> Result<(), Refused> {
+    pub async fn end_keyed(&self, scope: Scope, attempt: u64, entry: Entry) -> Result<(), LedgerError> {
         let entry = Some(Box::new(entry));
         self.call_anyway(|reply| Command::EndKeyed { scope, attempt, entry, reply }).await
     }
@@ -390,7 +397,7 @@ impl Ledger {
     ///
     /// # Errors
     /// When there is none, or the ledger is gone.
-    pub fn room(&self) -> Result<Room<'_>, Refused> {
+    pub fn room(&self) -> Result<Room<'_>, LedgerError> {
         self.queue.room()
     }
 
@@ -398,7 +405,7 @@ impl Ledger {
     ///
     /// # Errors
     /// When the table is not usable.
-    pub async fn journal(&self, lines: JournalLines) -> Result<(), Refused> {
+    pub async fn journal(&self, lines: JournalLines) -> Result<(), LedgerError> {
         self.call_anyway(|reply| Command::Journal { lines, reply }).await
     }
 
@@ -406,8 +413,8 @@ impl Ledger {
     ///
     /// # Errors
     /// When the table is not usable.
-    pub async fn announce(&self, terms: Terms) -> Result<(), Refused> {
-        self.call(|reply| Command::Announce { terms, reply }).await
+    pub async fn announce(&self, fingerprint: RouteFingerprint) -> Result<(), LedgerError> {
+        self.call(|reply| Command::Announce { fingerprint, reply }).await
     }
 
     /// Notes that new writes use these terms only.
@@ -415,16 +422,16 @@ impl Ledger {
     /// # Errors
     /// When the table hangs: after `Stalled` the change will still be made. When the ledger has no room, or is
     /// gone.
-    pub async fn adopt(&self, terms: Terms) -> Result<(), Refused> {
-        self.call_anyway(|reply| Command::Adopt { terms, reply }).await
+    pub async fn adopt(&self, fingerprint: RouteFingerprint) -> Result<(), LedgerError> {
+        self.call_anyway(|reply| Command::Adopt { fingerprint, reply }).await
     }
 
-    /// Grants nothing more from here on: waiting and new callers get [`Refused::Stopping`]. Renewals and releases
+    /// Grants nothing more from here on: waiting and new callers get [`LedgerError::Stopping`]. Renewals and releases
     /// go on. Returns when every earlier change is done.
     ///
     /// # Errors
     /// When the ledger is gone already.
-    pub async fn close(&self) -> Result<(), Refused> {
+    pub async fn close(&self) -> Result<(), LedgerError> {
         self.call_at_last(|reply| Command::Close { reply }).await
     }
 
@@ -442,7 +449,7 @@ impl Ledger {
     ///
     /// # Errors
     /// When the clean flag could not be set: the next start counts as unclean.
-    pub async fn stop(&self) -> Result<(), Refused> {
+    pub async fn stop(&self) -> Result<(), LedgerError> {
         let closed = self.call_at_last(|reply| Command::Stop { reply }).await;
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
@@ -459,8 +466,8 @@ impl Room<'_> {
     ///
     /// # Errors
     /// When the ledger is gone.
-    pub fn sight_all(self, objects: Vec<ObjectId>, sighting: Sighting) -> Result<(), Refused> {
-        self.send(Command::SightAll { objects, sighting })
+    pub fn observe_all(self, objects: Vec<ObjectId>, observation: LeaseObservation) -> Result<(), LedgerError> {
+        self.send(Command::ObserveAll { objects, observation })
     }
 
     /// Forgets a keyed write of which nothing was sent, before all later calls. Where the ledger is gone, the write

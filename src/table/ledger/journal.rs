@@ -7,7 +7,7 @@
 use sha2::{Digest, Sha256};
 
 use super::{
-    Refused,
+    LedgerError,
     core::{Core, unreadable},
     round::Round,
 };
@@ -24,7 +24,7 @@ impl Core {
         &mut self,
         round: &mut Round,
         lines: Vec<(ObjectId, Option<LeaseSeq>, Wrote)>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), LedgerError> {
         for (object, seq, wrote) in lines {
             let mut head = match round.journals.get(&object) {
                 Some(head) => *head,

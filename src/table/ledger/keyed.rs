@@ -7,7 +7,7 @@
 use std::{collections::HashMap, sync::Weak};
 
 use super::{
-    Refused,
+    LedgerError,
     core::{Core, unreadable},
     round::Round,
 };
@@ -15,7 +15,7 @@ use crate::{
     failpoints::{self, Fault},
     fence::{
         BootMs, LeaseSeq, Now, Ttl, WallMs,
-        idempotency::{Answer, Entry, Payload, Scope, Since},
+        idempotency::{Entry, KeptResponse, Payload, Scope, Since},
     },
     table::{
         Table, TableFault,
@@ -25,7 +25,7 @@ use crate::{
 
 /// A keyed write that is about to be sent.
 #[derive(Clone, Debug)]
-pub struct Attempt {
+pub struct KeyAttempt {
     pub scope: Scope,
     /// `None` where the body is not known yet.
     pub payload: Option<Payload>,
@@ -73,7 +73,7 @@ impl Keyed {
 
 /// What the ledger found under a key.
 #[derive(Clone, Debug)]
-pub enum Begun {
+pub enum KeyClaimResult {
     /// The key is new, and is remembered now.
     Fresh(Entry),
     /// The key was known before.
@@ -86,8 +86,12 @@ pub enum Begun {
 const ROWS_EACH_SECOND: usize = 65_536;
 
 impl Core {
-    pub(super) fn begin_keyed(&mut self, round: &mut Round, attempt: Attempt) -> Result<Begun, Refused> {
-        let Attempt { scope, payload, seq, attempt, alive } = attempt;
+    pub(super) fn begin_keyed(
+        &mut self,
+        round: &mut Round,
+        attempt: KeyAttempt,
+    ) -> Result<KeyClaimResult, LedgerError> {
+        let KeyAttempt { scope, payload, seq, attempt, alive } = attempt;
         let now = self.setup.clock.now();
         if self.keyed.flying.get(&scope).is_some_and(Flying::is_lost) {
             self.keep_lost(round, &scope)?;
@@ -95,18 +99,18 @@ impl Core {
         let before = self.keyed(round, &scope)?;
         let is_known = |known: &&Entry| !self.is_forgettable(&scope, known, now) && !failpoints::on(Fault::ForgetKeys);
         if let Some(known) = before.as_ref().filter(is_known) {
-            return Ok(Begun::Known(known.clone()));
+            return Ok(KeyClaimResult::Known(known.clone()));
         }
         let record = self.newest(round, &scope.object)?;
         let Some(lease) = record.open_lease().filter(|lease| lease.seq == seq && lease.is_live(now)) else {
-            return Ok(Begun::Fenced);
+            return Ok(KeyClaimResult::Fenced);
         };
         let lease_id = lease.lease_id.clone();
         let since = Some(self.since(now));
-        let entry = Entry { payload, seq, lease_id, at: now.wall, since, attempt, answer: Answer::None };
+        let entry = Entry { payload, seq, lease_id, at: now.wall, since, attempt, answer: KeptResponse::None };
         self.keyed.flying.insert(scope.clone(), Flying { attempt, alive, since: now.boot });
         put(round, scope, before.map(|before| before.at), Some(entry.clone()));
-        Ok(Begun::Fresh(entry))
+        Ok(KeyClaimResult::Fresh(entry))
     }
 
     /// Ends an attempt with its outcome; `None`: nothing of it was sent, so its key is free again. Where another
@@ -117,7 +121,7 @@ impl Core {
         scope: Scope,
         attempt: u64,
         entry: Option<Entry>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), LedgerError> {
         if let Some(known) = self.keyed(round, &scope)?.filter(|known| known.attempt == attempt) {
             self.keyed.lands(&scope, attempt);
             let entry = entry.map(|entry| self.kept_from_now(entry));
@@ -133,7 +137,7 @@ impl Core {
 
     /// Restarts the age of an entry whose write ended in this run with an unknown outcome, as an answer does: what
     /// was sent of the write may still land.
-    fn keep_lost(&mut self, round: &mut Round, scope: &Scope) -> Result<(), Refused> {
+    fn keep_lost(&mut self, round: &mut Round, scope: &Scope) -> Result<(), LedgerError> {
         let Some(lost) = self.keyed.flying.get(scope) else { return Ok(()) };
         let (attempt, age_ms) = (lost.attempt, self.setup.clock.now().boot.since(lost.since));
         // Most end soon: then there is nothing to change.
@@ -164,11 +168,11 @@ impl Core {
     /// Whether the entry's write may be on its way, from this run or from an earlier one.
     fn may_land(&self, scope: &Scope, entry: &Entry, now: Now) -> bool {
         let is_earlier = !entry.is_of(self.setup.records.context.frame.run);
-        let is_left = is_earlier && entry.answer == Answer::None && now.boot < self.bound_from_start();
+        let is_left = is_earlier && entry.answer == KeptResponse::None && now.boot < self.bound_from_start();
         is_left || self.keyed.is_flying(scope, entry.attempt)
     }
 
-    fn keyed(&self, round: &Round, scope: &Scope) -> Result<Option<Entry>, Refused> {
+    fn keyed(&self, round: &Round, scope: &Scope) -> Result<Option<Entry>, LedgerError> {
         match round.keyed.get(scope) {
             Some(entry) => Ok(entry.clone()),
             None => read(&*self.setup.records.table, scope).map_err(|fault| unreadable(&fault)),
@@ -225,7 +229,7 @@ impl Core {
                 return true;
             }
             if age_ms < self.setup.keys_keep_ms {
-                if entry.answer == Answer::None && !entry.is_of(self.setup.records.context.frame.run) {
+                if entry.answer == KeptResponse::None && !entry.is_of(self.setup.records.context.frame.run) {
                     // This entry counts from this run's start; the later ones do not.
                     return true;
                 }

@@ -22,7 +22,7 @@
 //! - `pulse`: whether the ledger goes on. `faults`: test faults of lease changes.
 //! - `waiters`, `timers`, `sweep`: callers that wait, work that is due later, forgetting what ended long ago.
 //!
-//! After a failed write or sync the table is latched: every call gets [`Refused::Unavailable`] until the process is
+//! After a failed write or sync the table is latched: every call gets [`LedgerError::Unavailable`] until the process is
 //! started again.
 
 mod acquire;
@@ -35,6 +35,7 @@ mod core;
 mod elected;
 mod external;
 mod faults;
+mod fingerprint;
 mod handle;
 pub mod journal;
 pub mod keyed;
@@ -44,17 +45,18 @@ mod pulse;
 mod queue;
 mod round;
 mod sweep;
-mod terms;
 mod timers;
 mod waiters;
 
 use std::{sync::Arc, time::Duration};
 
 pub use self::{
-    command::{Answer, Certificate, Command, Deed, Granted, JournalLines, Moved, Progress, Refused, Wanted},
+    command::{
+        Certificate, Command, GrantAction, Granted, JournalLines, LedgerError, Moved, Progress, ReplyRx, Wanted,
+    },
     core::{Core, Setup},
     handle::Ledger,
-    keyed::{Attempt, Begun},
+    keyed::{KeyAttempt, KeyClaimResult},
     lease_ids::rare_id,
     pending::{Leases, Offer},
     pulse::{PATIENCE, Pulse},

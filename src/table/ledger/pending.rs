@@ -4,7 +4,7 @@
 use tokio::sync::oneshot;
 
 use super::{
-    command::{Command, Granted, Refused, Reply},
+    command::{Command, Granted, LedgerError, Reply},
     queue::Queue,
 };
 use crate::fence::{LeaseId, ObjectId};
@@ -65,7 +65,7 @@ impl<T: Leases> Drop for Offer<'_, T> {
 /// A call for leases whose answer is awaited. If the caller stops waiting, the leases that were granted meanwhile
 /// are treated as not taken.
 pub(super) struct Pending<'a, T: Leases> {
-    pub(super) answer: oneshot::Receiver<Result<T, Refused>>,
+    pub(super) answer: oneshot::Receiver<Result<T, LedgerError>>,
     pub(super) queue: &'a Queue,
     pub(super) gives_back: bool,
 }
@@ -90,7 +90,7 @@ impl<T: Leases> Drop for Pending<'_, T> {
 /// request.
 pub(super) fn answer_leases<T: Leases>(
     reply: Reply<T>,
-    result: Result<T, Refused>,
+    result: Result<T, LedgerError>,
     gives_back: bool,
 ) -> Vec<(ObjectId, LeaseId)> {
     match reply.send(result) {

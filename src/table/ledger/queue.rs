@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
 
-use super::command::{Command, Refused};
+use super::command::{Command, LedgerError};
 use crate::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 
 /// A queue for this many calls: the callers' end, and the ledger's.
@@ -28,11 +28,11 @@ impl Queue {
     ///
     /// # Errors
     /// `Overloaded` where there is none, `Stopping` where the ledger is gone.
-    pub(super) fn room(&self) -> Result<Room<'_>, Refused> {
+    pub(super) fn room(&self) -> Result<Room<'_>, LedgerError> {
         match self.room.try_acquire() {
             Ok(place) => Ok(Room { queue: self, place }),
-            Err(TryAcquireError::NoPermits) => Err(Refused::Overloaded),
-            Err(TryAcquireError::Closed) => Err(Refused::Stopping),
+            Err(TryAcquireError::NoPermits) => Err(LedgerError::Overloaded),
+            Err(TryAcquireError::Closed) => Err(LedgerError::Stopping),
         }
     }
 
@@ -40,8 +40,8 @@ impl Queue {
     ///
     /// # Errors
     /// `Stopping` where the ledger is gone.
-    pub(super) async fn capacity(&self) -> Result<Room<'_>, Refused> {
-        let place = self.room.acquire().await.map_err(|_| Refused::Stopping)?;
+    pub(super) async fn capacity(&self) -> Result<Room<'_>, LedgerError> {
+        let place = self.room.acquire().await.map_err(|_| LedgerError::Stopping)?;
         Ok(Room { queue: self, place })
     }
 
@@ -49,7 +49,7 @@ impl Queue {
     ///
     /// # Errors
     /// As [`Self::room`].
-    pub(super) fn send(&self, command: Command) -> Result<(), Refused> {
+    pub(super) fn send(&self, command: Command) -> Result<(), LedgerError> {
         self.room()?.send(command)
     }
 }
@@ -65,10 +65,10 @@ impl Room<'_> {
     ///
     /// # Errors
     /// `Stopping` where the ledger is gone.
-    pub(super) fn send(self, command: Command) -> Result<(), Refused> {
+    pub(super) fn send(self, command: Command) -> Result<(), LedgerError> {
         let Self { queue, place } = self;
         // A caller with a place finds room: the channel has at least as many entries as there are places.
-        queue.sender.try_send(command).map_err(|_| Refused::Stopping)?;
+        queue.sender.try_send(command).map_err(|_| LedgerError::Stopping)?;
         // The ledger frees the place.
         place.forget();
         Ok(())
@@ -138,7 +138,7 @@ mod tests {
     fn who_waits_for_room_gets_the_place_of_a_call_that_was_taken() {
         let (queue, calls) = queue(2);
         assert_eq!((queue.send(Command::Tick), queue.send(Command::Tick)), (Ok(()), Ok(())));
-        assert_eq!(queue.send(Command::Tick), Err(Refused::Overloaded));
+        assert_eq!(queue.send(Command::Tick), Err(LedgerError::Overloaded));
         let mut context = Context::from_waker(Waker::noop());
         let mut first = pin!(queue.capacity());
         assert!(first.as_mut().poll(&mut context).is_pending());
@@ -146,7 +146,7 @@ mod tests {
         assert!(batch.next().is_some());
         drop(batch);
         // The place belongs to the callers that have waited.
-        assert_eq!(queue.send(Command::Tick), Err(Refused::Overloaded));
+        assert_eq!(queue.send(Command::Tick), Err(LedgerError::Overloaded));
         let Poll::Ready(Ok(room)) = first.as_mut().poll(&mut context) else { panic!("there is room") };
         assert_eq!(room.send(Command::Tick), Ok(()));
         assert_eq!(calls.batch(None).count(), 2);
@@ -164,6 +164,6 @@ mod tests {
         assert!(waiting.as_mut().poll(&mut context).is_pending());
         drop(calls);
         let Poll::Ready(Err(refused)) = waiting.as_mut().poll(&mut context) else { panic!("it is gone") };
-        assert_eq!((refused, queue.send(Command::Tick)), (Refused::Stopping, Err(Refused::Stopping)));
+        assert_eq!((refused, queue.send(Command::Tick)), (LedgerError::Stopping, Err(LedgerError::Stopping)));
     }
 }

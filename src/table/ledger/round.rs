@@ -71,7 +71,7 @@ impl Draft {
 }
 
 /// Sends an answer once it is known whether the round is durable. Returns the leases whose callers were gone.
-pub(super) type Answer = Box<dyn FnOnce(bool) -> Vec<(ObjectId, LeaseId)> + Send>;
+pub(super) type SendReply = Box<dyn FnOnce(bool) -> Vec<(ObjectId, LeaseId)> + Send>;
 
 /// The round.
 #[derive(Default)]
@@ -90,7 +90,7 @@ pub(super) struct Round {
     records: Vec<Record>,
     places: HashMap<ObjectId, usize>,
     pub(super) news: Vec<Announcement>,
-    pub(super) answers: Vec<Answer>,
+    pub(super) answers: Vec<SendReply>,
     pub(super) changes: usize,
 }
 
@@ -118,7 +118,7 @@ impl Round {
     }
 
     /// Calls `look` with an object's newest record: this round's, or the published one, under its stripe's lock.
-    pub(super) fn look<R>(
+    pub(super) fn with_record<R>(
         &self,
         records: &Records,
         object: &ObjectId,
@@ -126,7 +126,7 @@ impl Round {
     ) -> Result<R, TableFault> {
         match self.record(object) {
             Some(record) => Ok(look(record)),
-            None => records.look(object, look),
+            None => records.with_record(object, look),
         }
     }
 

@@ -18,28 +18,28 @@ pub(super) enum Due {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct TimerEntry {
     at: BootMs,
     /// Of two timers for one instant, the earlier entry comes first, so that the order is always the same.
     turn: u64,
     due: Due,
 }
 
-impl PartialEq for Entry {
+impl PartialEq for TimerEntry {
     fn eq(&self, other: &Self) -> bool {
         (self.at, self.turn) == (other.at, other.turn)
     }
 }
 
-impl Eq for Entry {}
+impl Eq for TimerEntry {}
 
-impl PartialOrd for Entry {
+impl PartialOrd for TimerEntry {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Entry {
+impl Ord for TimerEntry {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.turn).cmp(&(other.at, other.turn))
     }
@@ -53,7 +53,7 @@ const SPARE: usize = 16_384;
 /// when it fires.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
-    heap: BinaryHeap<Reverse<Entry>>,
+    heap: BinaryHeap<Reverse<TimerEntry>>,
     armed: Leases,
     turn: u64,
 }
@@ -61,7 +61,7 @@ pub(super) struct Timers {
 impl Timers {
     pub(super) fn push(&mut self, at: BootMs, due: Due) {
         self.turn += 1;
-        self.heap.push(Reverse(Entry { at, turn: self.turn, due }));
+        self.heap.push(Reverse(TimerEntry { at, turn: self.turn, due }));
     }
 
     /// Sets the timer for a lease's deadline, unless there is one.

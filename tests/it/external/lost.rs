@@ -18,9 +18,9 @@ fn a_lost_tail_locks_objects_until_an_operator_confirms() {
     let table = std::sync::Arc::new(world.gate.table.after_a_crash());
     let later = Now { wall: WallMs(START.wall.0 + 1_000), boot: BootMs(9_000_000) };
     let (clock, _driver) = Clock::driven(later);
-    let terms = fencegate::route::Routes::new(&world.settings).unwrap().terms;
+    let fingerprint = fencegate::route::Routes::new(&world.settings).unwrap().fingerprint;
     let lost = Recovered::TailLost { why: "a test".to_owned() };
-    begin_on(std::sync::Arc::clone(&table) as std::sync::Arc<dyn Table>, key(), lost, (&clock, terms), "memory")
+    begin_on(std::sync::Arc::clone(&table) as std::sync::Arc<dyn Table>, key(), lost, (&clock, fingerprint), "memory")
         .unwrap();
     let gate = TestGate::on(&world.settings, table, later);
     let put = |path: &str, token: &str| gate.gate().call("PUT", path, &[("fence-token", token)], b"again");

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use fencegate::{
     config::LeaseSource,
     fence::{ObjectId, elected::Claimant, election::Election},
-    kubernetes::{api::LeaseName, elections::Unknown},
-    table::ledger::Refused,
+    kubernetes::{api::LeaseName, lease_observer::Unknown},
+    table::ledger::LedgerError,
 };
 
 use super::world::{NAMESPACE, World};
@@ -55,10 +55,10 @@ fn who_goes_by_older_routes_asks_in_vain() {
     let world = World::new();
     let (object, claimant) = (ObjectId::new("users").unwrap(), claimant(&world.take("a")));
     let ask = |generation| {
-        let asked = world.gate.running().gate.elections.ask(&object, &claimant, generation);
+        let asked = world.gate.running().gate.lease_observer.ask(&object, &claimant, generation);
         world.gate.runtime.block_on(asked).map(drop)
     };
-    let too_old = |asked| matches!(asked, Err(Unknown::Ledger(Refused::Overloaded)));
+    let too_old = |asked| matches!(asked, Err(Unknown::Ledger(LedgerError::Overloaded)));
     assert!(too_old(ask(1)), "routes that nobody has yet");
     assert_eq!(world.object()["fence"], 0, "and nothing has moved");
     ask(0).unwrap();
@@ -98,11 +98,11 @@ fn a_change_that_the_watch_shows_is_read_before_strangers_have_their_turn() {
     let first = world.take("a");
     world.put(&first).applied();
     let ask = |name: String| {
-        let elections = Arc::clone(&world.gate.running().gate.elections);
+        let lease_observer = Arc::clone(&world.gate.running().gate.lease_observer);
         let object = ObjectId::new(&name).unwrap();
         let lease = Arc::new(LeaseName { namespace: NAMESPACE.to_owned(), name });
         let stranger = Claimant { lease, ..claimant(STRANGE) };
-        world.gate.runtime.spawn(async move { elections.ask(&object, &stranger, 0).await.is_ok() })
+        world.gate.runtime.spawn(async move { lease_observer.ask(&object, &stranger, 0).await.is_ok() })
     };
     // As many reads as the limit allows in fifteen seconds.
     let _flood: Vec<_> = (0..1_500).map(|n| ask(format!("stranger-{n}"))).collect();
@@ -182,15 +182,15 @@ fn a_reload_that_is_refused_does_not_say_where_the_api_server_is() {
     assert_eq!(reload(&wrong), Err("gate.tls_cert_file".to_owned()));
     assert_eq!(led[0].lease_source, LeaseSource::Kubernetes);
     // A claimant by new routes gets `Unknown::Away` before the API server is known, and nothing panics.
-    let (elections, strange) = (Arc::clone(&gate.running().gate.elections), claimant(STRANGE));
+    let (lease_observer, strange) = (Arc::clone(&gate.running().gate.lease_observer), claimant(STRANGE));
     let asked = gate.runtime.block_on(async {
-        elections.reach(&wrong.kubernetes, &[NAMESPACE.to_owned()]).unwrap();
-        elections.ask(&ObjectId::new("users").unwrap(), &strange, 0).await.map(drop)
+        lease_observer.reach(&wrong.kubernetes, &[NAMESPACE.to_owned()]).unwrap();
+        lease_observer.ask(&ObjectId::new("users").unwrap(), &strange, 0).await.map(drop)
     });
     assert!(matches!(asked, Err(Unknown::Away(_))), "{asked:?}");
     assert_eq!(reload(&fencegate::config::Settings { route: led, ..settings }), Ok(()));
     until("the right one is found", || {
         gate.shows(&format!("fencegate_kubernetes_watch_up{{lease_namespace=\"{NAMESPACE}\"}} 1"))
     });
-    gate.running().gate.elections.stop();
+    gate.running().gate.lease_observer.stop();
 }

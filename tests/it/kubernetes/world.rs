@@ -110,9 +110,9 @@ impl World {
         let gate = std::mem::replace(&mut self.gate, TestGate::start());
         let (table, now) = (gate.crash(), beginning());
         let (clock, _driver) = Clock::driven(now);
-        let terms = Routes::new(&self.settings).unwrap().terms;
+        let fingerprint = Routes::new(&self.settings).unwrap().fingerprint;
         let lost = Recovered::TailLost { why: "a test".to_owned() };
-        begin_on(Arc::clone(&table) as Arc<dyn Table>, key(), lost, (&clock, terms), "memory").unwrap();
+        begin_on(Arc::clone(&table) as Arc<dyn Table>, key(), lost, (&clock, fingerprint), "memory").unwrap();
         self.gate = TestGate::on(&self.settings, table, now);
         self
     }
@@ -181,7 +181,7 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         if let Some(running) = &self.gate.running {
-            running.gate.elections.stop();
+            running.gate.lease_observer.stop();
             running.gate.stopping.send_replace(true);
         }
     }

@@ -69,7 +69,7 @@ impl TestGate {
             shared,
             key(),
             Recovered::Whole,
-            (&clock, fencegate::route::Routes::new(settings).unwrap().terms),
+            (&clock, fencegate::route::Routes::new(settings).unwrap().fingerprint),
             "memory",
         )
         .unwrap();

@@ -94,7 +94,7 @@ async fn hear(response: ResponseFuture) -> Result<Told, h2::Error> {
 }
 
 /// Writes that have begun, and the receiver of their answers.
-struct Begun {
+struct BegunWrites {
     bodies: Vec<SendStream<Bytes>>,
     heard: mpsc::Receiver<(usize, Result<Told, h2::Error>)>,
     /// They keep the connections open.
@@ -102,7 +102,7 @@ struct Begun {
 }
 
 /// Sends the heads and half of the bodies of as many writes as the streams allow.
-async fn begin(gate: SocketAddr, token: &str) -> Begun {
+async fn begin(gate: SocketAddr, token: &str) -> BegunWrites {
     let half = Bytes::from(Text::first(LENGTH / 2));
     let (tell, heard) = mpsc::channel(H2_CONNECTIONS * STREAMS);
     let (mut senders, mut bodies) = (vec![], vec![]);
@@ -129,10 +129,10 @@ async fn begin(gate: SocketAddr, token: &str) -> Begun {
             });
         }
     }
-    Begun { bodies, heard, _senders: senders }
+    BegunWrites { bodies, heard, _senders: senders }
 }
 
-impl Begun {
+impl BegunWrites {
     /// The next `count` answers.
     async fn hear(&mut self, count: usize) -> Vec<(usize, Told)> {
         let mut all = Vec::with_capacity(count);

@@ -22,8 +22,8 @@ use tokio::{
 
 use super::{
     Address, Way,
+    http1::Http1Conn,
     io::{Io, Wire},
-    link::Link,
     observed::Observed,
     shares::{Asker, Limits, Shares, Taken, UNKNOWN},
 };
@@ -31,7 +31,7 @@ use crate::{config::StoreSettings, fence::BootMs};
 
 /// Why there is no connection.
 #[derive(Debug)]
-pub enum NoLane {
+pub enum NoConnection {
     /// The store does not answer at its address.
     Unreachable(String),
     /// Too many requests wait already.
@@ -51,15 +51,15 @@ pub struct Pool {
 /// The requests that wait for a connection.
 #[derive(Default)]
 struct Queue {
-    writes: VecDeque<Waiting>,
+    writes: VecDeque<ConnWaiter>,
     /// Reads, and writes that are not judged.
-    others: VecDeque<Waiting>,
+    others: VecDeque<ConnWaiter>,
     /// How many writes were served in a row while others waited.
     in_a_row: u32,
 }
 
-struct Waiting {
-    tell: oneshot::Sender<()>,
+struct ConnWaiter {
+    notify: oneshot::Sender<()>,
     asker: Asker,
 }
 
@@ -67,7 +67,7 @@ struct Waiting {
 const WRITES_IN_A_ROW: u32 = 3;
 
 impl Queue {
-    fn of(&mut self, asker: Asker) -> &mut VecDeque<Waiting> {
+    fn of(&mut self, asker: Asker) -> &mut VecDeque<ConnWaiter> {
         match asker {
             Asker::Read(_) | Asker::Unjudged => &mut self.others,
             Asker::Write { .. } => &mut self.writes,
@@ -88,19 +88,19 @@ impl Queue {
 
     /// Removes requests that no longer wait.
     fn tidy(&mut self) {
-        self.writes.retain(|waiting| !waiting.tell.is_closed());
-        self.others.retain(|waiting| !waiting.tell.is_closed());
+        self.writes.retain(|waiting| !waiting.notify.is_closed());
+        self.others.retain(|waiting| !waiting.notify.is_closed());
     }
 
     /// The next request that may have a connection.
-    fn next(&mut self, shares: &Shares) -> Option<Waiting> {
-        let place = |queue: &VecDeque<Waiting>| {
+    fn next(&mut self, shares: &Shares) -> Option<ConnWaiter> {
+        let place = |queue: &VecDeque<ConnWaiter>| {
             // Few askers can have used their share, and many requests may wait behind them.
             let mut had_theirs: Vec<Asker> = vec![];
             let reads_are_full = shares.reads_are_full();
-            queue.iter().position(|Waiting { tell, asker }| {
+            queue.iter().position(|ConnWaiter { notify, asker }| {
                 let has_had_it = matches!(asker, Asker::Read(_)) && reads_are_full;
-                if has_had_it || tell.is_closed() || had_theirs.contains(asker) {
+                if has_had_it || notify.is_closed() || had_theirs.contains(asker) {
                     return false;
                 }
                 let may_take = shares.may_take(*asker);
@@ -126,15 +126,15 @@ impl Queue {
 }
 
 struct Idle {
-    link: Box<Link>,
+    http1: Box<Http1Conn>,
     since: BootMs,
     place: usize,
 }
 
 /// One connection, in use by one request. Dropping it closes the connection in any state, and nothing more leaves on
 /// it.
-pub struct Lane {
-    link: Option<Box<Link>>,
+pub struct PooledConn {
+    http1: Option<Box<Http1Conn>>,
     /// Since when it was idle, if it has carried another request before.
     idle_since: Option<BootMs>,
     pool: Rc<Pool>,
@@ -163,18 +163,20 @@ impl Pool {
     ///
     /// # Errors
     /// Where the store cannot be reached, or too many requests wait for it.
-    pub async fn lane(self: &Rc<Self>, asker: Asker) -> Result<Lane, NoLane> {
+    pub async fn conn(self: &Rc<Self>, asker: Asker) -> Result<PooledConn, NoConnection> {
         let patience = Duration::from_millis(self.settings.response_timeout_ms);
-        match self.lane_at_once(asker).await {
-            Some(lane) => lane,
-            None => tokio::time::timeout(patience, self.lane_in_turn(asker)).await.unwrap_or(Err(NoLane::Overloaded)),
+        match self.conn_at_once(asker).await {
+            Some(conn) => conn,
+            None => {
+                tokio::time::timeout(patience, self.conn_in_turn(asker)).await.unwrap_or(Err(NoConnection::Overloaded))
+            }
         }
     }
 
     /// An idle connection or a new one; `None` where the asker may have none now.
-    async fn lane_at_once(self: &Rc<Self>, asker: Asker) -> Option<Result<Lane, NoLane>> {
-        if let Some(lane) = self.idle_lane(asker) {
-            return Some(Ok(lane));
+    async fn conn_at_once(self: &Rc<Self>, asker: Asker) -> Option<Result<PooledConn, NoConnection>> {
+        if let Some(conn) = self.idle_conn(asker) {
+            return Some(Ok(conn));
         }
         if self.open.get() < self.settings.connections_max && self.shares.borrow().may_take(asker) {
             return Some(self.connect(asker).await);
@@ -186,37 +188,37 @@ impl Pool {
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "most askers are the same one, which is known beforehand")]
     #[must_use]
-    pub fn idle_lane(self: &Rc<Self>, asker: Asker) -> Option<Lane> {
+    pub fn idle_conn(self: &Rc<Self>, asker: Asker) -> Option<PooledConn> {
         loop {
             let mut shares = self.shares.borrow_mut();
             if !shares.may_take(asker) {
                 return None;
             }
-            let Idle { link, since, place } = self.idle.borrow_mut().pop()?;
+            let Idle { http1, since, place } = self.idle.borrow_mut().pop()?;
             shares.take(place, asker);
             drop(shares);
-            let mut lane =
-                Lane { link: Some(link), idle_since: Some(since), pool: Rc::clone(self), place, is_open: true };
-            if !lane.link().is_dead() {
-                return Some(lane);
+            let mut conn =
+                PooledConn { http1: Some(http1), idle_since: Some(since), pool: Rc::clone(self), place, is_open: true };
+            if !conn.http1().is_dead() {
+                return Some(conn);
             }
         }
     }
 
     /// An idle connection for a write whose object is not known yet, while no object can have used its share.
     #[must_use]
-    pub fn idle_lane_at_ease(self: &Rc<Self>) -> Option<Lane> {
-        self.idle_lane(UNKNOWN)
+    pub fn idle_conn_at_ease(self: &Rc<Self>) -> Option<PooledConn> {
+        self.idle_conn(UNKNOWN)
     }
 
     /// Waits for a connection to become free. A request that is overtaken keeps its place in the queue.
-    async fn lane_in_turn(self: &Rc<Self>, asker: Asker) -> Result<Lane, NoLane> {
+    async fn conn_in_turn(self: &Rc<Self>, asker: Asker) -> Result<PooledConn, NoConnection> {
         let mut turn = self.queue_up(asker, false)?;
         loop {
             turn.wait().await;
-            if let Some(lane) = self.lane_at_once(asker).await {
+            if let Some(conn) = self.conn_at_once(asker).await {
                 turn.taken();
-                return lane;
+                return conn;
             }
             turn.taken();
             turn = self.queue_up(asker, true)?;
@@ -227,27 +229,27 @@ impl Pool {
     /// socket.
     pub fn adopt(self: &Rc<Self>, io: impl Io + 'static) {
         self.open.set(self.open.get() + 1);
-        let link = Box::new(observed(io));
+        let http1 = Box::new(observed(io));
         let place = self.shares.borrow_mut().open();
-        self.idle.borrow_mut().push(Idle { link, since: BootMs(u64::MAX), place });
+        self.idle.borrow_mut().push(Idle { http1, since: BootMs(u64::MAX), place });
     }
 
-    fn queue_up(self: &Rc<Self>, asker: Asker, again: bool) -> Result<Turn, NoLane> {
-        let (tell, told) = oneshot::channel();
+    fn queue_up(self: &Rc<Self>, asker: Asker, again: bool) -> Result<Turn, NoConnection> {
+        let (notify, notified) = oneshot::channel();
         let mut queue = self.queue.borrow_mut();
         queue.tidy();
-        let waiting = Waiting { tell, asker };
+        let waiting = ConnWaiter { notify, asker };
         if again {
             queue.of(asker).push_front(waiting);
         } else {
             let (places, taken) = (Limits::of_places(self.settings.queue_max), Taken::count(queue.askers()));
             let own = |is_own: &dyn Fn(Asker) -> bool| queue.askers().filter(|asker| is_own(*asker)).count();
             if queue.len() >= self.settings.queue_max || !places.allow(asker, taken, own) {
-                return Err(NoLane::Overloaded);
+                return Err(NoConnection::Overloaded);
             }
             queue.of(asker).push_back(waiting);
         }
-        Ok(Turn { told, pool: Some(Rc::clone(self)) })
+        Ok(Turn { notified, pool: Some(Rc::clone(self)) })
     }
 
     fn tell_next(&self) {
@@ -256,7 +258,7 @@ impl Pool {
         }
         loop {
             let next = self.queue.borrow_mut().next(&self.shares.borrow());
-            if next.is_none_or(|next| next.tell.send(()).is_ok()) {
+            if next.is_none_or(|next| next.notify.send(()).is_ok()) {
                 return;
             }
         }
@@ -267,21 +269,23 @@ impl Pool {
         self.tell_next();
     }
 
-    async fn connect(self: &Rc<Self>, asker: Asker) -> Result<Lane, NoLane> {
+    async fn connect(self: &Rc<Self>, asker: Asker) -> Result<PooledConn, NoConnection> {
         self.open.set(self.open.get() + 1);
         let place = self.shares.borrow_mut().open();
         self.shares.borrow_mut().take(place, asker);
         // From here on, dropping the lane counts the connection out, also if connecting fails.
-        let mut lane = Lane { link: None, idle_since: None, pool: Rc::clone(self), place, is_open: true };
+        let mut conn = PooledConn { http1: None, idle_since: None, pool: Rc::clone(self), place, is_open: true };
         let patience = Duration::from_millis(self.settings.connect_timeout_ms);
         let connected = tokio::time::timeout(patience, Box::pin(dial(&self.way, &self.settings))).await;
         match connected {
-            Ok(Ok(link)) => {
-                lane.link = Some(link);
-                Ok(lane)
+            Ok(Ok(http1)) => {
+                conn.http1 = Some(http1);
+                Ok(conn)
             }
-            Ok(Err(error)) => Err(NoLane::Unreachable(error.to_string())),
-            Err(_) => Err(NoLane::Unreachable(format!("no connection within {} ms", self.settings.connect_timeout_ms))),
+            Ok(Err(error)) => Err(NoConnection::Unreachable(error.to_string())),
+            Err(_) => {
+                Err(NoConnection::Unreachable(format!("no connection within {} ms", self.settings.connect_timeout_ms)))
+            }
         }
     }
 
@@ -297,7 +301,7 @@ impl Pool {
         let patience = self.settings.idle_timeout_ms;
         let mut gone = vec![];
         self.idle.borrow_mut().retain_mut(|idle| {
-            let stays = now.since(idle.since) < patience && !idle.link.has_ended();
+            let stays = now.since(idle.since) < patience && !idle.http1.has_ended();
             if !stays {
                 gone.push(idle.place);
             }
@@ -312,14 +316,14 @@ impl Pool {
 
 /// A place in the queue. A turn that is woken for a free connection, and is dropped without taking it, wakes the next.
 struct Turn {
-    told: oneshot::Receiver<()>,
+    notified: oneshot::Receiver<()>,
     pool: Option<Rc<Pool>>,
 }
 
 impl Turn {
     async fn wait(&mut self) {
         // Woken or forgotten: the caller checks again in both cases.
-        let _ = (&mut self.told).await;
+        let _ = (&mut self.notified).await;
     }
 
     /// Notes that the free connection was used or found taken.
@@ -331,15 +335,15 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         let Some(pool) = self.pool.take() else { return };
-        self.told.close();
+        self.notified.close();
         // After `wait` has returned, the channel is empty, but the free connection is still this turn's.
-        if self.told.is_terminated() || self.told.try_recv().is_ok() {
+        if self.notified.is_terminated() || self.notified.try_recv().is_ok() {
             pool.tell_next();
         }
     }
 }
 
-async fn dial(way: &Way, settings: &StoreSettings) -> io::Result<Box<Link>> {
+async fn dial(way: &Way, settings: &StoreSettings) -> io::Result<Box<Http1Conn>> {
     Ok(Box::new(match &way.address {
         Address::Tcp { host, port } => observed(connect(host, *port, settings).await?),
         Address::Tls { host, port } => {
@@ -347,16 +351,16 @@ async fn dial(way: &Way, settings: &StoreSettings) -> io::Result<Box<Link>> {
             // Counted below TLS.
             let stream = Observed::with(connect(host, *port, settings).await?, Rc::clone(&wire));
             let tls = way.tls.as_ref().ok_or_else(|| io::Error::other("no TLS was set up for this store"))?;
-            Link::new(tls.connect(stream).await?, wire)
+            Http1Conn::new(tls.connect(stream).await?, wire)
         }
         Address::Unix(path) => observed(UnixStream::connect(path).await?),
     }))
 }
 
 /// A connection whose sent bytes are counted.
-fn observed(io: impl Io + 'static) -> Link {
+fn observed(io: impl Io + 'static) -> Http1Conn {
     let wire = Rc::<Wire>::default();
-    Link::new(Observed::with(io, Rc::clone(&wire)), wire)
+    Http1Conn::new(Observed::with(io, Rc::clone(&wire)), wire)
 }
 
 /// A TCP connection that delivers nothing long after it is closed. On close, the kernel discards what it still holds.
@@ -373,10 +377,10 @@ async fn connect(host: &str, port: u16, settings: &StoreSettings) -> io::Result<
     Ok(stream)
 }
 
-impl Lane {
+impl PooledConn {
     /// The connection.
-    pub fn link(&mut self) -> &mut Link {
-        self.link.as_mut().expect("a lane is only handed out with a connection in it")
+    pub fn http1(&mut self) -> &mut Http1Conn {
+        self.http1.as_mut().expect("a lane is only handed out with a connection in it")
     }
 
     /// Counts the connection as used for a write to this object by this client.
@@ -398,19 +402,19 @@ impl Lane {
 
     /// Lets others use the connection, if it can be used again. To be called when the answer has been read to its end.
     pub fn give_back(mut self, now: BootMs) {
-        if let Some(mut link) = self.link.take().filter(|link| link.is_reusable()) {
-            link.rest();
+        if let Some(mut http1) = self.http1.take().filter(|http1| http1.is_reusable()) {
+            http1.rest();
             self.pool.shares.borrow_mut().rest(self.place);
-            self.pool.idle.borrow_mut().push(Idle { link, since: now, place: self.place });
+            self.pool.idle.borrow_mut().push(Idle { http1, since: now, place: self.place });
             self.is_open = false;
             self.pool.tell_next();
         }
     }
 }
 
-impl Drop for Lane {
+impl Drop for PooledConn {
     fn drop(&mut self) {
-        self.link = None;
+        self.http1 = None;
         if self.is_open {
             self.pool.shares.borrow_mut().close(self.place);
             self.pool.closed();

@@ -1,7 +1,7 @@
 //! Who was elected. A write asks here when its token is ahead of what is known of its Lease, and the ledger gets the
 //! answer.
 //!
-//! Each Lease that governs an object in use has one `Entry` (`entries.rs`). Reads of one Lease follow each other, and
+//! Each Lease that governs an object in use has one `LeaseEntry` (`entries.rs`). Reads of one Lease follow each other, and
 //! each is a quorum read. The ledger gets the result of each before the next begins. So for the ledger a Lease never
 //! goes back in time, although two uids cannot be ordered. A watch only shows that there is something to read, or
 //! that a holder has renewed.
@@ -31,7 +31,7 @@ use tokio::{
 
 use super::{
     api::{Away, Cluster, LeaseName, Seen},
-    entries::{Entries, Entry, LastRead, Objects, lock},
+    entries::{Entries, LastRead, LeaseEntry, Objects, lock},
     known::Known,
     pace::Pace,
     watch,
@@ -64,21 +64,21 @@ const TRY_AGAIN: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub enum Unknown {
     Away(Away),
-    Ledger(ledger::Refused),
+    Ledger(ledger::LedgerError),
 }
 
 /// The answer to a write that asked.
 #[derive(Debug)]
-pub struct Told {
+pub struct TermReply {
     /// The present term of its Lease; `None`: there is no such Lease.
     pub election: Option<Election>,
     pub term: Arc<Term>,
     /// The state of the object after the ledger has got the answer.
-    pub moved: Result<Moved, ledger::Refused>,
+    pub moved: Result<Moved, ledger::LedgerError>,
 }
 
 /// The elections on all Leases.
-pub struct Elections {
+pub struct LeaseObserver {
     cluster: OnceLock<Cluster>,
     ledger: Ledger,
     clock: Clock,
@@ -96,9 +96,9 @@ pub struct Elections {
 }
 
 /// The state of a Lease, and the ledger's answer for the object that the ledger got it for.
-type ToldOf = (Option<Election>, Arc<Term>, Option<ledger::Answer<Moved>>);
+type PendingReply = (Option<Election>, Arc<Term>, Option<ledger::ReplyRx<Moved>>);
 
-impl Elections {
+impl LeaseObserver {
     /// Sends no request before a route needs one.
     #[must_use]
     pub fn new(objects_max: usize, ledger: Ledger, clock: Clock, metrics: KubernetesMetrics) -> Arc<Self> {
@@ -128,7 +128,7 @@ impl Elections {
         if namespaces.is_empty() {
             return Ok(None);
         }
-        // A caller that asks before [`Self::look_at`] gets an error.
+        // A caller that asks before [`Self::watch_namespaces`] gets an error.
         let _ = self.runtime.set(Handle::current());
         if self.cluster.get().is_some() {
             return Ok(None);
@@ -139,7 +139,7 @@ impl Elections {
 
     /// Watches exactly these namespaces from now on. `way`: from [`Self::reach`]. `generation`: of the routes that
     /// name them. Needs a tokio runtime.
-    pub fn look_at(self: &Arc<Self>, way: Option<Cluster>, namespaces: &[String], generation: u64) {
+    pub fn watch_namespaces(self: &Arc<Self>, way: Option<Cluster>, namespaces: &[String], generation: u64) {
         if let Some(way) = way {
             // A second client has the same settings, so the first one is kept.
             let _ = self.cluster.set(way);
@@ -162,7 +162,7 @@ impl Elections {
         // An object may have another Lease now: each is looked up anew, and no news of the old one is passed on.
         let mut objects = self.objects_mut();
         objects.generation = generation;
-        objects.told.drain().for_each(|(object, entry)| {
+        objects.by_object.drain().for_each(|(object, entry)| {
             lock(&entry.objects).remove(&object);
         });
     }
@@ -201,9 +201,9 @@ impl Elections {
     }
 
     /// Adds what is known of a write's term, without asking the API server.
-    pub fn stand(&self, object: &str, claimant: &mut Claimant) {
+    pub fn attach_term(&self, object: &str, claimant: &mut Claimant) {
         let objects = self.objects();
-        let Some(entry) = objects.told.get(object).filter(|entry| entry.name == claimant.lease) else { return };
+        let Some(entry) = objects.by_object.get(object).filter(|entry| entry.name == claimant.lease) else { return };
         claimant.term = lock(&entry.known).as_ref().and_then(|known| known.term_of(claimant.election));
     }
 
@@ -217,7 +217,7 @@ impl Elections {
         object: &ObjectId,
         claimant: &Claimant,
         generation: u64,
-    ) -> Result<Told, Unknown> {
+    ) -> Result<TermReply, Unknown> {
         let entry = self.entry(&claimant.lease);
         self.ask_of(entry, (object, generation), Some(claimant.election)).await
     }
@@ -229,21 +229,21 @@ impl Elections {
     pub async fn ask_again(self: &Arc<Self>, object: &ObjectId) -> Result<(), Unknown> {
         let (entry, generation) = {
             let objects = self.objects();
-            (objects.told.get(object).map(Arc::clone), objects.generation)
+            (objects.by_object.get(object).map(Arc::clone), objects.generation)
         };
-        let Some(entry) = entry else { return Err(Unknown::Ledger(ledger::Refused::Overloaded)) };
+        let Some(entry) = entry else { return Err(Unknown::Ledger(ledger::LedgerError::Overloaded)) };
         self.ask_of(entry, (object, generation), None).await?.moved.map(drop).map_err(Unknown::Ledger)
     }
 
     async fn ask_of(
         self: &Arc<Self>,
-        entry: Arc<Entry>,
+        entry: Arc<LeaseEntry>,
         (object, generation): (&ObjectId, u64),
         election: Option<Election>,
-    ) -> Result<Told, Unknown> {
+    ) -> Result<TermReply, Unknown> {
         let (this, object) = (Arc::clone(self), object.clone());
         let (election, term, answer) = self
-            .in_turn(entry, election, move |entry: Arc<Entry>| async move {
+            .in_turn(entry, election, move |entry: Arc<LeaseEntry>| async move {
                 let told = this.tell(&entry, Some((object, generation, election)))?;
                 this.tell_all(&entry).await.map_err(Unknown::Ledger)?;
                 Ok(told)
@@ -251,9 +251,9 @@ impl Elections {
             .await?;
         let moved = match answer {
             Some(mut answer) => self.ledger.wait(&mut answer).await,
-            None => Err(ledger::Refused::Stopping),
+            None => Err(ledger::LedgerError::Stopping),
         };
-        Ok(Told { election, term, moved })
+        Ok(TermReply { election, term, moved })
     }
 
     /// Asks about a write's term, unless it is known to be the present one, and moves no fence. Returns the Lease's
@@ -261,9 +261,9 @@ impl Elections {
     ///
     /// # Errors
     /// When the API server does not answer.
-    pub async fn look(self: &Arc<Self>, claimant: &Claimant) -> Result<(Option<Election>, Arc<Term>), Unknown> {
+    pub async fn read_term(self: &Arc<Self>, claimant: &Claimant) -> Result<(Option<Election>, Arc<Term>), Unknown> {
         let (this, entry) = (Arc::clone(self), self.entry(&claimant.lease));
-        let looked = self.in_turn(entry, Some(claimant.election), move |entry: Arc<Entry>| async move {
+        let looked = self.in_turn(entry, Some(claimant.election), move |entry: Arc<LeaseEntry>| async move {
             // Objects that follow this Lease get the change too: this read may be the only one that finds it.
             this.tell_all(&entry).await.map_err(Unknown::Ledger)?;
             this.tell(&entry, None)
@@ -275,12 +275,12 @@ impl Elections {
     /// may hang up or run out of time; work that has begun is finished.
     async fn in_turn<T: Send + 'static, F: Future<Output = Result<T, Unknown>> + Send>(
         self: &Arc<Self>,
-        entry: Arc<Entry>,
+        entry: Arc<LeaseEntry>,
         election: Option<Election>,
-        then: impl FnOnce(Arc<Entry>) -> F + Send + 'static,
+        then: impl FnOnce(Arc<LeaseEntry>) -> F + Send + 'static,
     ) -> Result<T, Unknown> {
         let Ok(place) = Arc::clone(&self.asks).try_acquire_owned() else {
-            return Err(Unknown::Ledger(ledger::Refused::Overloaded));
+            return Err(Unknown::Ledger(ledger::LedgerError::Overloaded));
         };
         let arrived = entry.begun.load(Ordering::Acquire);
         let this = Arc::clone(self);
@@ -305,7 +305,7 @@ impl Elections {
         });
         let patience = self.patience();
         match tokio::time::timeout(patience, asked).await {
-            Ok(told) => told.unwrap_or(Err(Unknown::Ledger(ledger::Refused::Stopping))),
+            Ok(told) => told.unwrap_or(Err(Unknown::Ledger(ledger::LedgerError::Stopping))),
             Err(_) => Err(Unknown::Away(Away::late(patience))),
         }
     }
@@ -317,26 +317,26 @@ impl Elections {
         // Before the first read there is no state to compare with, and that read may have begun too early.
         let is_known = lock(&entry.known).as_mut().is_some_and(|known| known.hear(seen, now));
         if !is_known {
-            self.look_into(&entry);
+            self.read_hinted(&entry);
         }
     }
 
     /// A watch has begun anew, and these are all the Leases of its namespace.
     pub(super) fn hear_all(self: &Arc<Self>, namespace: &str, names: &HashSet<String>) {
-        let all: Vec<Arc<Entry>> = lock(&self.entries).all.values().map(Arc::clone).collect();
+        let all: Vec<Arc<LeaseEntry>> = lock(&self.entries).all.values().map(Arc::clone).collect();
         for entry in all {
             let is_missing = entry.name.namespace == namespace && !names.contains(&entry.name.name);
             let was_there = lock(&entry.known).as_ref().is_some_and(|known| known.seen.is_some());
             if is_missing && was_there {
-                self.look_into(&entry);
+                self.read_hinted(&entry);
             }
         }
     }
 
     /// Reads a Lease after a watch has shown a change, and passes it to its objects. One task for each Lease.
-    fn look_into(self: &Arc<Self>, entry: &Arc<Entry>) {
+    fn read_hinted(self: &Arc<Self>, entry: &Arc<LeaseEntry>) {
         entry.hints.fetch_add(1, Ordering::SeqCst);
-        if entry.looking.swap(true, Ordering::SeqCst) {
+        if entry.is_reading_hint.swap(true, Ordering::SeqCst) {
             return;
         }
         let (this, entry) = (Arc::clone(self), Arc::clone(entry));
@@ -361,12 +361,12 @@ impl Elections {
                     continue;
                 }
                 // This order, since a new hint uses the opposite one.
-                entry.looking.store(false, Ordering::SeqCst);
-                if entry.hints.load(Ordering::SeqCst) == hints || entry.looking.swap(true, Ordering::SeqCst) {
+                entry.is_reading_hint.store(false, Ordering::SeqCst);
+                if entry.hints.load(Ordering::SeqCst) == hints || entry.is_reading_hint.swap(true, Ordering::SeqCst) {
                     return;
                 }
             }
-            entry.looking.store(false, Ordering::SeqCst);
+            entry.is_reading_hint.store(false, Ordering::SeqCst);
             // The known term runs out, and a write with another token causes a read.
             tracing::warn!(lease = %entry.name, "a Lease has changed, and could not be read");
         });
@@ -374,7 +374,7 @@ impl Elections {
 
     /// Whether a Lease must be read for a caller: not if a read has begun since the caller came, nor if the Lease is
     /// known to be in the caller's term. `arrived`: how many reads had begun when the caller came.
-    fn is_behind(&self, entry: &Entry, last: &LastRead, arrived: u64, election: Option<Election>) -> bool {
+    fn is_behind(&self, entry: &LeaseEntry, last: &LastRead, arrived: u64, election: Option<Election>) -> bool {
         let (known, now) = (lock(&entry.known), self.clock.now());
         let is_present = known.as_ref().zip(election).is_some_and(|(known, election)| known.is_in(election, now));
         last.number <= arrived && !is_present
@@ -398,7 +398,7 @@ impl Elections {
     }
 
     /// Reads a Lease as it is now.
-    async fn read(&self, entry: &Entry, last: &mut LastRead) -> Result<(), Away> {
+    async fn read(&self, entry: &LeaseEntry, last: &mut LastRead) -> Result<(), Away> {
         let since = self.clock.now().boot.since(last.at);
         let early = PACE.saturating_sub(Duration::from_millis(since));
         if last.number > 0 && !early.is_zero() {
@@ -425,34 +425,38 @@ impl Elections {
         Ok(())
     }
 
-    /// Passes the state of an object's Lease to the ledger. If the caller came with its present term, the object gets
-    /// every change from now on. The caller holds the entry's lock, so no read happens meanwhile.
-    fn tell(&self, entry: &Arc<Entry>, asked: Option<(ObjectId, u64, Option<Election>)>) -> Result<ToldOf, Unknown> {
-        let (sighting, election, term) = entry.sighting()?;
+    /// Tells the ledger how the Lease of an object is; where somebody has come with its present term, the object is told
+    /// of every change from here on. Whoever calls this reads nothing meanwhile, and nobody else does.
+    fn tell(
+        &self,
+        entry: &Arc<LeaseEntry>,
+        asked: Option<(ObjectId, u64, Option<Election>)>,
+    ) -> Result<PendingReply, Unknown> {
+        let (observation, election, term) = entry.observation()?;
         let Some((object, generation, token)) = asked else { return Ok((election, term, None)) };
         let begins = token.is_none() || token == election;
         let mut objects = self.objects_mut();
         if objects.generation != generation {
             // Another Lease may govern it by now.
-            return Err(Unknown::Ledger(ledger::Refused::Overloaded));
+            return Err(Unknown::Ledger(ledger::LedgerError::Overloaded));
         }
         if begins {
             objects.note(entry, &object, self.objects_max);
         }
-        let answer = self.ledger.sight(object, sighting, begins).map_err(Unknown::Ledger)?;
+        let answer = self.ledger.observe(object, observation, begins).map_err(Unknown::Ledger)?;
         Ok((election, term, Some(answer)))
     }
 
     /// Passes the state of a Lease to all its objects, unless they have it already.
-    async fn tell_all(&self, entry: &Entry) -> Result<(), ledger::Refused> {
+    async fn tell_all(&self, entry: &LeaseEntry) -> Result<(), ledger::LedgerError> {
         if lock(&entry.known).as_ref().is_none_or(|known| known.is_told) {
             return Ok(());
         }
         // If it cannot be passed to one object, it cannot be passed to any; a writer gets the reason.
-        let Ok((sighting, _, _)) = entry.sighting() else { return Ok(()) };
+        let Ok((observation, _, _)) = entry.observation() else { return Ok(()) };
         let generation = self.objects().generation;
         let objects: Vec<ObjectId> = lock(&entry.objects).iter().cloned().collect();
-        tracing::info!(objects = objects.len(), ?sighting, "a Lease has changed");
+        tracing::info!(objects = objects.len(), sighting = ?observation, "a Lease has changed");
         for some in objects.chunks(TOLD_AT_ONCE) {
             let room = self.ledger.capacity_in_time().await?;
             // Held until the ledger has it: after a reload, another Lease may govern these objects.
@@ -460,13 +464,13 @@ impl Elections {
             if now.generation != generation {
                 return Ok(());
             }
-            room.sight_all(some.to_vec(), sighting.clone())?;
+            room.observe_all(some.to_vec(), observation.clone())?;
         }
         lock(&entry.known).as_mut().into_iter().for_each(|known| known.is_told = true);
         Ok(())
     }
 
-    fn entry(&self, name: &Arc<LeaseName>) -> Arc<Entry> {
+    fn entry(&self, name: &Arc<LeaseName>) -> Arc<LeaseEntry> {
         lock(&self.entries).of(name, self.objects_max)
     }
 }

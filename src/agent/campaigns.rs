@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// All elections of this agent.
-pub struct Elections {
+pub struct Campaigns {
     cluster: Cluster,
     identity: HolderId,
     timing: Timing,
@@ -94,14 +94,14 @@ impl Race {
     }
 }
 
-impl Elections {
+impl Campaigns {
     #[must_use]
     pub fn new(cluster: Cluster, identity: HolderId, timing: Timing, clock: Clock, metrics: Arc<AgentMetrics>) -> Self {
         Self { cluster, identity, timing, clock, metrics, open: Mutex::default() }
     }
 
     /// Returns a seat in the election on this Lease. A new election is returned too, and the caller must
-    /// [`Elections::run`] it.
+    /// [`Campaigns::run`] it.
     #[must_use]
     pub fn join(&self, at: &LeaseName) -> (Seat, Option<Arc<Race>>) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -279,11 +279,11 @@ mod tests {
         stream.flush().await
     }
 
-    fn elections(url: String) -> Arc<Elections> {
+    fn campaigns(url: String) -> Arc<Campaigns> {
         let cluster = Cluster::new(&KubernetesSettings { url, ..KubernetesSettings::default() }).unwrap();
         let (clock, _driver) = Clock::driven(Now { wall: WallMs(1_700_000_000_000), boot: BootMs(1_000) });
         let (identity, metrics) = (HolderId::new("a").unwrap(), Arc::<AgentMetrics>::default());
-        Arc::new(Elections::new(cluster, identity, Timing::new(3_000), clock, metrics))
+        Arc::new(Campaigns::new(cluster, identity, Timing::new(3_000), clock, metrics))
     }
 
     async fn within<T>(what: &str, is_so: impl Future<Output = T>) -> T {
@@ -304,16 +304,16 @@ mod tests {
         let reached = async |far: At| {
             within("the API server hangs", at.subscribe().wait_for(|at| *at == far)).await.unwrap();
         };
-        let elections = elections(url);
+        let campaigns = campaigns(url);
         let lease = LeaseName { namespace: "left".to_owned(), name: "users".to_owned() };
 
-        let (first, race) = elections.join(&lease);
-        let (race, all) = (race.expect("it is new"), Arc::clone(&elections));
+        let (first, race) = campaigns.join(&lease);
+        let (race, all) = (race.expect("it is new"), Arc::clone(&campaigns));
         let election = tokio::spawn(async move { all.run(&race, std::future::pending::<()>).await });
         reached(At::Take).await;
         drop(first);
         reached(At::GivingBack).await;
-        let (second, race) = elections.join(&lease);
+        let (second, race) = campaigns.join(&lease);
         assert!(race.is_none(), "it is the same election: nobody else runs one");
         at.send_replace(At::LetGo);
         let mut standing = second.standing();
@@ -366,10 +366,10 @@ mod tests {
                 tokio::spawn(serve_slowly(stream, shared.clone()));
             }
         });
-        let elections = elections(url);
+        let campaigns = campaigns(url);
         let lease = LeaseName { namespace: "left".to_owned(), name: "users".to_owned() };
-        let (seat, race) = elections.join(&lease);
-        let (race, all) = (race.expect("it is new"), Arc::clone(&elections));
+        let (seat, race) = campaigns.join(&lease);
+        let (race, all) = (race.expect("it is new"), Arc::clone(&campaigns));
         let election = tokio::spawn(async move { all.run(&race, std::future::pending::<()>).await });
         let mut seen = slow.subscribe();
         within("it is about to take it", seen.wait_for(|slow| slow.creates == 1)).await.unwrap();

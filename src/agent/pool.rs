@@ -23,7 +23,7 @@ use crate::{
     clock::Clock,
     config::GateWay,
     fence::BootMs,
-    store::{
+    upstream::{
         Address, Way,
         observed::{Observed, Observer},
     },
@@ -33,17 +33,17 @@ use crate::{
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
 
 /// The connections of an agent.
-pub struct Lanes {
+pub struct GatePool {
     way: Way,
     settings: GateWay,
     clock: Clock,
-    idle: Mutex<Vec<(Lane, BootMs)>>,
+    idle: Mutex<Vec<(GateConn, BootMs)>>,
     /// Why the last attempt to connect failed.
     fault: Mutex<Option<String>>,
 }
 
 /// One connection.
-pub struct Lane {
+pub struct GateConn {
     pub sender: SendRequest<Upload>,
     /// All bytes ever sent on it, including those of TLS.
     sent: Arc<AtomicU64>,
@@ -51,13 +51,13 @@ pub struct Lane {
     pub is_new: bool,
 }
 
-impl Lane {
+impl GateConn {
     pub fn sent(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.sent)
     }
 }
 
-impl Lanes {
+impl GatePool {
     #[must_use]
     pub fn new(way: Way, settings: GateWay, clock: Clock) -> Arc<Self> {
         Arc::new(Self { way, settings, clock, idle: Mutex::default(), fault: Mutex::default() })
@@ -67,9 +67,9 @@ impl Lanes {
     ///
     /// # Errors
     /// When the gate cannot be reached.
-    pub async fn take(&self) -> io::Result<Lane> {
-        if let Some(lane) = self.take_idle() {
-            return Ok(lane);
+    pub async fn take(&self) -> io::Result<GateConn> {
+        if let Some(conn) = self.take_idle() {
+            return Ok(conn);
         }
         let patience = Duration::from_millis(self.settings.connect_timeout_ms);
         let connected = tokio::time::timeout(patience, self.connect()).await;
@@ -94,30 +94,30 @@ impl Lanes {
         }
     }
 
-    fn take_idle(&self) -> Option<Lane> {
+    fn take_idle(&self) -> Option<GateConn> {
         let now = self.clock.now().boot;
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|(lane, since)| now.since(*since) < self.settings.idle_timeout_ms && lane.sender.is_ready());
-        idle.pop().map(|(lane, _)| lane)
+        idle.retain(|(conn, since)| now.since(*since) < self.settings.idle_timeout_ms && conn.sender.is_ready());
+        idle.pop().map(|(conn, _)| conn)
     }
 
     /// Takes a connection back once its answer was read to the end, if the connection can be used again.
-    pub fn give_back(self: &Arc<Self>, mut lane: Lane) {
-        let lanes = Arc::clone(self);
+    pub fn give_back(self: &Arc<Self>, mut conn: GateConn) {
+        let pool = Arc::clone(self);
         tokio::spawn(async move {
-            if lane.sender.ready().await.is_err() {
+            if conn.sender.ready().await.is_err() {
                 return;
             }
-            lane.is_new = false;
-            let since = lanes.clock.now().boot;
-            let mut idle = lanes.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            if idle.len() < lanes.settings.idle_max {
-                idle.push((lane, since));
+            conn.is_new = false;
+            let since = pool.clock.now().boot;
+            let mut idle = pool.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < pool.settings.idle_max {
+                idle.push((conn, since));
             }
         });
     }
 
-    async fn connect(&self) -> io::Result<Lane> {
+    async fn connect(&self) -> io::Result<GateConn> {
         let sent = Arc::<AtomicU64>::default();
         let (Address::Tcp { host, port } | Address::Tls { host, port }) = &self.way.address else {
             return Err(io::Error::other("a gate listens on a port"));
@@ -135,7 +135,7 @@ impl Lanes {
             }
             None => begin(stream).await,
         };
-        Ok(Lane { sender: sender.map_err(io::Error::other)?, sent, is_new: true })
+        Ok(GateConn { sender: sender.map_err(io::Error::other)?, sent, is_new: true })
     }
 }
 

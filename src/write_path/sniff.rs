@@ -17,25 +17,25 @@ use super::raw_head::RawHeads;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Reads as much of a connection as is needed to know its protocol; `None` where the connection ends before that.
-pub(super) async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> Option<Begun<S>> {
+pub(super) async fn sniff<S: AsyncRead + Unpin>(mut stream: S) -> Option<Sniffed<S>> {
     let mut begun = BytesMut::with_capacity(PREFACE.len());
     while PREFACE.starts_with(&begun) && begun.len() < PREFACE.len() {
         if (&mut stream).take((PREFACE.len() - begun.len()) as u64).read_buf(&mut begun).await.ok()? == 0 {
             return None;
         }
     }
-    Some(Begun { first: begun.freeze(), stream, heads: None })
+    Some(Sniffed { first: begun.freeze(), stream, heads: None })
 }
 
 /// A stream whose first bytes have been read.
-pub(super) struct Begun<S> {
+pub(super) struct Sniffed<S> {
     first: Bytes,
     stream: S,
     /// Where a copy of what is read goes, so that the heads in it can be checked.
     heads: Option<Rc<RefCell<RawHeads>>>,
 }
 
-impl<S> Begun<S> {
+impl<S> Sniffed<S> {
     /// From here on, copies what is read.
     pub(super) fn copied_to(self, heads: Option<Rc<RefCell<RawHeads>>>) -> Self {
         Self { heads, ..self }
@@ -47,7 +47,7 @@ impl<S> Begun<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for Sniffed<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -64,7 +64,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> Begun<S> {
+impl<S: AsyncRead + Unpin> Sniffed<S> {
     /// Reads the bytes that were read before, and then more from the stream.
     fn poll_both(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.first.is_empty() {
@@ -83,7 +83,7 @@ impl<S: AsyncRead + Unpin> Begun<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Sniffed<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
@@ -127,15 +127,15 @@ mod tests {
         }
     }
 
-    fn read(begun: &mut Begun<Scripted>, room: usize) -> Poll<io::Result<Vec<u8>>> {
+    fn read(begun: &mut Sniffed<Scripted>, room: usize) -> Poll<io::Result<Vec<u8>>> {
         let mut room = vec![0; room];
         let mut buffer = ReadBuf::new(&mut room);
         let read = Pin::new(begun).poll_read(&mut Context::from_waker(Waker::noop()), &mut buffer);
         read.map_ok(|()| buffer.filled().to_vec())
     }
 
-    fn begun(script: Vec<io::Result<&'static [u8]>>) -> Begun<Scripted> {
-        Begun { first: Bytes::from_static(b"GET /"), stream: Scripted(script), heads: None }
+    fn begun(script: Vec<io::Result<&'static [u8]>>) -> Sniffed<Scripted> {
+        Sniffed { first: Bytes::from_static(b"GET /"), stream: Scripted(script), heads: None }
     }
 
     #[test]

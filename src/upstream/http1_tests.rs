@@ -15,7 +15,7 @@ use http::HeaderValue;
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::*;
-use crate::store::observed::Observed;
+use crate::upstream::observed::Observed;
 
 fn pass() -> Pass {
     Pass::Read(ReadOnly::classified())
@@ -67,9 +67,9 @@ impl Scripted {
         self.0.borrow_mut().has_come = has_come;
     }
 
-    fn link(&self) -> Link {
+    fn http1(&self) -> Http1Conn {
         let wire = Rc::<Wire>::default();
-        Link::new(Observed::with(self.clone(), Rc::clone(&wire)), wire)
+        Http1Conn::new(Observed::with(self.clone(), Rc::clone(&wire)), wire)
     }
 
     fn taken(&self) -> String {
@@ -174,24 +174,24 @@ fn held(bytes: impl Into<Bytes>) -> StoreBody {
     StoreBody::held(bytes.into(), VecDeque::new(), None)
 }
 
-fn begin(link: &mut Link) {
-    link.begin(pass(), false, Framing::Length, Reuse::Always).extend_from_slice(b"HEAD|");
+fn begin(http1: &mut Http1Conn) {
+    http1.begin(pass(), false, Framing::Length, Reuse::Always).extend_from_slice(b"HEAD|");
 }
 
-fn poll(link: &mut Link, body: &mut StoreBody) -> Poll<Result<Box<Head>, Failed>> {
-    link.poll_answer(&mut Context::from_waker(Waker::noop()), body)
+fn poll(http1: &mut Http1Conn, body: &mut StoreBody) -> Poll<Result<Box<Head>, Failed>> {
+    http1.poll_answer(&mut Context::from_waker(Waker::noop()), body)
 }
 
 #[track_caller]
-fn answered(link: &mut Link, body: &mut StoreBody) -> Box<Head> {
-    match poll(link, body) {
+fn answered(http1: &mut Http1Conn, body: &mut StoreBody) -> Box<Head> {
+    match poll(http1, body) {
         Poll::Ready(Ok(head)) => head,
         other => panic!("no answer: {other:?}"),
     }
 }
 
-fn frame(link: &mut Link) -> Poll<Option<Result<Frame<Bytes>, Failed>>> {
-    link.poll_frame(&mut Context::from_waker(Waker::noop()))
+fn frame(http1: &mut Http1Conn) -> Poll<Option<Result<Frame<Bytes>, Failed>>> {
+    http1.poll_frame(&mut Context::from_waker(Waker::noop()))
 }
 
 const OK: Does = Does::Says(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
@@ -206,17 +206,17 @@ fn a_request_is_out_when_its_last_byte_was_taken_and_flushed() {
         Does::Waits,
         OK,
     ]);
-    let (mut link, mut body) = (script.link(), held("body"));
-    begin(&mut link);
-    assert!(poll(&mut link, &mut body).is_pending() && !link.is_out());
-    assert_eq!((script.taken().as_str(), link.wire().sent.get()), ("HEA", 3));
+    let (mut http1, mut body) = (script.http1(), held("body"));
+    begin(&mut http1);
+    assert!(poll(&mut http1, &mut body).is_pending() && !http1.is_out());
+    assert_eq!((script.taken().as_str(), http1.wire().sent.get()), ("HEA", 3));
     // The stream took all of it, but may still hold some of it back.
-    assert!(poll(&mut link, &mut body).is_pending() && !link.is_out());
+    assert!(poll(&mut http1, &mut body).is_pending() && !http1.is_out());
     assert_eq!(script.taken(), "HEAD|body");
-    assert!(poll(&mut link, &mut body).is_pending() && link.is_out());
-    assert!(!link.is_reusable(), "its answer has not come");
-    assert_eq!(answered(&mut link, &mut body).status, 200);
-    assert!(link.is_over() && link.is_reusable());
+    assert!(poll(&mut http1, &mut body).is_pending() && http1.is_out());
+    assert!(!http1.is_reusable(), "its answer has not come");
+    assert_eq!(answered(&mut http1, &mut body).status, 200);
+    assert!(http1.is_over() && http1.is_reusable());
 }
 
 #[test]
@@ -224,10 +224,10 @@ fn a_long_piece_goes_behind_its_head_however_it_is_taken() {
     let long = vec![b'x'; COPY_MAX + 100];
     for cut in [1, 4, 5, 6, COPY_MAX, long.len() + 4] {
         let script = Scripted::default().writes([Does::Takes(cut)]).reads([OK]);
-        let (mut link, mut body) = (script.link(), held(long.clone()));
-        begin(&mut link);
-        let head = answered(&mut link, &mut body);
-        assert!(link.is_out() && head.status == 200, "{cut}");
+        let (mut http1, mut body) = (script.http1(), held(long.clone()));
+        begin(&mut http1);
+        let head = answered(&mut http1, &mut body);
+        assert!(http1.is_out() && head.status == 200, "{cut}");
         assert!(script.taken().strip_prefix("HEAD|").is_some_and(|rest| rest.as_bytes() == long), "{cut}");
     }
 }
@@ -235,15 +235,15 @@ fn a_long_piece_goes_behind_its_head_however_it_is_taken() {
 #[test]
 fn only_what_was_not_begun_can_be_taken_back() {
     let dead = Scripted::default().writes([Does::Breaks(io::ErrorKind::NotConnected)]);
-    let (coming, mut link) = (Coming::default(), dead.link());
+    let (coming, mut http1) = (Coming::default(), dead.http1());
     let mut body = coming.body();
-    link.begin(pass(), false, Framing::Chunks { trailers: vec![] }, Reuse::Always).extend_from_slice(b"HEAD|");
+    http1.begin(pass(), false, Framing::Chunks { trailers: vec![] }, Reuse::Always).extend_from_slice(b"HEAD|");
     coming.send(b"one");
-    assert!(matches!(poll(&mut link, &mut body), Poll::Ready(Err(Failed::Io(_)))));
-    let unsent = link.take_back().expect("nothing of it was taken");
+    assert!(matches!(poll(&mut http1, &mut body), Poll::Ready(Err(Failed::Io(_)))));
+    let unsent = http1.take_back().expect("nothing of it was taken");
     // The body that was gathered for the first connection is sent on the second one.
     let script = Scripted::default().reads([Does::Waits, Does::Waits, OK]);
-    let mut second = script.link();
+    let mut second = script.http1();
     second.begin_again(pass(), unsent);
     assert!(poll(&mut second, &mut body).is_pending());
     coming.send(b"two");
@@ -252,53 +252,53 @@ fn only_what_was_not_begun_can_be_taken_back() {
     assert_eq!(script.taken(), "HEAD|3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n");
     assert!(second.take_back().is_none(), "it was sent");
     let partly = Scripted::default().writes([Does::Takes(1), Does::Breaks(io::ErrorKind::NotConnected)]);
-    let (mut link, mut body) = (partly.link(), held("body"));
-    begin(&mut link);
-    assert!(matches!(poll(&mut link, &mut body), Poll::Ready(Err(Failed::Io(_)))));
-    assert!(link.take_back().is_none(), "a byte of it was");
+    let (mut http1, mut body) = (partly.http1(), held("body"));
+    begin(&mut http1);
+    assert!(matches!(poll(&mut http1, &mut body), Poll::Ready(Err(Failed::Io(_)))));
+    assert!(http1.take_back().is_none(), "a byte of it was");
 }
 
 #[test]
 fn interim_answers_are_passed_over_and_do_not_count_as_heard() {
     let many: Vec<Does> = (0..40).map(|_| Does::Says(b"HTTP/1.1 102 Processing\r\n\r\n")).collect();
     let script = Scripted::default().reads([Does::Waits, Does::Says(b"HTTP/1.1 100 Cont")]);
-    let (mut link, coming) = (script.link(), Coming::default());
+    let (mut http1, coming) = (script.http1(), Coming::default());
     let mut body = coming.body();
-    begin(&mut link);
+    begin(&mut http1);
     coming.send(b"a");
-    assert!(poll(&mut link, &mut body).is_pending() && !link.wire().heard.get());
-    assert!(poll(&mut link, &mut body).is_pending() && link.wire().heard.get(), "it may be an answer");
+    assert!(poll(&mut http1, &mut body).is_pending() && !http1.wire().heard.get());
+    assert!(poll(&mut http1, &mut body).is_pending() && http1.wire().heard.get(), "it may be an answer");
     let script = script.reads([Does::Says(b"inue\r\n\r\n"), Does::Waits]);
-    assert!(poll(&mut link, &mut body).is_pending() && !link.wire().heard.get(), "it was none");
+    assert!(poll(&mut http1, &mut body).is_pending() && !http1.wire().heard.get(), "it was none");
     let script = script.reads(many).reads([OK]);
     coming.send(b"b");
     coming.end();
-    assert_eq!(answered(&mut link, &mut body).status, 200);
+    assert_eq!(answered(&mut http1, &mut body).status, 200);
     // The answer came before the rest was sent, so the rest was not sent.
-    assert_eq!((script.taken().as_str(), link.is_out(), link.is_reusable()), ("HEAD|a", false, false));
+    assert_eq!((script.taken().as_str(), http1.is_out(), http1.is_reusable()), ("HEAD|a", false, false));
 }
 
 #[test]
 fn a_store_that_only_ever_says_that_it_goes_on_is_given_up() {
     const WORD: &[u8] = b"HTTP/1.1 102 Processing\r\n\r\n";
     let words = (0..=INTERIM_BYTES_MAX / WORD.len()).map(|_| Does::Says(WORD));
-    let (mut link, mut body) = (Scripted::default().reads(words).link(), held("body"));
-    begin(&mut link);
-    assert!(matches!(poll(&mut link, &mut body), Poll::Ready(Err(Failed::Unreadable(_)))));
+    let (mut http1, mut body) = (Scripted::default().reads(words).http1(), held("body"));
+    begin(&mut http1);
+    assert!(matches!(poll(&mut http1, &mut body), Poll::Ready(Err(Failed::Unreadable(_)))));
 }
 
 #[test]
 fn behind_a_store_that_hung_up_nothing_more_is_sent() {
     for gone in [Does::Ends, Does::Breaks(io::ErrorKind::ConnectionReset), Does::Says(b"garbage\r\n\r\n")] {
         let script = Scripted::default().reads([Does::Waits, gone]);
-        let (mut link, coming) = (script.link(), Coming::default());
+        let (mut http1, coming) = (script.http1(), Coming::default());
         let mut body = coming.body();
-        begin(&mut link);
+        begin(&mut http1);
         coming.send(b"first");
-        assert!(poll(&mut link, &mut body).is_pending());
+        assert!(poll(&mut http1, &mut body).is_pending());
         coming.send(b"last");
         coming.end();
-        assert!(matches!(poll(&mut link, &mut body), Poll::Ready(Err(_))));
+        assert!(matches!(poll(&mut http1, &mut body), Poll::Ready(Err(_))));
         assert_eq!(script.taken(), "HEAD|first");
         assert!(coming.0.borrow().len() == 1, "the last frame was not even asked for");
     }
@@ -309,39 +309,39 @@ fn behind_a_store_that_hung_up_nothing_more_is_sent() {
 #[test]
 fn an_answer_that_comes_between_two_writes_is_early() {
     let script = Scripted::default().reads([Does::Waits, Does::Waits, Does::Waits]);
-    let (mut link, coming) = (script.link(), Coming::default());
+    let (mut http1, coming) = (script.http1(), Coming::default());
     let mut body = coming.body();
-    link.begin(pass(), false, Framing::Length, Reuse::AfterSuccess).extend_from_slice(b"HEAD|");
+    http1.begin(pass(), false, Framing::Length, Reuse::AfterSuccess).extend_from_slice(b"HEAD|");
     coming.send(b"first");
-    assert!(poll(&mut link, &mut body).is_pending());
+    assert!(poll(&mut http1, &mut body).is_pending());
     script.has_come(true);
     coming.send(b"last");
     coming.end();
-    assert!(poll(&mut link, &mut body).is_pending());
-    assert_eq!((script.taken().as_str(), link.is_out()), ("HEAD|first", false));
+    assert!(poll(&mut http1, &mut body).is_pending());
+    assert_eq!((script.taken().as_str(), http1.is_out()), ("HEAD|first", false));
     let script = script.reads([OK]);
     script.has_come(false);
-    assert_eq!(answered(&mut link, &mut body).status, 200);
-    assert_eq!((script.taken().as_str(), link.is_reusable()), ("HEAD|first", false));
+    assert_eq!(answered(&mut http1, &mut body).status, 200);
+    assert_eq!((script.taken().as_str(), http1.is_reusable()), ("HEAD|first", false));
 }
 
 /// Over TLS, what has come may not be part of an answer. Then the end is sent.
 #[test]
 fn behind_what_tls_has_for_itself_the_rest_is_sent() {
     let (script, coming) = (Scripted::default().reads([Does::Waits, Does::Waits, Does::Swallows]), Coming::default());
-    let (mut link, mut body) = (script.link(), coming.body());
-    begin(&mut link);
+    let (mut http1, mut body) = (script.http1(), coming.body());
+    begin(&mut http1);
     let woken = Arc::new(Woken(AtomicUsize::new(0)));
     let waker = Waker::from(Arc::clone(&woken));
     let mut context = Context::from_waker(&waker);
     coming.send(b"begun");
-    assert!(link.poll_answer(&mut context, &mut body).is_pending() && script.taken().ends_with("begun"));
+    assert!(http1.poll_answer(&mut context, &mut body).is_pending() && script.taken().ends_with("begun"));
     coming.send(b" and over");
     coming.end();
     script.has_come(true);
-    assert!(link.poll_answer(&mut context, &mut body).is_pending() && !link.is_out(), "it may be an answer");
+    assert!(http1.poll_answer(&mut context, &mut body).is_pending() && !http1.is_out(), "it may be an answer");
     assert_eq!(woken.0.load(Ordering::Relaxed), 1, "it was none");
-    assert!(link.poll_answer(&mut context, &mut body).is_pending() && link.is_out());
+    assert!(http1.poll_answer(&mut context, &mut body).is_pending() && http1.is_out());
     assert!(script.taken().ends_with("begun and over"));
 }
 
@@ -349,19 +349,19 @@ fn behind_what_tls_has_for_itself_the_rest_is_sent() {
 #[test]
 fn behind_an_interim_answer_the_rest_is_sent() {
     let script = Scripted::default().reads([Does::Waits, Does::Waits, Does::Waits]);
-    let (mut link, coming) = (script.link(), Coming::default());
+    let (mut http1, coming) = (script.http1(), Coming::default());
     let mut body = coming.body();
-    begin(&mut link);
+    begin(&mut http1);
     coming.send(b"first|");
-    assert!(poll(&mut link, &mut body).is_pending());
+    assert!(poll(&mut http1, &mut body).is_pending());
     script.has_come(true);
     coming.send(b"last");
     coming.end();
-    assert!(poll(&mut link, &mut body).is_pending());
+    assert!(poll(&mut http1, &mut body).is_pending());
     let script = script.reads([Does::Says(b"HTTP/1.1 102 Processing\r\n\r\n"), Does::Waits, OK]);
     script.has_come(false);
-    assert_eq!(answered(&mut link, &mut body).status, 200);
-    assert_eq!((script.taken().as_str(), link.is_out(), link.is_reusable()), ("HEAD|first|last", true, true));
+    assert_eq!(answered(&mut http1, &mut body).status, 200);
+    assert_eq!((script.taken().as_str(), http1.is_out(), http1.is_reusable()), ("HEAD|first|last", true, true));
 }
 
 #[test]
@@ -373,17 +373,17 @@ fn what_a_store_said_before_it_hung_up_is_read() {
         Does::Waits,
         refusal,
     ]);
-    let (mut link, mut body) = (script.link(), held("body"));
-    begin(&mut link);
-    assert!(poll(&mut link, &mut body).is_pending());
-    let head = answered(&mut link, &mut body);
-    assert_eq!((head.status.as_u16(), link.is_out(), link.is_reusable()), (413, false, false));
+    let (mut http1, mut body) = (script.http1(), held("body"));
+    begin(&mut http1);
+    assert!(poll(&mut http1, &mut body).is_pending());
+    let head = answered(&mut http1, &mut body);
+    assert_eq!((head.status.as_u16(), http1.is_out(), http1.is_reusable()), (413, false, false));
     // If nothing has come, the error of the write is returned.
     let script = Scripted::default().writes([Does::Breaks(io::ErrorKind::BrokenPipe)]).reads([Does::Waits, Does::Ends]);
-    let (mut link, mut body) = (script.link(), held("body"));
-    begin(&mut link);
-    assert!(poll(&mut link, &mut body).is_pending());
-    match poll(&mut link, &mut body) {
+    let (mut http1, mut body) = (script.http1(), held("body"));
+    begin(&mut http1);
+    assert!(poll(&mut http1, &mut body).is_pending());
+    match poll(&mut http1, &mut body) {
         Poll::Ready(Err(Failed::Io(why))) => assert_eq!(why.kind(), io::ErrorKind::BrokenPipe),
         other => panic!("{other:?}"),
     }
@@ -399,15 +399,15 @@ fn a_connection_with_something_left_on_it_is_not_used_again() {
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n2\r\nok\r\n0\r\n\r\n", false),
     ];
     for (answer, is_reusable) in answers {
-        let (mut link, mut body) = (Scripted::default().reads([Does::Says(answer)]).link(), held("body"));
-        begin(&mut link);
-        assert_eq!(answered(&mut link, &mut body).status, 200);
+        let (mut http1, mut body) = (Scripted::default().reads([Does::Says(answer)]).http1(), held("body"));
+        begin(&mut http1);
+        assert_eq!(answered(&mut http1, &mut body).status, 200);
         let mut read = vec![];
-        while let Poll::Ready(Some(Ok(piece))) = frame(&mut link) {
+        while let Poll::Ready(Some(Ok(piece))) = frame(&mut http1) {
             read.extend_from_slice(&piece.into_data().unwrap());
         }
-        assert!(read == b"ok" && link.is_over(), "{}", String::from_utf8_lossy(answer));
-        assert_eq!(link.is_reusable(), is_reusable, "{}", String::from_utf8_lossy(answer));
+        assert!(read == b"ok" && http1.is_over(), "{}", String::from_utf8_lossy(answer));
+        assert_eq!(http1.is_reusable(), is_reusable, "{}", String::from_utf8_lossy(answer));
     }
 }
 
@@ -420,7 +420,7 @@ fn an_idle_connection_that_says_anything_is_dead() {
         (Does::Breaks(io::ErrorKind::ConnectionReset), true),
     ] {
         let what = format!("{does:?}");
-        assert_eq!(Scripted::default().reads([does]).link().is_dead(), is_dead, "{what}");
+        assert_eq!(Scripted::default().reads([does]).http1().is_dead(), is_dead, "{what}");
     }
 }
 
@@ -429,13 +429,13 @@ fn an_idle_connection_that_says_anything_is_dead() {
 fn an_idle_connection_on_which_something_has_come_unnoticed_is_dead_behind_a_body() {
     for (reuse, is_dead) in [(Reuse::AfterSuccess, true), (Reuse::Always, false)] {
         let script = Scripted::default().reads([Does::Says(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")]);
-        let (mut link, mut body) = (script.link(), held("body"));
-        link.begin(pass(), false, Framing::Length, reuse).extend_from_slice(b"PUT / HTTP/1.1\r\n\r\n");
-        assert_eq!(answered(&mut link, &mut body).status, 200);
-        assert!(link.is_reusable() && !link.is_dead());
+        let (mut http1, mut body) = (script.http1(), held("body"));
+        http1.begin(pass(), false, Framing::Length, reuse).extend_from_slice(b"PUT / HTTP/1.1\r\n\r\n");
+        assert_eq!(answered(&mut http1, &mut body).status, 200);
+        assert!(http1.is_reusable() && !http1.is_dead());
         script.has_come(true);
-        assert!(!link.has_ended(), "the runtime has not noticed");
-        assert_eq!(link.is_dead(), is_dead, "{reuse:?}");
+        assert!(!http1.has_ended(), "the runtime has not noticed");
+        assert_eq!(http1.is_dead(), is_dead, "{reuse:?}");
     }
 }
 
@@ -446,26 +446,26 @@ fn an_answer_that_breaks_off_never_looks_whole() {
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n",
     ] {
         let script = Scripted::default().reads([Does::Says(begun), Does::Ends]);
-        let (mut link, mut body) = (script.link(), held("body"));
-        begin(&mut link);
-        assert_eq!(answered(&mut link, &mut body).status, 200);
-        assert!(matches!(frame(&mut link), Poll::Ready(Some(Ok(_)))));
-        assert!(matches!(frame(&mut link), Poll::Ready(Some(Err(Failed::Closed)))));
-        assert!(!link.is_reusable());
+        let (mut http1, mut body) = (script.http1(), held("body"));
+        begin(&mut http1);
+        assert_eq!(answered(&mut http1, &mut body).status, 200);
+        assert!(matches!(frame(&mut http1), Poll::Ready(Some(Ok(_)))));
+        assert!(matches!(frame(&mut http1), Poll::Ready(Some(Err(Failed::Closed)))));
+        assert!(!http1.is_reusable());
     }
 }
 
 #[test]
 fn trailers_go_behind_the_last_chunk_if_they_were_announced() {
     let script = Scripted::default().reads([OK]);
-    let mut link = script.link();
+    let mut http1 = script.http1();
     let trailers = [("x-sum", "1"), ("x-other", "2"), ("host", "evil")];
     let trailers: HeaderMap =
         trailers.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect();
     let mut body = StoreBody::held(Bytes::from_static(b"body"), VecDeque::new(), Some(Box::new(trailers)));
     let announced = vec![HeaderName::from_static("x-sum")];
-    link.begin(pass(), false, Framing::Chunks { trailers: announced }, Reuse::Always).extend_from_slice(b"HEAD|");
-    assert_eq!(answered(&mut link, &mut body).status, 200);
+    http1.begin(pass(), false, Framing::Chunks { trailers: announced }, Reuse::Always).extend_from_slice(b"HEAD|");
+    assert_eq!(answered(&mut http1, &mut body).status, 200);
     assert_eq!(script.taken(), "HEAD|4\r\nbody\r\n0\r\nx-sum: 1\r\n\r\n");
 }
 
@@ -483,12 +483,12 @@ fn a_body_that_waits_for_the_rest_of_an_interim_answer_is_woken_by_it() {
     let waker = Waker::from(Arc::clone(&woken));
     let (first, rest) = (Does::Says(b"HTTP/1.1 100 Cont"), Does::Says(b"inue\r\n\r\n"));
     let script = Scripted::default().reads([Does::Waits, first, Does::Waits, rest, Does::Waits]);
-    let (mut link, mut body) = (script.link(), coming.body());
-    begin(&mut link);
+    let (mut http1, mut body) = (script.http1(), coming.body());
+    begin(&mut http1);
     coming.send(b"a");
-    assert!(link.poll_answer(&mut Context::from_waker(&waker), &mut body).is_pending());
+    assert!(http1.poll_answer(&mut Context::from_waker(&waker), &mut body).is_pending());
     assert_eq!(woken.0.load(Ordering::Relaxed), 0);
     // Both halves come in one poll, before and after the body is polled.
-    assert!(link.poll_answer(&mut Context::from_waker(&waker), &mut body).is_pending());
-    assert_eq!((woken.0.load(Ordering::Relaxed), link.wire().heard.get()), (1, false));
+    assert!(http1.poll_answer(&mut Context::from_waker(&waker), &mut body).is_pending());
+    assert_eq!((woken.0.load(Ordering::Relaxed), http1.wire().heard.get()), (1, false));
 }

@@ -101,7 +101,7 @@ impl Reuse {
 
 /// A connection.
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub struct Link {
+pub struct Http1Conn {
     io: Box<dyn Io>,
     wire: Rc<Wire>,
     /// The bytes to be written, and how many of them were.
@@ -127,13 +127,13 @@ pub struct Link {
     broken: Option<io::Error>,
     /// Bytes of the interim heads before the final one.
     interim: usize,
-    answer: Answer,
+    answer: ResponseState,
     keeps_alive: bool,
 }
 
 /// How much of an answer has come.
 #[derive(Debug)]
-enum Answer {
+enum ResponseState {
     Awaited,
     Length(u64),
     Chunks(Chunks),
@@ -141,7 +141,7 @@ enum Answer {
     Over,
 }
 
-impl Link {
+impl Http1Conn {
     #[must_use]
     pub fn new(io: impl Io + 'static, wire: Rc<Wire>) -> Self {
         Self {
@@ -161,7 +161,7 @@ impl Link {
             is_held: false,
             broken: None,
             interim: 0,
-            answer: Answer::Over,
+            answer: ResponseState::Over,
             keeps_alive: true,
         }
     }
@@ -171,7 +171,7 @@ impl Link {
     pub fn begin(&mut self, _: Pass, to_head: bool, framing: Framing, reuse: Reuse) -> &mut Vec<u8> {
         (self.to_head, self.framing, self.reuse) = (to_head, framing, reuse);
         (self.is_taken, self.has_begun, self.is_out, self.interim) = (false, false, false, 0);
-        (self.answer, self.keeps_alive) = (Answer::Awaited, false);
+        (self.answer, self.keeps_alive) = (ResponseState::Awaited, false);
         self.wire.heard.set(false);
         self.out.clear();
         self.written = 0;
@@ -211,7 +211,7 @@ impl Link {
     /// Whether the whole answer has been read.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        matches!(self.answer, Answer::Over)
+        matches!(self.answer, ResponseState::Over)
     }
 
     /// Whether another request may use this connection.
@@ -252,9 +252,9 @@ impl Link {
     #[must_use]
     pub fn to_come(&self) -> Option<u64> {
         match self.answer {
-            Answer::Length(left) => Some(left),
-            Answer::Over => Some(0),
-            Answer::Awaited | Answer::Chunks(_) | Answer::UntilClosed => None,
+            ResponseState::Length(left) => Some(left),
+            ResponseState::Over => Some(0),
+            ResponseState::Awaited | ResponseState::Chunks(_) | ResponseState::UntilClosed => None,
         }
     }
 
@@ -412,10 +412,10 @@ impl Link {
                 }
                 self.keeps_alive = head.keeps_alive && self.reuse.allows(head.status);
                 self.answer = match head.ends {
-                    Ends::AtOnce => Answer::Over,
-                    Ends::After(length) => Answer::Length(length),
-                    Ends::WithLastChunk => Answer::Chunks(Chunks::default()),
-                    Ends::WithConnection => Answer::UntilClosed,
+                    Ends::AtOnce => ResponseState::Over,
+                    Ends::After(length) => ResponseState::Length(length),
+                    Ends::WithLastChunk => ResponseState::Chunks(Chunks::default()),
+                    Ends::WithConnection => ResponseState::UntilClosed,
                 };
                 return Poll::Ready(Ok(head));
             }
@@ -436,9 +436,9 @@ impl Link {
 
     fn make_room(&mut self) {
         let room = match self.answer {
-            Answer::Length(left) => usize::try_from(left).unwrap_or(LONG_ROOM).clamp(ROOM, LONG_ROOM),
-            Answer::Chunks(_) | Answer::UntilClosed => LONG_ROOM,
-            Answer::Awaited | Answer::Over => ROOM,
+            ResponseState::Length(left) => usize::try_from(left).unwrap_or(LONG_ROOM).clamp(ROOM, LONG_ROOM),
+            ResponseState::Chunks(_) | ResponseState::UntilClosed => LONG_ROOM,
+            ResponseState::Awaited | ResponseState::Over => ROOM,
         };
         if self.read.capacity() - self.read.len() < room / 4 {
             self.read.reserve(room);
@@ -450,7 +450,7 @@ impl Link {
         loop {
             match self.next_frame() {
                 Err(why) => {
-                    (self.answer, self.keeps_alive) = (Answer::Over, false);
+                    (self.answer, self.keeps_alive) = (ResponseState::Over, false);
                     return Poll::Ready(Some(Err(Failed::Unreadable(why))));
                 }
                 Ok(Some(frame)) => return Poll::Ready(Some(Ok(frame))),
@@ -458,15 +458,15 @@ impl Link {
                 Ok(None) => {}
             }
             let failed = match ready!(self.poll_read(context)) {
-                Ok(0) if matches!(self.answer, Answer::UntilClosed) => {
-                    self.answer = Answer::Over;
+                Ok(0) if matches!(self.answer, ResponseState::UntilClosed) => {
+                    self.answer = ResponseState::Over;
                     return Poll::Ready(None);
                 }
                 Ok(0) => Failed::Closed,
                 Ok(_) => continue,
                 Err(why) => Failed::Io(why),
             };
-            (self.answer, self.keeps_alive) = (Answer::Over, false);
+            (self.answer, self.keeps_alive) = (ResponseState::Over, false);
             return Poll::Ready(Some(Err(failed)));
         }
     }
@@ -474,25 +474,25 @@ impl Link {
     /// The next piece of the body in the buffer; `None` where more has to be read, or all of it was.
     fn next_frame(&mut self) -> Result<Option<Frame<Bytes>>, Unreadable> {
         Ok(match &mut self.answer {
-            Answer::Awaited | Answer::Over => None,
-            Answer::Chunks(chunks) => match chunks.next(&mut self.read)? {
+            ResponseState::Awaited | ResponseState::Over => None,
+            ResponseState::Chunks(chunks) => match chunks.next(&mut self.read)? {
                 Piece::Data(data) => Some(Frame::data(data)),
                 Piece::None => None,
                 Piece::End(trailers) => {
-                    self.answer = Answer::Over;
+                    self.answer = ResponseState::Over;
                     trailers.map(Frame::trailers)
                 }
             },
-            Answer::UntilClosed | Answer::Length(_) if self.read.is_empty() => None,
-            Answer::UntilClosed => {
+            ResponseState::UntilClosed | ResponseState::Length(_) if self.read.is_empty() => None,
+            ResponseState::UntilClosed => {
                 let all = self.read.len();
                 Some(Frame::data(take(&mut self.read, all, Some(&mut self.copies))))
             }
-            Answer::Length(left) => {
+            ResponseState::Length(left) => {
                 let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(self.read.len());
                 *left -= taken as u64;
                 if *left == 0 {
-                    self.answer = Answer::Over;
+                    self.answer = ResponseState::Over;
                 }
                 Some(Frame::data(take(&mut self.read, taken, Some(&mut self.copies))))
             }
@@ -532,5 +532,5 @@ pub fn write_line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
 }
 
 #[cfg(test)]
-#[path = "link_tests.rs"]
+#[path = "http1_tests.rs"]
 mod tests;
