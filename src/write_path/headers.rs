@@ -89,15 +89,16 @@ pub struct RequestIds {
 impl RequestIds {
     #[must_use]
     pub fn new() -> Self {
-        Self { beginning: uuid::Uuid::new_v4().simple().to_string(), count: Cell::new(0) }
+        Self { beginning: format!("x-request-id: {}-", uuid::Uuid::new_v4().simple()), count: Cell::new(0) }
     }
 
+    /// Writes the header of a request's id.
     fn write_next(&self, out: &mut Vec<u8>) {
         let number = self.count.get() + 1;
         self.count.set(number);
         out.extend_from_slice(self.beginning.as_bytes());
-        out.push(b'-');
         out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+        out.extend_from_slice(b"\r\n");
     }
 }
 
@@ -190,7 +191,11 @@ pub fn to_store(
     let host = authority.or(seen.host);
     match length {
         Length::Unsaid => {}
-        Length::Known(length) => write_line(out, "content-length", itoa::Buffer::new().format(*length).as_bytes()),
+        Length::Known(length) => {
+            out.extend_from_slice(b"content-length: ");
+            out.extend_from_slice(itoa::Buffer::new().format(*length).as_bytes());
+            out.extend_from_slice(b"\r\n");
+        }
         Length::Chunks { trailers } => {
             write_line(out, "transfer-encoding", b"chunked");
             for name in trailers {
@@ -208,9 +213,7 @@ pub fn to_store(
     });
     forwarded(out, head, origin, host, seen);
     if !seen.request_id {
-        out.extend_from_slice(b"x-request-id: ");
         ids.write_next(out);
-        out.extend_from_slice(b"\r\n");
     }
     if let Some(guard) = guard {
         guard.each_permit(|permit| {
@@ -324,7 +327,9 @@ fn forwarded(out: &mut Vec<u8>, head: &Parts, origin: &Origin, host: Option<&[u8
             out.extend_from_slice(origin.first_hop.as_bytes());
         }
         if let Some(host) = host.filter(|_| !seen.forwarded_host) {
-            write_line(out, "x-forwarded-host", host);
+            out.extend_from_slice(b"x-forwarded-host: ");
+            out.extend_from_slice(host);
+            out.extend_from_slice(b"\r\n");
         }
     }
     if rfc7239 {
