@@ -83,9 +83,10 @@ mod tests {
         };
         let of_one_object = fill(&|_| object(0), one);
         assert_eq!(of_one_object.len(), 640, "five eighths");
-        let of_one_client = fill(&object, one);
+        // The first object has its share.
+        let of_one_client = fill(&|number| object(number + 1), one);
         assert_eq!(of_one_object.len() + of_one_client.len(), 896, "all but an eighth");
-        let of_another = fill(&object, other);
+        let of_another = fill(&|number| object(number + 1), other);
         assert_eq!(of_another.len(), 128);
         assert!(waits.ask.take(&object(9_999), other).is_none(), "all are taken");
         assert!(waits.follow.take(&object(0), one).is_some() && waits.open.take(&object(0), one).is_some());
