@@ -10,6 +10,7 @@ x-store:
     until:FILE      200, once that file is there
     large:BYTES     200 with so long a body
     hang            no answer
+    lost:FILE       no answer: the connection is reset, once that file is there
     close, reset    no answer: the connection ends in good order, or is reset
     reset-now       the same before the body is read
     garbage         what is no answer
@@ -127,6 +128,10 @@ def answer(connection, wanted, method, text):
     """Answers as wanted; says whether the connection goes on."""
     if wanted == "hang":
         wait_for_ever()
+    if wanted.startswith("lost:"):
+        while not os.path.exists(wanted[5:]):
+            threading.Event().wait(0.005)
+        wanted = "reset"
     if wanted == "reset":
         reset(connection)
     if wanted == "garbage":

@@ -87,9 +87,18 @@ const LET_GO: &str = "let-go";
 
 impl Hung {
     /// Sends the write on this connection, and waits until the store has it.
-    pub fn send(store: &Store, mut writer: Conn, path: &str, headers: &[(&str, &str)]) -> Self {
+    pub fn send(store: &Store, writer: Conn, path: &str, headers: &[(&str, &str)]) -> Self {
+        Self::begin("until", store, writer, path, headers)
+    }
+
+    /// The same, for a write that the store will lose.
+    pub fn send_to_lose(store: &Store, writer: Conn, path: &str, headers: &[(&str, &str)]) -> Self {
+        Self::begin("lost", store, writer, path, headers)
+    }
+
+    fn begin(how: &str, store: &Store, mut writer: Conn, path: &str, headers: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let until_file = format!("until:{}", folder.path().join(LET_GO).display());
+        let until_file = format!("{how}:{}", folder.path().join(LET_GO).display());
         let headers: Vec<_> = headers.iter().copied().chain([("x-store", until_file.as_str())]).collect();
         let before = store.saw("begun");
         writer.send("PUT", path, &headers, b"value").unwrap();
@@ -97,7 +106,7 @@ impl Hung {
         Self { writer, folder }
     }
 
-    /// Lets the store answer.
+    /// Lets the store answer, or lose the write.
     pub fn let_go(mut self) -> Answer {
         std::fs::write(self.folder.path().join(LET_GO), "").unwrap();
         self.writer.receive().unwrap()
