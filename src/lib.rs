@@ -5,7 +5,7 @@
 //! - [`barrier`]: records in memory and the writes in flight, counted under the same locks.
 //! - [`table`]: the fence table, durable: schema, RocksDB, the single-writer ledger.
 //! - [`write_path`]: the path of a write: accept, classify (by [`route`]), decide, forward, reply.
-//! - [`route`]: what a request is, and which object it is about. [`store`]: the way to the store. [`tls`].
+//! - [`route`]: what a request is, and which object it is about. [`upstream`]: the way to the store. [`tls`].
 //! - [`api`]: the lease api and the ops port, over HTTP. [`wire`]: the types that the api and its clients exchange.
 //! - [`gate`]: what the parts of a running gate share.
 //! - [`migration`]: one gate's own migrations, step by step. [`authority`]: signed statements.

@@ -4,8 +4,8 @@
 //!   that requests may use for it.
 //! - [`holdings`]: the leases of the objects in use ([`slot`]), for all writers. `keeper`: asks for a lease, keeps
 //!   it, gives it back. `pace`: how soon the next one is asked for. [`held`]: a lease that is held.
-//! - [`elections`]: the elections on Kubernetes Leases, one for each Lease. [`candidate`]: the rules of one.
-//! - [`forward`]: forwards a request to the gate, once. [`lanes`]: the connections for this.
+//! - [`campaigns`]: the elections on Kubernetes Leases, one for each Lease. [`candidate`]: the rules of one.
+//! - [`forward`]: forwards a request to the gate, once. [`pool`]: the connections for this.
 //! - [`status`]: who leads, for the application and for probes. [`compare`]: whether the gate has the same routes.
 //! - `settings`: what settings mean here, and what is wrong with them.
 //!

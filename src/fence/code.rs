@@ -1,6 +1,6 @@
 //! Every answer code, and what it means: its status, whether to try again, what may have happened, what to do.
 //!
-//! One code, one row of [`codes!`]: name, status and the rest come from there, and so does docs/reference/codes.md. A
+//! One code, one row of `codes!`: name, status and the rest come from there, and so does docs/reference/codes.md. A
 //! row that lacks anything does not compile. This file holds no other table of codes, and no other file one by variant.
 
 /// Who asked: the same code may carry another status for a writer than for a caller of the api.

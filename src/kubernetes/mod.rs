@@ -1,7 +1,7 @@
 //! Leases of a Kubernetes cluster. The only module that uses `kube`.
 //!
 //! - [`api`]: the API server, and one Lease as it is read there.
-//! - [`elections`]: who was elected, for the gate: asks, and passes answers to the ledger.
+//! - [`lease_observer`]: who was elected, for the gate: asks, and passes answers to the ledger.
 //! - `entries`: the Leases in use, and which objects follow which Lease. `pace`: how fast they are read.
 //! - [`known`]: what is known of one Lease, and until when it counts as held. Without I/O.
 //! - [`watch`]: the watch of a namespace: renewals, and hints that a Lease must be read.

@@ -2,8 +2,8 @@
 //!
 //! - [`Address`]: where the store is.
 //! - [`pool`]: a worker's connections to it. [`shares`]: how many of them each asker may have.
-//! - [`link`]: one connection, which sends a request and reads its answer. [`answer`], [`chunks`]: how answers are
-//!   read. [`io`]: the stream below it. [`observed`]: a stream with an observer that counts.
+//! - [`http1`]: one connection, which sends a request and reads its answer. [`answer`], [`chunks`]: how answers are
+//!   read; [`copies`]: where short pieces are kept. [`io`]: the stream below it. [`observed`]: a stream with an observer that counts.
 //! - [`body`]: what is sent. [`trailer`]: what may come after it. [`hop`]: headers that are for one connection only.
 //!
 //! A write is never sent twice: nothing here tries again once a byte of it may have left.
