@@ -141,12 +141,19 @@ fn the_same_draw_plays_the_same_way() {
 /// Checks that a fault is found by the same test that passes without it.
 #[track_caller]
 fn finds(fault: &str, test: &str, violation: &str) {
+    finds_one_of(fault, test, &[violation]);
+}
+
+/// The same for a fault that breaks several promises: the draws decide which is broken first.
+#[track_caller]
+fn finds_one_of(fault: &str, test: &str, violations: &[&str]) {
     let program = std::env::current_exe().unwrap();
     let mut again = Command::new(program);
     again.args(["--exact", test]).env("FENCEGATE_TEST_FAULT", fault).env("RUST_BACKTRACE", "0");
     let run = again.output().unwrap();
     let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
-    assert!(!run.status.success() && said.contains(violation), "{fault}: {}\n{said}", run.status);
+    let is_found = violations.iter().any(|violation| said.contains(violation));
+    assert!(!run.status.success() && is_found, "{fault}: {}\n{said}", run.status);
 }
 
 #[test]
@@ -187,7 +194,9 @@ fn without_the_wait_for_unknowns_a_broken_write_lands() {
 
 #[test]
 fn without_the_check_of_step_4_a_fence_goes_down() {
-    finds("no-step4-check", "an_operator_overtakes_a_handover", "VIOLATION MONOTONIC");
+    // A write of the lease that comes back may land before the fence is read.
+    let violations = ["VIOLATION MONOTONIC", "VIOLATION DRAIN"];
+    finds_one_of("no-step4-check", "an_operator_overtakes_a_handover", &violations);
 }
 
 #[test]
