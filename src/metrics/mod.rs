@@ -389,6 +389,7 @@ mod tests {
         metrics.ledger.clock_stepped(-1_500);
         metrics.api.refused(Code::LeaseHeld);
         let text = metrics.render();
+        assert!(text.ends_with('\n') && text.lines().all(|line| !line.is_empty()), "{text}");
         for line in [
             "# TYPE fencegate_ledger_commit_seconds histogram",
             "fencegate_ledger_commit_seconds_bucket{le=\"0.0025\"} 1",

@@ -102,10 +102,11 @@ impl Registry {
             gauges.show_in(&passing);
         }
         let text = self.handle.render() + &passing.handle.render();
-        // The exporter does not sort. Readers search by name.
-        let mut families: Vec<&str> = text.split_inclusive("\n\n").collect();
+        // The exporter has no order, and blank lines between families. People look for a name, and scripts for lines.
+        let mut families: Vec<&str> =
+            text.split_inclusive("\n\n").map(|family| family.trim_end_matches('\n')).collect();
         families.sort_unstable();
-        families.concat()
+        families.iter().flat_map(|family| [family, "\n"]).collect()
     }
 }
 
