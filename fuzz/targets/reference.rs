@@ -7,7 +7,19 @@
 pub struct Read {
     pub method: Vec<u8>,
     pub target: Vec<u8>,
+    pub fields: Vec<Field>,
     pub body: Vec<u8>,
+    pub trailers: Vec<Field>,
+}
+
+/// A name in small letters, and a value without the spaces around it.
+pub type Field = (Vec<u8>, Vec<u8>);
+
+impl Read {
+    /// The values of a field.
+    pub fn values<'a>(&'a self, name: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+        self.fields.iter().filter(move |(each, _)| each == name).map(|(_, value)| &value[..])
+    }
 }
 
 /// All requests up to the first that is not read in one way only, or that is the connection's last.
@@ -38,18 +50,18 @@ fn request(mut bytes: &[u8]) -> Option<(Read, bool, &[u8])> {
     if target.contains(&b'#') {
         return None;
     }
+    let mut fields = vec![];
     let (mut length, mut is_chunked, mut is_last, mut is_kept) = (None, false, false, version == b"HTTP/1.1");
     loop {
-        let (field, behind) = line(rest)?;
+        let (text, behind) = line(rest)?;
         rest = behind;
-        if field.is_empty() {
+        if text.is_empty() {
             break;
         }
-        let colon = field.iter().position(|byte| *byte == b':')?;
-        let (name, value) = (field[..colon].to_ascii_lowercase(), field[colon + 1..].trim_ascii());
+        let (name, value) = field(text)?;
         match &name[..] {
             b"content-length" if length.is_some() || is_chunked => return None,
-            b"content-length" => length = Some(number(value, 10)?),
+            b"content-length" => length = Some(number(&value, 10)?),
             b"transfer-encoding" if length.is_some() || is_chunked => return None,
             b"transfer-encoding" if value.eq_ignore_ascii_case(b"chunked") => is_chunked = true,
             b"transfer-encoding" => return None,
@@ -60,15 +72,22 @@ fn request(mut bytes: &[u8]) -> Option<(Read, bool, &[u8])> {
             }
             _ => {}
         }
+        fields.push((name, value));
     }
-    let (body, rest) = match (is_chunked, length) {
+    let (body, trailers, rest) = match (is_chunked, length) {
         (true, _) => chunks(rest)?,
         (false, length) => {
             let length = usize::try_from(length.unwrap_or(0)).ok()?;
-            (rest.get(..length)?.to_vec(), &rest[length..])
+            (rest.get(..length)?.to_vec(), vec![], &rest[length..])
         }
     };
-    Some((Read { method: method.to_vec(), target: target.to_vec(), body }, is_last || !is_kept, rest))
+    let read = Read { method: method.to_vec(), target: target.to_vec(), fields, body, trailers };
+    Some((read, is_last || !is_kept, rest))
+}
+
+fn field(line: &[u8]) -> Option<Field> {
+    let colon = line.iter().position(|byte| *byte == b':')?;
+    Some((line[..colon].to_ascii_lowercase(), line[colon + 1..].trim_ascii().to_vec()))
 }
 
 /// A line that ends in CRLF and has no other CR or LF.
@@ -83,9 +102,9 @@ fn number(digits: &[u8], radix: u32) -> Option<u64> {
     u64::from_str_radix(text, radix).ok()
 }
 
-/// A body in chunks, and what follows it.
-pub fn chunks(mut bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
-    let mut body = vec![];
+/// A body in chunks, its trailers, and what follows them.
+pub fn chunks(mut bytes: &[u8]) -> Option<(Vec<u8>, Vec<Field>, &[u8])> {
+    let (mut body, mut trailers) = (vec![], vec![]);
     loop {
         let (first, rest) = line(bytes)?;
         let digits = first.iter().position(|byte| !byte.is_ascii_hexdigit()).unwrap_or(first.len());
@@ -101,7 +120,8 @@ pub fn chunks(mut bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
         let (trailer, rest) = line(bytes)?;
         bytes = rest;
         if trailer.is_empty() {
-            return Some((body, bytes));
+            return Some((body, trailers, bytes));
         }
+        trailers.push(field(trailer)?);
     }
 }
