@@ -18,7 +18,7 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run reference test test-chart test-image test-kubernetes image test-fresh failpoints simulate chaos soak fuzz check instructions bench barrier flame clean
+.PHONY: help setup setup-test build run reference test test-chart test-image test-kubernetes image test-fresh failpoints simulate chaos soak soak-controls fuzz check instructions bench barrier flame clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -73,6 +73,7 @@ test: setup-test ## run every test
 	charts/test/run
 	chaos/run --controls
 	chaos/run --short --seed 1
+	soak/run --controls
 	soak/run --short
 
 test-chart: build ## render the Helm chart with helm 3 and 4, and validate what comes of it (part of test)
@@ -108,6 +109,10 @@ soak: setup ## crowds, overload, slow connections, a flapping store, a stalling 
 	@scripts/setup test
 	cargo build $(LOCKED) --release --bin fencegate
 	soak/run --duration $(DURATION)
+
+soak-controls: failpoints ## gates with one fault each, in the phase of the soak that must catch it
+	@scripts/setup test
+	soak/run --controls
 
 FUZZ_SECONDS ?= 60
 

@@ -39,7 +39,7 @@ def fresh_id(kind):
 
 class Caller:
     """A client with a connection to each of the gate's ports. What was written is noted by `note(call)`. `source`: its
-    address, by which the gate tells clients apart."""
+    address, by which the gate distinguishes clients."""
 
     def __init__(self, ports, note, patience_s=20, source=None):
         self.ports, self.note, self.patience_s, self.source = ports, note, patience_s, source

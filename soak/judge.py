@@ -87,8 +87,8 @@ def only(phase, counts, allowed):
     return [f"ANSWER: {phase}: {number} times {kind}" for kind, number in sorted(counts.items()) if kind not in allowed]
 
 
-def quick(ratios, bound):
-    """A violation where the crowd makes the valid writer slower than the bound, in the median of the rounds."""
+def quick(crowd, ratios, bound):
+    """A violation where this crowd makes the valid writer slower than the bound, in the median of the rounds."""
     found = median(ratios)
-    what = f"SLOWED: p99 beside the stale crowd is {found:.2f} times the quiet one; {bound} is allowed"
+    what = f"SLOWED: p99 beside the {crowd} is {found:.2f} times the quiet one; {bound} is allowed"
     return [what] if found > bound else []

@@ -73,8 +73,8 @@ class Probe(threading.Thread):
 
 
 def crowd(run):
-    """Quiet and a stale crowd, by turns; each round's p99 beside its own quiet p99."""
-    plan, found, rig = run.plan, [], run.rig
+    """Quiet and a stale crowd, by turns; each round's p99 beside its own quiet p99. Then the crowd without pauses."""
+    plan, found, rig, quiet_p99 = run.plan, [], run.rig, []
     for _ in range(plan.rounds):
         t = now()
         time.sleep(plan.round_s)
@@ -88,13 +88,14 @@ def crowd(run):
             found += judge.only("stale crowd", +swarm.counts, {"WRITE_STALE_FENCE"})
             run.stale += swarm.counts.total()
         run.ratios.append(beside["p99_ms"] / quiet["p99_ms"])
-    if plan.flat_s:
-        with Swarm(rig.ports["gate"], run.stale_leases, "stale", run.note) as swarm:
-            t = now()
-            swarm.run(plan.flat_s)
-            found += valid_went_on(run, "stale crowd, no pauses", t)
-            found += judge.only("stale crowd", +swarm.counts, {"WRITE_STALE_FENCE"})
-            run.figures[-1]["answers"]["stale, all together"] = swarm.counts.total()
+        quiet_p99.append(quiet["p99_ms"])
+    with Swarm(rig.ports["gate"], run.stale_leases, "stale", run.note) as swarm:
+        t = now()
+        swarm.run(plan.flat_s)
+        run.flat_ratios.append(times(rig.valid_since(t))["p99_ms"] / judge.median(quiet_p99))
+        found += valid_went_on(run, "stale crowd, no pauses", t)
+        found += judge.only("stale crowd", +swarm.counts, {"WRITE_STALE_FENCE"})
+        run.figures[-1]["answers"]["stale, all together"] = swarm.counts.total()
     return found
 
 

@@ -15,7 +15,8 @@ class Plan:
     flaps: int  # turns of the store through all its modes
     flap_s: float  # in each mode
     stalls_s: list  # how long the disk stands still, one time after the other
-    ratio_max: float
+    ratio_max: float  # the valid writer's p99 beside the crowd, as a multiple of its quiet one
+    flat_max: float  # the same beside the crowd without pauses, which takes all the time that the machine has
     cycles_min: int = 1
 
     @property
@@ -24,10 +25,10 @@ class Plan:
         return max(ROOM_MIN, self.slow * 4 // 5)
 
 
-SHORT = Plan(stale=300, rounds=1, round_s=3, flat_s=0, overload_s=3, slow=1000, slow_s=9, flaps=1, flap_s=1.2,
-             stalls_s=[4], ratio_max=25)
+SHORT = Plan(stale=300, rounds=3, round_s=2, flat_s=2, overload_s=3, slow=1000, slow_s=9, flaps=1, flap_s=1.2,
+             stalls_s=[4], ratio_max=10, flat_max=100)
 LONG = Plan(stale=1000, rounds=3, round_s=5, flat_s=3, overload_s=6, slow=5000, slow_s=20, flaps=2, flap_s=1.5,
-            stalls_s=[3, 12], ratio_max=2, cycles_min=2)
+            stalls_s=[3, 12], ratio_max=2, flat_max=50, cycles_min=2)
 
 VALID_PER_S = 100
 # For the crowd, and for overload.

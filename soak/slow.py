@@ -12,7 +12,7 @@ ADDRESSES = ["127.0.0.3", "127.0.0.4"]
 STEP = 100
 DRIP_S = 1.0
 # A connection that the gate has closed is opened anew after so long.
-AGAIN_S = 0.3
+AGAIN_S = 1.5
 KINDS = ["silent", "head", "held body", "answer", "idle"]
 # A streamed body holds a connection to the store; the gate has room for fewer, and refuses the rest at once.
 STREAMED = 60

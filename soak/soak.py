@@ -20,7 +20,8 @@ COLUMNS = [("phase", 24), ("writes", 7), ("p50_ms", 8), ("p99_ms", 9), ("rss_kib
 class Run:
     def __init__(self, rig, plan):
         self.rig, self.plan = rig, plan
-        self.calls, self.figures, self.ratios, self.samples = [], [], [], []
+        self.calls, self.figures, self.samples = [], [], []
+        self.ratios, self.flat_ratios = [], []
         self.stale = self.handovers = self.cycles = 0
 
     def note(self, call):
@@ -67,7 +68,9 @@ class Run:
             found.append(f"STOP: the gate ended with {status}")
         if "panicked" in self.rig.log.read_text(errors="replace"):
             found.append("PANIC: the gate's log has one")
-        return found + judge.quick(self.ratios, self.plan.ratio_max) + self.writes()
+        found += judge.quick("stale crowd", self.ratios, self.plan.ratio_max)
+        found += judge.quick("stale crowd without pauses", self.flat_ratios, self.plan.flat_max)
+        return found + self.writes()
 
     def writes(self):
         """Violations by what clients were answered, and what the store has done."""
@@ -86,8 +89,10 @@ class Run:
             return
         first, last = self.samples[0], self.samples[-1]
         settled = sum(call["outcome"] == "settled" for call in self.calls)
-        print(f"stale writes refused: {self.stale}; p99 beside them / quiet p99, by round: "
-              f"{', '.join(f'{ratio:.2f}' for ratio in self.ratios)}; median {judge.median(self.ratios):.2f}")
+        print(f"stale writes refused: {self.stale}")
+        for crowd, ratios in (("a stale crowd", self.ratios), ("one without pauses", self.flat_ratios)):
+            print(f"p99 beside {crowd} / quiet p99, by round: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; "
+                  f"median {judge.median(ratios):.2f}")
         print(f"writes acknowledged: {settled}; leases handed over: {self.handovers}")
         print(f"memory {first['rss_kib'] >> 10} MiB -> {last['rss_kib'] >> 10} MiB, "
               f"open files {first['files']} -> {last['files']}, from the first cycle to the end; cycles: {self.cycles}")

@@ -92,8 +92,8 @@ class Answers(unittest.TestCase):
         self.assertEqual(found, ["ANSWER: crowd: 1 times 200"])
 
     def test_a_crowd_that_slows_the_valid_writer_is_caught_by_the_median(self):
-        self.assertEqual(judge.quick([1.1, 9.0, 1.3], 2), [])
-        self.assertEqual(len(judge.quick([1.1, 2.2, 2.4], 2)), 1)
+        self.assertEqual(judge.quick("crowd", [1.1, 9.0, 1.3], 2), [])
+        self.assertEqual(len(judge.quick("crowd", [1.1, 2.2, 2.4], 2)), 1)
 
     def test_what_an_answer_says_of_its_write(self):
         settled = {"fence-outcome": "settled"}
