@@ -126,8 +126,8 @@ class Rules(unittest.TestCase):
             with self.subTest(wrong=wrong), self.assertRaisesRegex(AssertionError, "runbookBase"):
                 links("--set", f"monitoring.rules.runbookBase={wrong}")
 
-    def test_a_moment_of_what_heals_by_itself_wakes_nobody(self):
-        """A counter's jump is in its rate for as long as the window: so that has to last. All else is told at once."""
+    def test_a_fault_that_ends_by_itself_fires_no_alert_for_one_moment(self):
+        """A jump of a counter stays in its rate for the whole window, so `for` is at least as long, or 0."""
         looked = 0
         for name, rule in rules().items():
             for window in re.findall(r"\brate\([^\[]*\[(\w+)\]", rule["expr"]):

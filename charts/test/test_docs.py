@@ -1,5 +1,5 @@
-"""What the chart's README says of the values is what values.yaml says. And what docs/kubernetes.md tells people to do
-can be done: its values are rendered, its manifests validated, and its commands name what the chart makes."""
+"""The chart's README describes the values as values.yaml does. The steps of docs/kubernetes.md can be done: its values
+are rendered, its manifests validated, and its commands name objects that the chart makes."""
 import re
 import tempfile
 import unittest
@@ -97,12 +97,12 @@ class Page(unittest.TestCase):
     def test_a_backup_is_put_back_where_the_gate_looks_as_the_gates_user(self):
         claim, extra, restore = (text for text in blocks(section("Backup and restore"), "yaml"))
         backups = yaml.safe_load(claim)["metadata"]["name"]
-        mended = yaml.safe_load(restore)
-        job, pod = mended["spec"], mended["spec"]["template"]["spec"]
+        restores = yaml.safe_load(restore)
+        job, pod = restores["spec"], restores["spec"]["template"]["spec"]
         manifests = release(extra=extra)
         [(_, chart)] = pods(of_kind(manifests, "Job"))
         [workload] = of_kind(manifests, "StatefulSet")
-        [ours], [theirs] = containers(mended["spec"]["template"]), containers(chart)
+        [ours], [theirs] = containers(restores["spec"]["template"]), containers(chart)
         for key in ("securityContext", "restartPolicy", "automountServiceAccountToken", "enableServiceLinks"):
             self.assertEqual(pod[key], chart["spec"][key], key)
         for key in ("image", "command", "env", "resources", "securityContext", "terminationMessagePolicy"):
@@ -116,12 +116,12 @@ class Page(unittest.TestCase):
         self.assertEqual((ours["volumeMounts"], pod["volumes"]), (mounts, volumes))
         self.assertEqual(volumes[1]["persistentVolumeClaim"], {"claimName": backups})
         # What is put back is what was made, while the gate is away.
-        made, told = map(commands, blocks(section("Backup and restore"), "sh"))
+        made, steps = map(commands, blocks(section("Backup and restore"), "sh"))
         self.assertEqual(ours["args"], ["table", "restore", "--config", "/dev/null", "--from", made[0].split()[-1],
                                          "--above", "LEASE_SEQ"])
         self.assertTrue(made[0].split()[-1].startswith(mounts[1]["mountPath"] + "/"))
-        name, gates = mended["metadata"]["name"], workload["metadata"]["name"]
-        self.assertEqual([re.sub(r" --timeout=\w+", "", command) for command in told], [
+        name, gates = restores["metadata"]["name"], workload["metadata"]["name"]
+        self.assertEqual([re.sub(r" --timeout=\w+", "", command) for command in steps], [
             f"kubectl -n ledger scale statefulset/{gates} --replicas=0",
             f"kubectl -n ledger wait --for=delete pod/{gates}-0",
             "kubectl create -f restore.yaml",

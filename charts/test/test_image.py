@@ -146,7 +146,7 @@ class Sbom(unittest.TestCase):
     def test_it_has_every_crate_that_is_compiled_with_cargos_checksum_and_a_licence(self):
         self.assertEqual(self.faults(self.document), [])
         names = {name for name, _ in self.of_kind(self.document, "crate")}
-        self.assertEqual(names & {"criterion", "rcgen", "ring"}, set(), "what only tests use, or nobody")
+        self.assertEqual(names & {"criterion", "rcgen", "ring"}, set(), "crates that only tests use, or no code at all")
 
     def test_whatever_is_missing_or_wrong_is_caught(self):
         for name, change, fault in [

@@ -84,7 +84,7 @@ class Install(unittest.TestCase):
                 self.assertEqual(self.helm(helm, space, "install", chart=self.defaults), (0, 1), self.said)
                 self.assertNotEqual(self.claim(space), claim)
 
-    def test_a_lost_claim_stays_lost_until_somebody_looks(self):
+    def test_a_lost_claim_stays_lost_until_an_operator_acts(self):
         for helm, space in self.each_helm():
             with self.subTest(helm=helm):
                 self.assertEqual(self.helm(helm, space, "install"), (0, 1), self.said)

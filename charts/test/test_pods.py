@@ -166,7 +166,7 @@ class Pods(unittest.TestCase):
                         [only] = rule["ports"]
                         self.assertIn(only["port"], (port, ops))
                         if only["port"] == ops:
-                            self.assertTrue(rule["from"], "an empty list of peers is everybody")
+                            self.assertTrue(rule["from"], "an empty list of peers allows all clients")
 
     def test_no_service_leads_to_the_job(self):
         for name, manifests in everything():

@@ -1,7 +1,7 @@
 """Values that contradict each other are refused, by both helms, with a message that says what to set.
 
-Each file in refused/ has the message in its first lines, and what to set (or how to spell it) to mend it: with that, it
-must render. So a file that is refused for another reason than its own is noticed.
+Each file in refused/ has the message in its first lines, and the setting (or the spelling) that corrects it: with that,
+the chart must render. So a file that is refused for another reason than its own fails the test.
 """
 import functools
 import re
@@ -17,7 +17,7 @@ BASE = CHART / "ci/default-values.yaml"
 
 
 def notes(path: Path) -> dict[str, str]:
-    return dict(re.findall(r"^# (refused|mended|spelt|chart|flags): (.+)$", path.read_text(), re.MULTILINE))
+    return dict(re.findall(r"^# (refused|corrected|spelt|chart|flags): (.+)$", path.read_text(), re.MULTILINE))
 
 
 @functools.cache
@@ -32,10 +32,10 @@ class Refused(unittest.TestCase):
         for helm in HELMS:
             yield helm, answer_of(helm, path, *more)
 
-    def mended(self, path: Path):
+    def corrected(self, path: Path):
         about = notes(path)
-        if "mended" in about:
-            yield from self.answers(path, "--set", about["mended"])
+        if "corrected" in about:
+            yield from self.answers(path, "--set", about["corrected"])
             return
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as right:
             right.write(path.read_text().replace(*about["spelt"].split(" -> ")))
@@ -49,9 +49,9 @@ class Refused(unittest.TestCase):
                     self.assertNotEqual(answer.returncode, 0)
                     self.assertIn(notes(path)["refused"], answer.stderr)
 
-    def test_each_renders_once_it_is_mended(self):
+    def test_each_renders_when_it_is_corrected(self):
         for path in REFUSED:
-            for helm, answer in self.mended(path):
+            for helm, answer in self.corrected(path):
                 with self.subTest(path=path.name, helm=helm):
                     self.assertEqual(answer.returncode, 0, answer.stderr)
 
@@ -59,8 +59,8 @@ class Refused(unittest.TestCase):
         source = (CHART / "templates/_validate.tpl").read_text()
         messages = re.findall(r'fail (?:\(printf )?"((?:[^"\\]|\\.)+)"', source)
         self.assertGreater(len(messages), 20)
-        heard = [answer_of("helm4", path).stderr for path in REFUSED]
+        said = [answer_of("helm4", path).stderr for path in REFUSED]
         for message in messages:
             pieces = [piece for piece in re.split(r"%[sd]", message) if piece]
             with self.subTest(message=message):
-                self.assertTrue(any(all(piece in text for piece in pieces) for text in heard))
+                self.assertTrue(any(all(piece in text for piece in pieces) for text in said))

@@ -15,7 +15,7 @@ import yaml
 import test_docs
 from tools import FENCEGATE, containers, of_kind, pods, rendered
 
-# Ports of this machine that nobody has, in place of the pod's own.
+# Free ports of this machine, in place of the pod's own.
 PORTS = {f"FENCEGATE__{part}__LISTEN": "127.0.0.1:0" for part in ("GATE", "API", "OPS")}
 
 

@@ -25,7 +25,7 @@ Document = dict[str, Any]
 
 
 def run(*command: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a program that must see none of the settings of whoever runs the tests."""
+    """Runs a program without the settings of the user that runs the tests."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("FENCEGATE", "HELM_", "KUBE"))}
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, env=own, check=False)
 

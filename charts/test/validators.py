@@ -25,7 +25,7 @@ def closed(schema: Any) -> Any:
 
 
 def faults(manifest: Document, kubernetes: str) -> list[str]:
-    """What is wrong with a manifest. A kind that nobody knows is wrong, too."""
+    """What is wrong with a manifest. An unknown kind is wrong, too."""
     if manifest["apiVersion"].startswith(OPERATOR):
         schema = closed(json.loads((HERE / "schemas" / f"{manifest['kind']}.json").read_text()))
         found = jsonschema.Draft202012Validator(schema).iter_errors(manifest)

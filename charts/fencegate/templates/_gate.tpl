@@ -147,8 +147,8 @@ start when its startupProbe has succeeded, and it ends after them. Its preStop b
 fencegate/config-sha256: {{ include "fencegate.gate.settings" . | sha256sum }}
 {{- end -}}
 
-{{/* The lifecycle of the store's container. All containers of a pod are told to stop at the same time, and the gate
-still has writes to bring to an end: so the store waits for as long as the gate may drain, and stops then. */}}
+{{/* The lifecycle of the store's container. Kubernetes stops all containers of a pod at the same time, and the gate
+still has writes to finish. So the store waits for as long as the gate may drain, and stops then. */}}
 {{- define "fencegate.store.lifecycle" -}}
 {{- $kind := .Values.store.drainWait.kind -}}
 {{- if eq $kind "auto" -}}

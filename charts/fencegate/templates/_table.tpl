@@ -26,7 +26,7 @@ restarts and installations over a claim that was kept make none: the gate then s
 {{- end -}}
 {{- end -}}
 
-{{/* Argo CD would run Helm's hooks with every sync, and delete them before: it is told to leave these alone. */}}
+{{/* Argo CD would run Helm's hooks with every sync, and delete them before. An annotation makes it ignore these. */}}
 {{- define "fencegate.table.claim" -}}
 {{- $hook := eq .Values.table.init "hook" -}}
 apiVersion: v1
@@ -64,8 +64,8 @@ spec:
       storage: {{ .Values.table.claim.size }}
 {{- end -}}
 
-{{/* Its settings come by the environment: a hook runs before the release's ConfigMap is there. A table that is there
-already makes it fail with exit code 2 and change nothing; so does anything else that trying again would not mend. */}}
+{{/* Its settings come by the environment: a hook runs before the release's ConfigMap exists. If there is a table
+already, the Job fails with exit code 2 and changes nothing. Each other fault that another try would not end does that too. */}}
 {{- define "fencegate.initJob" -}}
 {{- $config := include "fencegate.gate.settings" . | fromJson -}}
 apiVersion: batch/v1

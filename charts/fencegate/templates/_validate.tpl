@@ -14,7 +14,7 @@
 {{- fail (printf "%s.lease_source is %s, and table.kind is emptyDir: with a new pod every old token would count as the first. Set table.kind: claim" $key $source) -}}
 {{- end -}}
 {{- if and (not $loopback) (not $config.gate.tls_client_ca_file) -}}
-{{- fail (printf "%s.lease_source is %s: its tokens are no secrets, so whoever reaches the gate's port could move the fence. Set gate.tls.secretName and gate.tls.clientCa.secretName, to ask clients for certificates" $key $source) -}}
+{{- fail (printf "%s.lease_source is %s: its tokens are no secrets, so every client that reaches the gate's port could move the fence. Set gate.tls.secretName and gate.tls.clientCa.secretName, to ask clients for certificates" $key $source) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq $source "kubernetes") (not (dig "kubernetes" "name" "" $route)) -}}
@@ -46,7 +46,7 @@
 {{- fail (printf "%s is %s, which gate and store do not share: set store.socket.enabled: true, and a path below store.socket.path" .key .url) -}}
 {{- end -}}
 {{- else if not (or $values.gate.allowRemoteStore (include "fencegate.isLocalUrl" .url)) -}}
-{{- fail (printf "%s is %s, which others can reach past the gate: bind the store to loopback or a Unix socket; or set gate.allowRemoteStore: true, if something else keeps everybody but this gate away" .key .url) -}}
+{{- fail (printf "%s is %s, which clients can reach without the gate: bind the store to loopback or a Unix socket; or set gate.allowRemoteStore: true, if something else lets only this gate reach it" .key .url) -}}
 {{- end -}}
 {{- end -}}
 
@@ -78,7 +78,7 @@
 {{- define "fencegate.validate.ports" -}}
 {{- $config := .Values.gate.config -}}
 {{- if not (include "fencegate.isLoopback" $config.api.listen) -}}
-{{- fail (printf "gate.config.api.listen is %s: whoever reaches the api can take any lease, and it has no authentication. Set a loopback address, which in a pod is the pod" $config.api.listen) -}}
+{{- fail (printf "gate.config.api.listen is %s: every client of the api can take any lease, and it has no authentication. Set a loopback address, which in a pod is the pod" $config.api.listen) -}}
 {{- end -}}
 {{- if include "fencegate.isLoopback" $config.ops.listen -}}
 {{- fail "gate.config.ops.listen is a loopback address, where the kubelet's probes do not get: set 0.0.0.0:9464. It shows no secret" -}}
@@ -91,7 +91,7 @@
 {{- fail (printf "gate.config: gate, api and ops listen on ports %s: set three different ones" (join ", " $ports)) -}}
 {{- end -}}
 {{- if has "0" $ports -}}
-{{- fail "gate.config: port 0 is one that nobody knows before the start: set gate.listen, api.listen and ops.listen to real ones" -}}
+{{- fail "gate.config: port 0 is chosen at the start, so no other object can name it: set gate.listen, api.listen and ops.listen to real ones" -}}
 {{- end -}}
 {{- include "fencegate.validate.portNumbers" (dict "section" "gate.config" "ports" $ports) -}}
 {{- $direct := dig "gate" "tls_cert_file" "" $config -}}
@@ -167,7 +167,7 @@
 {{- define "fencegate.agent.validate" -}}
 {{- $config := include "fencegate.agent.settings" . | fromJson -}}
 {{- if not (or (include "fencegate.isLoopback" $config.agent.listen) (dig "listen_beyond_loopback" false $config.agent)) -}}
-{{- fail (printf "agent.config.agent.listen is %s: whoever reaches the agent writes as the holder. Set a loopback address, or agent.config.agent.listen_beyond_loopback: true" $config.agent.listen) -}}
+{{- fail (printf "agent.config.agent.listen is %s: every client of the agent writes as the holder. Set a loopback address, or agent.config.agent.listen_beyond_loopback: true" $config.agent.listen) -}}
 {{- end -}}
 {{- if include "fencegate.isLoopback" $config.status.listen -}}
 {{- fail "agent.config.status.listen is a loopback address, where the kubelet's probes do not get: set 0.0.0.0:9465. It shows no secret" -}}

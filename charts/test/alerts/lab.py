@@ -40,7 +40,7 @@ listen = "127.0.0.1:0"
 [table]
 path = "{folder}/data"
 [kubernetes]
-url = "http://127.0.0.1:{nobody}"
+url = "http://127.0.0.1:{closed}"
 [[route]]
 name = "elected"
 match = "/elected/{{rest...}}"
@@ -135,9 +135,9 @@ class Lab:
         self.folder = folder
         self.started: list[subprocess.Popen] = []
         self.store = Store()
-        # A port that is taken, and where nobody listens: the API server is away.
-        self.nobody = socket.socket()
-        self.nobody.bind(("127.0.0.1", 0))
+        # A port that is bound, and where no server listens: the API server is away.
+        self.closed = socket.socket()
+        self.closed.bind(("127.0.0.1", 0))
 
     def __enter__(self) -> "Lab":
         try:
@@ -154,13 +154,13 @@ class Lab:
             process.wait()
         self.store.shutdown()
         self.store.server_close()
-        self.nobody.close()
+        self.closed.close()
 
     def begin(self):
         if not BINARY.exists():
             raise Failed(f"{BINARY} is not there; run: make build")
         make_certificate(self.folder)
-        config = self.write("gate.toml", GATE, store=self.store.server_port, nobody=self.nobody.getsockname()[1])
+        config = self.write("gate.toml", GATE, store=self.store.server_port, closed=self.closed.getsockname()[1])
         self.run("table", "init", "--config", config)
         ready = self.start("gate", BINARY, "serve", "--config", config)
         self.gate, self.api, self.ops = (port_of(ready, name) for name in ("gate", "api", "ops"))
