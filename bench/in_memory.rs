@@ -84,6 +84,6 @@ pub(crate) async fn acquire(gate: &Gate, object: &str) -> String {
         request: None,
         takeover: true,
     };
-    let granted = gate.ledger.acquire(wanted).await.expect("nobody else wants it").take();
+    let granted = gate.ledger.acquire(wanted).await.expect("no other caller wants it").take();
     granted[0].lease.token(&granted[0].object).expose()
 }

@@ -1,4 +1,4 @@
-"""Facts about this machine, the programs and the commit, for whoever compares figures."""
+"""Facts about this machine, the programs and the commit, to compare figures with others."""
 import datetime
 import os
 import platform

@@ -15,7 +15,7 @@ http {{
     default_type text/plain;
     keepalive_requests 1000000000;
     keepalive_timeout 3600s;
-    # nginx makes all of these folders, used or not, and takes the system's unless told.
+    # nginx makes all of these folders, used or not; without these settings it takes the system's.
     client_body_temp_path {folder}/{name}-body;
     proxy_temp_path {folder}/{name}-proxy;
     fastcgi_temp_path {folder}/{name}-fastcgi;

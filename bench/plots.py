@@ -2,7 +2,7 @@
 import svg
 from ratios import peers_of, summary
 
-# The same colour for the same peer, whoever took part.
+# A peer has the same colour in every plot.
 COLOURS = {"fencegate": 0, "nginx": 1, "haproxy": 2, "nginx+lua+redis": 3, "direct": 4}
 LATENCY, CPU, OBJECTS = "latency.svg", "cpu.svg", "objects.svg"
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 820, 420
 LEFT, RIGHT, TOP, BOTTOM = 100, 190, 50, 60
-# Told apart by most who see colours otherwise, on white and on black.
+# Most colour-blind readers can distinguish these, on white and on black.
 COLOURS = ["#0b84d8", "#e0751a", "#2ca05a", "#c05ab5", "#8a8f98", "#b59a00"]
 
 STYLE = """\

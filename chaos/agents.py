@@ -136,7 +136,7 @@ class Application:
     def act(self):
         chosen, led = self.random.random(), Led(self.random.choice(OBJECTS))
         if chosen < 0.02:
-            # An operator's word.
+            # A revocation by an operator.
             self.client.revoke(led.object)
             return
         if chosen < 0.07:

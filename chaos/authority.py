@@ -22,7 +22,7 @@ class Authority:
 
     def __init__(self, client):
         self.client, self.folder = client, client.folder
-        # Since when a migration of an object is asked for, while nobody knows what came of it.
+        # Since when a migration of an object is asked for, while its outcome is unknown.
         self.asked = {}
         # Where the migration that was asked for last is, or why it is nowhere; and when it began, by the gate's clock.
         self.state = self.begun_ms = None
@@ -36,7 +36,7 @@ class Authority:
     # Certificates.
 
     def certificate(self, lease, ahead=0):
-        """The issuer's word that a lease is over. `ahead`: and so many numbers behind it, which are nobody's yet."""
+        """A certificate that a lease is over. `ahead`: also as many numbers behind it, which have no holder yet."""
         # A lease that began just now, or before the clock was set back, is fenced all the same.
         time_ms = max(gate_ms(self.folder), lease.start_ms + 1)
         return self.sign(
@@ -54,13 +54,13 @@ class Authority:
         if answer is None or answer.status != 200:
             client.end(number, "maybe" if is_unsure(answer) else "refused", answer, code=answer and answer.code)
             return False
-        told = answer.json()
-        fence, is_acknowledged = told["object"]["fence"], "acknowledged" in told
-        # Between the look at the fence and the answer lies the signature of the acknowledgement: others may have been
-        # told more meanwhile.
+        body = answer.json()
+        fence, is_acknowledged = body["object"]["fence"], "acknowledged" in body
+        # The gate reads the fence, signs the acknowledgement and answers. Other callers may have got a higher fence
+        # meanwhile.
         client.reporter.report(answer.ret, "certified", object=object_id, seq=seq, fence=fence, call=call, quiet=call,
                                acknowledged=is_acknowledged)
-        moved = told["applied"] and fence == seq + 1
+        moved = body["applied"] and fence == seq + 1
         client.end(number, "ok", answer, acknowledged=is_acknowledged, moved=moved)
         return is_acknowledged
 
@@ -133,7 +133,7 @@ class Authority:
         answer = self.client.ask("POST", "/v1/migrations", request)
         if is_unsure(answer):
             return "maybe", None
-        # Perhaps it is ours: an earlier request, of which nobody knows what came.
+        # It may be our own: an earlier request whose outcome is unknown.
         is_there = answer.status == 201 or answer.code == "MIGRATION_IN_PROGRESS"
         if not is_there:
             self.state = answer.code
@@ -177,11 +177,11 @@ class Authority:
         self.state = answer.code
         if answer.code == "STATE_HASH_MISMATCH":
             self.client.reporter.report(answer.ret, "mismatch", object=object_id, lies=lies, hash=state_hash,
-                                        told=shown["state_hash"], writes=shown["writes"])
+                                        reported=shown["state_hash"], writes=shown["writes"])
         return "refused", None
 
     def _pull(self, object_id, writes, call):
-        """The hash over an object's journal, which is reported as far as nobody has pulled it before."""
+        """The hash over an object's journal. Reports the entries that were not pulled before."""
         def page(after):
             answer = self.client.ask("GET", f"/v1/objects/{object_id}/journal?after={after}")
             return answer.json() if answer is not None and answer.status == 200 else None
@@ -197,5 +197,5 @@ class Authority:
 
 
 def is_unsure(answer):
-    """Whether nobody knows what came of a call, or it can be made again."""
+    """Whether the outcome of a call is unknown, or the call can be made again."""
     return answer is None or answer.status == 503 or b'"maybe"' in answer.body

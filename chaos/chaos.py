@@ -76,7 +76,7 @@ class Run:
         self.counts = Counts(lab.oracle)
         self.client = lab.client("driver")
         self.locks = lab.locks()
-        # Objects that are locked until somebody confirms their fence.
+        # Objects that are locked until an operator confirms their fence.
         self.doubtful = set()
         self.made = []
         self.deck = EXTERNAL_DECK if external else DECK
@@ -110,11 +110,11 @@ class Run:
                 is_done = False
             if is_done:
                 self.doubtful.discard(object_id)
-                self.counts.tell("external objects confirmed")
+                self.counts.add("external objects confirmed")
 
     def kill(self):
         self.gate.kill()
-        self.counts.tell("kill")
+        self.counts.add("kill")
 
     def fresh(self, kind):
         """The name of an object that never was."""
@@ -126,7 +126,7 @@ class Run:
 
     @contextlib.contextmanager
     def at_rest(self):
-        """While nobody else does anything, and nothing may land any more."""
+        """While no writer does anything, and no write may land any more."""
         rest = self.lab.folder / "rest"
         rest.touch()
         try:
@@ -140,12 +140,12 @@ class Run:
         self.lab.judge()
         return not self.lab.oracle.open
 
-    def check(self, must_tell=True):
-        """Asks the gate for what it has acknowledged, and has everything judged. `must_tell`: it tells all."""
+    def check(self, must_answer=True):
+        """Asks the gate for what it has acknowledged, and has everything judged. `must_answer`: it must answer for all objects."""
         client = self.client.twin()
-        untold = [name for name in self.known() if client.fence(name) is None]
-        if untold and must_tell:
-            raise Failed(f"the gate does not tell the fences of {', '.join(untold)}")
+        unanswered = [name for name in self.known() if client.fence(name) is None]
+        if unanswered and must_answer:
+            raise Failed(f"the gate does not answer for the fences of {', '.join(unanswered)}")
         grants = list(self.lab.oracle.leases.values())[-LEASES_LOOKED_AT:]
         for event in grants:
             client.lease_state(event["object"], event["seq"], event["lease"])
@@ -194,7 +194,7 @@ class Run:
                 raise Failed(f"{name or fault.__name__}: {type(error).__name__}: {error}") from error
             self.lab.driver.note(now(), "fault", name=name, seen=seen, took=round(now() - begun, 3))
             if seen and name:
-                self.counts.tell(name)
+                self.counts.add(name)
             elif not seen:
                 # Once more, somewhere else in the deck.
                 deck.insert(self.random.randint(0, len(deck)), (fault, name))

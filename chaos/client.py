@@ -1,7 +1,7 @@
 """A client of the gate that writes down every call and what came of it, and reports what was acknowledged.
 
 The log of calls has two events per operation: `call`, before anything is sent, and `done`, with its outcome:
-`ok`, `refused` (with the code: nothing was done), `maybe` (nobody knows).
+`ok`, `refused` (with the code: nothing was done), `maybe` (unknown).
 """
 import datetime
 import hashlib
@@ -85,7 +85,7 @@ class Client:
         self.calls.note(answer.ret if answer else now(), "done", id=number, outcome=outcome, **more)
 
     def ask(self, method, path, body=None, headers=()):
-        """A call of the api. None: nobody knows what came of it."""
+        """A call of the api. None: its outcome is unknown."""
         conn = self.conn("api")
         try:
             if body is None:
@@ -95,7 +95,7 @@ class Client:
             self.drop("api")
             return None
 
-    def told(self, object_id, seq, answer, quiet=None):
+    def report_refusal(self, object_id, seq, answer, quiet=None):
         """Reports what a refusal says of an object and of a lease. `quiet`: see `granted`."""
         body, code = answer.json(), answer.code
         fence = body.get("fence")
@@ -148,7 +148,7 @@ class Client:
         calls = {lease.object: self.begin("acquire", lease.object, rotates=lease.seq)}
         answer = self._renewal(lease, ttl_ms, rotate=True)
         if answer is not None and answer.status >= 400:
-            self.told(lease.object, lease.seq, answer)
+            self.report_refusal(lease.object, lease.seq, answer)
         leases = self.granted(calls, answer, "rotate")
         return leases[0] if leases else None
 
@@ -158,11 +158,11 @@ class Client:
         answer = self._renewal(lease, ttl_ms)
         is_done, t = answer is not None and answer.status == 200, answer.ret if answer else now()
         if is_done or answer is None or answer.status == 503:
-            # Also where nobody knows: the lease may live as long as this.
+            # Also if the outcome is unknown: the lease may live as long as this.
             about = {"object": lease.object, "seq": lease.seq, "lease": lease.id, "ttl_ms": ttl_ms}
             self.reporter.report(t, "renewed", sure=is_done, quiet=answer.quiet if answer else t, **about)
         else:
-            self.told(lease.object, lease.seq, answer)
+            self.report_refusal(lease.object, lease.seq, answer)
         self.end(number, "ok" if is_done else "maybe" if answer is None else "refused", answer)
         return is_done
 
@@ -173,11 +173,11 @@ class Client:
             about = {"object": lease.object, "quiet": answer.quiet, "code": "released"}
             self.reporter.report(answer.ret, "over", seq=lease.seq, **about)
         elif answer is not None:
-            self.told(lease.object, lease.seq, answer)
+            self.report_refusal(lease.object, lease.seq, answer)
         self.end(number, "maybe" if answer is None else "ok" if answer.status == 200 else "refused", answer)
 
     def revoke(self, object_id, force=False):
-        """An operator's word. Returns the fence, or None."""
+        """A revocation by an operator. Returns the fence, or None."""
         number, call = self.begin("acquire", object_id, revokes=True)
         answer = self.ask("POST", f"/v1/objects/{object_id}/revoke", {"reason": "chaos", "force": force})
         if answer is None or answer.status != 200:
@@ -205,7 +205,7 @@ class Client:
         return self._move("advance", "advanced", lock.object, lock.seq)
 
     def confirm(self, object_id, seq):
-        """An operator's word, after part of the table's past was lost: no lower number may write."""
+        """A confirmation by an operator, after part of the table's past was lost: no lower number may write."""
         return self._move("confirm", "confirmed", object_id, seq)
 
     def _move(self, call, event, object_id, seq):
@@ -213,11 +213,11 @@ class Client:
         answer = self.ask("POST", f"/v1/objects/{object_id}/{call}", {"token": seq})
         is_done = answer is not None and answer.status == 200
         if is_done:
-            # It is the ledger that says so, and others may have been told more before this is heard.
+            # The ledger gives this answer. Other callers may have got a higher fence before it arrives.
             about = {"object": object_id, "seq": seq, "call": begun, "quiet": begun}
             self.reporter.report(answer.ret, event, fence=answer.json()["fence"], **about)
         elif answer is not None:
-            self.told(object_id, seq, answer, quiet=begun)
+            self.report_refusal(object_id, seq, answer, quiet=begun)
         unsure = answer is None or b'"maybe"' in answer.body
         self.end(number, "ok" if is_done else "maybe" if unsure else "refused", answer, code=answer and answer.code)
         return is_done
@@ -356,7 +356,7 @@ class Upload:
                 # Where a number is above the fence it is the ledger that says so, as in `_move`. An agent may have had
                 # the answer for long.
                 quiet = self.begun if is_external(self.object) or self.by_agent else None
-                self.client.told(self.object, self.seq, answer, quiet)
+                self.client.report_refusal(self.object, self.seq, answer, quiet)
             outcome = "refused" if is_known else "maybe"
         elif answer.headers.get("fence-outcome") != "settled":
             outcome = "maybe"

@@ -28,7 +28,7 @@ class Play:
 
     def __init__(self, lab, fault):
         self.lab, self.gate, self.fault = lab, lab.gate, fault
-        # Two connections of one holder, another holder, and somebody who is about something else.
+        # Two connections of one holder, another holder, and a client of other objects.
         self.a, self.a2, self.b, self.other = (lab.client(name) for name in ("a", "a", "b", "other"))
         self.authority = Authority(self.b)
         self.file = lab.folder / "go"
@@ -266,7 +266,7 @@ def route_moves(play):
     wait_until("the reload", lambda: play.gate.metric('fencegate_reloads_total{result="applied"}') == 1)
     play.lab.driver.note(now(), "moved", begun=begun, moving="rb")
     granted = in_background(lambda: play.b.acquire("rb-1", TTL_MS))
-    # Nothing at all is granted meanwhile, so this is the event that tells.
+    # Nothing is granted meanwhile, so this event shows the fault.
     wait_until("a grant or a drain", lambda: granted.is_done() or play.is_draining())
     play.go()
     play.wait_for("applied")

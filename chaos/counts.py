@@ -34,17 +34,17 @@ LEAST |= LEAST_EXTERNAL
 
 
 class Counts:
-    """Counts what the driver tells of, and what the logs show by themselves."""
+    """Counts events that the driver reports, and those that the logs show."""
 
     def __init__(self, oracle):
         self.oracle = oracle
-        self.told = Counter()
+        self.added = Counter()
 
-    def tell(self, what, number=1):
-        self.told[what] += number
+    def add(self, what, number=1):
+        self.added[what] += number
 
     def all(self):
-        found = self.told + self._by_store() + self._by_advances() + self._by_authority() + self._by_external()
+        found = self.added + self._by_store() + self._by_advances() + self._by_authority() + self._by_external()
         return found + self._by_keys() + self._by_agents()
 
     def _by_store(self):
@@ -93,7 +93,7 @@ class Counts:
                 found["certificates again"] += bool(op.get("again") and op["outcome"] == "ok")
                 found["migrations"] += bool(op.get("migrates") and op["outcome"] == "ok")
             found["signed grants"] += sum(event["how"] == "grant" for event in story.granted.values())
-            found["migrations with another state"] += story.lies_told
+            found["migrations with another state"] += story.lies_sent
             found["journals held against a migration"] += story.journals_read
         return found
 

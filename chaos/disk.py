@@ -12,7 +12,7 @@ ROOM_BYTES = 12 << 20
 
 
 class Disk:
-    """A tmpfs. Only whoever is in our mount namespace sees it, and it goes away with us."""
+    """A tmpfs. Only processes in our mount namespace see it, and it ends with them."""
 
     def __init__(self, folder):
         self.folder = Path(folder)

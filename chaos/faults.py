@@ -38,7 +38,7 @@ def kill_at_point(run, point):
         status = run.gate.process.returncode
         if status != -signal.SIGKILL:
             raise Failed(f"the gate does not start: {refused[-3000:]}")
-        run.counts.tell("kill")
+        run.counts.add("kill")
         run.start()
         return True
     run.started()
@@ -54,7 +54,7 @@ def kill_at_point(run, point):
             run.start()
             return False
     if status == -signal.SIGKILL:
-        run.counts.tell("kill")
+        run.counts.add("kill")
     run.start()
     return status == -signal.SIGKILL
 
@@ -374,7 +374,7 @@ def tear_tail(run):
 
 def flip(run, pattern):
     """One bit of a file is flipped while the gate is down. It refuses to start and says why, or refuses for the
-    objects in that block, or starts a new incarnation; else nobody could have noticed, and nothing is wrong."""
+    objects in that block, or starts a new incarnation; otherwise the flipped bit has no effect that the gate could notice, and nothing is wrong."""
     time.sleep(run.random.uniform(0.05, 0.2))
     before = run.gate.metric("fencegate_table_incarnation")
     run.kill()
@@ -400,7 +400,7 @@ def flip(run, pattern):
     answers = [run.client.ask("GET", f"/v1/objects/{name}") for name in run.known()]
     answers += [run.client.ask("GET", f"/v1/fences?domain={name}") for name in OBJECTS + MIGRATED]
     refused = [answer for answer in answers if answer and answer.status == 503]
-    run.check(must_tell=False)
+    run.check(must_answer=False)
     run.kill()
     if chosen.exists():
         flipped.undo()

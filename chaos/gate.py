@@ -151,7 +151,7 @@ class Gate:
         return None
 
     def publish(self):
-        """Tells the writers where the gate is."""
+        """Writes down the gate's addresses for the writers."""
         replace(self.where, json.dumps(self.addresses | {"moving": self.moving}))
 
     def said(self):

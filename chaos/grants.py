@@ -1,6 +1,6 @@
 """The log of what the gate has acknowledged: grants above all. Its own process, outside of all others.
 
-Argument: its log. Prints its port, then writes down every line that it is sent, and says so; whoever reports
+Argument: its log. Prints its port, then writes down every line that it gets, and answers; a client that reports
 goes on only then. It serves until its standard input ends.
 """
 import json

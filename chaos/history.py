@@ -1,8 +1,8 @@
 """The history of a run, by object, in the form that linear.py reads; and its check.
 
 Numbers are ten times what they were: between that of a lease and the next there is room for a certificate. To the
-register that is an acquire by nobody, of the lease's number and a half: 7 is granted as 70, fenced by 75, and 8 is 80,
-whether or not it is the next that was granted.
+register a certificate is an acquire without a holder, of the lease's number and a half: 7 is granted as 70, fenced by
+75, and 8 is 80, whether or not it is the next that was granted.
 """
 import json
 
@@ -56,7 +56,7 @@ def outside(story):
 
 def binding(fences, ops):
     """The certificates that certainly came before all with higher numbers: those moved the fence, or could have. Of
-    the others nobody knows whether the fence was past their lease already; then they did nothing. The same certificate
+    the others it is unknown whether the fence was past their lease already; then they did nothing. The same certificate
     again does nothing either."""
     first = {each["seq"]: each for each in sorted(fences, key=lambda each: -each["ret"])}
     found, earliest = [], float("inf")

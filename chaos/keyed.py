@@ -24,12 +24,12 @@ class Keys:
             self.attempts.setdefault((op["object"], op["holder"], op["key"]), []).append(write)
 
     def applied_for(self, op):
-        """The attempt whose success an attempt with this payload may be told, or None."""
+        """The attempt whose kept success is the right answer to an attempt with this payload, or None."""
         done = [write for write in self.of(op) if write.op["payload"] == op["payload"] and write.applied is not None
                 and write.applied < op["ret"]]
         return max(done, key=lambda write: write.applied, default=None)
 
-    # What the oracle tells.
+    # What the oracle reports.
 
     def done(self, write, fence_seq):
         """An attempt was answered."""
@@ -42,7 +42,7 @@ class Keys:
         if self._is_refused(op) and write.seen:
             self._broken(op, op["ret"], f"was refused for its key ({op['code']}), and came to the store")
         if op.get("code") == f"{CODE}KEY_REUSED" and len({each.op["payload"] for each in self.of(op)}) == 1:
-            self._broken(op, op["ret"], "was told that its key was used for another write, and there is none")
+            self._broken(op, op["ret"], "was answered that its key was used for another write, and there is none")
 
     def begun(self, write):
         """An attempt came to the store."""

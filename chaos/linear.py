@@ -105,7 +105,7 @@ def reduce_writes(ops):
     for op in ops:
         if op.kind == READ:
             read_until[op.value] = min(op.ret, read_until.get(op.value, inf))
-    # A maybe-write that nobody reads: no read lies between it and the next write, so an order holds without it too.
+    # A maybe-write that is never read: no read lies between it and the next write, so an order holds without it too.
     ops = [op for op in ops if op.kind != WRITE or op.must or op.value in read_until]
     writers = Counter(op.value for op in ops if op.kind == WRITE)
     for op in ops:
@@ -199,7 +199,7 @@ class Search:
         self.head = self.link(ops)
 
     def link(self, ops):
-        """The list, by time. Of equal times calls come first: what cannot be told apart counts as concurrent."""
+        """The list, by time. Of equal times calls come first: operations of equal times count as concurrent."""
         ops = sorted(ops, key=lambda op: op.call)
         events = []
         for index, op in enumerate(ops):
@@ -270,7 +270,7 @@ class Search:
         return None, acquires + [op for op in writes if self.can_stay(op, at_hand, node.op)]
 
     def may_write(self):
-        """A value that will be read again, and that nobody writes again, has to stay. Nobody holds number 0."""
+        """A value that will be read again, and is not written again, has to stay. Number 0 has no holder."""
         return self.fence > 0 and (not self.reads_left[self.value] or self.writers_left[self.value] > 0)
 
     def may_acquire(self, op):
@@ -282,7 +282,7 @@ class Search:
         return bisect_left(self.maybe_seqs, self.fence) < bisect_left(self.maybe_seqs, seq)
 
     def can_stay(self, write, at_hand, first):
-        """A value with a read that is not at hand yet stays until then, if nobody writes it again. `first` returns
+        """A value with a read that is not at hand yet stays until then, if it is not written again. `first` returns
         before that read is called, so it lies between them: it is neither a write nor a read of another value."""
         value = write.value
         if at_hand[value] == self.reads_left[value] or self.writers_left[value] > 1:
@@ -405,7 +405,7 @@ def reason(wrong, operations, state):
     if wrong["op"] == READ:
         writers = [each for each in operations if each["op"] == WRITE and each["value"] == wrong["value"]]
         if wrong["value"] is not None and not writers:
-            return "nobody wrote this value"
+            return "this value was never written"
         if writers and not any(each["ok"] for each in writers):
             return "the write of this value was refused"
     elif wrong["op"] == ACQUIRE:

@@ -2,8 +2,8 @@
 their numbers, and are stopped and woken up long after their lock has run out.
 
 Arguments: the run's folder, the port of the log of grants, the seed, the number of writers. Prints a line, then goes on
-until its standard input ends; while there is a file `rest` in the folder, nothing new is begun and nobody is stopped.
-Every writer is a process with random numbers of its own, so that one can be stopped for itself.
+until its standard input ends; while there is a file `rest` in the folder, the writers begin nothing new and none of
+them is stopped. Every writer is a process with random numbers of its own, so that one can be stopped for itself.
 """
 import os
 import random
@@ -53,7 +53,7 @@ class Locker:
         if chosen < 0.10:
             return self.client.read(self.random.choice(LOCKED))
         if chosen < 0.11:
-            # An operator's word, past whoever has the lock.
+            # A revocation by an operator, although a writer has the lock.
             return self.client.revoke(self.random.choice(LOCKED))
         lock = self.client.take(self.locks, self.random.choice(LOCKED), self.random.choice(TTL_MS))
         return self.hold(lock) if lock else pause(self.random.randint(2, 20))

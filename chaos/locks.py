@@ -53,7 +53,7 @@ class Redis:
 
 
 class Lock:
-    """A lock that somebody has, or had: what a lease is elsewhere."""
+    """A lock that a writer has, or had: the counterpart of a lease."""
 
     def __init__(self, object_id, seq, ttl_ms):
         self.object, self.seq, self.ttl_ms = object_id, seq, ttl_ms
@@ -97,5 +97,5 @@ class Locks:
         self.call("EVAL", RELEASE, 1, f"lock:{lock.object}", lock.seq)
 
     def next(self, object_id):
-        """A number above all that were given so far, and nobody's."""
+        """A number above all earlier ones, without a holder."""
         return self.call("INCR", f"token:{object_id}")

@@ -5,7 +5,7 @@ OBJECTS = [f"o{n}" for n in range(10)] + ["j-1", "j-2"]
 MOVING = ["1", "2"]
 # The driver's own.
 MIGRATED = [f"m{n}" for n in range(4)]
-# Those whose lock is kept elsewhere: some for whoever wants them, and the driver's own.
+# Objects whose lock is kept elsewhere: some for all writers, and the driver's own.
 LOCKED = ["x-1", "x-2", "x-3"]
 DRAINED = ["x-4", "x-5"]
 EXTERNAL = LOCKED + DRAINED

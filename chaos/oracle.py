@@ -1,10 +1,10 @@
 """The oracle: reads the logs of a run and says which promise was broken. It uses nothing of fencegate's code.
 
-It knows what writers have sent (calls), what the gate has told anyone (grants), what the store has done
+It knows what writers have sent (calls), what the gate has answered (grants), what the store has done
 (store), and when gates were started and routes moved (driver). All times are on one clock. The store's log is
 the order of what was applied; events of different logs may be read in any order.
 
-What a client has heard at `ret` was said before; what was not there yet at `quiet` was said later.
+The gate sent an answer before the `ret` at which a client has it, and after the `quiet` at which it was not there yet.
 """
 from collections import namedtuple
 
@@ -111,7 +111,7 @@ class Oracle:
         if op["op"] == "acquire":
             op["seq"] = event.get("seq")
         elif op["op"] == "fence":
-            # The number that is nobody's yet.
+            # The number that has no holder yet.
             op["seq"] = op["fences"] + 1 if op.get("acknowledged") else None
         if op["op"] == "write":
             self._write_done(op, event)
@@ -134,13 +134,13 @@ class Oracle:
                         f"write {op['id']} of {op['seq']} was answered as one of {event['fence_seq']}")
         if op["outcome"] == "ok" and is_external(op["object"]):
             # The fence was there when it was let go on.
-            self._tell(op["object"], op["ret"], op["seq"])
+            self._note_fence(op["object"], op["ret"], op["seq"])
 
     def _refused(self, op):
         self.broken("REFUSED", op["object"], op["ret"],
-                    f"write {op['id']} was told that nothing was sent ({op.get('code')}), and came to the store")
+                    f"write {op['id']} was answered that nothing was sent ({op.get('code')}), and came to the store")
 
-    # What the gate told.
+    # What the gate has answered.
 
     def grant_granted(self, event):
         story, object_id, seq = self.story(event["object"]), event["object"], event["seq"]
@@ -152,11 +152,11 @@ class Oracle:
         higher = story.fences.highest_before(event["quiet"])
         if not before and higher > seq:
             self.broken("MONOTONIC", object_id, event["t"],
-                        f"{seq} was granted after its fence was told to be {higher}")
+                        f"{seq} was granted after its fence was answered as {higher}")
         story.granted.setdefault(seq, event)
         story.extend(seq, event["t"], event["ttl_ms"])
         self.leases[event["lease"]] = event
-        self._tell(object_id, event["t"], seq)
+        self._note_fence(object_id, event["t"], seq)
         if not event["tainted"]:
             self._floor(object_id, event["t"], seq, f"{seq} was granted")
 
@@ -166,16 +166,16 @@ class Oracle:
         over = story.over.get(event["seq"])
         if event["sure"] and over is not None and event["quiet"] > over:
             self.broken("NO REVIVAL", event["object"], event["t"],
-                        f"{event['seq']} was renewed, though told to be over")
+                        f"{event['seq']} was renewed, though the gate had said that it was over")
 
     def grant_revoked(self, event):
-        self._tell_fence(event)
+        self._check_fence(event)
         if event["drained"]:
             self._floor(event["object"], event["t"], event["fence"], f"it was revoked up to {event['fence']}")
 
     def grant_certified(self, event):
         """A certificate for the lease `seq` was taken."""
-        self._tell_fence(event)
+        self._check_fence(event)
         if event["fence"] <= event["seq"]:
             self.broken("MONOTONIC", event["object"], event["t"],
                         f"its fence is {event['fence']}, though a certificate has fenced {event['seq']}")
@@ -191,13 +191,13 @@ class Oracle:
 
     def grant_mismatch(self, event):
         """A new holder's hash was not the gate's. Where it did not lie, one of them is wrong about the journal."""
-        self.story(event["object"]).lies_told += event["lies"]
+        self.story(event["object"]).lies_sent += event["lies"]
         if not event["lies"]:
             self.broken("JOURNAL", event["object"], event["t"],
-                        f"the hash over its {event['writes']} entries is {event['hash']}, the gate's {event['told']}")
+                        f"the hash over its {event['writes']} entries is {event['hash']}, the gate's {event['reported']}")
 
     def grant_journal(self, event):
-        """Somebody has pulled the journal behind an entry, for a migration that was asked for at `call`."""
+        """A requester has pulled the journal behind an entry, for a migration that was asked for at `call`."""
         story, object_id = self.story(event["object"]), event["object"]
         if not event["after"]:
             story.journal, story.journal_seq = set(), 0
@@ -215,25 +215,25 @@ class Oracle:
         story.journals_read += 1
 
     def grant_issued(self, event):
-        """The lock service has given somebody a number."""
+        """The lock service has given a writer a number."""
         self.story(event["object"]).issued[event["seq"]] = event
 
     def grant_advanced(self, event):
         """The gate's word that nothing below `seq` lands any more."""
         object_id, seq = event["object"], event["seq"]
-        self._tell_fence(event)
+        self._check_fence(event)
         if event["fence"] != seq:
             self.broken("MONOTONIC", object_id, event["t"],
                         f"its fence is {event['fence']}, though it was advanced to {seq}")
         if self._is_locked(object_id, event["call"], event["t"]):
             self.broken("UNKNOWN IS DENIED", object_id, event["t"],
-                        f"it was advanced to {seq}, though part of its past was lost and nobody has confirmed")
+                        f"it was advanced to {seq}, though part of its past was lost and no operator has confirmed")
         self._floor(object_id, event["t"], seq, f"it was advanced to {seq}")
 
     def grant_confirmed(self, event):
         """An operator has said that nothing below `seq` may write. What was on its way may still land."""
         self.story(event["object"]).confirmed.append(event["t"])
-        self._tell_fence(event)
+        self._check_fence(event)
 
     def grant_over(self, event):
         self.story(event["object"]).end(event["seq"], event["t"])
@@ -242,10 +242,10 @@ class Oracle:
                         f"a write of {event['seq']} was called stale, though its fence is {event['fence']}")
 
     def grant_fence(self, event):
-        self._tell_fence(event)
+        self._check_fence(event)
 
     def grant_lease(self, event):
-        """Somebody has looked at a lease."""
+        """A client has read a lease."""
         granted = self.leases.get(event["lease"])
         if granted is None:
             return
@@ -254,14 +254,14 @@ class Oracle:
             self.broken("DURABLE", object_id, event["t"], f"the grant of {seq} ({event['lease']}) was forgotten")
         over = self.story(object_id).over.get(seq)
         if event["state"] == "held" and over is not None and event["quiet"] > over:
-            self.broken("NO REVIVAL", object_id, event["t"], f"{seq} is held again, though told to be over")
+            self.broken("NO REVIVAL", object_id, event["t"], f"{seq} is held again, though the gate had said that it was over")
 
-    def _tell_fence(self, event):
+    def _check_fence(self, event):
         higher = self.story(event["object"]).fences.highest_before(event["quiet"])
         if higher > event["fence"] and not self._is_in_doubt(event):
             self.broken("MONOTONIC", event["object"], event["t"],
-                        f"its fence is {event['fence']}, after it was told to be {higher}")
-        self._tell(event["object"], event["t"], event["fence"])
+                        f"its fence is {event['fence']}, after it was answered as {higher}")
+        self._note_fence(event["object"], event["t"], event["fence"])
 
     def _is_in_doubt(self, event):
         """Whether the gate could not know a fence: part of the past of numbers that are given elsewhere was lost, and
@@ -273,13 +273,13 @@ class Oracle:
                    for lost in self.incarnations)
 
     def _is_locked(self, object_id, sent, done):
-        """Whether nothing of what was sent at `sent` could be done at `done`: nobody had asked to confirm its past."""
+        """Whether a write that was sent at `sent` had to be denied at `done`: no operator had asked to confirm the object."""
         lost = max((t for t in self.incarnations if t < sent), default=None)
         calls = self.story(object_id).confirm_calls
         return lost is not None and not any(lost < op["t"] < done for op in calls)
 
-    def _tell(self, object_id, t, fence):
-        """Somebody has been told an object's fence."""
+    def _note_fence(self, object_id, t, fence):
+        """A caller got an object's fence."""
         self.story(object_id).fences.add(t, fence)
 
     def _floor(self, object_id, t, seq, why):
@@ -304,7 +304,7 @@ class Oracle:
         self._seen(event, write)
         write.begun, op = event["t"], write.op
         if op is None:
-            return self.broken("UNFENCED", event["object"], event["t"], f"nobody sent write {event['write']}")
+            return self.broken("UNFENCED", event["object"], event["t"], f"no client sent write {event['write']}")
         if event["object"] is None:
             return self.broken("UNFENCED", op["object"], event["t"],
                                f"write {event['write']} came without the gate's word for it")
@@ -385,7 +385,7 @@ class Oracle:
         what = f"write {op['id']} of {write.seq} came to the store, though"
         if over is not None and op["t"] > over:
             self.broken("NO REVIVAL", write.object, write.begun,
-                        f"{what} that lease was told to be over before it was sent")
+                        f"{what} the gate had said that this lease was over before the write was sent")
         elif higher > write.seq:
             self.broken("STALE", write.object, write.begun, f"{what} the fence was at {higher} before it was sent")
         elif op.get("by_agent"):
@@ -396,7 +396,7 @@ class Oracle:
         elif until is not None and op["t"] > until:
             self.broken("EXPIRY", write.object, write.begun, f"{what} that lease had run out before it was sent")
         elif until is None:
-            self.broken("UNFENCED", write.object, write.begun, f"{what} nobody was granted {write.seq}")
+            self.broken("UNFENCED", write.object, write.begun, f"{what} {write.seq} was never granted")
         elif story.granted[write.seq]["holder"] != op["holder"]:
             self.broken("LINKED", write.object, write.begun,
                         f"{what} {op['holder']} is not who was granted {write.seq}")
@@ -405,13 +405,13 @@ class Oracle:
         """A write came to the store with a number of the lock service's."""
         issued, op = self.story(write.object).issued.get(write.seq), write.op
         if issued is None:
-            self.broken("UNFENCED", write.object, write.begun, f"{what} nobody was given {write.seq}")
+            self.broken("UNFENCED", write.object, write.begun, f"{what} {write.seq} was never given")
         elif issued["holder"] != op["holder"]:
             self.broken("LINKED", write.object, write.begun,
                         f"{what} {op['holder']} is not who was given {write.seq}")
         elif self._is_locked(write.object, op["t"], write.begun):
             self.broken("UNKNOWN IS DENIED", write.object, write.begun,
-                        f"{what} part of its past was lost and nobody had confirmed")
+                        f"{what} part of its past was lost and no operator had confirmed")
         # It was let go on only when nothing older could land any more.
         if self.story(write.object).floors.highest_before(write.begun) < write.seq:
             self._floor(write.object, write.begun, write.seq, f"a write of {write.seq} was let go on")

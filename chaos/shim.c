@@ -14,7 +14,7 @@
  *
  * And it does what the file $CHAOS_CONTROL asks for, which both sides map into memory: see `control`.
  * With $CHAOS_KILL_AT=N the process is killed at the N-th step that changes the disk, before it is done.
- * With $CHAOS_HOLDS_ONE only the first thread that asks for that file is told that it is there. */
+ * With $CHAOS_HOLDS_ONE only the first thread that asks for that file learns that it exists. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -284,8 +284,8 @@ int statx(int dir, const char *restrict path, int flags, unsigned mask, struct s
     const char *held = getenv("CHAOS_HOLDS_ONE");
     int done = NEXT(statx)(dir, path, flags, mask, found);
     if (done == 0 && held && strcmp(path, held) == 0) {
-        pid_t nobody = 0, me = gettid();
-        if (!atomic_compare_exchange_strong(&first, &nobody, me) && nobody != me) {
+        pid_t none = 0, me = gettid();
+        if (!atomic_compare_exchange_strong(&first, &none, me) && none != me) {
             errno = ENOENT;
             return -1;
         }

@@ -47,7 +47,7 @@ class Story:
         self.advance_calls, self.write_calls = [], []
         # The digests of what its journal has, the highest number in there, and what must come to be in there.
         self.journal, self.journal_seq, self.to_journal = set(), 0, []
-        self.journals_read = self.lies_told = 0
+        self.journals_read = self.lies_sent = 0
         # Where its lock is kept elsewhere: whose numbers are whose, who has called for an advance, what operators have
         # said, and when they had their answer.
         self.issued = {}

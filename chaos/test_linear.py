@@ -61,7 +61,7 @@ class Good(Histories):
     def test_one_after_the_other(self):
         self.assert_good(read("r", None, -2, -1), *HANDOVER, read("r", "a1", 4, 5), read("r", "b1", 22, 23))
 
-    def test_concurrent_writes_of_one_holder_in_the_order_that_reads_tell(self):
+    def test_concurrent_writes_of_one_holder_in_the_order_that_reads_show(self):
         self.assert_good(acquire("a", 1, 0, 1), write("a", 1, "x", 2, 9), write("a", 1, "y", 2, 9),
                          read("r", "y", 3, 4), read("r", "x", 5, 6))
 
@@ -94,7 +94,7 @@ class Good(Histories):
         self.assert_good(*HANDOVER, acquire("a", JUMP + 3, 30, 31), write("a", JUMP + 3, "a2", 32, 33),
                          read("r", "a2", 34, 35))
 
-    def test_a_refused_write_that_nobody_reads(self):
+    def test_a_refused_write_that_is_never_read(self):
         self.assert_good(*HANDOVER, refused(write("a", 1, "late", 14, 15)), read("r", "b1", 22, 23))
 
     def test_a_read_without_answer_says_nothing(self):
@@ -163,7 +163,7 @@ class Bad(Histories):
         ahead = write("b", 2, "early", 4, 5)
         self.assert_bad(ahead, *HANDOVER[:3], ahead)
 
-    def test_a_write_whose_number_nobody_was_granted(self):
+    def test_a_write_whose_number_was_never_granted(self):
         ungranted = write("b", 3, "x", 22, 23)
         self.assert_bad(ungranted, *HANDOVER, ungranted)
 
@@ -191,7 +191,7 @@ class Bad(Histories):
     def test_a_value_never_written(self):
         never = read("r", "ghost", 4, 5)
         self.assert_bad(never, *HANDOVER, never)
-        self.assertIn("nobody wrote this value", linear.check([*HANDOVER, never]))
+        self.assertIn("this value was never written", linear.check([*HANDOVER, never]))
 
     def test_a_refused_write_that_is_read(self):
         late, seen = refused(write("a", 1, "late", 13, 14)), read("r", "late", 15, 16)
@@ -204,7 +204,7 @@ class Bad(Histories):
 
 
 class Messages(unittest.TestCase):
-    def test_tell_the_operation_the_beginning_and_what_was_around(self):
+    def test_name_the_operation_the_beginning_and_what_was_around(self):
         said = linear.check([*HANDOVER, write("a", 1, "late", 4, None), read("r", "late", 22, 23)])
         self.assertEqual(said.splitlines(), [
             "not linearizable: this read cannot be placed: in an order of what came before it, the fence is 2 then "

@@ -75,7 +75,7 @@ class Logs:
 
     def mismatch(self, t, lies):
         self.grants.append({"t": t, "event": "mismatch", "object": "x", "lies": lies, "writes": 1, "hash": "a",
-                            "told": "b"})
+                            "reported": "b"})
 
     def over(self, t, seq, **more):
         self.grants.append({"t": t, "event": "over", "object": "x", "seq": seq, "quiet": t} | more)
@@ -175,7 +175,7 @@ class GoodLogs(Case):
         self.assertEqual(oracle.violations, [])
 
     def test_pass_where_an_answer_was_slow_on_its_way(self):
-        # The grant of 2 was said before that of 3, and heard after it.
+        # The gate granted 2 before 3, and its client got the answer after that of 3.
         self.logs.granted(5, 3, holder="b")
         self.logs.granted(6, 2, holder="c", call=3, quiet=4)
         self.broken()
@@ -251,11 +251,11 @@ class Drain(Case):
         self.broken("DRAIN")
 
     def test_a_write_that_lands_after_its_fence_was_acknowledged(self):
-        for tell in self.logs.certified, self.logs.acknowledged:
+        for report in self.logs.certified, self.logs.acknowledged:
             self.setUp()
             self.logs.sent(3, "w2", 1)
             self.logs.at_store(3.1, "begun", "w2", 1)
-            getattr(self.logs, tell.__name__)(5, 1)
+            getattr(self.logs, report.__name__)(5, 1)
             self.logs.at_store(5.1, "applied", "w2", 1)
             self.broken("DRAIN")
 
@@ -370,7 +370,7 @@ class Writes(Case):
         self.logs.at_store(3, "applied", "w1", 1)
         self.broken("ONE ATTEMPT")
 
-    def test_a_write_that_nobody_sent(self):
+    def test_a_write_that_no_client_sent(self):
         self.logs.at_store(3, "begun", "w2", 1)
         self.broken("UNFENCED")
 
@@ -384,7 +384,7 @@ class Writes(Case):
         self.logs.at_store(3.1, "begun", "w2", 0, object=None)
         self.broken("UNFENCED")
 
-    def test_a_write_of_a_number_that_nobody_was_granted(self):
+    def test_a_write_of_a_number_that_was_never_granted(self):
         self.logs.sent(3, "w2", 7)
         self.logs.at_store(3.1, "begun", "w2", 7)
         self.broken("UNFENCED")
@@ -482,7 +482,7 @@ class Outside(Case):
         self.logs.over(5, 5, object="x-1", code="WRITE_STALE_FENCE", fence=5)
         self.broken("STALE")
 
-    def test_a_number_that_nobody_was_given(self):
+    def test_a_number_that_was_never_given(self):
         self.sent(6, "w2", 6)
         self.at_store(6.1, "begun", "w2", 6)
         self.broken("UNFENCED")
@@ -517,7 +517,7 @@ class Outside(Case):
 
     def test_pass_where_an_operator_has_confirmed_what_was_lost(self):
         self.logs.incarnation(5)
-        # Nobody can know it better yet.
+        # No better answer was possible yet.
         self.logs.fence(6, 3, object="x-1")
         self.logs.confirmed(7, 8)
         self.logs.fence(8, 8, object="x-1")
@@ -685,7 +685,7 @@ class History(Case):
         self.logs.certified(5, 1)
         self.assertEqual(self.fences(), [(15, 4, 5)])
         self.assertIsNone(linear.check(self.operations()))
-        # The number behind it is nobody's yet.
+        # The number behind it has no holder yet.
         self.logs.granted(7, 2)
         self.assertEqual(self.fences(), [(15, 4, 5)])
         self.assertIsNone(linear.check(self.operations()))

@@ -83,7 +83,7 @@ class Writer:
             # It wakes up long after its lease was over.
             self.client.write(self.random.choice(self.old), wish(self.random, False))
         elif chosen < 0.28 and self.keyed:
-            # It never heard what became of it, and asks long after its lease was over.
+            # The writer did not learn the outcome, and asks long after its lease was over.
             lease, keyed = self.random.choice(self.keyed)
             self.client.write(lease, wish(self.random, False), key=keyed)
         elif chosen < 0.30 and self.old:
@@ -97,7 +97,7 @@ class Writer:
         elif chosen < 0.39 and self.old:
             self.fence(self.random.choice(self.old))
         elif chosen < 0.45:
-            # Mostly it is somebody else's.
+            # Mostly it belongs to another writer.
             lease = self.migrate(self.object())
             if lease:
                 self.hold(lease)
@@ -227,7 +227,7 @@ class Writer:
         self.authority.fence(certificate, relayed=self.random.random() < 0.2)
 
     def bring_again(self):
-        """Some certificate, whoever's it was and however old it is."""
+        """Any certificate, of any writer and any age."""
         self.authority.fence(self.random.choice(certificates), self.random.random() < 0.2, again=True)
 
 

@@ -1,6 +1,6 @@
 """Latency in an open loop: at half of what the slower of the gate and nginx can carry, and at a ladder of loads.
 
-A peer is left out above what it can carry itself: there, latency would only tell how long the round was.
+A peer is left out above the load that it can carry: there, latency would only show how long the round was.
 """
 import load
 from gate import OBJECT
