@@ -217,8 +217,8 @@ mod tests {
     fn a_driven_clock_moves_only_when_driven_and_says_so() {
         let start = Now { wall: WallMs(1_000), boot: BootMs(10) };
         let (clock, driver) = Clock::driven(start);
-        let told = Arc::new(Mutex::new(0));
-        let count = Arc::clone(&told);
+        let steps = Arc::new(Mutex::new(0));
+        let count = Arc::clone(&steps);
         clock.on_change(move || *count.lock().unwrap() += 1);
         let mut meter = StepMeter::new(clock.now());
         assert_eq!(clock.now(), start);
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(meter.measure(clock.now()), 0);
         driver.step_wall(-700);
         assert_eq!(clock.now(), Now { wall: WallMs(305), boot: BootMs(15) });
-        assert_eq!((meter.measure(clock.now()), *told.lock().unwrap()), (-700, 2));
+        assert_eq!((meter.measure(clock.now()), *steps.lock().unwrap()), (-700, 2));
         assert_eq!(clock.sleep_until(BootMs(99)), None);
     }
 

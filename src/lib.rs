@@ -7,7 +7,7 @@
 //! - [`write_path`]: the path of a write: accept, classify (by [`route`]), decide, forward, reply.
 //! - [`route`]: what a request is, and which object it is about. [`upstream`]: the way to the store. [`tls`].
 //! - [`api`]: the lease api and the ops port, over HTTP. [`wire`]: the types that the api and its clients exchange.
-//! - [`gate`]: what the parts of a running gate share.
+//! - [`gate`]: what the parts of a running gate share. [`sources`]: what it does for leases from elsewhere.
 //! - [`migration`]: one gate's own migrations, step by step. [`authority`]: signed statements.
 //! - [`app`]: puts the parts together, starts and stops them.
 //! - [`demo`]: a gate before a store in memory, to try and to watch.
@@ -42,6 +42,7 @@ pub mod metrics;
 pub mod migration;
 pub mod problem;
 pub mod route;
+pub mod sources;
 mod sync;
 pub mod table;
 pub mod tls;

@@ -23,7 +23,7 @@ TTL_S = int(os.environ.get("TTL", "15000")) / 1000
 
 # What says for certain that a lease is not, or no longer, ours.
 ENDS = {"LEASE_FENCED", "LEASE_EXPIRED", "LEASE_NOT_HOLDER", "LEASE_NOT_FOUND", "LEASE_TOKEN_MISMATCH"}
-# Runs on while the machine sleeps, and nobody sets it.
+# This clock runs on while the machine sleeps, and cannot be set.
 now = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)  # noqa: E731
 
 

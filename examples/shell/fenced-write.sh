@@ -5,7 +5,7 @@
 #   fenced-write.sh OBJECT PATH VALUE...      writes each value to PATH, one after the other
 #
 # API and GATE say where the gate is; HOLDER, who this is; TTL, how long the lease lasts, in milliseconds. The token
-# goes to curl by its standard input: everybody on the machine may read the arguments of a process.
+# goes to curl by its standard input: every user of the machine may read the arguments of a process.
 set -eu
 
 API=${API:-http://127.0.0.1:8081}

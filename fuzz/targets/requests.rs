@@ -14,6 +14,7 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     io,
+    mem::ManuallyDrop,
     pin::Pin,
     rc::Rc,
     sync::Arc,
@@ -45,7 +46,8 @@ struct Range {
 }
 
 thread_local! {
-    static RANGE: Range = Range::new();
+    /// Never dropped: at the end of the process, the runtime that its worker needs is gone.
+    static RANGE: ManuallyDrop<Range> = ManuallyDrop::new(Range::new());
 }
 
 /// Connections to the store that are there for one input.

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::{
     candidate::{
         Over, Timing,
-        campaign::{Candidate, Heard},
+        campaign::{Candidate, NotLeading},
         term::Term,
     },
     held::Held,
@@ -72,19 +72,19 @@ impl Race {
         let _ = self.seats.subscribe().wait_for(|seats| *seats == 0).await;
     }
 
-    fn heard(&self, heard: Heard) {
+    fn note(&self, why_not: NotLeading) {
         let lease = &self.at;
         // A repeated message is logged once.
-        let (next, is_news) = match (heard, &*self.standing.borrow()) {
-            (Heard::Held { by }, _) => (Standing::Following(HolderId::new(&by).ok()), false),
-            (Heard::Away { why }, known) => (Standing::Cut(why), !matches!(known, Standing::Cut(_))),
-            (Heard::Refused { why }, known) => {
+        let (next, is_news) = match (why_not, &*self.standing.borrow()) {
+            (NotLeading::Held { by }, _) => (Standing::Following(HolderId::new(&by).ok()), false),
+            (NotLeading::Away { why }, known) => (Standing::Cut(why), !matches!(known, Standing::Cut(_))),
+            (NotLeading::Refused { why }, known) => {
                 let is_news = !matches!(known, Standing::Refused(before) if *before == why);
                 (Standing::Refused(why), is_news)
             }
         };
         match &next {
-            Standing::Cut(why) if is_news => tracing::warn!(%lease, why, "nobody says who leads"),
+            Standing::Cut(why) if is_news => tracing::warn!(%lease, why, "the agent cannot learn who leads"),
             Standing::Refused(why) if is_news => {
                 tracing::error!(%lease, why, "this agent cannot take part in the election");
             }
@@ -147,7 +147,7 @@ impl Campaigns {
                 () = tokio::time::sleep(pause) => {}
                 () = race.is_left() => {}
             }
-            match candidate.campaign(|heard| race.heard(heard), given_up).await {
+            match candidate.campaign(|why_not| race.note(why_not), given_up).await {
                 Some(term) => pause = self.lead(race, Arc::new(term)).await,
                 // The agent asks for no more terms; wait until all seats are given up.
                 None if is_draining => race.is_left().await,
@@ -187,7 +187,7 @@ impl Campaigns {
                     tracing::warn!(%lease, term = %election, "the Lease was given up: the next term has another number");
                 }
                 Ok(()) => {}
-                Err(why) => tracing::warn!(%lease, why, "a Lease was not released, and runs out"),
+                Err(why) => tracing::warn!(%lease, why, "a Lease was not released; it stays held until it runs out"),
             }
         }
         // Pause before the next term if the gate refuses one term after the other.
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_comes_while_a_lease_is_given_back_has_an_election() {
+    async fn a_write_that_comes_while_a_lease_is_given_back_has_an_election() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let at = watch::Sender::new(At::Begin);
@@ -314,7 +314,7 @@ mod tests {
         drop(first);
         reached(At::GivingBack).await;
         let (second, race) = campaigns.join(&lease);
-        assert!(race.is_none(), "it is the same election: nobody else runs one");
+        assert!(race.is_none(), "both use one election");
         at.send_replace(At::LetGo);
         let mut standing = second.standing();
         within("it leads", standing.wait_for(|standing| matches!(standing, Standing::Leading(_)))).await.unwrap();

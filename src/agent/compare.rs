@@ -32,7 +32,7 @@ pub fn to_compare(routes: &Routes) -> Vec<Own> {
         name: Arc::clone(&route.name),
         path: Arc::clone(&route.path_text),
         object: Arc::clone(&route.object_text),
-        by_gate: route.kubernetes.is_none(),
+        by_gate: route.kubernetes().is_none(),
     };
     routes.all().iter().map(own).collect()
 }

@@ -231,18 +231,18 @@ fn outgoing(mut head: Parts, body: Incoming, host: &HeaderValue, moved: Arc<Move
 pub struct Upload {
     body: Incoming,
     moved: Arc<Moved>,
-    waits: Option<Waiting>,
+    waits: Option<ContinueWait>,
 }
 
 /// Waits for the gate's `100 Continue`. Until then the application is not asked for the body.
-struct Waiting {
+struct ContinueWait {
     go: Pin<Box<dyn Future<Output = ()> + Send>>,
     patience: Pin<Box<Sleep>>,
 }
 
 impl Upload {
     fn new(body: Incoming, moved: Arc<Moved>, go: Option<Arc<Notify>>) -> Self {
-        let waits = go.map(|go| Waiting {
+        let waits = go.map(|go| ContinueWait {
             go: Box::pin(async move { go.notified().await }),
             patience: Box::pin(tokio::time::sleep(CONTINUE)),
         });

@@ -15,7 +15,7 @@ use super::{
     campaigns::Campaigns,
     held::{Held, Not},
     keeper,
-    pace::Paces,
+    lease_history::LeaseHistories,
     slot::{Shown, Slot, Standing, Writing},
 };
 use crate::{
@@ -55,7 +55,7 @@ pub struct Holdings {
     campaigns: Option<Campaigns>,
     pub(super) settings: AgentLease,
     clock: Clock,
-    pub(super) paces: Paces,
+    pub(super) histories: LeaseHistories,
     pub(super) metrics: Arc<AgentMetrics>,
     slots: Mutex<HashMap<ObjectId, Arc<Slot>>>,
     keepers: Mutex<JoinSet<()>>,
@@ -84,8 +84,8 @@ impl Holdings {
     ) -> Arc<Self> {
         let phase = watch::Sender::new(Phase::Running);
         let (slots, keepers) = (Mutex::default(), Mutex::default());
-        let paces = Paces::new(settings.objects_max);
-        Arc::new(Self { api, holder, campaigns, settings, clock, paces, metrics, slots, keepers, phase })
+        let histories = LeaseHistories::new(settings.objects_max);
+        Arc::new(Self { api, holder, campaigns, settings, clock, histories, metrics, slots, keepers, phase })
     }
 
     /// Takes a lease that is never given back for lack of use.
@@ -192,7 +192,7 @@ impl Holdings {
         Ok(uses.into_iter().map(|(_, each)| each).collect())
     }
 
-    /// Gives back these objects if another holder has `missing` and their pace allows it.
+    /// Gives back these objects if another holder has `missing` and their history allows it.
     fn give_way<'a>(&self, missing: &ObjectId, objects: impl Iterator<Item = &'a ObjectId>) {
         let (slots, now) = (lock(&self.slots), self.now());
         let follows = |slot: &Arc<Slot>| matches!(&*slot.standing.borrow(), Standing::Following(_));
@@ -200,7 +200,7 @@ impl Holdings {
             return;
         }
         for slot in objects.filter_map(|object| slots.get(object)).filter(|slot| slot.may_give_way()) {
-            if self.paces.gives_way(&slot.object, now) {
+            if self.histories.gives_way(&slot.object, now) {
                 slot.give_way();
             }
         }

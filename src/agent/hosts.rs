@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_told() {
+    fn a_host_that_is_no_name_is_a_fault() {
         for bad in ["", "a:80", "http://a", "a/b", "*a", "a..b", "*.", "**"] {
             assert!(Hosts::new(&[bad.to_owned()]).is_err(), "{bad}");
         }

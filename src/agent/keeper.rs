@@ -77,7 +77,7 @@ async fn ask(holdings: &Holdings, slot: &Slot) -> Result<Lease, NotHad> {
         }
     };
     tokio::select! {
-        acquired = holdings.api.acquire_unless(&wanted, |progress| slot.heard(progress), given_up) => acquired,
+        acquired = holdings.api.acquire_unless(&wanted, |progress| slot.note_progress(progress), given_up) => acquired,
         never = follow_holder(holdings, slot) => match never {},
     }
 }
@@ -110,14 +110,16 @@ struct Loss {
 /// the gate then refuses every lease; without a pause the agent would ask as fast as it is refused. Returns whether
 /// to ask for the lease.
 async fn pause(holdings: &Holdings, slot: &Slot, loss: &Loss) -> bool {
-    let Some(pause) = holdings.paces.lost(&slot.object, loss.held_ms, loss.ttl_ms, holdings.now()) else { return true };
+    let Some(pause) = holdings.histories.lost(&slot.object, loss.held_ms, loss.ttl_ms, holdings.now()) else {
+        return true;
+    };
     let why = format!(
         "the last lease was lost {} ms after it was granted, and so was the one before: {}. The next one is asked for after {} ms",
         loss.held_ms,
         loss.why,
         pause.as_millis()
     );
-    tracing::warn!(object = %slot.object, why, "a lease is not asked for at once");
+    tracing::warn!(object = %slot.object, why, "the agent waits before it asks for this lease again");
     slot.standing.send_replace(Standing::Pausing(why));
     let goes_on = tokio::select! {
         () = tokio::time::sleep(pause) => true,
@@ -143,7 +145,7 @@ async fn lead(holdings: &Holdings, slot: &Slot, lease: Arc<Lease>) -> Option<Los
             () = holdings.idle(slot, true) => if holdings.retire(slot) { break None },
             () = slot.yielded() => if holdings.retire(slot) {
                 tracing::info!(object = %slot.object, "the lease is given back: writes to this object and another one are refused again and again, since another holder has the other one");
-                holdings.paces.gave_way(&slot.object, holdings.now());
+                holdings.histories.gave_way(&slot.object, holdings.now());
                 break None;
             },
         }
@@ -163,7 +165,7 @@ async fn lead(holdings: &Holdings, slot: &Slot, lease: Arc<Lease>) -> Option<Los
     if matches!(lost, None | Some(Lost::Deadline { .. } | Lost::Write { .. }))
         && let Err(failed) = lease.release().await
     {
-        tracing::warn!(object = %slot.object, why = %failed, "a lease was not released, and runs out");
+        tracing::warn!(object = %slot.object, why = %failed, "a lease was not released; it stays held until it runs out");
     }
     lost.map(|why| Loss { why, held_ms, ttl_ms: lease.ttl_ms() })
 }

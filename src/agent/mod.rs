@@ -3,7 +3,7 @@
 //! - [`port`]: the application's side: what is a read, what is a write, and what is refused. [`hosts`]: the names
 //!   that requests may use for it.
 //! - [`holdings`]: the leases of the objects in use ([`slot`]), for all writers. `keeper`: asks for a lease, keeps
-//!   it, gives it back. `pace`: how soon the next one is asked for. [`held`]: a lease that is held.
+//!   it, gives it back. `lease_history`: how soon the next one is asked for. [`held`]: a lease that is held.
 //! - [`campaigns`]: the elections on Kubernetes Leases, one for each Lease. [`candidate`]: the rules of one.
 //! - [`forward`]: forwards a request to the gate, once. [`pool`]: the connections for this.
 //! - [`status`]: who leads, for the application and for probes. [`compare`]: whether the gate has the same routes.
@@ -21,7 +21,7 @@ pub mod held;
 pub mod holdings;
 pub mod hosts;
 mod keeper;
-mod pace;
+mod lease_history;
 pub mod pool;
 pub mod port;
 mod settings;

@@ -29,8 +29,9 @@ use crate::{
     metrics::AgentMetrics,
     problem::Problem,
     route::{
-        Kubernetes, Routes, canonical,
+        Routes, canonical,
         classify::{self, Class, FENCE_TOKEN},
+        source::Kubernetes,
     },
 };
 
@@ -135,7 +136,7 @@ impl Port {
             let what = "no web page of another origin may write through this agent";
             return Err(Problem::on(Plane::Data, Code::NotLoopback, what));
         }
-        let by = write.route.kubernetes.as_ref().map(|kubernetes| self.lease(head, kubernetes)).transpose()?;
+        let by = write.route.kubernetes().map(|kubernetes| self.lease(head, kubernetes)).transpose()?;
         let objects = std::iter::once(&write.target).chain(&write.others).map(classify::Target::id);
         Ok(Some(objects.map(|object| Led { object, by: by.clone() }).collect()))
     }

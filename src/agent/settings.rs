@@ -48,7 +48,7 @@ impl GateWay {
             Address::Tcp { .. } if shown.is_some() => {
                 return Err((
                     "tls_cert_file",
-                    "needs a gate.url with https: nobody is shown a certificate else".to_owned(),
+                    "needs a gate.url with https: over http no certificate is shown".to_owned(),
                 ));
             }
             Address::Tcp { .. } => None,
@@ -184,7 +184,7 @@ impl Loadable for AgentSettings {
                         .iter()
                         .any(|text| text.contains('{')),
                 &format!("route[{place}].take"),
-                "up-front needs an object, and a Lease if there is one, without captures: nobody knows yet which ones there will be",
+                "up-front needs an object without captures, and a Lease without captures if there is one: the agent does not know their values before the first write",
             );
         }
         let up_front = self.up_front().count();
@@ -238,9 +238,12 @@ mod tests {
         assert_eq!(read::<AgentSettings>(remote.unwrap(), vec![]).1, vec![]);
         let old = "[agent]\nallow_remote = false\nhosts = ['a:80']".parse().unwrap();
         let (_, faults): (AgentSettings, _) = read(old, vec![]);
-        let told = |key: &str| faults.iter().find(|fault| fault.key == key).map(|fault| fault.what.clone());
-        assert!(told("agent.allow_remote").is_some_and(|what| what.contains("listen_beyond_loopback")), "{faults:?}");
-        assert!(told("agent.hosts").is_some(), "{faults:?}");
+        let fault_of = |key: &str| faults.iter().find(|fault| fault.key == key).map(|fault| fault.what.clone());
+        assert!(
+            fault_of("agent.allow_remote").is_some_and(|what| what.contains("listen_beyond_loopback")),
+            "{faults:?}"
+        );
+        assert!(fault_of("agent.hosts").is_some(), "{faults:?}");
     }
 
     #[test]

@@ -159,7 +159,7 @@ impl Slot {
         });
     }
 
-    pub(super) fn heard(&self, progress: &Progress) {
+    pub(super) fn note_progress(&self, progress: &Progress) {
         self.standing.send_replace(match progress {
             Progress::Held { by } => Standing::Following(by.as_deref().and_then(|by| HolderId::new(by).ok())),
             Progress::Unreachable { why } => Standing::Cut(why.clone()),

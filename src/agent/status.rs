@@ -51,9 +51,7 @@ async fn leader(State((holdings, _)): State<Shared>, Query(query): Query<LeaderQ
         (None, all) => Json(all.into_iter().collect::<BTreeMap<String, Shown>>()).into_response(),
         (Some(_), one) => match one.into_iter().next() {
             Some((_, shown)) => Json(shown).into_response(),
-            None => {
-                Problem::new(Code::NotFound, "nobody has written to this object through this agent").into_response()
-            }
+            None => Problem::new(Code::NotFound, "this object was not written through this agent").into_response(),
         },
     }
 }

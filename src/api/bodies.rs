@@ -1,16 +1,13 @@
 //! What the api shows: records, leases and receipts as the bodies of [`crate::wire`].
 
 use crate::{
-    fence::{Fence, How, LeaseRow, LeaseSeq, Now, Record, State, record::Numbers, step::Announcement},
+    fence::{Fence, How, LeaseRow, LeaseSeq, Now, Record, State, step::Announcement},
     gate::receipts::Receipt,
     table::{
         ledger::{DrainReport, Granted},
-        records::{LeaseView, Standing},
+        records::{LeaseStatus, LeaseView},
     },
-    wire::{
-        DrainBody, EventBody, GrantBody, LeaseBody, LeaseState, NumberSource, ObjectBody, ObjectState, ReceiptBody,
-        time,
-    },
+    wire::{DrainBody, EventBody, GrantBody, LeaseBody, LeaseState, ObjectBody, ObjectState, ReceiptBody, time},
 };
 
 impl ReceiptBody {
@@ -51,7 +48,7 @@ impl LeaseBody {
             acquired_at: time(row.acquired_at),
             expires_at: time(row.expires_at),
             ttl_ms: row.ttl.0,
-            state: LeaseState::from(view.standing),
+            state: LeaseState::from(view.status),
             expires_in_ms: view.remaining_ms,
             tainted: row.tainted,
             ended_at: ended.map(|ended| time(ended.at)),
@@ -68,14 +65,14 @@ fn reason(how: &How) -> Option<String> {
     }
 }
 
-impl From<Standing> for LeaseState {
-    fn from(standing: Standing) -> Self {
-        match standing {
-            Standing::Held | Standing::Overdue => Self::Held,
-            Standing::Draining => Self::Draining,
-            Standing::Expired => Self::Expired,
-            Standing::Released => Self::Released,
-            Standing::Fenced => Self::Fenced,
+impl From<LeaseStatus> for LeaseState {
+    fn from(status: LeaseStatus) -> Self {
+        match status {
+            LeaseStatus::Held | LeaseStatus::Overdue => Self::Held,
+            LeaseStatus::Draining => Self::Draining,
+            LeaseStatus::Expired => Self::Expired,
+            LeaseStatus::Released => Self::Released,
+            LeaseStatus::Fenced => Self::Fenced,
         }
     }
 }
@@ -86,7 +83,7 @@ impl GrantBody {
         let Granted { object, lease, drain } = granted;
         let view = LeaseView {
             row: LeaseRow::new(object, lease, None),
-            standing: Standing::Held,
+            status: LeaseStatus::Held,
             remaining_ms: lease.remaining_ms(now),
         };
         Self {
@@ -103,15 +100,15 @@ impl ObjectBody {
     #[must_use]
     pub fn new(record: &Record, now: Now) -> Self {
         let lease = record.lease().map(|(lease, ended)| {
-            let standing = match ended.map(|ended| &ended.how) {
-                None => Standing::Held,
-                Some(How::Expired) => Standing::Expired,
-                Some(How::Released) => Standing::Released,
-                Some(How::Fenced { .. }) => Standing::Fenced,
+            let status = match ended.map(|ended| &ended.how) {
+                None => LeaseStatus::Held,
+                Some(How::Expired) => LeaseStatus::Expired,
+                Some(How::Released) => LeaseStatus::Released,
+                Some(How::Fenced { .. }) => LeaseStatus::Fenced,
             };
             let remaining_ms = if ended.is_some() { 0 } else { lease.remaining_ms(now) };
             let row = LeaseRow::new(&record.object, lease, ended.cloned());
-            LeaseBody::new(&LeaseView { row, standing, remaining_ms })
+            LeaseBody::new(&LeaseView { row, status, remaining_ms })
         });
         let elected = record.elected.as_deref().filter(|elected| record.fence == elected.seq.into());
         Self {
@@ -122,11 +119,7 @@ impl ObjectBody {
                 State::Draining { .. } => ObjectState::Draining,
                 State::Open { .. } => ObjectState::Open,
             },
-            lease_source: match record.numbers {
-                Numbers::Gate if elected.is_some() => NumberSource::Kubernetes,
-                Numbers::Gate => NumberSource::Gate,
-                Numbers::External => NumberSource::External,
-            },
+            lease_source: record.source().into(),
             locked: record.lost > 0,
             term: elected.map(|elected| elected.election.to_string()),
             lease,

@@ -71,7 +71,7 @@ fn span<B>(request: &Request<B>) -> Span {
 /// The answer of a call that has panicked.
 pub(super) fn panicked(_: Box<dyn Any + Send>) -> Response {
     tracing::error!("a call of the api has panicked: this is a bug of fencegate, please report it");
-    let what = "the gate failed in the middle of this call, so it may have been carried out; look at what is there before you ask again";
+    let what = "the gate failed in the middle of this call, so the call may have been carried out; read the present state before you ask again";
     Problem::new(Code::OutcomeUnknown, what).into_response()
 }
 
@@ -102,4 +102,86 @@ pub fn within_time<S: Clone + Send + Sync + 'static>(calls: Router<S>, limit: Du
             .layer(HandleErrorLayer::new(|_: BoxError| async { Problem::table_unavailable() }))
             .timeout(limit),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, PoisonError};
+
+    use axum::{
+        body::{Bytes, to_bytes},
+        http::header,
+        routing::get,
+    };
+    use serde_json::Value;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::fence::code::Plane;
+
+    /// The codes of the refusals that `around` has counted.
+    type Refused = std::sync::Arc<Mutex<Vec<Code>>>;
+
+    /// A call that works, one that panics, and one that does not end by itself.
+    fn calls() -> (Router, Refused) {
+        let refused = Refused::default();
+        let counted = Refused::clone(&refused);
+        let stuck = Router::new().route("/stuck", get(std::future::pending::<&'static str>));
+        let calls = Router::new()
+            .route("/works", get(async || "it works"))
+            .route("/panics", get(async || -> &'static str { std::panic::resume_unwind(Box::new("a bug")) }))
+            .merge(within_time(stuck, Duration::from_millis(20)));
+        let count = move |code| counted.lock().unwrap_or_else(PoisonError::into_inner).push(code);
+        (around(calls, count), refused)
+    }
+
+    async fn get_from(calls: &Router, path: &str, id: Option<&str>) -> Response<Bytes> {
+        let mut request = Request::get(path).header(header::HOST, "localhost");
+        if let Some(id) = id {
+            request = request.header(REQUEST_ID, id);
+        }
+        let answered = calls.clone().oneshot(request.body(Body::empty()).unwrap());
+        let answered = tokio::time::timeout(Duration::from_secs(30), answered).await;
+        let (head, body) = answered.expect("an answer within 30 s").unwrap().into_parts();
+        Response::from_parts(head, to_bytes(body, usize::MAX).await.unwrap())
+    }
+
+    #[track_caller]
+    fn is_problem(answer: &Response<Bytes>, code: Code, side_effect: &str) {
+        let body: Value = serde_json::from_slice(answer.body()).unwrap();
+        assert_eq!(answer.status(), StatusCode::from_u16(code.status(Plane::Api)).unwrap());
+        assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/problem+json");
+        assert_eq!(answer.headers()["fence-error"], code.as_str());
+        assert_eq!((body["code"].as_str(), body["side_effect"].as_str()), (Some(code.as_str()), Some(side_effect)));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_panics_is_answered_and_the_next_one_works() {
+        let (calls, refused) = calls();
+        for _ in 0..2 {
+            is_problem(&get_from(&calls, "/panics", None).await, Code::OutcomeUnknown, "maybe");
+            assert_eq!(get_from(&calls, "/works", None).await.body(), "it works");
+        }
+        assert_eq!(*refused.lock().unwrap(), [Code::OutcomeUnknown; 2]);
+    }
+
+    #[tokio::test]
+    async fn every_answer_has_the_id_that_its_caller_has_sent_or_a_new_one() {
+        let (calls, _) = calls();
+        let mut new = vec![];
+        for path in ["/works", "/panics", "/stuck", "/nowhere"] {
+            assert_eq!(get_from(&calls, path, Some("mine-7")).await.headers()[REQUEST_ID], "mine-7", "{path}");
+            new.push(get_from(&calls, path, None).await.headers()[REQUEST_ID].clone());
+        }
+        for (place, id) in new.iter().enumerate() {
+            assert!(!id.is_empty() && !new[..place].contains(id), "{new:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_that_takes_too_long_is_answered_for_it() {
+        let (calls, refused) = calls();
+        is_problem(&get_from(&calls, "/stuck", None).await, Code::TableUnavailable, "none");
+        assert_eq!(*refused.lock().unwrap(), [Code::TableUnavailable]);
+    }
 }

@@ -20,7 +20,7 @@ use crate::{
     table::{
         codec::Key,
         ledger::{Granted, Leases, Offer, Wanted},
-        records::{LeaseView, Page, Standing},
+        records::{LeaseStatus, LeaseView, Page},
     },
     wire::{
         AcquireRequest, BatchBody, BatchRequest, GrantBody, LeaseBody, LeaseList, LeaseState, ListQuery, ObjectBody,
@@ -187,7 +187,7 @@ pub async fn get(State(gate): State<Shared>, InPath(lease_id): InPath) -> Result
         let unknown =
             || Problem::new(Code::LeaseNotFound, "no such lease: it never was, or it ended more than a day ago");
         let view = found.ok_or_else(unknown)?;
-        if view.standing != Standing::Overdue {
+        if view.status != LeaseStatus::Overdue {
             return Ok(Json(LeaseBody::new(&view)));
         }
         gate.end(vec![(view.row.object, view.row.lease_id)]).await?;
@@ -214,7 +214,7 @@ pub async fn list(State(gate): State<Shared>, Query(query): Query<ListQuery>) ->
         let overdue: Vec<_> = page
             .leases
             .iter()
-            .filter(|view| view.standing == Standing::Overdue)
+            .filter(|view| view.status == LeaseStatus::Overdue)
             .map(|view| (view.row.object.clone(), view.row.lease_id.clone()))
             .collect();
         if overdue.is_empty() {
@@ -267,7 +267,7 @@ impl Filter {
 
     /// Overdue leases are kept for every state: they may turn out to be expired or renewed.
     fn wants(&self, view: &LeaseView) -> bool {
-        let state = view.standing == Standing::Overdue || self.state.is_none_or(|state| state == view.standing.into());
+        let state = view.status == LeaseStatus::Overdue || self.state.is_none_or(|state| state == view.status.into());
         state && self.holder.as_ref().is_none_or(|holder| *holder == view.row.holder)
     }
 }

@@ -274,6 +274,8 @@ impl Drop for SeatedBody {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     #[test]
@@ -290,5 +292,26 @@ mod tests {
             }
         }
         assert_eq!(Room::within(None).api, API_MAX);
+    }
+    /// Connections without a whole head are closed after the port's head timeout, also while the port has room.
+    #[tokio::test]
+    async fn a_connection_that_sends_no_whole_head_is_closed_in_time() {
+        const SOON: Duration = Duration::from_secs(30);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopping) = watch::channel(false);
+        let port = Port { name: "test", room: 8, head_timeout: Duration::from_millis(50) };
+        let served = serve(listener, port, Router::new(), stopping);
+        for sent in ["", "G", "GET /livez HTTP/1.1\r\nho", "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"] {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(sent.as_bytes()).await.unwrap();
+            let mut answer = vec![];
+            // The end may be a reset.
+            let end = tokio::time::timeout(SOON, stream.read_to_end(&mut answer)).await;
+            assert!(end.is_ok(), "{sent:?}: the connection is open after 30 s");
+            assert_eq!(answer.starts_with(b"HTTP/1.1 404"), sent.ends_with("\r\n\r\n"), "{sent:?}");
+        }
+        stop.send_replace(true);
+        tokio::time::timeout(SOON, served).await.expect("the port stops within 30 s").unwrap();
     }
 }

@@ -1,27 +1,22 @@
 //! Objects: their fence, and how an operator moves it.
 
-use std::sync::Arc;
-
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::extract::{self, Body, InPath};
 use crate::{
-    fence::{
-        Code, Fence, ObjectId, Record, State as ObjectState,
-        elected::Claimant,
-        election::{Election, LeaseName},
-        external::{ExternalLimits, Number},
-    },
+    fence::{Code, ObjectId, Record, outside::Claim},
     gate::{Gate, Shared},
     problem::Problem,
-    table::ledger::{LedgerError, Moved},
+    route::source::NoClaim,
+    sources::{self, NotMoved},
+    table::ledger::Moved,
     wire::{
         MovedBody, ObjectBody, RevokeRequest,
         schema::{self, REASON_MAX},
     },
-    write_path::elect,
+    write_path::reply::Rejection,
 };
 
 /// `POST /v1/objects/{object_id}/advance` and `/confirm`
@@ -87,8 +82,8 @@ pub async fn revoke(
     }
     let force = request.force.unwrap_or(false);
     tracing::info!(%object, reason, force, "audit: an operator revokes");
-    let is_external = gate.routes.load().follows(&object).is_some();
-    let revoked = gate.ledger.revoke(object, reason, force, is_external).await;
+    let source = gate.routes.load().numbered_by(&object);
+    let revoked = gate.ledger.revoke(object, reason, force, source).await;
     Ok(moved_body(&gate, revoked.map_err(|refused| Problem::refused(&refused, gate.now()))?))
 }
 
@@ -109,28 +104,12 @@ pub async fn advance(
     let object = extract::object("object_id", &object)?;
     // Read this before the routes: a reload publishes its routes before its generation counts.
     let generation = gate.lease_observer.generation();
-    let governed = gate.routes.load().lease_of(&object);
-    if let Some(lease) = governed {
-        let claimant = claimant(&request.token.text(), lease, &object)?;
-        return Ok(moved_body(&gate, elect::advance(&gate, &object, claimant, generation).await?));
-    }
-    let number = number(&request, follows(&gate, &object)?)?;
-    let stale = |fence: Fence| {
-        let what = format!("the fence has moved to {fence}, so this token is over for ever; take the lock again");
-        let mut problem = Problem::new(Code::WriteStaleFence, what).with_object(&object);
-        problem.tell_numbers(Some(number.seq), Some(fence));
-        problem
-    };
-    let moved = gate.ledger.follow(object.clone(), number).await;
-    let moved = moved.map_err(|refused| match Problem::refused(&refused, gate.now()) {
-        problem if problem.code() == Code::LeaseFenced => stale(problem.fence()),
-        problem => problem,
-    })?;
-    match &moved.record.state {
-        _ if moved.record.fence > number.seq.into() => Err(stale(moved.record.fence)),
-        ObjectState::Draining { .. } => Err(Problem::refused(&LedgerError::Draining { object }, gate.now())),
-        ObjectState::Open { .. } | ObjectState::Free { .. } => Ok(moved_body(&gate, moved)),
-    }
+    let claim = claim(&gate, &object, &request.token.text())?;
+    let moved = sources::advance(&gate, &object, claim, generation).await.map_err(|why| match why {
+        NotMoved::Refused(refusal) => *Rejection::from(refusal).of(&object).problem,
+        NotMoved::Problem(problem) => *problem,
+    });
+    Ok(moved_body(&gate, moved?))
 }
 
 /// Open an object that is locked, since part of the table's past was lost, to tokens from this one on.
@@ -147,42 +126,30 @@ pub async fn confirm(
     Body(request): Body<AdvanceRequest>,
 ) -> Result<Json<MovedBody>, Problem> {
     let object = extract::object("object_id", &object)?;
-    let governed = gate.routes.load().lease_of(&object);
-    let moved = if let Some(lease) = governed {
-        let Claimant { election, lease, .. } = claimant(&request.token.text(), lease, &object)?;
-        tracing::info!(%object, lowest = %election, "audit: an operator confirms the earliest term that may write");
-        gate.ledger.confirm_term(object, lease, election).await
-    } else {
-        let Number { seq, .. } = number(&request, follows(&gate, &object)?)?;
-        tracing::info!(%object, lowest = seq.get(), "audit: an operator confirms the lowest token that may write");
-        gate.ledger.confirm(object, seq).await
-    };
+    let lowest = claim(&gate, &object, &request.token.text())?;
+    let moved = sources::confirm(&gate, object, lowest).await;
     Ok(moved_body(&gate, moved.map_err(|refused| Problem::refused(&refused, gate.now()))?))
 }
 
-/// The limits for this object's tokens, which come from outside.
-fn follows(gate: &Gate, object: &ObjectId) -> Result<ExternalLimits, Problem> {
-    let no_route = || {
+/// The claim of this token, if the object's leases come from outside the gate.
+fn claim(gate: &Gate, object: &ObjectId, token: &str) -> Result<Claim, Problem> {
+    let routes = gate.routes.load();
+    let outside = routes.outside_of(object).ok_or_else(|| {
         let what = "no route with lease_source = \"external\" leads to this object";
         Problem::new(Code::ExternalLease, what).with_object(object)
-    };
-    gate.routes.load().follows(object).ok_or_else(no_route)
-}
-
-/// The claim of this token, if a Lease governs the object.
-pub(super) fn claimant(token: &str, lease: Option<LeaseName>, object: &ObjectId) -> Result<Claimant, Problem> {
-    let election = Election::parse(token);
-    let election = election.map_err(|fault| Problem::new(Code::FenceTokenMalformed, fault.to_string()))?;
-    let lease = lease.ok_or_else(|| {
-        let what = "this object's name does not say which Lease governs it, or that one is not looked at";
-        Problem::new(Code::ObjectUnmapped, what).with_object(object)
     })?;
-    Ok(Claimant { election, lease: Arc::new(lease), term: None, holder: None })
+    outside.claim(token).map_err(|fault| no_claim(fault, object))
 }
 
-fn number(request: &AdvanceRequest, limits: ExternalLimits) -> Result<Number, Problem> {
-    let number = Number::parse(&request.token.text(), limits);
-    number.map_err(|fault| Problem::new(Code::FenceTokenMalformed, fault.to_string()))
+/// The problem of a token that cannot be a claim on an object.
+pub(super) fn no_claim(why: NoClaim, object: &ObjectId) -> Problem {
+    match why {
+        NoClaim::Malformed(fault) => Problem::new(Code::FenceTokenMalformed, fault.to_string()),
+        NoClaim::Unmapped => {
+            let what = "this object's name does not say which Lease governs it, or that one is not looked at";
+            Problem::new(Code::ObjectUnmapped, what).with_object(object)
+        }
+    }
 }
 
 fn moved_body(gate: &Gate, Moved { record, drain, .. }: Moved) -> Json<MovedBody> {
@@ -191,8 +158,6 @@ fn moved_body(gate: &Gate, Moved { record, drain, .. }: Moved) -> Json<MovedBody
 
 /// An object, and whether it is locked: an object with outside numbers may be locked without a row.
 fn body(gate: &Gate, record: &Record) -> ObjectBody {
-    let routes = gate.routes.load();
-    let locked = (routes.follows(&record.object).is_some() && record.is_locked())
-        || (routes.lease_of(&record.object).is_some() && record.is_term_locked());
+    let locked = gate.routes.load().is_locked(record);
     ObjectBody { locked, ..ObjectBody::new(record, gate.now()) }
 }

@@ -73,11 +73,11 @@ async fn drain(
     if headers.contains_key(header::ORIGIN) {
         return Err(Problem::new(Code::NotLoopback, "no web page may drain this gate"));
     }
-    tracing::info!("audit: draining, as asked on the ops port");
+    tracing::info!("audit: draining, after a call of the ops port");
     if !gate.drain().await {
         return Err(Problem::new(
             Code::TableUnavailable,
-            "the fence table does not answer, so its last changes are not done; ask again, or stop all the same",
+            "the fence table does not answer, so its last changes are not durable yet; ask again, or stop all the same",
         ));
     }
     if gate.idle(gate.deadline).await {

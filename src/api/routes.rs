@@ -19,7 +19,7 @@ impl RouteBody {
             path: route.path_text.to_string(),
             object: route.object_text.to_string(),
             mode: route.mode,
-            lease_source: route.source,
+            lease_source: route.source.setting(),
         }
     }
 }

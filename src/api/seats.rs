@@ -197,7 +197,7 @@ impl Seats {
             tracing::warn!(
                 port = self.port,
                 room = self.size,
-                "the port is full: connections that wait for their callers are closed for new ones. Look who connects to it; its room follows from the limit on open files"
+                "the port is full: connections that wait for their callers are closed for new ones. Find out which clients connect to it; its room follows from the limit on open files"
             );
         }
         true

@@ -254,13 +254,13 @@ fn report(begun: &OpenedTable, metrics: &Metrics) {
         Some(Lost::Tail { why }) => tracing::error!(
             why,
             incarnation,
-            "THE END OF THE FENCE TABLE'S LOG WAS LOST. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's word (POST /v1/objects/ID/confirm). Check the disk"
+            "THE END OF THE FENCE TABLE'S LOG WAS LOST. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's confirmation (POST /v1/objects/ID/confirm). Check the disk"
         ),
         Some(Lost::Behind { epoch, run }) => tracing::error!(
             epoch = epoch.number(),
             run,
             incarnation,
-            "THE FENCE TABLE IS NOT THE NEWEST THAT ITS FOLDER HAS HAD: the folder's epoch has a later incarnation or a later run, so an older copy was put back by hand. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's word (POST /v1/objects/ID/confirm). Copies come back by `fencegate table restore` only"
+            "THE FENCE TABLE IS NOT THE NEWEST THAT ITS FOLDER HAS HAD: the folder's epoch has a later incarnation or a later run, so an older copy was put back by hand. Changes that were acknowledged may be missing, so the table starts a new incarnation: every fence has been raised, every lease is void, and objects whose locks are kept elsewhere wait for an operator's confirmation (POST /v1/objects/ID/confirm). Put copies back only with `fencegate table restore`"
         ),
     }
     if frame.behind_mark {
@@ -273,7 +273,7 @@ fn report(begun: &OpenedTable, metrics: &Metrics) {
     if begun.was_rerouted {
         tracing::warn!(
             bound_ms = begun.meta.fingerprint.bound_ms,
-            "the last run did not end in good order, and its routes were others: nothing is written before what it sent can no longer land"
+            "the last run did not end in good order, and its routes were different: no write is forwarded before the writes of that run can no longer land"
         );
     }
     tracing::info!(
@@ -326,7 +326,7 @@ impl Running {
         let gate = Arc::clone(&self.gate);
         let is_silent = tokio::time::timeout(deadline, self.fall_silent()).await.is_ok();
         if !is_silent {
-            tracing::warn!("the deadline has passed over requests that are still going on; they are cut off");
+            tracing::warn!("the deadline has passed while requests are going on; they are cut off");
         }
         // Reads that were cut off leave nothing behind. The ledger itself checks whether writes were cut off.
         let close = async {

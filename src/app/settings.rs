@@ -7,9 +7,12 @@ use toml::Table;
 
 use crate::{
     authority::Authority,
-    config::{Fault, LeaseSource, Loadable, PartySettings, RouteSettings, Settings, StoreOverride, StoreSettings},
-    route::Routes,
-    write_path::response_body::AHEAD_BYTES,
+    config::{Fault, Loadable, PartySettings, RouteSettings, Settings, StoreOverride, StoreSettings},
+    route::{
+        Routes,
+        source::{Risk, risk},
+    },
+    write_path::read_ahead::AHEAD_BYTES,
 };
 
 impl Loadable for Settings {
@@ -40,7 +43,7 @@ impl Settings {
         check(
             self.api.listen.ip().is_loopback(),
             "api.listen",
-            "must be a loopback address: whoever reaches this port can take any lease, and there is no authentication yet",
+            "must be a loopback address: every client of this port can take any lease, and there is no authentication yet",
         );
         check(
             self.api.listen != self.ops.listen || self.api.listen.port() == 0,
@@ -87,13 +90,7 @@ impl Settings {
     fn outside_faults(&self) -> Vec<Fault> {
         let mut faults = vec![];
         for (place, route) in self.route.iter().enumerate() {
-            let (name, lost, open) = match route.lease_source {
-                LeaseSource::Gate | LeaseSource::Authority => continue,
-                LeaseSource::External => ("external", "every old token would count as the first", "can move the fence"),
-                LeaseSource::Kubernetes => {
-                    ("kubernetes", "the terms that are over would be forgotten", "and read the Lease can write")
-                }
-            };
+            let Some(Risk { name, lost, open }) = risk(route.lease_source) else { continue };
             let mut fault = |what: String| faults.push(Fault::new(format!("route[{place}].lease_source"), what));
             if self.table.create {
                 fault(format!(
@@ -102,7 +99,7 @@ impl Settings {
             }
             if !self.gate.listen.ip().is_loopback() && self.gate.tls_client_ca_file.as_os_str().is_empty() {
                 fault(format!(
-                    "\"{name}\" tokens have no secret, so whoever can reach gate.listen {open}: listen on loopback, or ask clients for certificates with gate.tls_client_ca_file"
+                    "\"{name}\" tokens have no secret, so every client that can reach gate.listen {open}: listen on loopback, or ask clients for certificates with gate.tls_client_ca_file"
                 ));
             }
         }

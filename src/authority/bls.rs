@@ -41,7 +41,7 @@ pub enum PointFault {
     OffCurve,
     #[error("is a point outside the subgroup")]
     OffSubgroup,
-    #[error("is the point at infinity, which is nobody's")]
+    #[error("is the point at infinity, which belongs to no key")]
     Infinity,
     #[error("is not a secret key")]
     Scalar,

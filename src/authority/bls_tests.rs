@@ -53,7 +53,7 @@ fn what_verifies_is_what_the_published_vectors_say() {
 }
 
 #[test]
-fn points_are_read_as_the_published_vectors_say_but_infinity_is_nobodys() {
+fn points_are_read_as_the_published_vectors_say_but_infinity_is_refused() {
     let mut seen = std::collections::BTreeSet::new();
     for (section, field) in [("deserialization_G1", "pubkey"), ("deserialization_G2", "signature")] {
         for case in vectors(section) {

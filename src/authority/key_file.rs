@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_made_once_and_used_only_if_nobody_else_can_read_it() {
+    fn a_key_is_made_once_and_used_only_if_no_other_user_can_read_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         let key = SecretKey::from_seed(&[7; 32]);
@@ -79,8 +79,8 @@ mod tests {
         let zero = format!("0x{}", "00".repeat(32));
         for bad in ["", "0x", "0xzz", zero.as_str(), &"x".repeat(300)] {
             fs::write(&path, bad).unwrap();
-            let told = read(&path).unwrap_err();
-            assert!(matches!(told, KeyFileFault::NotAKey { .. }), "{told}");
+            let fault = read(&path).unwrap_err();
+            assert!(matches!(fault, KeyFileFault::NotAKey { .. }), "{fault}");
         }
     }
 }

@@ -54,7 +54,7 @@ fn an_issuer_needs_a_key_its_proof_and_a_domain() {
 }
 
 #[test]
-fn the_gates_own_key_is_one_of_the_issuers_and_nobody_elses_to_read() {
+fn the_gates_own_key_is_one_of_the_issuers_and_no_other_user_can_read_it() {
     use std::{fs, os::unix::fs::PermissionsExt};
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("key");
@@ -74,7 +74,7 @@ fn the_gates_own_key_is_one_of_the_issuers_and_nobody_elses_to_read() {
     let retired = PartySettings { retired: true, ..party("a", 1) };
     assert_eq!(keys(&own("a", vec![retired])), ["authority.key_file"]);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-    let told = faults(&own("a", vec![party("a", 1)]));
-    assert_eq!(told[0].0, "authority.key_file");
-    assert!(told[0].1.contains("mode 644"), "{told:?}");
+    let found = faults(&own("a", vec![party("a", 1)]));
+    assert_eq!(found[0].0, "authority.key_file");
+    assert!(found[0].1.contains("mode 644"), "{found:?}");
 }

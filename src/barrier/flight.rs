@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_streams_is_told_to_stop_and_what_was_sent_of_it_is_unknown() {
+    fn a_write_that_streams_is_stopped_and_the_part_that_was_sent_is_unknown() {
         let mut flight = Flight::default();
         let cancel = Cancel::default();
         let streaming = Counted::Streaming(Arc::clone(&cancel));

@@ -39,10 +39,10 @@ pub(super) fn run(args: &Args) -> Done {
 }
 
 async fn run_until_stopped(settings: &AgentSettings) -> Done {
-    let hear = |kind| signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")));
+    let listen = |kind| signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")));
     // Under nohup(1) the agent goes on when the terminal is gone.
-    let hang_up = (!Inherited::now().ignores(Signal::HUP)).then(|| hear(SignalKind::hangup())).transpose()?;
-    let (mut terminate, mut interrupt) = (hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?);
+    let hang_up = (!Inherited::now().ignores(Signal::HUP)).then(|| listen(SignalKind::hangup())).transpose()?;
+    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     let no_terminal = async {
         match hang_up {
             Some(mut hang_up) => hang_up.recv().await,

@@ -24,7 +24,7 @@ pub(super) fn run(args: &Args) -> Done {
     let runtime = runtime()?;
     let done = runtime.block_on(async {
         let demo = demo::start().await.map_err(Failed::Config)?;
-        let done = if args.story { tell(&demo).await } else { let_try(&demo).await };
+        let done = if args.story { play_story(&demo).await } else { let_try(&demo).await };
         demo.stop().await;
         done
     });
@@ -32,9 +32,8 @@ pub(super) fn run(args: &Args) -> Done {
     done
 }
 
-async fn tell(demo: &demo::Demo) -> Done {
-    let told = tokio::time::timeout(story::PATIENCE, story::play(demo)).await;
-    match told {
+async fn play_story(demo: &demo::Demo) -> Done {
+    match tokio::time::timeout(story::PATIENCE, story::play(demo)).await {
         Ok(Ok(true)) => Ok(()),
         Ok(Ok(false)) => Err(Failed::Quietly),
         Ok(Err(what)) => Err(Failed::Said(what)),
@@ -43,8 +42,8 @@ async fn tell(demo: &demo::Demo) -> Done {
 }
 
 async fn let_try(demo: &demo::Demo) -> Done {
-    let hear = |kind| signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")));
-    let (mut terminate, mut interrupt) = (hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?);
+    let listen = |kind| signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")));
+    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     let running = &demo.running;
     output::line(&format!("ready gate={} api={} ops={}", running.listens, running.api, running.ops));
     output::line(&format!("\nA gate before a store in memory ({}). In another terminal, try:\n", demo.store));

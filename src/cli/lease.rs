@@ -155,7 +155,10 @@ pub(super) fn run(command: Command) -> Done {
             let release = Call { method: Method::DELETE, path: &path, headers: &headers, body: None };
             let answer = call(&common, release, common.patience.span())?;
             show(&common, &answer, |object: &ObjectBody| {
-                output::line(&format!("released; {} is nobody's, its fence stays {}", object.object_id, object.fence));
+                output::line(&format!(
+                    "released; {} has no holder, its fence stays {}",
+                    object.object_id, object.fence
+                ));
             })
         }
         Command::Get { lease_id, common } => {

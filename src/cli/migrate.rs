@@ -36,7 +36,7 @@ pub(super) struct Args {
     /// The secret key of the requester.
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
-    /// Which of the keys of whoever asks it is: its key_epoch in the gate's settings.
+    /// Which of the requester's keys it is: its key_epoch in the gate's settings.
     #[arg(long, value_name = "N", default_value_t = 1)]
     key_epoch: u32,
     /// The gate's authority.cluster_id.
@@ -146,11 +146,14 @@ impl Handover {
 
     /// Reads the journal, computes the hash of the final state, and confirms it.
     async fn activate(&mut self, migration: &MigrationBody) -> Done {
-        let told = migration.state_hash.clone().unwrap_or_default();
+        let claimed = migration.state_hash.clone().unwrap_or_default();
         let computed = self.computed_hash(migration.writes.unwrap_or(0)).await?;
         if !self.args.json {
-            let verdict =
-                if computed == told { "the same as the one left behind" } else { "ANOTHER than the one left behind" };
+            let verdict = if computed == claimed {
+                "the same as the one left behind"
+            } else {
+                "ANOTHER than the one left behind"
+            };
             output::line(&format!("    computed {computed}: {verdict}"));
         }
         let grant = migration.grant.as_ref().ok_or_else(|| unknown("a granted migration without its grant"))?;

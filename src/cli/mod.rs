@@ -177,7 +177,7 @@ pub fn run() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failed::Config(faults)) => {
             let lines: Vec<_> = faults.0.iter().map(|fault| format!("  {}: {}", fault.key, fault.what)).collect();
-            output::complain(&format!("{} to mend:\n{}", output::count(lines.len(), "thing"), lines.join("\n")));
+            output::complain(&format!("{} to correct:\n{}", output::count(lines.len(), "thing"), lines.join("\n")));
             ExitCode::from(2)
         }
         Err(Failed::Said(what)) => {

@@ -31,7 +31,7 @@ pub(super) fn run(args: &Args) -> Done {
 }
 
 async fn serve(path: &Path, settings: &Settings, faults: Vec<Fault>) -> Done {
-    let (mut ends, mut hangup) = (Ends::hear()?, hear(SignalKind::hangup())?);
+    let (mut ends, mut hangup) = (Ends::listen()?, listen(SignalKind::hangup())?);
     let ports = app::prepare(settings, faults).map_err(Failed::Config)?;
     let running = app::start(settings, Clock::machine(), ports).await.map_err(Failed::Config)?;
     // Standard output may be closed; the gate serves anyway.
@@ -67,7 +67,7 @@ async fn reload(running: &Running, path: &Path) {
     }
 }
 
-fn hear(kind: SignalKind) -> Result<Signal, Failed> {
+fn listen(kind: SignalKind) -> Result<Signal, Failed> {
     signal(kind).map_err(|error| Failed::Said(format!("cannot listen for signals: {error}")))
 }
 
@@ -78,8 +78,8 @@ struct Ends {
 }
 
 impl Ends {
-    fn hear() -> Result<Self, Failed> {
-        Ok(Self { terminate: hear(SignalKind::terminate())?, interrupt: hear(SignalKind::interrupt())? })
+    fn listen() -> Result<Self, Failed> {
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }
 
     /// Returns the next signal's name.

@@ -173,7 +173,7 @@ fn verify(config: &ConfigArgs) -> Done {
     }
     report.faults.iter().for_each(|fault| output::line(fault));
     Err(Failed::Said(format!(
-        "{rows} rows, {} of them not sound. Objects whose row cannot be read are refused; restore a backup to mend that",
+        "{rows} rows, {} of them not sound. Writes to objects whose row cannot be read are refused; to make them possible again, restore a backup",
         report.fault_count
     )))
 }

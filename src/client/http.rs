@@ -237,10 +237,10 @@ mod tests {
 
     /// Each of the first three connections gets one answer only: then its peer is gone without a sign.
     #[tokio::test]
-    async fn a_call_that_was_not_heard_of_in_time_is_the_only_one() {
+    async fn only_one_call_is_lost_when_kept_connections_are_dead() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = Client::new(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
-        let (asked, mut heard) = mpsc::channel(8);
+        let (asked, mut calls) = mpsc::channel(8);
         tokio::spawn(async move {
             for n in 0.. {
                 let (stream, _) = listener.accept().await.unwrap();
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(kept.0.lock().unwrap().len(), 3);
         tokio::select! {
             _ = call() => panic!("its peer is lost"),
-            _ = heard.recv() => {}
+            _ = calls.recv() => {}
         }
         let next = tokio::time::timeout(Duration::from_secs(20), call()).await;
         assert_eq!(next.expect("an answer by a new connection").unwrap().status, StatusCode::OK);

@@ -184,9 +184,12 @@ pub enum PartialBody {
     Discards,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The protocol of a store: what its requests and answers mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
+    /// Plain HTTP and WebDAV: the method and the path say what is written.
+    #[default]
     Http,
 }
 
@@ -287,7 +290,7 @@ impl Default for RouteSettings {
             name: "default".to_owned(),
             path: "/{object}/{rest...}".to_owned(),
             object: "{object}".to_owned(),
-            profile: Profile::Http,
+            profile: Profile::default(),
             mode: Mode::Enforce,
             lease_source: LeaseSource::Gate,
             partial_body: PartialBody::Unknown,

@@ -105,14 +105,14 @@ fn a_certificate_moves_the_fence_past_its_lease_and_is_taken_once() {
 fn a_certificate_that_jumps_too_far_changes_nothing() {
     let mut record = fresh();
     let far = certified("london", FAR, T0, "europe");
-    let told = fence(&mut record, &far);
-    assert_eq!(told, Outcome::Refused(LeaseRefusal::Jump { fence: Fence::new(0), to: seq(FAR + 1) }));
+    let outcome = fence(&mut record, &far);
+    assert_eq!(outcome, Outcome::Refused(LeaseRefusal::Jump { fence: Fence::new(0), to: seq(FAR + 1) }));
     assert_eq!(record, fresh());
     assert_eq!(fence(&mut record, &certified("london", FAR - 1, T0, "europe")), Outcome::Freed);
     assert_eq!((fence(&mut record, &far), record.fence.get()), (Outcome::Freed, FAR + 1));
     for last in [MAX_GATE_SEQ, u64::MAX] {
-        let (told, _) = record.step(Event::Fence { by: certified("x", last, T0, "e"), max_jump: u64::MAX }, &at(0));
-        assert_eq!(told, Outcome::Refused(LeaseRefusal::SeqExhausted));
+        let (outcome, _) = record.step(Event::Fence { by: certified("x", last, T0, "e"), max_jump: u64::MAX }, &at(0));
+        assert_eq!(outcome, Outcome::Refused(LeaseRefusal::SeqExhausted));
     }
 }
 
@@ -125,8 +125,8 @@ fn a_grant_needs_its_predecessor_fenced_or_over_and_says_which() {
     let next = |after| signed("perth", 2, "perth", (0, 200), after);
     let plain = Some(Predecessor { lease_id: LeaseId::new("london").unwrap(), proof: None });
     // While the lease lives, no other holder gets it, whatever proof it shows.
-    let told = run(&mut record, Event::Grant(next(plain.clone())), 10);
-    assert!(matches!(told, Outcome::Refused(LeaseRefusal::Held { .. })), "{told:?}");
+    let outcome = run(&mut record, Event::Grant(next(plain.clone())), 10);
+    assert!(matches!(outcome, Outcome::Refused(LeaseRefusal::Held { .. })), "{outcome:?}");
     let by = certified("london", 1, T0 + 20, "europe");
     fence(&mut record, &by);
     let london = Some(LeaseId::new("london").unwrap());
@@ -167,8 +167,8 @@ fn a_number_is_granted_once() {
     let Outcome::Renewed(lease) = run(&mut record, Event::Grant(longer.clone()), 50) else { panic!("not renewed") };
     assert_eq!((lease.expires_at, lease.deadline), (WallMs(T0 + 900), BootMs(1_900)));
     // It has run out; its number is used up.
-    let told = run(&mut record, Event::Grant(longer), 900);
-    assert!(matches!(told, Outcome::Refused(LeaseRefusal::Expired { .. })), "{told:?}");
+    let outcome = run(&mut record, Event::Grant(longer), 900);
+    assert!(matches!(outcome, Outcome::Refused(LeaseRefusal::Expired { .. })), "{outcome:?}");
     let again =
         signed("rome", 5, "rome", (0, 2_000), Some(Predecessor { lease_id: lease.lease_id.clone(), proof: None }));
     assert_eq!(
@@ -176,10 +176,10 @@ fn a_number_is_granted_once() {
         Outcome::Refused(LeaseRefusal::Fenced { fence: Fence::new(5) })
     );
     // Nor is a number free to which an operator has moved the fence. The predecessor is not known then.
-    run(&mut record, Event::Revoke { reason: "x".to_owned(), is_external: false }, 960);
+    run(&mut record, Event::Revoke { reason: "x".to_owned(), source: Source::Gate }, 960);
     let revoked = signed("rome", 6, "rome", (0, 2_000), None);
-    let told = run(&mut record, Event::Grant(revoked), 970);
-    assert_eq!(told, Outcome::Refused(LeaseRefusal::Fenced { fence: Fence::new(6) }));
+    let outcome = run(&mut record, Event::Grant(revoked), 970);
+    assert_eq!(outcome, Outcome::Refused(LeaseRefusal::Fenced { fence: Fence::new(6) }));
     let forged =
         signed("rome", 7, "rome", (0, 2_000), Some(Predecessor { lease_id: lease.lease_id, proof: Some(FORGED) }));
     assert_eq!(run(&mut record, Event::Grant(forged), 970), Outcome::Refused(LeaseRefusal::FenceProof));
@@ -190,8 +190,8 @@ fn a_number_is_granted_once() {
 #[test]
 fn a_grant_counts_from_its_start_and_not_beyond_its_end() {
     let mut record = fresh();
-    let told = run(&mut record, Event::Grant(signed("l", 1, "a", (0, 50), None)), 50);
-    assert!(matches!(told, Outcome::Refused(LeaseRefusal::Expired { .. })), "{told:?}");
+    let outcome = run(&mut record, Event::Grant(signed("l", 1, "a", (0, 50), None)), 50);
+    assert!(matches!(outcome, Outcome::Refused(LeaseRefusal::Expired { .. })), "{outcome:?}");
     assert_eq!(record, fresh(), "nothing has changed");
     let Outcome::Granted(lease) = run(&mut record, Event::Grant(signed("m", 1, "a", (500, 900), None)), 100) else {
         panic!("not granted")

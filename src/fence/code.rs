@@ -304,8 +304,8 @@ codes! {
         StoreUnreachable = "STORE_UNREACHABLE", from "gate", status 502, retryable yes, side_effect none,
             when "no byte was sent to the store, or the route discards partial bodies",
             then "try again; look at the store";
-        OutcomeUnknown = "OUTCOME_UNKNOWN", from "gate", status 504, retryable no, side_effect maybe,
-            when "the write was sent, or part of it, and no answer settles it; `Fence-Outcome: unknown` is there too",
+        OutcomeUnknown = "OUTCOME_UNKNOWN", from "gate, api", status 504, retryable no, side_effect maybe,
+            when "the write was sent, or part of it, and no answer settles it; `Fence-Outcome: unknown` is there too. In the api: a call has failed half-way",
             then "look at the store before you write again";
     }
     "An agent" {

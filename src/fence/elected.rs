@@ -20,7 +20,8 @@ use std::{
 use super::{
     BootMs, Fence, HolderId, How, Incarnation, Lease, LeaseId, LeaseSeq, Now, Record, State, Ttl,
     election::{Election, LeaseName, Uid},
-    step::{At, Effect, Grant, LeaseRefusal, Outcome, Source, Step, refused},
+    outside::{Claimed, Source, unchanged},
+    step::{At, Effect, Grant, LeaseRefusal, Outcome, Step, refused},
     verdict::{Denial, Refusal, Successor},
 };
 
@@ -132,11 +133,31 @@ impl Claimant {
     pub fn is_live(&self, now: Now) -> bool {
         self.term.as_ref().is_some_and(|term| term.is_live(now))
     }
+
+    /// What a write of this term gets where the ledger does not follow its Lease.
+    pub(super) fn refusal(&self, why: &LeaseRefusal, fence: impl FnOnce() -> Fence) -> Option<Refusal> {
+        let election = self.election;
+        match why {
+            // The API server has gone back to a term that is over.
+            LeaseRefusal::Fenced { fence } => Some(Refusal::Deposed { election, fence: *fence, successor: None }),
+            LeaseRefusal::SeqExhausted => Some(Refusal::Exhausted { fence: fence() }),
+            _ => None,
+        }
+    }
+
+    /// The holder of the write's term and its number, where the record knows the term. The holder of an earlier
+    /// term is not stored any more.
+    pub(super) fn owner(&self, record: &Record) -> Option<(HolderId, LeaseSeq)> {
+        let elected = record.elected.as_deref().filter(|elected| elected.election == self.election)?;
+        let holder = elected.holder.as_ref()?;
+        let is_own = self.holder.as_ref().is_none_or(|own| own == holder);
+        is_own.then(|| (holder.clone(), elected.seq))
+    }
 }
 
 impl Record {
     /// The lease that a term of leadership writes under.
-    pub(super) fn judge_claimant(&self, sealed: bool, claimant: &Claimant, now: Now) -> Result<&Lease, Denial> {
+    pub(super) fn judge_claimant(&self, sealed: bool, claimant: &Claimant, now: Now) -> Result<Claimed<'_>, Denial> {
         let Some((lease, ended)) = self.place_of(claimant)? else {
             return Err(Denial::Unseen(claimant.election));
         };
@@ -150,7 +171,12 @@ impl Record {
         if let Some(ended) = ended {
             return Err(Refusal::Ended { seq, holder: lease.holder.clone(), ended: ended.clone() }.into());
         }
-        if claimant.is_live(now) { Ok(lease) } else { Err(Denial::Lapsed(lease.lease_id.clone())) }
+        match claimant.term.as_ref().filter(|term| term.is_live(now)) {
+            Some(term) => {
+                Ok(Claimed { lease, remaining_ms: term.deadline().since(now.boot), term: Some(Arc::clone(term)) })
+            }
+            None => Err(Denial::Lapsed(lease.lease_id.clone())),
+        }
     }
 
     /// The lease of a term, and its end if it has ended; `None` where the API server has to be asked.
@@ -225,7 +251,7 @@ impl Record {
                 self.begin_term((lease, election), holder.as_ref(), lease_id, at)
             }
             None if begins => self.begin_term((lease, election), holder.as_ref(), lease_id, at),
-            Some(_) | None => (Outcome::Unchanged, vec![]),
+            Some(_) | None => unchanged(),
         }
     }
 
@@ -238,8 +264,7 @@ impl Record {
         lease_id: LeaseId,
         at: &At<'_>,
     ) -> Step {
-        let unchanged = (Outcome::Unchanged, vec![]);
-        // Two holders would share one token, and their writes could not be told apart.
+        // Two holders would share one token, and their writes could not be kept apart.
         let two_holders = |holder: &HolderId| {
             let reason = format!("its Lease went to {holder} without a transition");
             self.advance(How::Fenced { reason }, None, at)
@@ -255,7 +280,7 @@ impl Record {
             (State::Open { lease }, None) => self.free(lease, How::Released, at, Outcome::Ended),
             (State::Open { lease }, Some(holder)) if holder != lease.holder => two_holders(&holder),
             (State::Open { lease }, Some(_)) if lapsed => self.free(lease, How::Expired, at, Outcome::Ended),
-            (State::Free { .. } | State::Draining { .. } | State::Open { .. }, _) => unchanged,
+            (State::Free { .. } | State::Draining { .. } | State::Open { .. }, _) => unchanged(),
         }
     }
 
@@ -314,11 +339,11 @@ impl Record {
         // A deleted Lease of another name says nothing about this term: its route has changed, and the holder of
         // the new Lease will begin a term.
         let Some(elected) = self.elected.as_deref().filter(|elected| *elected.lease == *lease) else {
-            return (Outcome::Unchanged, vec![]);
+            return unchanged();
         };
         let gone = Floor { uid: elected.election.uid, first: Floor::GONE };
         if elected.floors.contains(&gone) {
-            return (Outcome::Unchanged, vec![]);
+            return unchanged();
         }
         let (outcome, mut effects) = self.advance(How::Fenced { reason: "its Lease is gone".to_owned() }, None, at);
         for effect in &mut effects {
@@ -334,7 +359,7 @@ impl Record {
     /// An operator names the earliest term that may still write.
     pub(super) fn confirm_term(&self, lease: Arc<LeaseName>, election: Election, at: &At<'_>) -> Step {
         if !self.is_term_locked() {
-            return (Outcome::Unchanged, vec![]);
+            return unchanged();
         }
         let is_stale = self.elected.as_deref().is_some_and(|known| self.is_over(known, election));
         let Some(seq) = LeaseSeq::new(self.fence.get()).filter(|_| !is_stale) else {
@@ -348,9 +373,8 @@ impl Record {
         (Outcome::Freed, vec![Effect::Store(record)])
     }
 
-    /// The grant that opens the object once it has drained, where an earlier run has begun the drain.
-    #[must_use]
-    pub fn elected_grant(&self, lease_id: LeaseId) -> Option<Grant> {
+    /// The grant that opens the object for the elected holder.
+    pub(super) fn elected_grant(&self, lease_id: LeaseId) -> Option<Grant> {
         let elected = self.elected.as_deref().filter(|elected| self.fence == Fence::from(elected.seq))?;
         Some(grant(lease_id, elected.holder.clone()?))
     }

@@ -1,10 +1,11 @@
-//! Terms of leadership: the order of the checks, and what each sighting leaves behind.
+//! Terms of leadership: the order of the checks, and what each observation leaves behind.
 
 use std::sync::LazyLock;
 
 use super::*;
 use crate::fence::{
     Code, Event, Hlc, ObjectId, TableKey, WallMs, judge,
+    outside::{Claim, Update},
     step::Outcome,
     verdict::{Presented, View},
 };
@@ -58,7 +59,7 @@ fn store(record: &mut Record, effects: Vec<Effect>) -> Vec<Effect> {
         .collect()
 }
 
-/// Both steps of a sighting after a write of the present term, as the ledger takes them where no older write is on
+/// Both steps of an observation after a write of the present term, as the ledger takes them where no older write is on
 /// its way.
 fn see(record: &mut Record, observation: LeaseObservation, ms: u64) -> Outcome {
     see_if(record, observation, true, ms)
@@ -66,7 +67,8 @@ fn see(record: &mut Record, observation: LeaseObservation, ms: u64) -> Outcome {
 
 fn see_if(record: &mut Record, observation: LeaseObservation, begins: bool, ms: u64) -> Outcome {
     let lease_id = LeaseId::new(&format!("lease-{ms}")).unwrap();
-    let (outcome, effects) = record.step(Event::Observe { observation, begins, lease_id }, &at(ms));
+    let (outcome, effects) =
+        record.step(Event::Follow { update: Update::Lease { observation, begins }, lease_id }, &at(ms));
     for effect in store(record, effects) {
         if let Effect::Drain { seq, advance, then } = effect {
             let (_, effects) = record.step(Event::Drained { seq, advance, then }, &at(ms));
@@ -87,13 +89,14 @@ fn verdict(record: &Record, election: Election, ms: u64) -> Result<u64, String> 
 
 fn judged(record: &Record, claimant: Claimant, ms: u64) -> Result<u64, String> {
     let view = View::Known { record, sealed: false };
-    judge(view, &Presented::Claimant(claimant), now(ms)).map(|permit| permit.seq().get()).map_err(|denial| match denial
-    {
-        Denial::Refused(refusal) => refusal.code().as_str().to_owned(),
-        Denial::Unseen(_) => "unseen".to_owned(),
-        Denial::Lapsed(_) => "lapsed".to_owned(),
-        other => format!("{other:?}"),
-    })
+    judge(view, &Presented::Outside(Claim::Term(claimant)), now(ms)).map(|permit| permit.seq().get()).map_err(
+        |denial| match denial {
+            Denial::Refused(refusal) => refusal.code().as_str().to_owned(),
+            Denial::Unseen(_) => "unseen".to_owned(),
+            Denial::Lapsed(_) => "lapsed".to_owned(),
+            other => format!("{other:?}"),
+        },
+    )
 }
 
 fn refused(code: Code) -> Result<u64, String> {
@@ -117,7 +120,7 @@ fn each_term_gets_the_next_number_and_older_ones_are_stale() {
     for old in 0..4 {
         assert_eq!(verdict(&record, term(1, old), 4), refused(Code::WriteStaleFence), "{old}");
     }
-    // A sighting of an earlier term, or of the present one, changes nothing.
+    // An observation of an earlier term, or of the present one, changes nothing.
     assert!(matches!(see(&mut record, held(term(1, 3), "x"), 5), Outcome::Refused(LeaseRefusal::Fenced { .. })));
     assert_eq!(see(&mut record, held(term(1, 4), "b"), 5), Outcome::Unchanged);
     assert_eq!(verdict(&record, term(1, 4), 6), Ok(2));
@@ -184,7 +187,7 @@ fn a_lease_that_was_given_back_is_over() {
 }
 
 #[test]
-fn whoever_comes_with_another_token_begins_nothing() {
+fn a_write_with_another_token_begins_no_term() {
     let mut record = fresh();
     for observation in [held(term(1, 0), "a"), gone()] {
         assert_eq!(see_if(&mut record, observation, false, 1), Outcome::Unchanged);
@@ -193,7 +196,7 @@ fn whoever_comes_with_another_token_begins_nothing() {
     see(&mut record, held(term(1, 0), "a"), 2);
     assert_eq!(see_if(&mut record, elsewhere(), false, 3), Outcome::Unchanged, "its route has changed");
     assert_eq!(verdict(&record, term(1, 0), 4), Ok(1));
-    // A sighting of the Lease that the record knows always counts.
+    // An observation of the Lease that the record knows always counts.
     see_if(&mut record, held(term(1, 1), "b"), false, 5);
     assert_eq!(
         (verdict(&record, term(1, 0), 6), verdict(&record, term(1, 1), 6)),
@@ -215,7 +218,7 @@ fn a_term_that_was_over_stays_so_when_its_route_is_changed_and_changed_back() {
     type End = fn(&mut Record);
     let ends: [(&str, End); 5] = [
         ("revoked", |record| {
-            let (_, effects) = record.step(Event::Revoke { reason: "stuck".to_owned(), is_external: false }, &at(2));
+            let (_, effects) = record.step(Event::Revoke { reason: "stuck".to_owned(), source: Source::Gate }, &at(2));
             store(record, effects);
         }),
         ("expired", |record| {
@@ -251,7 +254,7 @@ fn a_term_that_was_over_stays_so_when_its_route_is_changed_and_changed_back() {
 }
 
 #[test]
-fn another_lease_by_a_changed_route_begins_a_term_and_retires_nobody() {
+fn another_lease_by_a_changed_route_begins_a_term_and_retires_none() {
     let mut record = fresh();
     see(&mut record, held(term(1, 3), "a"), 1);
     // A deleted Lease of that name says nothing about the Lease that was seen.
@@ -270,8 +273,10 @@ fn a_holder_that_changes_while_it_drains_shuts_both_out() {
     for after in ["b", ""] {
         let mut record = fresh();
         let lease_id = LeaseId::new("lease-1").unwrap();
-        let (_, effects) =
-            record.step(Event::Observe { observation: held(term(1, 0), "a"), begins: true, lease_id }, &at(1));
+        let (_, effects) = record.step(
+            Event::Follow { update: Update::Lease { observation: held(term(1, 0), "a"), begins: true }, lease_id },
+            &at(1),
+        );
         store(&mut record, effects);
         assert!(matches!(record.state, State::Draining { .. }));
         see(&mut record, held(term(1, 0), after), 2);
@@ -313,7 +318,7 @@ fn who_it_says_it_is_must_be_whom_the_lease_names() {
 fn what_moves_the_fence_otherwise_ends_the_term() {
     let mut record = fresh();
     see(&mut record, held(term(1, 0), "a"), 1);
-    let (_, effects) = record.step(Event::Revoke { reason: "stuck".to_owned(), is_external: false }, &at(2));
+    let (_, effects) = record.step(Event::Revoke { reason: "stuck".to_owned(), source: Source::Gate }, &at(2));
     let (seq, advance) = match &store(&mut record, effects)[..] {
         [.., Effect::Drain { seq, advance, .. }] => (*seq, *advance),
         other => panic!("{other:?}"),
@@ -331,12 +336,17 @@ fn what_moves_the_fence_otherwise_ends_the_term() {
 fn draining_comes_before_the_term_is_looked_at_and_a_crash_in_it_opens_for_the_same() {
     let mut record = fresh();
     let lease_id = LeaseId::new("lease-1").unwrap();
-    let (_, effects) = record
-        .step(Event::Observe { observation: held(term(1, 0), "a"), begins: true, lease_id: lease_id.clone() }, &at(1));
+    let (_, effects) = record.step(
+        Event::Follow {
+            update: Update::Lease { observation: held(term(1, 0), "a"), begins: true },
+            lease_id: lease_id.clone(),
+        },
+        &at(1),
+    );
     store(&mut record, effects);
     assert_eq!(verdict(&record, term(1, 0), 2), refused(Code::FenceDraining));
     assert!(matches!(record.state, State::Draining { opens: Some(_), .. }));
-    let grant = record.elected_grant(lease_id.clone()).expect("whoever was elected gets it");
+    let grant = record.elected_grant(lease_id.clone()).expect("the elected holder gets it");
     assert_eq!((grant.holder.as_str(), grant.source), ("a", Source::Kubernetes));
     // Where the drain ended without a holder, the same term may open the object.
     record.state = State::Free { last: None };
@@ -356,7 +366,8 @@ fn where_part_of_the_past_is_lost_an_operator_must_say_which_term_may_write() {
         assert!(matches!(see(&mut record, held(election, "b"), 2), Outcome::Refused(LeaseRefusal::Locked { .. })));
     }
     let confirm = |record: &mut Record, election| {
-        let (outcome, effects) = record.step(Event::ConfirmTerm { lease: name(), election }, &at(3));
+        let lowest = Claim::Term(Claimant { election, lease: name(), term: None, holder: None });
+        let (outcome, effects) = record.step(Event::Confirm { lowest }, &at(3));
         store(record, effects);
         outcome
     };

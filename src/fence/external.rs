@@ -7,7 +7,8 @@
 //! operator says which number is the lowest that may still write.
 
 use super::{
-    Fence, HolderId, Incarnation, LeaseSeq, Now, Record, State, Ttl,
+    Fence, HolderId, Incarnation, LeaseId, LeaseSeq, Now, Record, State, Ttl,
+    outside::{Claimed, Jump, Source, Update, unchanged},
     record::Numbers,
     step::{At, Effect, Grant, LeaseRefusal, Outcome, Step, refused},
     token::{TokenFault, parse_seq},
@@ -46,6 +47,37 @@ impl Number {
         let seq = parse_seq(text.as_bytes()).map_err(|_| TokenFault::Number)?;
         Ok(Self { seq, limits })
     }
+
+    /// What a write with this number gets where the ledger does not move the fence to it.
+    pub(super) fn refusal(self, why: &LeaseRefusal) -> Option<Refusal> {
+        let Self { seq, limits } = self;
+        match why {
+            LeaseRefusal::Ahead { fence, .. } => Some(Refusal::Jump { seq, fence: *fence, max_jump: limits.max_jump }),
+            LeaseRefusal::Expired { ended } => Some(Refusal::Ended { seq, holder: holder(), ended: ended.clone() }),
+            LeaseRefusal::Fenced { fence } => {
+                Some(Refusal::Stale { seq, fence: *fence, successor: None, certified: None })
+            }
+            LeaseRefusal::TokenMismatch => Some(Refusal::WrongSecret { seq }),
+            _ => None,
+        }
+    }
+
+    pub(super) fn owner(self) -> (HolderId, LeaseSeq) {
+        (holder(), self.seq)
+    }
+
+    /// How far this number moves the fence of a record. The first outside number of an object may be any.
+    pub(super) fn jump(self, before: &Record) -> Jump {
+        let from = (before.numbers == Numbers::External).then_some(before.fence);
+        Jump { from, to: self.seq, max: self.limits.max_jump }
+    }
+}
+
+/// The grant that opens an object for the holder of its number.
+#[must_use]
+pub fn grant(lease_id: LeaseId, silence: Ttl) -> Grant {
+    let source = Source::External;
+    Grant { lease_id, holder: holder(), ttl: silence, request: None, tainted: false, window: None, source }
 }
 
 /// The holder of a lock that is kept elsewhere.
@@ -58,7 +90,7 @@ pub fn holder() -> HolderId {
 }
 
 /// Where a number is, compared with a record.
-enum Place<'a> {
+enum Compared<'a> {
     /// The number of the open lease.
     Here(&'a Lease),
     /// No write has used this number: the fence has to move to it first.
@@ -78,7 +110,7 @@ impl Record {
     }
 
     /// Compares a number with the record. Does not check the time.
-    fn place(&self, Number { seq, limits }: Number) -> Result<Place<'_>, Refusal> {
+    fn compare(&self, Number { seq, limits }: Number) -> Result<Compared<'_>, Refusal> {
         let (fence, stale) = (self.fence, Fence::from(seq) < self.fence);
         // An object without a row has the table's own floor, which says nothing of outside numbers.
         if stale && (self.is_known() || !self.is_locked()) {
@@ -92,42 +124,43 @@ impl Record {
             if !is_first && seq.get() - fence.get() > limits.max_jump {
                 return Err(Refusal::Jump { seq, fence, max_jump: limits.max_jump });
             }
-            return Ok(Place::Ahead);
+            return Ok(Compared::Ahead);
         }
         match &self.state {
             State::Draining { .. } => Err(Refusal::Draining { fence }),
             // An operator has moved the fence to this number, and no holder has used it yet.
-            State::Free { last: None } => Ok(Place::Ahead),
+            State::Free { last: None } => Ok(Compared::Ahead),
             // The number was a lease of the gate's own, before this object's lock was kept elsewhere.
             _ if self.numbers == Numbers::Gate => Err(Refusal::WrongSecret { seq }),
             State::Free { last: Some((lease, ended)) } => {
                 Err(Refusal::Ended { seq, holder: lease.holder.clone(), ended: ended.clone() })
             }
-            State::Open { lease } => Ok(Place::Here(lease)),
+            State::Open { lease } => Ok(Compared::Here(lease)),
         }
     }
 
     /// The lease that a number writes under.
-    pub(super) fn judge_number(&self, sealed: bool, number: Number, now: Now) -> Result<&Lease, Denial> {
-        match self.place(number)? {
-            Place::Ahead => Err(Denial::Behind(number)),
-            Place::Here(_) if sealed => Err(Refusal::Draining { fence: self.fence }.into()),
-            Place::Here(lease) if !lease.is_live(now) => Err(Denial::Overdue(lease.lease_id.clone())),
-            Place::Here(lease) => Ok(lease),
+    pub(super) fn judge_number(&self, sealed: bool, number: Number, now: Now) -> Result<Claimed<'_>, Denial> {
+        match self.compare(number)? {
+            Compared::Ahead => Err(Denial::Behind(Update::Number(number))),
+            Compared::Here(_) if sealed => Err(Refusal::Draining { fence: self.fence }.into()),
+            Compared::Here(lease) if !lease.is_live(now) => Err(Denial::Overdue(lease.lease_id.clone())),
+            // This write is a sign of life, so the holder's silence begins anew.
+            Compared::Here(lease) => Ok(Claimed { lease, remaining_ms: lease.ttl.0, term: None }),
         }
     }
 
     /// Moves the fence to a number of the outside lock service.
-    pub(super) fn follow(&self, number: Number, grant: Grant, at: &At<'_>) -> Step {
-        match self.place(number) {
-            Ok(Place::Here(lease)) if lease.is_live(at.now) => (Outcome::Unchanged, vec![]),
-            Ok(Place::Here(lease)) => self.expire(lease, at),
-            Ok(Place::Ahead) => {
+    pub(super) fn follow_number(&self, number: Number, lease_id: LeaseId, at: &At<'_>) -> Step {
+        match self.compare(number) {
+            Ok(Compared::Here(lease)) if lease.is_live(at.now) => unchanged(),
+            Ok(Compared::Here(lease)) => self.expire(lease, at),
+            Ok(Compared::Ahead) => {
                 let how = How::Fenced { reason: format!("token {}", number.seq) };
-                self.advance_to(number.seq, how, Some(grant), at)
+                self.advance_to(number.seq, how, Some(grant(lease_id, number.limits.silence)), at)
             }
             // The object will open for the holder of this number.
-            Err(Refusal::Draining { .. }) => (Outcome::Unchanged, vec![]),
+            Err(Refusal::Draining { .. }) => unchanged(),
             Err(Refusal::Locked { fence }) => refused(LeaseRefusal::Locked { fence }),
             Err(Refusal::Jump { seq, fence, .. }) => refused(LeaseRefusal::Ahead { fence, to: seq }),
             Err(Refusal::Ended { ended, .. }) => refused(LeaseRefusal::Expired { ended }),
@@ -137,7 +170,7 @@ impl Record {
     }
 
     /// An operator moves the fence past the holder of the lock.
-    pub(super) fn revoke_external(&self, reason: String, at: &At<'_>) -> Step {
+    pub(super) fn revoke_number(&self, reason: String, at: &At<'_>) -> Step {
         if self.is_locked() && !self.is_known() {
             // The floor is the table's own. Outside numbers may never reach it.
             return refused(LeaseRefusal::Locked { fence: self.fence });
@@ -147,9 +180,9 @@ impl Record {
     }
 
     /// An operator names the lowest outside number that may still write.
-    pub(super) fn confirm(&self, lowest: LeaseSeq, at: &At<'_>) -> Step {
+    pub(super) fn confirm_number(&self, lowest: LeaseSeq, at: &At<'_>) -> Step {
         if !self.is_locked() {
-            return (Outcome::Unchanged, vec![]);
+            return unchanged();
         }
         if self.is_known() && Fence::from(lowest) < self.fence {
             return refused(LeaseRefusal::Fenced { fence: self.fence });
@@ -162,7 +195,7 @@ impl Record {
     /// Whether the lease ends by its holder's silence and has not ended. When the holder last wrote is in memory
     /// only.
     #[must_use]
-    pub fn is_listened_for(&self, now: super::BootMs) -> bool {
+    pub fn ends_by_silence(&self, now: super::BootMs) -> bool {
         self.numbers == Numbers::External
             && self.open_lease().is_some_and(|lease| lease.ttl < Ttl::FOR_EVER && now < lease.deadline)
     }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use super::*;
 use crate::fence::{
     BootMs, Event, Hlc, LeaseId, ObjectId, TableKey, WallMs, judge,
-    step::{Grant, Source},
+    outside::Claim,
     verdict::{Presented, View},
 };
 
@@ -33,23 +33,19 @@ fn fresh() -> Record {
     Record::unknown(ObjectId::new("users").unwrap(), Incarnation::default())
 }
 
-fn grant(of: u64, silence: Ttl) -> Grant {
-    let lease_id = LeaseId::new(&format!("l{of}")).unwrap();
-    Grant {
-        lease_id,
-        holder: holder(),
-        ttl: silence,
-        request: None,
-        tainted: false,
-        window: None,
-        source: Source::External,
-    }
+/// A writer brings this number.
+fn by(of: u64, silence: Ttl) -> Event {
+    Event::Follow { update: Update::Number(number(of, silence)), lease_id: LeaseId::new(&format!("l{of}")).unwrap() }
+}
+
+/// An operator confirms this number.
+fn confirm(lowest: u64) -> Event {
+    Event::Confirm { lowest: Claim::Number(number(lowest, Ttl::FOR_EVER)) }
 }
 
 /// Brings a number, and drains at once.
 fn follow(record: &mut Record, of: u64, silence: Ttl, ms: u64) -> Outcome {
-    let (outcome, effects) =
-        record.step(Event::Follow { number: number(of, silence), grant: grant(of, silence) }, &at(ms));
+    let (outcome, effects) = record.step(by(of, silence), &at(ms));
     take(record, effects, ms).unwrap_or(outcome)
 }
 
@@ -73,7 +69,7 @@ fn take(record: &mut Record, effects: Vec<Effect>, ms: u64) -> Option<Outcome> {
 }
 
 fn verdict(record: &Record, of: u64, ms: u64) -> &'static str {
-    let presented = Presented::Number(number(of, Ttl::FOR_EVER));
+    let presented = Presented::Outside(Claim::Number(number(of, Ttl::FOR_EVER)));
     match judge(View::Known { record, sealed: false }, &presented, now(ms)) {
         Ok(permit) => {
             assert_eq!(permit.seq(), seq(of));
@@ -83,7 +79,7 @@ fn verdict(record: &Record, of: u64, ms: u64) -> &'static str {
         Err(Denial::Unseen(_) | Denial::Lapsed(_)) => unreachable!("no Lease governs it"),
         Err(Denial::Overdue(_)) => "overdue",
         Err(Denial::Behind(behind)) => {
-            assert_eq!(behind.seq, seq(of));
+            assert_eq!(behind.seq(), Some(seq(of)));
             "behind"
         }
     }
@@ -136,8 +132,7 @@ fn the_first_may_be_any_number_and_the_next_must_not_be_too_far() {
 fn a_draining_fence_is_for_its_number_and_a_higher_one_overtakes() {
     let mut record = fresh();
     follow(&mut record, 5, Ttl::FOR_EVER, 0);
-    let (outcome, effects) =
-        record.step(Event::Follow { number: number(6, Ttl(500)), grant: grant(6, Ttl(500)) }, &at(1));
+    let (outcome, effects) = record.step(by(6, Ttl(500)), &at(1));
     assert_eq!(outcome, Outcome::Advancing);
     for effect in effects {
         if let Effect::Store(new) = effect {
@@ -146,17 +141,17 @@ fn a_draining_fence_is_for_its_number_and_a_higher_one_overtakes() {
     }
     assert!(matches!(record.state, State::Draining { opens: Some(Ttl(500)), .. }));
     assert_eq!((verdict(&record, 5, 1), verdict(&record, 6, 1)), ("WRITE_STALE_FENCE", "FENCE_DRAINING"));
-    assert_eq!(follow(&mut record.clone(), 6, Ttl(500), 1), Outcome::Unchanged, "whoever has it waits");
+    assert_eq!(follow(&mut record.clone(), 6, Ttl(500), 1), Outcome::Unchanged, "the holder of 6 waits");
     assert_eq!(verdict(&record, 7, 1), "behind");
     assert!(matches!(follow(&mut record, 7, Ttl::FOR_EVER, 2), Outcome::Granted(_)));
     assert_eq!((verdict(&record, 6, 2), verdict(&record, 7, 2)), ("WRITE_STALE_FENCE", "forwarded"));
 }
 
 #[test]
-fn whoever_is_silent_too_long_is_gone_and_a_write_is_heard() {
+fn a_holder_that_is_silent_too_long_is_gone_and_a_write_ends_the_silence() {
     let mut record = fresh();
     follow(&mut record, 5, Ttl(500), 0);
-    assert!(record.is_listened_for(now(499).boot) && !record.is_listened_for(now(500).boot));
+    assert!(record.ends_by_silence(now(499).boot) && !record.ends_by_silence(now(500).boot));
     assert_eq!((verdict(&record, 5, 499), verdict(&record, 5, 500)), ("forwarded", "overdue"));
     record.mark_used(|| now(400).boot);
     assert_eq!((verdict(&record, 5, 899), verdict(&record, 5, 900)), ("forwarded", "overdue"));
@@ -170,10 +165,10 @@ fn whoever_is_silent_too_long_is_gone_and_a_write_is_heard() {
 }
 
 #[test]
-fn a_revoked_number_is_over_and_the_next_one_is_whoevers_the_lock_service_says() {
+fn a_revoked_number_is_over_and_the_lock_service_says_who_has_the_next() {
     let mut record = fresh();
     follow(&mut record, 5, Ttl::FOR_EVER, 0);
-    let (_, effects) = record.step(Event::Revoke { reason: "stuck".to_owned(), is_external: true }, &at(1));
+    let (_, effects) = record.step(Event::Revoke { reason: "stuck".to_owned(), source: Source::External }, &at(1));
     take(&mut record, effects, 1);
     assert_eq!((record.fence.get(), record.numbers), (6, Numbers::External));
     assert_eq!((verdict(&record, 5, 1), verdict(&record, 6, 1)), ("WRITE_STALE_FENCE", "behind"));
@@ -182,16 +177,16 @@ fn a_revoked_number_is_over_and_the_next_one_is_whoevers_the_lock_service_says()
 }
 
 #[test]
-fn a_number_that_the_gate_itself_has_granted_is_nobody_elses() {
+fn a_number_that_the_gate_itself_has_granted_is_of_no_lock_service() {
     let mut record = fresh();
-    let own = Grant { source: Source::Gate, ..grant(1, Ttl(100)) };
+    let own = Grant { source: Source::Gate, ..grant(LeaseId::new("l1").unwrap(), Ttl(100)) };
     let (_, effects) = record.step(Event::Acquire { grant: own, takeover_after_ms: None }, &at(0));
     take(&mut record, effects, 0);
     assert_eq!((record.fence.get(), verdict(&record, 1, 0)), (1, "FENCE_TOKEN_INVALID"));
     assert!(matches!(follow(&mut record, 1, Ttl::FOR_EVER, 0), Outcome::Refused(LeaseRefusal::TokenMismatch)));
     assert!(matches!(follow(&mut record, 2, Ttl::FOR_EVER, 0), Outcome::Granted(_)), "a higher one ends it");
     // And back again: the holder of the outside lock is fenced, and the gate's own numbers go on above its number.
-    let own = Grant { source: Source::Gate, ..grant(3, Ttl(100)) };
+    let own = Grant { source: Source::Gate, ..grant(LeaseId::new("l3").unwrap(), Ttl(100)) };
     assert!(record.open_lease().is_some_and(|lease| lease.is_live(now(1))));
     let (_, effects) = record.step(Event::Acquire { grant: own, takeover_after_ms: None }, &at(1));
     take(&mut record, effects, 1);
@@ -208,21 +203,21 @@ fn a_lost_past_locks_until_an_operator_says_what_may_write() {
     assert_eq!((verdict(&record, 49, 0), verdict(&record, 50, 0)), ("WRITE_STALE_FENCE", "OBJECT_LOCKED"));
     assert_eq!(verdict(&record, 51, 0), "OBJECT_LOCKED");
     assert!(matches!(follow(&mut record, 51, Ttl::FOR_EVER, 0), Outcome::Refused(LeaseRefusal::Locked { .. })));
-    let (outcome, _) = record.step(Event::Confirm { lowest: seq(49) }, &at(1));
+    let (outcome, _) = record.step(confirm(49), &at(1));
     assert!(matches!(outcome, Outcome::Refused(LeaseRefusal::Fenced { .. })), "that one is known to be stale");
-    let (outcome, effects) = record.step(Event::Confirm { lowest: seq(57) }, &at(1));
+    let (outcome, effects) = record.step(confirm(57), &at(1));
     assert_eq!(outcome, Outcome::Freed);
     take(&mut record, effects, 1);
     assert_eq!((record.fence.get(), record.lost, record.incarnation), (57, 0, Incarnation::new(2)));
     assert_eq!((verdict(&record, 56, 1), verdict(&record, 57, 1)), ("WRITE_STALE_FENCE", "behind"));
-    assert_eq!(record.step(Event::Confirm { lowest: seq(60) }, &at(1)).0, Outcome::Unchanged, "it is not locked");
+    assert_eq!(record.step(confirm(60), &at(1)).0, Outcome::Unchanged, "it is not locked");
 }
 
 #[test]
 fn an_object_without_a_row_is_locked_too_where_a_past_was_lost() {
     let mut record = Record::unknown(ObjectId::new("users").unwrap(), Incarnation::new(1));
     assert_eq!((verdict(&record, 57, 0), verdict(&record, 1 << 40, 0)), ("OBJECT_LOCKED", "OBJECT_LOCKED"));
-    let (_, effects) = record.step(Event::Confirm { lowest: seq(57) }, &at(1));
+    let (_, effects) = record.step(confirm(57), &at(1));
     // The floor was the table's own, which says nothing about outside numbers.
     let [Effect::Store(confirmed)] = effects.as_slice() else { panic!("one row") };
     record = confirmed.clone();
@@ -232,14 +227,14 @@ fn an_object_without_a_row_is_locked_too_where_a_past_was_lost() {
 
 #[test]
 fn a_revocation_before_the_first_number_does_not_lock_it_out_when_a_past_is_lost() {
-    let revoke = || Event::Revoke { reason: "x".to_owned(), is_external: true };
+    let revoke = || Event::Revoke { reason: "x".to_owned(), source: Source::External };
     let mut record = fresh();
     let (_, effects) = record.step(revoke(), &at(0));
     take(&mut record, effects, 0);
     assert_eq!((record.fence.get(), record.numbers), (1, Numbers::External));
     let mut record = record.rebased(Incarnation::new(1));
     assert_eq!((record.fence.get(), verdict(&record, 57, 0)), (1, "OBJECT_LOCKED"));
-    let (_, effects) = record.step(Event::Confirm { lowest: seq(57) }, &at(1));
+    let (_, effects) = record.step(confirm(57), &at(1));
     take(&mut record, effects, 1);
     assert_eq!(verdict(&record, 57, 1), "behind");
     // Without a row, there is nothing to move: outside numbers might never reach the new fence.
@@ -252,7 +247,7 @@ fn the_gates_own_numbers_go_on_above_whatever_was_lost() {
     let mut record = fresh();
     follow(&mut record, 50, Ttl::FOR_EVER, 0);
     let mut record = record.rebased(Incarnation::new(1));
-    let own = Grant { source: Source::Gate, ..grant(1, Ttl(100)) };
+    let own = Grant { source: Source::Gate, ..grant(LeaseId::new("l1").unwrap(), Ttl(100)) };
     let (_, effects) = record.step(Event::Acquire { grant: own, takeover_after_ms: None }, &at(1));
     take(&mut record, effects, 1);
     assert_eq!((record.fence.get(), record.lost, record.incarnation), ((1 << 32) + 51, 0, Incarnation::new(1)));

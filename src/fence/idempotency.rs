@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(entry.again(&[1; 32]), Again::Refused(KeyRefusal::Unknown));
         assert_eq!(entry.again(&[2; 32]), Again::Refused(KeyRefusal::OtherPayload));
         entry.payload = None;
-        assert_eq!(entry.again(&[2; 32]), Again::Refused(KeyRefusal::Unknown), "nobody knows what it was");
+        assert_eq!(entry.again(&[2; 32]), Again::Refused(KeyRefusal::Unknown), "the outcome is not known");
     }
 
     #[test]

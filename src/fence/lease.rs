@@ -62,7 +62,7 @@ impl Lease {
 
     /// Counts the allowed silence from `now` on, because the holder gave a sign of life. Never makes the deadline
     /// earlier.
-    pub fn hear(&mut self, now: BootMs) {
+    pub fn note_sign_of_life(&mut self, now: BootMs) {
         let deadline = now.after(self.ttl);
         let more = deadline.since(self.deadline);
         if more > 0 {

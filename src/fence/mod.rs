@@ -12,7 +12,8 @@
 //! - [`verdict`]: [`judge`], the only function that makes a [`Permit`].
 //! - [`step`]: lease changes, as `record.step(event, now) -> (Outcome, Vec<Effect>)`.
 //! - [`authority`]: what signed certificates and grants do to a record. [`external`]: what tokens of an outside
-//!   lock service do. [`election`], [`elected`]: what terms of leadership by a Kubernetes Lease do.
+//!   lock service do. [`election`], [`elected`]: what terms of leadership by a Kubernetes Lease do. [`outside`]: what
+//!   every such source of leases has to say.
 //! - [`idempotency`]: what is remembered of a keyed write, and what a repeated write with the same key gets.
 //! - [`mod@write`]: the life of a write, as `write.on(event) -> effect`.
 //! - [`order`]: in which order the ledger takes the steps of a round and of an advance.
@@ -27,6 +28,7 @@ pub mod idempotency;
 pub mod ids;
 pub mod lease;
 pub mod order;
+pub mod outside;
 pub mod record;
 pub mod seq;
 pub mod step;

@@ -120,7 +120,7 @@ impl Record {
             lease.used = true;
             if self.numbers == Numbers::External {
                 // The write is a sign of life of the holder.
-                lease.hear(now());
+                lease.note_sign_of_life(now());
             }
         }
     }

@@ -8,14 +8,13 @@
 
 use std::sync::Arc;
 
+pub use super::outside::Source;
 use super::{
     Certified, Ended, Fence, FenceToken, Hlc, HolderId, How, Lease, LeaseId, LeaseRow, LeaseSeq, Now, Record,
     RequestId, State, TableKey, Ttl, WallMs,
     authority::SignedGrant,
-    elected::LeaseObservation,
-    election::{Election, LeaseName},
-    external::Number,
     lease::Start,
+    outside::{Claim, Update},
     record::{AdvanceId, Numbers},
 };
 
@@ -38,26 +37,6 @@ pub struct Grant {
     /// The times that a signed grant names, which then count instead of `ttl`.
     pub window: Option<Window>,
     pub source: Source,
-}
-
-/// Which service says that a lease is granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The lease api, or an issuer.
-    Gate,
-    /// An outside lock service: the lease is for the holder of its number. `ttl` is how long that holder may be
-    /// silent.
-    External,
-    /// A Kubernetes Lease: the lease is for the holder that it names.
-    Kubernetes,
-}
-
-impl Source {
-    /// Whether the lease has a holder even where no caller waits for it.
-    #[must_use]
-    pub fn is_outside(self) -> bool {
-        self != Self::Gate
-    }
 }
 
 /// From when until when a signed grant counts.
@@ -101,10 +80,10 @@ pub enum Event {
     End {
         lease_id: LeaseId,
     },
-    /// An operator moves the fence past the present holder. `is_external`: the object's lock is kept elsewhere.
+    /// An operator moves the fence past the present holder. `source`: of the object's leases, by its routes.
     Revoke {
         reason: String,
-        is_external: bool,
+        source: Source,
     },
     /// A certificate moves the fence past the lease that it names. Certificates may come at any time, in any order,
     /// and any number of times.
@@ -115,26 +94,15 @@ pub enum Event {
     },
     /// An issuer gives the object to a holder, under a number of the issuer's choice.
     Grant(SignedGrant),
-    /// A write, or its holder's call, brings a number of an outside lock service.
+    /// An outside source says who may write, or a writer brings its token.
     Follow {
-        number: Number,
-        grant: Grant,
-    },
-    /// An operator says which outside number is the lowest that may still write.
-    Confirm {
-        lowest: LeaseSeq,
-    },
-    /// What the API server says of the Kubernetes Lease that governs the object.
-    Observe {
-        observation: LeaseObservation,
-        /// Take the term in also where no term of its Lease is known.
-        begins: bool,
+        update: Update,
+        /// The id of the lease, if one begins.
         lease_id: LeaseId,
     },
-    /// An operator says which term of that Lease is the earliest that may still write.
-    ConfirmTerm {
-        lease: Arc<LeaseName>,
-        election: Election,
+    /// An operator says which token of an outside source is the lowest that may still write.
+    Confirm {
+        lowest: Claim,
     },
     /// No older write is on its way to the store any more.
     Drained {
@@ -274,14 +242,11 @@ impl Record {
                 Some(_) | None => (Outcome::Unchanged, vec![]),
             },
             Event::End { lease_id } => self.end(&lease_id, at),
-            Event::Revoke { reason, is_external: false } => self.advance(How::Fenced { reason }, None, at),
-            Event::Revoke { reason, is_external: true } => self.revoke_external(reason, at),
+            Event::Revoke { reason, source } => self.revoke(reason, source, at),
             Event::Fence { by, max_jump } => self.certify(by, max_jump, at),
             Event::Grant(signed) => self.grant(signed, at),
-            Event::Follow { number, grant } => self.follow(number, grant, at),
-            Event::Confirm { lowest } => self.confirm(lowest, at),
-            Event::Observe { observation, begins, lease_id } => self.observe(observation, begins, lease_id, at),
-            Event::ConfirmTerm { lease, election } => self.confirm_term(lease, election, at),
+            Event::Follow { update, lease_id } => self.follow(update, lease_id, at),
+            Event::Confirm { lowest } => self.confirm(&lowest, at),
             Event::Drained { seq, advance, then } => self.open(seq, advance, then, at),
         }
     }
@@ -291,7 +256,7 @@ impl Record {
             State::Draining { .. } => return held(None, DRAIN_RETRY_MS),
             State::Free { .. } => return self.advance(How::Expired, Some(grant), at),
             // The object's lock was kept elsewhere; from here on it is the gate's.
-            State::Open { .. } if self.numbers == Numbers::External || self.is_led() => {
+            State::Open { .. } if self.source().is_outside() => {
                 let how = How::Fenced { reason: "leases are the gate's own now".to_owned() };
                 return self.advance(how, Some(grant), at);
             }
@@ -413,8 +378,7 @@ impl Record {
         let record = self.with(seq.into(), State::Draining { advance, opens }, at);
         effects.push(Effect::Store(match &then {
             None => record,
-            Some(grant) if grant.source == Source::External => Self { numbers: Numbers::External, ..record },
-            Some(_) => Self { numbers: Numbers::Gate, ..record.caught_up() },
+            Some(grant) => record.counted_by(grant.source),
         }));
         effects.push(Effect::Drain { seq, advance, then });
         (Outcome::Advancing, effects)

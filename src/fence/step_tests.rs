@@ -229,10 +229,10 @@ fn rotation_and_takeover_are_advances_of_ones_own_lease() {
 }
 
 #[test]
-fn a_revoked_object_is_nobodys_at_a_higher_fence() {
+fn a_revoked_object_has_no_holder_at_a_higher_fence() {
     let mut record = fresh();
     granted(&mut record, "l1", "a", 0);
-    let (outcome, seen) = run(&mut record, Event::Revoke { reason: "op".to_owned(), is_external: false }, 10);
+    let (outcome, seen) = run(&mut record, Event::Revoke { reason: "op".to_owned(), source: Source::Gate }, 10);
     assert_eq!((outcome, seen), (Outcome::Freed, vec!["remember", "fenced", "store", "drain", "store"]));
     assert_eq!((record.fence.get(), &record.state), (2, &State::Free { last: None }));
 }
@@ -249,7 +249,7 @@ fn only_the_advance_that_began_a_drain_can_open_the_object() {
         draining.step(acquire("l2", "b"), &at(1)).0,
         Outcome::Refused(LeaseRefusal::Held { lease: None, .. })
     ));
-    let (_, effects) = draining.step(Event::Revoke { reason: "op".to_owned(), is_external: false }, &at(2));
+    let (_, effects) = draining.step(Event::Revoke { reason: "op".to_owned(), source: Source::Gate }, &at(2));
     let Effect::Store(overtaken) = &effects[0] else { panic!("{effects:?}") };
     let late = Event::Drained { seq: *seq, advance: *advance, then: then.clone() };
     let (outcome, effects) = overtaken.step(late.clone(), &at(3));

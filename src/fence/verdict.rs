@@ -10,9 +10,9 @@ use std::sync::Arc;
 use super::{
     Certified, Code, Ended, Fence, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, Now, ObjectId, Record, Secret,
     State,
-    elected::{Claimant, Term},
+    elected::Term,
     election::Election,
-    external::Number,
+    outside::{Claim, Claimed, Update},
     token::{TokenClaim, TokenFault},
 };
 
@@ -22,10 +22,8 @@ pub enum Presented {
     Nothing,
     Unreadable(TokenFault),
     Token(TokenClaim),
-    /// A number of an outside lock service.
-    Number(Number),
-    /// A term of leadership by a Kubernetes Lease.
-    Claimant(Claimant),
+    /// A token of a source of leases outside the gate.
+    Outside(Claim),
 }
 
 impl Presented {
@@ -145,7 +143,7 @@ pub enum Refusal {
         holder: HolderId,
     },
     /// The API server cannot be asked about a term, and nothing else says that it is the present one.
-    Unheard {
+    SourceUnavailable {
         fence: Fence,
     },
     Draining {
@@ -189,7 +187,7 @@ impl Refusal {
             Self::Unusable(Unusable::Table) => Code::TableUnavailable,
             Self::Unusable(Unusable::Clock) => Code::ClockUntrusted,
             Self::Stale { .. } | Self::Deposed { .. } => Code::WriteStaleFence,
-            Self::Unheard { .. } => Code::LeaseSourceUnavailable,
+            Self::SourceUnavailable { .. } => Code::LeaseSourceUnavailable,
             Self::Ahead { .. } | Self::Jump { .. } | Self::NotElected { .. } => Code::WriteFenceAhead,
             Self::Locked { .. } => Code::ObjectLocked,
             Self::Exhausted { .. } => Code::SeqExhausted,
@@ -211,8 +209,8 @@ pub enum Denial {
     /// The lease is past its deadline, but its end is not in the table yet. No answer may mention the end before it
     /// is durable: end the lease through the ledger, then judge again.
     Overdue(LeaseId),
-    /// The fence is below this number of an outside lock service: move it through the ledger, then judge again.
-    Behind(Number),
+    /// The fence has to follow this update of an outside source: move it through the ledger, then judge again.
+    Behind(Update),
     /// This term of leadership is not known: ask the API server, then judge again.
     Unseen(Election),
     /// The term is the present one, but its Lease was not seen renewed for as long as it lasts. Ask the API server;
@@ -236,7 +234,7 @@ impl Denial {
                 | Refusal::Locked { .. }
                 | Refusal::NotElected { .. }
                 | Refusal::Exhausted { .. }
-                | Refusal::Unheard { .. },
+                | Refusal::SourceUnavailable { .. },
             )
             | Self::Behind(_)
             | Self::Unseen(_) => 5,
@@ -268,17 +266,9 @@ pub fn judge(view: View<'_>, presented: &Presented, now: Now) -> Result<Permit, 
             }
             check(view, (claim.seq, claim.secret), now).map(|found| permit(found, now))
         }
-        Presented::Number(number) => {
+        Presented::Outside(claim) => {
             let (record, sealed) = known(view, now)?;
-            let found = record.judge_number(sealed, *number, now);
-            // This write is a sign of life, so the holder's silence begins anew.
-            found.map(|lease| Permit { remaining_ms: lease.ttl.0, ..permit((record, lease), now) })
-        }
-        Presented::Claimant(claimant) => {
-            let (record, sealed) = known(view, now)?;
-            let lease = record.judge_claimant(sealed, claimant, now)?;
-            let term = claimant.term.clone();
-            let remaining_ms = term.as_ref().map_or(0, |term| term.deadline().since(now.boot));
+            let Claimed { lease, remaining_ms, term } = claim.judge(record, sealed, now)?;
             Ok(Permit { remaining_ms, term, ..permit((record, lease), now) })
         }
     }

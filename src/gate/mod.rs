@@ -18,14 +18,14 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Semaphore, watch as signal};
 
 use self::{
-    reads::{Place, Reads},
+    reads::{Reads, TableRead},
     receipts::Receipts,
 };
 use crate::{
     authority::Authority,
     clock::Clock,
     config::LeaseSettings,
-    fence::{Code, LeaseId, Now, ObjectId, Record},
+    fence::{LeaseId, Now, ObjectId, Record},
     kubernetes::lease_observer::LeaseObserver,
     metrics::Metrics,
     problem::Problem,
@@ -129,7 +129,7 @@ impl Gate {
     /// The same in a place that the caller has taken: the read keeps the place to its end.
     async fn read_in<T: Send + 'static>(
         self: &Arc<Self>,
-        place: Option<Place>,
+        place: Option<TableRead>,
         read: impl FnOnce(&Records) -> Result<T, TableFault> + Send + 'static,
     ) -> Result<T, Problem> {
         let records = Arc::clone(&self.records);
@@ -171,20 +171,10 @@ impl Gate {
     /// # Errors
     /// `GRANT_REQUIRED`, `EXTERNAL_LEASE`.
     pub fn is_grantable(&self, object: &ObjectId) -> Result<(), Problem> {
-        let routes = self.routes.load();
-        if routes.follows(object).is_some() {
-            let what = "the lock of this object is kept elsewhere (lease_source = \"external\"): take it there, and send its token with each write";
-            return Err(Problem::new(Code::ExternalLease, what).with_object(object));
+        match self.routes.load().call_refusal(object) {
+            None => Ok(()),
+            Some((code, what)) => Err(Problem::new(code, what).with_object(object)),
         }
-        if routes.lease_of(object).is_some() {
-            let what = "a Kubernetes Lease says who may write this object (lease_source = \"kubernetes\"): be elected there, and send k8s.<uid>.<leaseTransitions> with each write";
-            return Err(Problem::new(Code::ExternalLease, what).with_object(object));
-        }
-        if !routes.needs_grant(object) {
-            return Ok(());
-        }
-        let what = "leases of this object come from signed grants only (lease_source = \"authority\"); ask its issuer";
-        Err(Problem::new(Code::GrantRequired, what).with_object(object))
     }
 
     /// Makes the end of overdue leases durable.

@@ -24,7 +24,7 @@ pub struct Reads {
 
 /// A read that is under way, until this is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct TableRead {
     hang: Arc<AtomicBool>,
     _place: OwnedSemaphorePermit,
 }
@@ -37,14 +37,14 @@ impl Default for Reads {
 
 impl Reads {
     /// Returns a place, once there is one. `None`: reads that hang have taken all places.
-    pub async fn place(&self) -> Option<Place> {
+    pub async fn place(&self) -> Option<TableRead> {
         let places = Arc::clone(&self.places);
         let place = if self.hang.load(Ordering::Relaxed) {
             places.try_acquire_owned().ok()?
         } else {
             places.acquire_owned().await.ok()?
         };
-        Some(Place { hang: Arc::clone(&self.hang), _place: place })
+        Some(TableRead { hang: Arc::clone(&self.hang), _place: place })
     }
 
     /// Notes that a caller has stopped waiting for a read, or for a place for one.
@@ -53,7 +53,7 @@ impl Reads {
     }
 }
 
-impl Drop for Place {
+impl Drop for TableRead {
     fn drop(&mut self) {
         self.hang.store(false, Ordering::Relaxed);
     }

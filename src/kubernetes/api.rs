@@ -253,7 +253,7 @@ mod tests {
         for odd in ["", "secret\n", "secret\r\n", " secret", "sec ret"] {
             let (key, what) = cluster(odd).unwrap_err();
             assert!(key == "token_file" && what.contains("not even a line break"), "{key}: {what}");
-            assert!(odd.is_empty() || !what.contains(odd.trim()), "the token is told: {what}");
+            assert!(odd.is_empty() || !what.contains(odd.trim()), "the token is shown: {what}");
         }
     }
 

@@ -29,7 +29,7 @@ pub struct Known {
     /// When it was last read: the time of the request, even if the answer came late.
     looked: BootMs,
     /// All objects that follow it have got this state.
-    pub is_told: bool,
+    pub is_passed_on: bool,
 }
 
 /// The state of a Lease without its renewals.
@@ -51,7 +51,7 @@ impl Known {
                 left => at.boot.after(Ttl(left)),
             }
         });
-        Self { seen, term: Arc::new(Term::until(deadline)), changed: at.boot, looked: at.boot, is_told: false }
+        Self { seen, term: Arc::new(Term::until(deadline)), changed: at.boot, looked: at.boot, is_passed_on: false }
     }
 
     /// Adds the result of a later read.
@@ -69,7 +69,7 @@ impl Known {
         } else {
             self.term.end();
             self.term = Arc::new(Term::until(deadline.unwrap_or(BootMs::PAST)));
-            self.is_told = false;
+            self.is_passed_on = false;
         }
         self.changed = at.boot;
         self.seen = seen;
@@ -77,7 +77,7 @@ impl Known {
 
     /// Adds what a watch shows. Returns `false` for a term or holder that is not known yet: then the Lease must be
     /// read.
-    pub fn hear(&mut self, seen: Option<Seen>, at: Now) -> bool {
+    pub fn watch_shows(&mut self, seen: Option<Seen>, at: Now) -> bool {
         let is_known = self.gist() == gist(seen.as_ref());
         // A watch may be older than the last read: an older renewal is no news.
         let is_older =
@@ -85,7 +85,7 @@ impl Known {
         if is_known && !is_older {
             self.again(seen, at);
         }
-        is_known && self.is_told
+        is_known && self.is_passed_on
     }
 
     fn gist(&self) -> Gist {
@@ -103,14 +103,15 @@ impl Known {
         self.election() == Some(election) && self.term.is_live(now)
     }
 
-    /// The term by which a write of `election` is judged; `None` where the API server must be asked. With
+    /// The term by which a write of `election` is judged; `None` where the API server must be asked, or the objects of
+    /// the Lease do not have the last result yet. With
     /// [`Fault::DeadTerms`], a term that never ends, since the judge knows no test faults.
     #[must_use]
     pub fn term_of(&self, election: Election) -> Option<Arc<Term>> {
         if failpoints::on(Fault::DeadTerms) {
             return Some(Arc::new(Term::until(BootMs(u64::MAX))));
         }
-        (self.election() == Some(election)).then(|| Arc::clone(&self.term))
+        (self.is_passed_on && self.election() == Some(election)).then(|| Arc::clone(&self.term))
     }
 
     /// What the ledger gets of it.
@@ -197,20 +198,20 @@ mod tests {
     fn another_term_ends_the_one_before_for_every_write_that_is_judged_by_it() {
         let mut known = Known::first(seen(1, "a", 0), now(0));
         let first = Arc::clone(&known.term);
-        assert!(!known.hear(seen(2, "b", 1_000), now(1_000)), "a watch alone does not move a term");
+        assert!(!known.watch_shows(seen(2, "b", 1_000), now(1_000)), "a watch alone does not move a term");
         assert!(first.is_live(now(1_000)));
         known.again(seen(2, "b", 1_000), now(1_000));
         assert!(!first.is_live(now(1_000)) && known.term.is_live(now(15_999)));
-        assert!(!known.hear(None, now(2_000)), "nor does it end one");
+        assert!(!known.watch_shows(None, now(2_000)), "nor does it end one");
         known.again(None, now(2_000));
         assert!(!known.term.is_live(now(2_000)));
         assert_eq!(known.observation(&name()), Ok(LeaseObservation::Gone { lease: name() }));
     }
 
     #[test]
-    fn a_lease_that_was_given_back_is_nobodys() {
+    fn a_lease_that_was_given_back_has_no_holder() {
         let mut known = Known::first(seen(1, "a", 0), now(0));
-        assert!(!known.hear(seen(1, "", 1_000), now(1_000)));
+        assert!(!known.watch_shows(seen(1, "", 1_000), now(1_000)));
         known.again(seen(1, "", 1_000), now(1_000));
         assert!(!known.term.is_live(now(1_000)));
         assert!(matches!(known.observation(&name()), Ok(LeaseObservation::Held { holder: None, .. })));
@@ -220,14 +221,14 @@ mod tests {
     #[test]
     fn a_watch_shows_renewals() {
         let mut known = Known::first(seen(1, "a", 0), now(0));
-        assert!(!known.hear(seen(1, "a", 0), now(0)), "nobody was told of it");
-        known.is_told = true;
-        assert!(known.hear(seen(1, "a", 9_000), now(10_000)));
+        assert!(!known.watch_shows(seen(1, "a", 0), now(0)), "it was not passed on");
+        known.is_passed_on = true;
+        assert!(known.watch_shows(seen(1, "a", 9_000), now(10_000)));
         assert!(known.term.is_live(now(24_999)) && !known.term.is_live(now(25_000)));
         // A renewal older than the last read does not renew the Lease.
         known.again(seen(1, "a", 20_000), now(20_000));
         for late in [9_000, 15_000, 20_000] {
-            assert!(known.hear(seen(1, "a", late), now(30_000)));
+            assert!(known.watch_shows(seen(1, "a", late), now(30_000)));
             assert!(known.term.is_live(now(34_999)) && !known.term.is_live(now(35_000)), "{late}");
         }
     }

@@ -1,71 +1,63 @@
 //! Who was elected. A write asks here when its token is ahead of what is known of its Lease, and the ledger gets the
 //! answer.
 //!
-//! Each Lease that governs an object in use has one `LeaseEntry` (`entries.rs`). Reads of one Lease follow each other, and
-//! each is a quorum read. The ledger gets the result of each before the next begins. So for the ledger a Lease never
-//! goes back in time, although two uids cannot be ordered. A watch only shows that there is something to read, or
-//! that a holder has renewed.
+//! Each Lease that governs an object in use has one `LeaseEntry` (`entries.rs`) with one `LeaseState`
+//! (`lease_state.rs`), which says what is read and passed on, and in which order. This file reports to it what has
+//! happened, and carries out each effect. So for the ledger a Lease never goes back in time, although two uids cannot
+//! be ordered. Each read is a quorum read. A watch only shows that there is something to read, or that a holder has
+//! renewed.
 //!
 //! A reload that may give an object another Lease begins a new generation: answers to questions of the old one are
 //! not passed on. What is known of a Lease is kept.
 //!
-//! A caller that comes during a read waits for the next read, which all such callers share, also if it fails. No
-//! caller waits longer than one request may take. Nothing replaces an unreachable API server: what is known counts
-//! until it runs out, and then no write is permitted.
+//! No caller waits longer than one request may take. A caller that hangs up stops nothing: work that has begun is
+//! finished. Nothing replaces an unreachable API server: what is known counts until it runs out, and then no write is
+//! permitted.
 //!
 //! Any client can send a token and name an object. So a token of another term than the present one leaves no state
-//! behind. Reads that tokens cause are limited: of one Lease by `PACE`, of all by `pace`. Reads after changes that a
-//! watch shows have limits apart from these.
+//! behind. Reads that tokens cause are limited: of one Lease by its state, of all by the `ReadLimiter`. Reads after
+//! changes that a watch shows have limits apart from these.
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering},
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::Duration,
 };
 
 use tokio::{
     runtime::Handle,
-    sync::{Semaphore, SemaphorePermit},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     task::JoinHandle,
 };
 
 use super::{
     api::{Away, Cluster, LeaseName, Seen},
-    entries::{Entries, LastRead, LeaseEntry, Objects, lock},
-    known::Known,
-    pace::Pace,
+    entries::{Caller, Entries, LeaseEntry, Objects, PendingReply, lock},
+    lease_state::{At, CallerId, Effect, Event, Question},
+    read_limiter::ReadLimiter,
     watch,
 };
 use crate::{
     clock::Clock,
     config::{Fault, Faults, GateKubernetes},
     fence::{
-        ObjectId,
+        BootMs, ObjectId,
         elected::{Claimant, Term},
         election::Election,
+        outside::Update,
     },
     metrics::KubernetesMetrics,
-    table::ledger::{self, Ledger, Moved},
+    table::ledger::{self, Ledger, Moved, Room},
 };
 
-/// The least time between reads of one Lease, so that tokens cannot cause a flood of reads.
-const PACE: Duration = Duration::from_millis(100);
+pub use super::lease_state::Unknown;
+
 /// Reads at once, of all Leases, that callers cause; as many again for changes that a watch shows.
 const READS_MAX: usize = 8;
 /// The most callers that may wait at once.
 const ASKS_MAX: usize = 4_096;
-/// Objects that one message to the ledger names.
-const TOLD_AT_ONCE: usize = 256;
-/// How many times to try to read a Lease after a watch shows a change, and the time between tries.
-const TRIES: u32 = 30;
+/// The time between tries to read a Lease after a watch has shown a change.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
-
-/// Why there is no answer.
-#[derive(Debug)]
-pub enum Unknown {
-    Away(Away),
-    Ledger(ledger::LedgerError),
-}
 
 /// The answer to a write that asked.
 #[derive(Debug)]
@@ -85,18 +77,15 @@ pub struct LeaseObserver {
     metrics: KubernetesMetrics,
     /// The runtime of its tasks, whichever thread asks; set before there is anything to ask about.
     runtime: OnceLock<Handle>,
-    asked_reads: Semaphore,
-    shown_reads: Semaphore,
-    pace: Pace,
+    asked_reads: Arc<Semaphore>,
+    hinted_reads: Arc<Semaphore>,
+    read_limiter: ReadLimiter,
     asks: Arc<Semaphore>,
     objects: RwLock<Objects>,
     objects_max: usize,
     entries: Mutex<Entries>,
     watches: Mutex<HashMap<String, JoinHandle<()>>>,
 }
-
-/// The state of a Lease, and the ledger's answer for the object that the ledger got it for.
-type PendingReply = (Option<Election>, Arc<Term>, Option<ledger::ReplyRx<Moved>>);
 
 impl LeaseObserver {
     /// Sends no request before a route needs one.
@@ -108,9 +97,9 @@ impl LeaseObserver {
             clock,
             metrics,
             runtime: OnceLock::new(),
-            asked_reads: Semaphore::new(READS_MAX),
-            shown_reads: Semaphore::new(READS_MAX),
-            pace: Pace::default(),
+            asked_reads: Arc::new(Semaphore::new(READS_MAX)),
+            hinted_reads: Arc::new(Semaphore::new(READS_MAX)),
+            read_limiter: ReadLimiter::default(),
             asks: Arc::new(Semaphore::new(ASKS_MAX)),
             objects: RwLock::default(),
             objects_max,
@@ -160,11 +149,7 @@ impl LeaseObserver {
             });
         }
         // An object may have another Lease now: each is looked up anew, and no news of the old one is passed on.
-        let mut objects = self.objects_mut();
-        objects.generation = generation;
-        objects.by_object.drain().for_each(|(object, entry)| {
-            lock(&entry.objects).remove(&object);
-        });
+        self.objects_mut().begin_generation(generation);
     }
 
     fn objects(&self) -> RwLockReadGuard<'_, Objects> {
@@ -189,7 +174,7 @@ impl LeaseObserver {
     /// # Panics
     /// When [`Self::reach`] has set no runtime: then no caller has anything to ask.
     fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
-        self.runtime.get().expect("whoever asks has a route to a Lease").spawn(work)
+        self.runtime.get().expect("a caller that asks has a route to a Lease").spawn(work)
     }
 
     pub(super) fn cluster(&self) -> Option<&Cluster> {
@@ -204,7 +189,7 @@ impl LeaseObserver {
     pub fn attach_term(&self, object: &str, claimant: &mut Claimant) {
         let objects = self.objects();
         let Some(entry) = objects.by_object.get(object).filter(|entry| entry.name == claimant.lease) else { return };
-        claimant.term = lock(&entry.known).as_ref().and_then(|known| known.term_of(claimant.election));
+        claimant.term = lock(&entry.state).term_of(claimant.election);
     }
 
     /// Asks about a write's term, unless it is known to be the present one, and passes the answer to the ledger.
@@ -219,7 +204,8 @@ impl LeaseObserver {
         generation: u64,
     ) -> Result<TermReply, Unknown> {
         let entry = self.entry(&claimant.lease);
-        self.ask_of(entry, (object, generation), Some(claimant.election)).await
+        let object = Some((object.clone(), generation));
+        self.ask_for_object(entry, Question { election: Some(claimant.election), object }).await
     }
 
     /// Asks about an object's Lease anew, and passes the answer to the ledger.
@@ -232,23 +218,16 @@ impl LeaseObserver {
             (objects.by_object.get(object).map(Arc::clone), objects.generation)
         };
         let Some(entry) = entry else { return Err(Unknown::Ledger(ledger::LedgerError::Overloaded)) };
-        self.ask_of(entry, (object, generation), None).await?.moved.map(drop).map_err(Unknown::Ledger)
+        let question = Question { election: None, object: Some((object.clone(), generation)) };
+        self.ask_for_object(entry, question).await?.moved.map(drop).map_err(Unknown::Ledger)
     }
 
-    async fn ask_of(
+    async fn ask_for_object(
         self: &Arc<Self>,
         entry: Arc<LeaseEntry>,
-        (object, generation): (&ObjectId, u64),
-        election: Option<Election>,
+        question: Question,
     ) -> Result<TermReply, Unknown> {
-        let (this, object) = (Arc::clone(self), object.clone());
-        let (election, term, answer) = self
-            .in_turn(entry, election, move |entry: Arc<LeaseEntry>| async move {
-                let told = this.tell(&entry, Some((object, generation, election)))?;
-                this.tell_all(&entry).await.map_err(Unknown::Ledger)?;
-                Ok(told)
-            })
-            .await?;
+        let ((election, term), answer) = self.ask_question(entry, question).await?;
         let moved = match answer {
             Some(mut answer) => self.ledger.wait(&mut answer).await,
             None => Err(ledger::LedgerError::Stopping),
@@ -262,215 +241,185 @@ impl LeaseObserver {
     /// # Errors
     /// When the API server does not answer.
     pub async fn read_term(self: &Arc<Self>, claimant: &Claimant) -> Result<(Option<Election>, Arc<Term>), Unknown> {
-        let (this, entry) = (Arc::clone(self), self.entry(&claimant.lease));
-        let looked = self.in_turn(entry, Some(claimant.election), move |entry: Arc<LeaseEntry>| async move {
-            // Objects that follow this Lease get the change too: this read may be the only one that finds it.
-            this.tell_all(&entry).await.map_err(Unknown::Ledger)?;
-            this.tell(&entry, None)
-        });
-        looked.await.map(|(election, term, _)| (election, term))
+        let question = Question { election: Some(claimant.election), object: None };
+        let answer = self.ask_question(self.entry(&claimant.lease), question).await;
+        answer.map(|(present, _)| present)
     }
 
-    /// Reads a Lease if its known state may be too old, and runs `then` before another caller can read. The caller
-    /// may hang up or run out of time; work that has begun is finished.
-    async fn in_turn<T: Send + 'static, F: Future<Output = Result<T, Unknown>> + Send>(
+    /// Waits for the answer to a question. The caller may hang up or run out of time.
+    async fn ask_question(
         self: &Arc<Self>,
         entry: Arc<LeaseEntry>,
-        election: Option<Election>,
-        then: impl FnOnce(Arc<LeaseEntry>) -> F + Send + 'static,
-    ) -> Result<T, Unknown> {
+        question: Question,
+    ) -> Result<PendingReply, Unknown> {
         let Ok(place) = Arc::clone(&self.asks).try_acquire_owned() else {
             return Err(Unknown::Ledger(ledger::LedgerError::Overloaded));
         };
-        let arrived = entry.begun.load(Ordering::Acquire);
-        let this = Arc::clone(self);
-        let asked = self.spawn(async move {
-            let _place = place;
-            let mut last = entry.reading.lock().await;
-            if this.is_behind(&entry, &last, arrived, election) {
-                // This turn may take long to come. Changes that a watch shows are read meanwhile.
-                drop(last);
-                let _turn = this.turn().await.map_err(Unknown::Away)?;
-                last = entry.reading.lock().await;
-                if this.is_behind(&entry, &last, arrived, election) {
-                    this.read(&entry, &mut last).await.map_err(Unknown::Away)?;
-                }
-            }
-            if last.number > arrived
-                && let Some(away) = &last.failed
-            {
-                return Err(Unknown::Away(away.clone()));
-            }
-            then(Arc::clone(&entry)).await
-        });
+        let (reply, answer) = oneshot::channel();
+        self.on(&entry, Event::Asked(question, Caller { reply, _place: place }), None);
         let patience = self.patience();
-        match tokio::time::timeout(patience, asked).await {
-            Ok(told) => told.unwrap_or(Err(Unknown::Ledger(ledger::LedgerError::Stopping))),
+        match tokio::time::timeout(patience, answer).await {
+            Ok(answered) => answered.unwrap_or(Err(Unknown::Ledger(ledger::LedgerError::Stopping))),
             Err(_) => Err(Unknown::Away(Away::late(patience))),
         }
     }
 
     /// A watch shows a Lease; `None`: it is deleted.
-    pub(super) fn hear(self: &Arc<Self>, name: &LeaseName, seen: Option<Seen>) {
+    pub(super) fn watch_shows(self: &Arc<Self>, name: &LeaseName, seen: Option<Seen>) {
         let Some(entry) = lock(&self.entries).all.get(name).map(Arc::clone) else { return };
-        let now = self.clock.now();
-        // Before the first read there is no state to compare with, and that read may have begun too early.
-        let is_known = lock(&entry.known).as_mut().is_some_and(|known| known.hear(seen, now));
-        if !is_known {
-            self.read_hinted(&entry);
+        let is_hint = lock(&entry.state).watch_shows(seen, self.clock.now());
+        if is_hint {
+            self.on(&entry, Event::Hinted, None);
         }
     }
 
     /// A watch has begun anew, and these are all the Leases of its namespace.
-    pub(super) fn hear_all(self: &Arc<Self>, namespace: &str, names: &HashSet<String>) {
+    pub(super) fn watch_lists(self: &Arc<Self>, namespace: &str, names: &HashSet<String>) {
         let all: Vec<Arc<LeaseEntry>> = lock(&self.entries).all.values().map(Arc::clone).collect();
         for entry in all {
             let is_missing = entry.name.namespace == namespace && !names.contains(&entry.name.name);
-            let was_there = lock(&entry.known).as_ref().is_some_and(|known| known.seen.is_some());
-            if is_missing && was_there {
-                self.read_hinted(&entry);
+            if is_missing && lock(&entry.state).was_there() {
+                self.on(&entry, Event::Hinted, None);
             }
         }
     }
 
-    /// Reads a Lease after a watch has shown a change, and passes it to its objects. One task for each Lease.
-    fn read_hinted(self: &Arc<Self>, entry: &Arc<LeaseEntry>) {
-        entry.hints.fetch_add(1, Ordering::SeqCst);
-        if entry.is_reading_hint.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let (this, entry) = (Arc::clone(self), Arc::clone(entry));
-        self.spawn(async move {
-            let mut tries = 0;
-            while tries < TRIES {
-                let hints = entry.hints.load(Ordering::SeqCst);
-                let arrived = entry.begun.load(Ordering::Acquire);
-                let mut last = entry.reading.lock().await;
-                let is_read = if last.number > arrived {
-                    last.failed.is_none()
-                } else {
-                    // The semaphore is never closed.
-                    let _place = this.shown_reads.acquire().await.ok();
-                    this.read(&entry, &mut last).await.is_ok()
-                };
-                let is_done = is_read && this.tell_all(&entry).await.is_ok();
-                drop(last);
-                if !is_done {
-                    tries += 1;
-                    tokio::time::sleep(TRY_AGAIN).await;
-                    continue;
+    /// Reports an event to a Lease's state, and carries out what follows. `room`: in the ledger, for one message.
+    fn on(
+        self: &Arc<Self>,
+        entry: &Arc<LeaseEntry>,
+        event: Event<Caller, OwnedSemaphorePermit>,
+        mut room: Option<Room<'_>>,
+    ) {
+        // Held until the ledger has the update: after a reload, another Lease may govern these objects. It also keeps the
+        // order: no other event of this Lease is taken before these effects are carried out.
+        let mut objects = self.objects_mut();
+        let (mut changed, mut gives_up) = (None, false);
+        let at = At { now: self.clock.now(), generation: objects.generation };
+        let effects = lock(&entry.state).on(event, at);
+        for effect in effects {
+            match effect {
+                Effect::Follow(object) => objects.follow(entry, &object, self.objects_max),
+                Effect::Observe { caller, object, observation, begins, present } => {
+                    let answer =
+                        self.ledger.follow_next(object, Update::Lease { observation, begins }).map_err(Unknown::Ledger);
+                    let _ = caller.reply.send(answer.map(|answer| (present, Some(answer))));
                 }
-                // This order, since a new hint uses the opposite one.
-                entry.is_reading_hint.store(false, Ordering::SeqCst);
-                if entry.hints.load(Ordering::SeqCst) == hints || entry.is_reading_hint.swap(true, Ordering::SeqCst) {
-                    return;
+                Effect::Answer(caller, present) => {
+                    let _ = caller.reply.send(Ok((present, None)));
                 }
+                Effect::Refuse(caller, why) => {
+                    let _ = caller.reply.send(Err(why));
+                }
+                Effect::ObserveAll(objects, observation) => {
+                    changed = Some((objects.len(), observation.clone()));
+                    // A ledger that is gone has ended its run.
+                    let _ =
+                        room.take().map(|room| room.follow_all(objects, Update::Lease { observation, begins: false }));
+                }
+                Effect::WaitForTurn(id) => self.wait_for_turn(entry, id),
+                Effect::WaitForRoom => self.wait_for_room(entry),
+                Effect::Read { not_before, permit } => self.read(entry, not_before, permit),
+                Effect::Pause => self.pause(entry),
+                Effect::GiveUp => gives_up = true,
             }
-            entry.is_reading_hint.store(false, Ordering::SeqCst);
-            // The known term runs out, and a write with another token causes a read.
-            tracing::warn!(lease = %entry.name, "a Lease has changed, and could not be read");
-        });
-    }
-
-    /// Whether a Lease must be read for a caller: not if a read has begun since the caller came, nor if the Lease is
-    /// known to be in the caller's term. `arrived`: how many reads had begun when the caller came.
-    fn is_behind(&self, entry: &LeaseEntry, last: &LastRead, arrived: u64, election: Option<Election>) -> bool {
-        let (known, now) = (lock(&entry.known), self.clock.now());
-        let is_present = known.as_ref().zip(election).is_some_and(|(known, election)| known.is_in(election, now));
-        last.number <= arrived && !is_present
+        }
+        // A log that does not take its lines must not keep writes waiting.
+        drop(objects);
+        if let Some((objects, observation)) = changed {
+            tracing::info!(objects, ?observation, "a Lease has changed");
+        }
+        if gives_up {
+            tracing::warn!(lease = %entry.name, "a Lease has changed, and could not be read or passed on");
+        }
     }
 
     fn patience(&self) -> Duration {
         self.cluster().map(Cluster::timeout).unwrap_or_default()
     }
 
+    fn wait_for_turn(self: &Arc<Self>, entry: &Arc<LeaseEntry>, id: CallerId) {
+        let (this, entry) = (Arc::clone(self), Arc::clone(entry));
+        self.spawn(async move {
+            let event = match this.turn().await {
+                Ok(permit) => Event::Turn(id, permit),
+                Err(away) => Event::NoTurn(id, away),
+            };
+            this.on(&entry, event, None);
+        });
+    }
+
     /// Waits for a caller's turn to read: reads per second and at once are limited. Fails if the turn does not come
     /// in time.
-    async fn turn(&self) -> Result<Option<SemaphorePermit<'_>>, Away> {
+    async fn turn(&self) -> Result<OwnedSemaphorePermit, Away> {
         let patience = self.patience();
-        let wait = self.pace.take(self.clock.now().boot, patience).ok_or_else(|| Away::late(patience))?;
+        let wait = self.read_limiter.take(self.clock.now().boot, patience).ok_or_else(|| Away::late(patience))?;
         let turn = async {
             tokio::time::sleep(wait).await;
-            // The semaphore is never closed.
-            self.asked_reads.acquire().await.ok()
+            permit_of(&self.asked_reads).await
         };
         tokio::time::timeout(patience, turn).await.map_err(|_| Away::late(patience))
     }
 
-    /// Reads a Lease as it is now.
-    async fn read(&self, entry: &LeaseEntry, last: &mut LastRead) -> Result<(), Away> {
-        let since = self.clock.now().boot.since(last.at);
-        let early = PACE.saturating_sub(Duration::from_millis(since));
-        if last.number > 0 && !early.is_zero() {
-            tokio::time::sleep(early).await;
-        }
-        let cluster = self.cluster().ok_or_else(|| Away::Unreachable("no route leads to a Lease".to_owned()))?;
-        last.number = entry.begun.fetch_add(1, Ordering::AcqRel) + 1;
-        let at = self.clock.now();
-        last.at = at.boot;
-        let read = cluster.read(&entry.name).await;
+    /// Reads a Lease as it is now. `permit`: of the caller whose turn it is; `None`: for a hint.
+    fn read(self: &Arc<Self>, entry: &Arc<LeaseEntry>, not_before: BootMs, permit: Option<OwnedSemaphorePermit>) {
+        let (this, entry) = (Arc::clone(self), Arc::clone(entry));
+        self.spawn(async move {
+            let permit = match permit {
+                Some(permit) => permit,
+                None => permit_of(&this.hinted_reads).await,
+            };
+            let early = Duration::from_millis(not_before.since(this.clock.now().boot));
+            if !early.is_zero() {
+                tokio::time::sleep(early).await;
+            }
+            this.on(&entry, Event::ReadBegins, None);
+            let result = this.request(&entry).await;
+            drop(permit);
+            this.on(&entry, Event::ReadEnded(result), None);
+        });
+    }
+
+    async fn request(self: &Arc<Self>, entry: &LeaseEntry) -> Result<Option<Seen>, Away> {
+        let Some(cluster) = self.cluster().cloned() else {
+            return Err(Away::Unreachable("no route leads to a Lease".to_owned()));
+        };
+        let name = Arc::clone(&entry.name);
+        // In a task of its own: if it panics, that is a failed read, and the Lease can be read again.
+        let read = self.spawn(async move { cluster.read(&name).await });
+        let read = read.await.unwrap_or_else(|_| Err(Away::Unreachable("the read was given up".to_owned())));
         let seen = read.and_then(|lease| lease.as_ref().map(Seen::of).transpose());
         self.metrics.read(match &seen {
             Ok(Some(_)) => "held",
             Ok(None) => "gone",
             Err(_) => "away",
         });
-        last.failed = seen.as_ref().err().cloned();
-        let seen = seen.inspect_err(|away| tracing::warn!(lease = %entry.name, %away, "a Lease cannot be read"))?;
-        let mut known = lock(&entry.known);
-        match known.as_mut() {
-            None => *known = Some(Known::first(seen, at)),
-            Some(known) => known.again(seen, at),
-        }
-        Ok(())
+        seen.inspect_err(|away| tracing::warn!(lease = %entry.name, %away, "a Lease cannot be read"))
     }
 
-    /// Tells the ledger how the Lease of an object is; where somebody has come with its present term, the object is told
-    /// of every change from here on. Whoever calls this reads nothing meanwhile, and nobody else does.
-    fn tell(
-        &self,
-        entry: &Arc<LeaseEntry>,
-        asked: Option<(ObjectId, u64, Option<Election>)>,
-    ) -> Result<PendingReply, Unknown> {
-        let (observation, election, term) = entry.observation()?;
-        let Some((object, generation, token)) = asked else { return Ok((election, term, None)) };
-        let begins = token.is_none() || token == election;
-        let mut objects = self.objects_mut();
-        if objects.generation != generation {
-            // Another Lease may govern it by now.
-            return Err(Unknown::Ledger(ledger::LedgerError::Overloaded));
-        }
-        if begins {
-            objects.note(entry, &object, self.objects_max);
-        }
-        let answer = self.ledger.observe(object, observation, begins).map_err(Unknown::Ledger)?;
-        Ok((election, term, Some(answer)))
-    }
-
-    /// Passes the state of a Lease to all its objects, unless they have it already.
-    async fn tell_all(&self, entry: &LeaseEntry) -> Result<(), ledger::LedgerError> {
-        if lock(&entry.known).as_ref().is_none_or(|known| known.is_told) {
-            return Ok(());
-        }
-        // If it cannot be passed to one object, it cannot be passed to any; a writer gets the reason.
-        let Ok((observation, _, _)) = entry.observation() else { return Ok(()) };
-        let generation = self.objects().generation;
-        let objects: Vec<ObjectId> = lock(&entry.objects).iter().cloned().collect();
-        tracing::info!(objects = objects.len(), sighting = ?observation, "a Lease has changed");
-        for some in objects.chunks(TOLD_AT_ONCE) {
-            let room = self.ledger.capacity_in_time().await?;
-            // Held until the ledger has it: after a reload, another Lease may govern these objects.
-            let now = self.objects();
-            if now.generation != generation {
-                return Ok(());
+    fn wait_for_room(self: &Arc<Self>, entry: &Arc<LeaseEntry>) {
+        let (this, entry) = (Arc::clone(self), Arc::clone(entry));
+        self.spawn(async move {
+            match this.ledger.capacity_in_time().await {
+                Ok(room) => this.on(&entry, Event::Room, Some(room)),
+                Err(why) => this.on(&entry, Event::NoRoom(why), None),
             }
-            room.observe_all(some.to_vec(), observation.clone())?;
-        }
-        lock(&entry.known).as_mut().into_iter().for_each(|known| known.is_told = true);
-        Ok(())
+        });
+    }
+
+    fn pause(self: &Arc<Self>, entry: &Arc<LeaseEntry>) {
+        let (this, entry) = (Arc::clone(self), Arc::clone(entry));
+        self.spawn(async move {
+            tokio::time::sleep(TRY_AGAIN).await;
+            this.on(&entry, Event::PauseOver, None);
+        });
     }
 
     fn entry(&self, name: &Arc<LeaseName>) -> Arc<LeaseEntry> {
         lock(&self.entries).of(name, self.objects_max)
     }
+}
+
+async fn permit_of(semaphore: &Arc<Semaphore>) -> OwnedSemaphorePermit {
+    Arc::clone(semaphore).acquire_owned().await.expect("this semaphore is never closed")
 }

@@ -2,13 +2,17 @@
 //!
 //! - [`api`]: the API server, and one Lease as it is read there.
 //! - [`lease_observer`]: who was elected, for the gate: asks, and passes answers to the ledger.
-//! - `entries`: the Leases in use, and which objects follow which Lease. `pace`: how fast they are read.
+//! - [`lease_state`]: one Lease: what is read and passed on, and in which order. Without I/O. [`lease_event`]: its events
+//!   and effects.
+//! - `entries`: the Leases in use, and which objects follow which Lease. `read_limiter`: how often they are read.
 //! - [`known`]: what is known of one Lease, and until when it counts as held. Without I/O.
 //! - [`watch`]: the watch of a namespace: renewals, and hints that a Lease must be read.
 
 pub mod api;
 mod entries;
 pub mod known;
+pub mod lease_event;
 pub mod lease_observer;
-mod pace;
+pub mod lease_state;
+mod read_limiter;
 pub mod watch;

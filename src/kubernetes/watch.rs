@@ -59,11 +59,11 @@ fn apply_watch_event(
         Event::Init => listed.clear(),
         Event::InitApply(lease) => {
             listed.insert(name(&lease));
-            lease_observer.hear(&place(&lease), Seen::of(&lease).ok());
+            lease_observer.watch_shows(&place(&lease), Seen::of(&lease).ok());
         }
-        Event::InitDone => lease_observer.hear_all(namespace, listed),
+        Event::InitDone => lease_observer.watch_lists(namespace, listed),
         // A Lease that cannot be understood differs from every known state, so it is read.
-        Event::Apply(lease) => lease_observer.hear(&place(&lease), Seen::of(&lease).ok()),
-        Event::Delete(lease) => lease_observer.hear(&place(&lease), None),
+        Event::Apply(lease) => lease_observer.watch_shows(&place(&lease), Seen::of(&lease).ok()),
+        Event::Delete(lease) => lease_observer.watch_shows(&place(&lease), None),
     }
 }

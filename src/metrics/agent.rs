@@ -60,7 +60,7 @@ impl AgentMetrics {
         let objects = registry.gauges(
             "fencegate_agent_objects",
             &["standing"],
-            "Objects that this agent leads, those it waits for, those of which nobody says who leads, and those it is refused.",
+            "Objects of this agent by its standing: it leads; it waits for the leader's lease to end; it cannot learn who leads (cut); it may not take part (refused).",
         );
         Self {
             writes: forwarded.with(&["write"]),

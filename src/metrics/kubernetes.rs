@@ -20,7 +20,7 @@ impl KubernetesMetrics {
             reads: registry.counters(
                 "fencegate_kubernetes_reads_total",
                 &["result"],
-                "Reads of one Lease, by what came of them: held (it is there), gone, away (no answer).",
+                "Reads of one Lease, by result: held (it exists), gone, away (no answer).",
             ),
         }
     }

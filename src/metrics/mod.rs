@@ -11,7 +11,7 @@ mod tally;
 pub use agent::{AgentMetrics, Standings};
 pub use kubernetes::KubernetesMetrics;
 pub use plane::{KeyedResult, PlaneMetrics, RouteMetrics};
-pub use tally::{OperationTally, RouteTally, Standing, Tally, add};
+pub use tally::{OperationTally, RouteTally, Tally, WorkerGauges, add};
 
 use std::sync::{Arc, OnceLock};
 
@@ -41,7 +41,7 @@ const ROUND_CHANGES: Measure = Measure {
 const DRAIN_SECONDS: Measure = Measure {
     name: "fencegate_drain_seconds",
     buckets: &LONG_SECONDS,
-    help: "How long a change of hands waited for older writes, where it had to.",
+    help: "How long handovers that had to wait for older writes have waited.",
 };
 /// Every histogram of a gate.
 static MEASURES: [&Measure; 5] =
@@ -163,7 +163,7 @@ impl LedgerMetrics {
         let certificates = registry.counters(
             "fencegate_certificates_total",
             &["result"],
-            "Fence certificates that were taken, by what they did. Parked ones wait for an operator.",
+            "Fence certificates that were taken, by effect. Parked certificates wait for an operator.",
         );
         let migrations = registry.counters(
             "fencegate_migrations_total",
@@ -184,12 +184,12 @@ impl LedgerMetrics {
             drain_seconds: registry.histogram(&DRAIN_SECONDS),
             commit_oldest: registry.gauge(
                 "fencegate_ledger_commit_oldest_seconds",
-                "How long the changes that the ledger is making durable have been on their way; 0 if there are none. More than a second: the disk stands still.",
+                "How long the present commit of the ledger has taken so far; 0 if there is none. More than a second: the disk stands still.",
             ),
             commit_age: Arc::default(),
             drain_oldest: registry.gauge(
                 "fencegate_drain_oldest_seconds",
-                "How long the oldest change of hands has waited for older writes so far; 0 where none waits.",
+                "How long the oldest handover has waited for older writes so far; 0 if none waits.",
             ),
             records_in_memory: registry.gauge("fencegate_table_records_in_memory", "Objects in use, kept in memory."),
             latched: registry.gauge(
@@ -198,7 +198,7 @@ impl LedgerMetrics {
             ),
             clock_step: registry.gauge(
                 "fencegate_clock_step_seconds",
-                "How far the wall clock was set since the start, all steps added up.",
+                "How far the wall clock was set since the start, the sum of all steps.",
             ),
             clock_steps: registry
                 .counter("fencegate_clock_steps_total", "How often the wall clock was set since the start."),

@@ -13,7 +13,7 @@ use crate::fence::Code;
 pub(super) const STORE_SECONDS: Measure = Measure {
     name: "fencegate_store_response_seconds",
     buckets: &LONG_SECONDS,
-    help: "From the sending of a request (of a long write: from its last byte) to the head of the store's answer.",
+    help: "Time from the sending of a request (of a long write: of its last byte) to the head of the store's answer.",
 };
 pub(super) const VALIDATION_SECONDS: Measure = Measure {
     name: "fencing_validation_duration_seconds",
@@ -22,9 +22,9 @@ pub(super) const VALIDATION_SECONDS: Measure = Measure {
 };
 
 /// A write that waits for its twin.
-pub struct Waiting(Gauge);
+pub struct TwinWaiter(Gauge);
 
-impl Drop for Waiting {
+impl Drop for TwinWaiter {
     fn drop(&mut self) {
         self.0.decrement(1.0);
     }
@@ -109,13 +109,13 @@ impl PlaneMetrics {
         let crowded_out = registry.counters(
             "fencegate_connections_crowded_out_total",
             &["reason"],
-            "Clients' connections that were closed to make room for others, idle ones first; and those of a peer that had its share.",
+            "Clients' connections that were closed to make room for others, idle ones first; or because their peer had used its share.",
         );
-        let reloads = registry.counters("fencegate_reloads_total", &["result"], "SIGHUPs, by what came of them.");
+        let reloads = registry.counters("fencegate_reloads_total", &["result"], "SIGHUPs, by result.");
         let keyed = registry.counters(
             "fencegate_idempotency_keys_total",
             &["result"],
-            "Writes with an Idempotency-Key, by what came of them.",
+            "Writes with an Idempotency-Key, by result.",
         );
         Self {
             keyed_waiting: registry.gauge(
@@ -124,10 +124,8 @@ impl PlaneMetrics {
             ),
             keyed: KeyedResult::ALL.map(|result| keyed.with(&[result.name()])),
             refusals: Code::ALL.map(|code| refusals.with(&[code.as_str()])),
-            unknown: registry.counter(
-                "fencegate_unknown_outcomes_total",
-                "Writes that were sent and of which nobody knows what became.",
-            ),
+            unknown: registry
+                .counter("fencegate_unknown_outcomes_total", "Writes that were sent and whose outcome is unknown."),
             loads: registry.counter(
                 "fencegate_table_loads_total",
                 "Writes to objects that were not in memory, so that the table was read.",
@@ -139,16 +137,16 @@ impl PlaneMetrics {
             bytes: ["received", "sent"].map(|direction| bytes.with(&[direction])),
             store_connections: ["idle", "busy"].map(|state| store_connections.with(&[state])),
             store_queue: registry.gauge("fencegate_store_queue", "Requests that wait for a connection to the store."),
-            held_bytes: registry.gauge("fencegate_held_bytes", "Room taken by bodies that are being collected."),
+            held_bytes: registry.gauge("fencegate_held_bytes", "Memory for bodies that are being collected."),
             reloads: ["applied", "refused"].map(|result| reloads.with(&[result])),
             reload_failed: registry.gauge(
                 "fencegate_reload_failed",
-                "1 if the last reload found a fault: the gate goes by its older settings.",
+                "1 if the last reload found a fault: the gate uses its older settings.",
             ),
             certificate_not_after: registry.passing_gauges(
                 "fencegate_tls_certificate_not_after_seconds",
                 &[],
-                "Until when the certificate of the gate's port holds, as Unix time. Not there without TLS.",
+                "When the certificate of the gate's port expires, as Unix time. Absent without TLS.",
             ),
             certificate: OnceLock::new(),
         }
@@ -172,9 +170,9 @@ impl PlaneMetrics {
 
     /// Counts a write that waits for its twin, until the result is dropped.
     #[must_use]
-    pub fn waits_for_twin(&self) -> Waiting {
+    pub fn waits_for_twin(&self) -> TwinWaiter {
         self.keyed_waiting.increment(1.0);
-        Waiting(self.keyed_waiting.clone())
+        TwinWaiter(self.keyed_waiting.clone())
     }
 
     /// Counts a connection that was closed to make room: it was idle or could be broken off, or its peer had too

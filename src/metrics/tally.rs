@@ -17,12 +17,12 @@ pub struct Tally {
     pub received: Cell<u64>,
     pub sent: Cell<u64>,
     store_seconds: [LocalHistogram; 2],
-    shown: Cell<Standing>,
+    shown: Cell<WorkerGauges>,
 }
 
 /// How many of each a worker has at the moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Standing {
+pub struct WorkerGauges {
     pub connections: usize,
     pub store_idle: usize,
     pub store_busy: usize,
@@ -53,7 +53,7 @@ impl Tally {
 
     /// Adds the counts to the shared counters, and sets the gauges.
     #[allow(clippy::cast_precision_loss, reason = "gauges")]
-    pub fn add_up(&self, metrics: &PlaneMetrics, now: Standing) {
+    pub fn add_up(&self, metrics: &PlaneMetrics, now: WorkerGauges) {
         let before = self.shown.replace(now);
         let change = |gauge: &Gauge, before: usize, now: usize| {
             if before != now {
@@ -147,7 +147,7 @@ impl OperationTally {
                 | Refusal::Draining { .. }
                 | Refusal::Busy { .. }
                 | Refusal::NotYet { .. }
-                | Refusal::Unheard { .. }
+                | Refusal::SourceUnavailable { .. }
                 | Refusal::Exhausted { .. }
                 | Refusal::Locked { .. },
             ) => {}
@@ -288,7 +288,7 @@ mod tests {
         worker.answered(true, 0.5);
         shows(&metrics, &[&count(0)]);
         for _ in 0..2 {
-            worker.add_up(&metrics.plane, Standing::default());
+            worker.add_up(&metrics.plane, WorkerGauges::default());
             shows(&metrics, &[&count(1), "fencegate_store_response_seconds_sum{kind=\"write\"} 0.5"]);
         }
     }
@@ -335,7 +335,7 @@ mod tests {
                         put.began();
                         route.add_up();
                         put.ended();
-                        worker.add_up(&metrics.plane, Standing { connections: 3, ..Standing::default() });
+                        worker.add_up(&metrics.plane, WorkerGauges { connections: 3, ..WorkerGauges::default() });
                     }
                 });
             }
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_nobody_can_end_any_more_does_not_stay() {
+    fn a_write_whose_tally_is_gone_does_not_stay_active() {
         let metrics = Metrics::new();
         let tally = metrics.route("r").tally();
         tally.operation(&Method::PUT).began();

@@ -290,7 +290,7 @@ impl Problem {
             LedgerError::Unsure => {
                 let mut problem = Self::new(
                     Code::TableUnavailable,
-                    "the fence table failed while this was being made durable, so nobody knows whether it happened; it is shut until the gate is restarted",
+                    "the fence table failed while it made this change durable, so the change may be there or not; the table is shut until the gate is restarted",
                 );
                 problem.tell_unsure();
                 problem
@@ -311,7 +311,7 @@ impl Problem {
             .with_object(object),
             LedgerError::Migrating { object, id } => Self::new(
                 Code::MigrationInProgress,
-                format!("migration {id} of this object is under way; GET /v1/migrations/{id} tells how far it is"),
+                format!("migration {id} of this object is under way; GET /v1/migrations/{id} shows how far it is"),
             )
             .with_object(object)
             .with_migration(id),
@@ -326,6 +326,8 @@ impl Problem {
         }
     }
 
+    /// The answer to a refused lease call. The function is long because it is a table, one line per kind of refusal, in
+    /// which the compiler finds a kind that is missing.
     fn lease(why: &LeaseRefusal, now: Now) -> Self {
         match why {
             LeaseRefusal::Held { lease: Some((lease_id, holder, seq)), retry_ms, takeover_after_ms } => {
@@ -401,7 +403,7 @@ impl Problem {
             LeaseRefusal::Locked { fence } => {
                 let mut problem = Self::new(
                     Code::ObjectLocked,
-                    "part of the fence table's past was lost, so nobody knows which tokens are stale: confirm the lowest token that may write, with POST /v1/objects/{object_id}/confirm",
+                    "part of the fence table's past was lost, so the gate does not know which tokens are stale: confirm the lowest token that may write, with POST /v1/objects/{object_id}/confirm",
                 );
                 problem.fence = Some(fence.get());
                 problem

@@ -1,41 +1,35 @@
 //! What a request is: a read, a write to one object or several, or a request that is not forwarded. Pure.
 //!
-//! The only place that knows header names and what methods mean. GET, HEAD and OPTIONS read. Every other method writes,
-//! also an unknown one. CONNECT, TRACE and upgrades are refused. So is everything that could make a store see another
-//! method than the gate did.
+//! The order of the checks of a request's form is here; `form` has the checks, `fields` the headers that mean
+//! something, `source` the tokens of each source of leases, `profile` which requests read, and what a write reaches.
+//! CONNECT, TRACE and upgrades are refused. So is everything that could make a store see another method than the gate
+//! did.
 
-use std::{borrow::Cow, sync::Arc};
+use std::borrow::Cow;
 
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, header, request::Parts};
+use http::{HeaderMap, Uri, header, request::Parts};
 
+pub use super::fields::{FENCE_HOLDER, FENCE_TOKEN};
 use super::{
-    External, Route, Routes,
+    Route, Routes,
     canonical::{self, Ambiguous, Segments},
     doubt::Doubt,
+    fields::{DESTINATION, IDEMPOTENCY_KEY, Marks, token_field},
+    form,
+    profile::Second,
 };
 use crate::{
-    config::GateSettings,
+    config::{GateSettings, Profile},
     failpoints::{self, Fault},
     fence::{
-        Code, FenceToken, HolderId, ObjectId,
-        elected::Claimant,
-        election::{Election, LeaseName},
-        external::Number,
+        Code, FenceToken, ObjectId,
         idempotency::{IdempotencyKey, KeyFault},
+        outside::Claim,
         token::TokenFault,
         verdict::Presented,
         write::ReadOnly,
     },
 };
-
-/// Where a COPY or MOVE writes to.
-const DESTINATION: HeaderName = HeaderName::from_static("destination");
-/// The header with a client's own name for a write.
-const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// The header that carries a token.
-pub const FENCE_TOKEN: HeaderName = HeaderName::from_static("fence-token");
-/// The header that names a write's holder, where a Kubernetes Lease must name the same one.
-pub const FENCE_HOLDER: HeaderName = HeaderName::from_static("fence-holder");
 
 /// What a request is.
 #[derive(Debug)]
@@ -92,6 +86,23 @@ impl Target<'_> {
         Target { object: Cow::Owned(self.object.into_owned()), brought: Brought::Read(presented) }
     }
 
+    /// The token, where it is of a source of leases outside the gate.
+    #[must_use]
+    pub fn claim(&self) -> Option<&Claim> {
+        match &self.brought {
+            Brought::Read(Presented::Outside(claim)) => Some(claim),
+            Brought::Text(_) | Brought::Read(_) => None,
+        }
+    }
+
+    /// The same, for what becomes known of it.
+    pub fn claim_mut(&mut self) -> Option<&mut Claim> {
+        match &mut self.brought {
+            Brought::Read(Presented::Outside(claim)) => Some(claim),
+            Brought::Text(_) | Brought::Read(_) => None,
+        }
+    }
+
     /// What the write presents for the object, parsed.
     #[must_use]
     pub fn presented(&self) -> Presented {
@@ -112,7 +123,7 @@ pub struct Unfit {
     pub closes: bool,
 }
 
-fn unfit(code: Code, detail: impl Into<Cow<'static, str>>) -> Unfit {
+pub(super) fn unfit(code: Code, detail: impl Into<Cow<'static, str>>) -> Unfit {
     Unfit { code, detail: detail.into(), field: None, closes: false }
 }
 
@@ -121,7 +132,7 @@ fn invalid(field: &'static str, detail: &'static str) -> Unfit {
 }
 
 /// A refusal because two parsers could read the request in two ways.
-fn doubtful(field: &'static str, detail: &'static str) -> Unfit {
+pub(super) fn doubtful(field: &'static str, detail: &'static str) -> Unfit {
     Unfit { closes: true, ..invalid(field, detail) }
 }
 
@@ -147,55 +158,40 @@ pub fn body_on_read(field: &'static str) -> Unfit {
 /// With the reason why it is not forwarded.
 pub fn classify<'a>(head: &'a Parts, routes: &'a Routes, limits: &GateSettings) -> Result<Class<'a>, Unfit> {
     let marks = Marks::of(&head.headers);
-    check_size(head, marks, limits)?;
-    check_tunnel(head, marks)?;
-    check_host(head, marks, limits.strict)?;
-    check_override(&head.uri, marks)?;
-    check_coding(&head.headers, marks, limits.strict)?;
-    if limits.strict && head.version == Version::HTTP_2 {
-        check_edges(&head.headers)?;
-    }
+    form::check(head, marks, limits)?;
     let segments = segments_of(head.uri.path());
-    if is_read(&head.method) {
-        let segments = segments.ok();
-        let route = segments.as_ref().and_then(|segments| routes.find(segments)).map(|(route, _)| route);
+    let found = segments.as_ref().ok().and_then(|segments| routes.find(segments));
+    if found.as_ref().map_or(Profile::default(), |(route, _)| route.profile).is_read(head) {
+        let route = found.map(|(route, _)| route);
         let may_have_body = route.is_some_and(|route| route.bodies_on_reads);
         if !may_have_body {
-            check_no_body(&head.headers, marks)?;
+            form::check_no_body(&head.headers, marks)?;
         }
         let (store, read) = (route.map_or(0, |route| route.store), ReadOnly::classified());
         return Ok(Class::Read { store, may_have_body, read });
     }
-    check_rewrite(marks)?;
-    let segments = segments.map_err(|why| {
+    form::check_rewrite(marks)?;
+    let segments = segments.as_ref().map_err(|why| {
         unfit(Code::PathAmbiguous, format!("two servers could read this path in two ways: {}", why.what()))
     })?;
     let unmapped = || unfit(Code::ObjectUnmapped, "no route says which object this path belongs to");
-    let (route, captures) = routes.find(&segments).ok_or_else(unmapped)?;
+    let (route, captures) = found.ok_or_else(unmapped)?;
     let object = route.object(&captures).ok_or_else(unmapped)?;
-    check_reach(&head.method, &segments, route, routes)?;
-    let has_second = marks.have(Marks::DESTINATION) && !failpoints::on(Fault::NoDestination);
-    let second = if has_second { destination(head, route, routes)? } else { None };
+    check_reach(head, segments, route, routes)?;
+    let second = match route.profile.second(marks) {
+        Some(Second::Destination) => destination(head, route, routes)?,
+        None => None,
+    };
     let second = second.filter(|second| *second != object);
     let asks_first = marks.have(Marks::EXPECT);
     let key = if marks.have(Marks::KEY) && route.idempotency { Some(key(&head.headers)?) } else { None };
     Ok(Class::Write(match second {
-        Some(_) if route.external.is_some() || route.kubernetes.is_some() => {
+        Some(_) if !route.source.has_gate_tokens() => {
             let what = "this write goes to two objects, and a token that is not the gate's own is for one";
             return Err(unfit(Code::LeaseObjectMismatch, what));
         }
         None => {
-            let brought = match (&route.external, &route.kubernetes) {
-                (None, None) => brought(&head.headers, marks),
-                (Some(external), _) => Brought::Read(number(&head.headers, external, marks)),
-                (None, Some(kubernetes)) => {
-                    let lease = kubernetes.lease(&captures).ok_or_else(|| {
-                        let what = "no Lease that this gate looks at could govern this object: its namespace is not among those of the route, or no Lease can have its name";
-                        unfit(Code::ObjectUnmapped, what)
-                    })?;
-                    Brought::Read(claimant(&head.headers, lease, kubernetes.check_holder, marks))
-                }
-            };
+            let brought = route.source.brought(&head.headers, marks, &captures)?;
             Write { route, target: Target { object, brought }, others: vec![], asks_first, key }
         }
         Some(second) => {
@@ -213,82 +209,9 @@ fn segments_of(path: &str) -> Result<Segments<'_>, Ambiguous> {
     canonical::segments(path)
 }
 
-/// Which headers a request has, of those that are looked at here, and how long all of them are: one pass
-/// for everything that is always, or nearly never there.
-#[derive(Clone, Copy, Default)]
-struct Marks<'a> {
-    bits: u16,
-    bytes: usize,
-    host: Option<&'a HeaderValue>,
-    token: Option<&'a HeaderValue>,
-}
-
-impl<'a> Marks<'a> {
-    const UPGRADE: u16 = 1;
-    const CODING: u16 = 1 << 1;
-    const OVERRIDE: u16 = 1 << 2;
-    const REWRITE: u16 = 1 << 3;
-    const DESTINATION: u16 = 1 << 4;
-    const TOKENS: u16 = 1 << 5;
-    const CONNECTION: u16 = 1 << 6;
-    const TRAILER: u16 = 1 << 7;
-    const AUTHORIZATION: u16 = 1 << 8;
-    const LENGTH: u16 = 1 << 9;
-    const HOSTS: u16 = 1 << 10;
-    const EXPECT: u16 = 1 << 11;
-    const KEY: u16 = 1 << 12;
-    const UNDERSCORED: u16 = 1 << 13;
-    const LENGTHS: u16 = 1 << 14;
-
-    fn of(headers: &'a HeaderMap) -> Self {
-        let mut marks = Self::default();
-        for (name, value) in headers {
-            let name = name.as_str();
-            marks.bytes += name.len() + value.len();
-            marks.bits |= match name {
-                "upgrade" => Self::UPGRADE,
-                "transfer-encoding" => Self::CODING,
-                "destination" => Self::DESTINATION,
-                "fence-token" if marks.token.is_none() => {
-                    marks.token = Some(value);
-                    0
-                }
-                "fence-token" => Self::TOKENS,
-                "host" if marks.host.is_none() => {
-                    marks.host = Some(value);
-                    0
-                }
-                "host" => Self::HOSTS,
-                "connection" => Self::CONNECTION,
-                "trailer" => Self::TRAILER,
-                "authorization" => Self::AUTHORIZATION,
-                // Over HTTP/1.1, hyper merges two equal ones.
-                "content-length" if marks.bits & Self::LENGTH != 0 => Self::LENGTHS,
-                "content-length" => Self::LENGTH,
-                "expect" => Self::EXPECT,
-                "idempotency-key" => Self::KEY,
-                other if is_one_of(other, &OVERRIDE_HEADERS) => Self::OVERRIDE,
-                other if is_one_of(other, &REWRITE_HEADERS) => Self::REWRITE,
-                "content_length" | "transfer_encoding" => Self::UNDERSCORED,
-                _ => 0,
-            };
-        }
-        marks
-    }
-
-    fn have(self, which: u16) -> bool {
-        self.bits & which != 0
-    }
-}
-
-/// Whether a method may change everything below its path. PUT, POST and PATCH write one resource only.
-fn reaches_below(method: &Method) -> bool {
-    !matches!(*method, Method::PUT | Method::POST | Method::PATCH)
-}
-
 /// Refuses a write that could reach objects below its own.
-fn check_reach(method: &Method, path: &[Cow<'_, str>], route: &Route, routes: &Routes) -> Result<(), Unfit> {
-    if reaches_below(method)
+fn check_reach(head: &Parts, path: &[Cow<'_, str>], route: &Route, routes: &Routes) -> Result<(), Unfit> {
+    if route.profile.reaches_below(head)
         && let Some(below) = routes.below(path, route)
     {
         let what = format!("objects of route {:?} lie below this path; write to them one by one", below.name);
@@ -319,199 +242,10 @@ fn destination(head: &Parts, of: &Route, routes: &Routes) -> Result<Option<Cow<'
         && route.place == of.place
         && let Some(object) = route.object(&captures)
     {
-        check_reach(&head.method, &segments, route, routes)?;
+        check_reach(head, &segments, route, routes)?;
         return Ok(Some(Cow::Owned(object.into_owned())));
     }
     Err(unfit(Code::LeaseObjectMismatch, "the Destination belongs to another route, or to none"))
-}
-
-/// Whether requests of this method only read.
-#[must_use]
-pub fn is_read(method: &Method) -> bool {
-    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
-}
-
-fn check_size(head: &Parts, marks: Marks<'_>, limits: &GateSettings) -> Result<(), Unfit> {
-    let uri = head.uri.path_and_query().map_or(0, |path| path.as_str().len());
-    if uri > limits.uri_bytes_max {
-        return Err(unfit(Code::TargetTooLarge, "the URI is longer than gate.uri_bytes_max"));
-    }
-    if marks.bytes > limits.header_bytes_max {
-        return Err(unfit(Code::HeadersTooLarge, "the headers are larger than gate.header_bytes_max"));
-    }
-    if limits.body_bytes_max == 0 || !marks.have(Marks::LENGTH) {
-        return Ok(());
-    }
-    let length = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    match length {
-        Some(length) if length > limits.body_bytes_max => {
-            Err(unfit(Code::BodyTooLarge, "the body is larger than gate.body_bytes_max"))
-        }
-        Some::<u64>(_) | None => Ok(()),
-    }
-}
-
-/// The gate cannot see what is written through a tunnel. An offer of h2c is not refused, but it is not passed on.
-fn check_tunnel(head: &Parts, marks: Marks<'_>) -> Result<(), Unfit> {
-    if failpoints::on(Fault::PassTunnels) {
-        return Ok(());
-    }
-    if head.method == Method::CONNECT {
-        return Err(unfit(Code::TunnelRefused, "no tunnel leads through a gate"));
-    }
-    if head.method == Method::TRACE {
-        return Err(unfit(Code::TunnelRefused, "TRACE would show the store's view of the request, token and all"));
-    }
-    if !marks.have(Marks::UPGRADE) {
-        return Ok(());
-    }
-    let mut offers = head.headers.get_all(header::UPGRADE).iter();
-    let only_h2c = offers.all(|offer| offer.as_bytes().eq_ignore_ascii_case(b"h2c"));
-    if only_h2c { Ok(()) } else { Err(unfit(Code::TunnelRefused, "no upgraded connection leads through a gate")) }
-}
-
-/// There must be one host, and the request line must name the same one if it names any.
-fn check_host(head: &Parts, marks: Marks<'_>, is_strict: bool) -> Result<(), Unfit> {
-    if failpoints::on(Fault::AnyHost) {
-        return Ok(());
-    }
-    if marks.have(Marks::HOSTS) {
-        return Err(doubtful("Host", "there is more than one Host"));
-    }
-    let authority = head.uri.authority().map(|authority| authority.as_str().as_bytes());
-    let host = marks.host.map(HeaderValue::as_bytes);
-    match (authority, host) {
-        (Some(authority), Some(host)) if !host.eq_ignore_ascii_case(authority) => {
-            Err(unfit(Code::PathAmbiguous, "the request line names another host than the Host header"))
-        }
-        (_, None) if head.version == Version::HTTP_11 => Err(doubtful("Host", "there is no Host")),
-        (None, None) if is_strict => Err(doubtful("Host", "there is no Host")),
-        (authority, host) if is_strict && !host.or(authority).is_some_and(is_host) => {
-            Err(doubtful("Host", "the Host must be one name or address, with a port at most"))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The bytes of a host's name, and of an IPv4 address.
-const IN_NAME: [bool; 256] = {
-    let mut in_name = [false; 256];
-    let mut byte = 0_u8;
-    while byte < 0x80 {
-        in_name[byte as usize] = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
-        byte += 1;
-    }
-    in_name
-};
-
-/// Whether this is a name or an address, with or without a port.
-fn is_host(host: &[u8]) -> bool {
-    let end = match host {
-        [b'[', ..] => {
-            let Some(end) = host.iter().position(|byte| *byte == b']') else { return false };
-            let Ok(address) = std::str::from_utf8(&host[1..end]) else { return false };
-            if address.parse::<std::net::Ipv6Addr>().is_err() {
-                return false;
-            }
-            end + 1
-        }
-        name => name.iter().position(|byte| !IN_NAME[usize::from(*byte)]).unwrap_or(name.len()),
-    };
-    match &host[end..] {
-        [] => end > 0,
-        [b':', port @ ..] => end > 0 && (1..=5).contains(&port.len()) && port.iter().all(u8::is_ascii_digit),
-        _ => false,
-    }
-}
-
-/// An HTTP/2 field whose value begins or ends with a space would be another field over HTTP/1.1.
-fn check_edges(headers: &HeaderMap) -> Result<(), Unfit> {
-    let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
-    let has_edge = |value: &HeaderValue| is_space(value.as_bytes().first()) || is_space(value.as_bytes().last());
-    if headers.values().any(has_edge) {
-        return Err(doubtful("headers", "the value of a field begins or ends with a space"));
-    }
-    Ok(())
-}
-
-/// Refuses a read that has a body.
-fn check_no_body(headers: &HeaderMap, marks: Marks<'_>) -> Result<(), Unfit> {
-    if marks.have(Marks::CODING) {
-        return Err(body_on_read("Transfer-Encoding"));
-    }
-    if marks.have(Marks::LENGTH) && headers.get_all(header::CONTENT_LENGTH).iter().any(|length| length != "0") {
-        return Err(body_on_read("Content-Length"));
-    }
-    Ok(())
-}
-
-const OVERRIDE_HEADERS: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
-const OVERRIDE_KEYS: [&str; 4] = ["_method", "x-http-method-override", "x-http-method", "x-method-override"];
-
-fn check_override(uri: &Uri, marks: Marks<'_>) -> Result<(), Unfit> {
-    let in_header = marks.have(Marks::OVERRIDE);
-    let in_query = uri.query().is_some_and(|query| {
-        form_urlencoded::parse(query.as_bytes())
-            .any(|(key, _)| OVERRIDE_KEYS.iter().any(|name| key.eq_ignore_ascii_case(name)))
-    });
-    if in_header || in_query {
-        return Err(unfit(
-            Code::MethodOverrideRefused,
-            "a method override would make the store do something else than the gate has judged",
-        ));
-    }
-    Ok(())
-}
-
-/// Some stores read `_` in a header's name as `-`.
-fn is_one_of(name: &str, names: &[&str]) -> bool {
-    let same = |(a, b): (u8, u8)| a == b || (a == b'_' && b == b'-');
-    names.iter().any(|each| each.len() == name.len() && name.bytes().zip(each.bytes()).all(same))
-}
-
-/// Headers by which some frameworks write to another path than the request's.
-const REWRITE_HEADERS: [&str; 2] = ["x-original-url", "x-rewrite-url"];
-
-fn check_rewrite(marks: Marks<'_>) -> Result<(), Unfit> {
-    if marks.have(Marks::REWRITE) && !failpoints::on(Fault::AnyPath) {
-        return Err(unfit(Code::PathAmbiguous, "a header names another path, which some servers would write to"));
-    }
-    Ok(())
-}
-
-/// A body must come in the form that is to be stored: the gate removes only the chunks.
-fn check_coding(headers: &HeaderMap, marks: Marks<'_>, is_strict: bool) -> Result<(), Unfit> {
-    // Nearly all requests have none of them.
-    if !marks.have(Marks::CODING | Marks::UNDERSCORED | Marks::LENGTHS) {
-        return Ok(());
-    }
-    if is_strict && marks.have(Marks::UNDERSCORED) {
-        let what = "some servers read content_length and transfer_encoding as Content-Length and Transfer-Encoding";
-        return Err(doubtful("headers", what));
-    }
-    if is_strict && marks.have(Marks::LENGTHS) {
-        return Err(Doubt::TwoLengths.into());
-    }
-    if !marks.have(Marks::CODING) {
-        return Ok(());
-    }
-    let codings = headers.get_all(header::TRANSFER_ENCODING);
-    if is_strict && codings.iter().count() > 1 {
-        return Err(Doubt::TwoLengths.into());
-    }
-    if codings.iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
-        return Ok(());
-    }
-    Err(doubtful("Transfer-Encoding", "only chunked is understood; what is coded otherwise would be stored as it is"))
-}
-
-/// The token that a write brings for its object, or the fault that makes it unreadable.
-fn brought<'a>(headers: &HeaderMap, marks: Marks<'a>) -> Brought<'a> {
-    match token_field(headers, marks) {
-        Ok(None) => Brought::Read(Presented::Nothing),
-        Ok(Some(text)) => Brought::Text(text),
-        Err(fault) => Brought::Read(Presented::Unreadable(fault)),
-    }
 }
 
 /// The client's own name for a write.
@@ -527,36 +261,6 @@ fn key(headers: &HeaderMap) -> Result<IdempotencyKey, Unfit> {
         field: Some("Idempotency-Key"),
         closes: false,
     })
-}
-
-/// The number of an outside lock service that a write brings.
-fn number(headers: &HeaderMap, External { header, limits }: &External, marks: Marks<'_>) -> Presented {
-    let field = if *header == FENCE_TOKEN { token_field(headers, marks) } else { other_field(headers, header, marks) };
-    match field.and_then(|text| text.map(|text| Number::parse(text, *limits)).transpose()) {
-        Ok(None) => Presented::Nothing,
-        Ok(Some(number)) => Presented::Number(number),
-        Err(fault) => Presented::Unreadable(fault),
-    }
-}
-
-/// The term of leadership that a write comes from.
-fn claimant(headers: &HeaderMap, lease: LeaseName, check_holder: bool, marks: Marks<'_>) -> Presented {
-    let read = || {
-        let Some(text) = token_field(headers, marks)? else { return Ok(None) };
-        let election = Election::parse(text)?;
-        let holder = if check_holder {
-            let field = other_field(headers, &FENCE_HOLDER, marks)?.and_then(|holder| HolderId::new(holder).ok());
-            Some(field.ok_or(TokenFault::Holder)?)
-        } else {
-            None
-        };
-        Ok(Some(Claimant { election, lease: Arc::new(lease), term: None, holder }))
-    };
-    match read() {
-        Ok(None) => Presented::Nothing,
-        Ok(Some(claimant)) => Presented::Claimant(claimant),
-        Err(fault) => Presented::Unreadable(fault),
-    }
 }
 
 /// The tokens that a write to several objects presents, one for each, in the order of the objects.
@@ -586,60 +290,6 @@ fn presented_for<'a, const N: usize>(
         };
         Target { object, brought: Brought::Read(presented) }
     })
-}
-
-/// The value of the only field that tokens may come in.
-fn token_field<'a>(headers: &HeaderMap, marks: Marks<'a>) -> Result<Option<&'a str>, TokenFault> {
-    if marks.have(Marks::TOKENS) {
-        return Err(TokenFault::Twice);
-    }
-    check_field(headers, &FENCE_TOKEN, marks)?;
-    marks.token.map(|token| token.to_str().map_err(|_| TokenFault::Shape)).transpose()
-}
-
-/// The value of the only field that a route's tokens may come in.
-fn other_field<'a>(headers: &'a HeaderMap, name: &HeaderName, marks: Marks<'_>) -> Result<Option<&'a str>, TokenFault> {
-    let mut fields = headers.get_all(name).iter();
-    let (field, second) = (fields.next(), fields.next());
-    if second.is_some() {
-        return Err(TokenFault::Twice);
-    }
-    check_field(headers, name, marks)?;
-    field.map(|token| token.to_str().map_err(|_| TokenFault::Number)).transpose()
-}
-
-/// Faults of a token's field that do not depend on its value.
-fn check_field(headers: &HeaderMap, name: &HeaderName, marks: Marks<'_>) -> Result<(), TokenFault> {
-    if marks.have(Marks::CONNECTION) && names(headers, header::CONNECTION, name) {
-        return Err(TokenFault::InConnection);
-    }
-    if marks.have(Marks::TRAILER) && names(headers, header::TRAILER, name) {
-        return Err(TokenFault::InTrailer);
-    }
-    // Any other header that a route uses for its tokens is passed on to the store.
-    if *name == FENCE_TOKEN && marks.have(Marks::AUTHORIZATION) && is_signed(headers) {
-        return Err(TokenFault::Signed);
-    }
-    Ok(())
-}
-
-/// Whether a list header names the token's header.
-fn names(headers: &HeaderMap, list: HeaderName, token: &HeaderName) -> bool {
-    headers
-        .get_all(list)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .any(|name| name.trim().eq_ignore_ascii_case(token.as_str()))
-}
-
-fn is_signed(headers: &HeaderMap) -> bool {
-    headers
-        .get_all(header::AUTHORIZATION)
-        .iter()
-        .filter_map(|value| value.to_str().ok()?.split("SignedHeaders=").nth(1))
-        .flat_map(|list| list.split([',', ' ']).next().unwrap_or("").split(';'))
-        .any(|name| name.trim().eq_ignore_ascii_case(FENCE_TOKEN.as_str()))
 }
 
 #[cfg(test)]

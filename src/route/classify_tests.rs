@@ -1,9 +1,12 @@
 //! Requests, and how they are classified.
 
-use http::Request;
+use http::{Request, Version};
 
 use super::*;
-use crate::config::{RouteSettings, Settings};
+use crate::{
+    config::{RouteSettings, Settings},
+    route::{form::is_host, source::gate_token},
+};
 
 const TOKEN: &str = "fg1.1.dXNlcnM.AAAAAAAAAAAAAAAAAAAAAA";
 
@@ -29,7 +32,7 @@ fn class(method: &str, uri: &str, headers: &[(&str, &str)]) -> String {
 }
 
 fn presented_by(headers: &HeaderMap) -> Presented {
-    Target { object: "users".into(), brought: brought(headers, Marks::of(headers)) }.presented()
+    Target { object: "users".into(), brought: gate_token(headers, Marks::of(headers)) }.presented()
 }
 
 fn objects(write: &Write<'_>) -> String {
@@ -98,7 +101,7 @@ fn a_token_is_one_header_that_only_the_gate_sees() {
     let seen = |headers: &[(&str, &str)]| match presented_by(&head("PUT", "/users/1", headers).headers) {
         Presented::Nothing => Err(None),
         Presented::Unreadable(fault) => Err(Some(fault)),
-        Presented::Token(_) | Presented::Number(_) | Presented::Claimant(_) => Ok(()),
+        Presented::Token(_) | Presented::Outside(_) => Ok(()),
     };
     let fault = |fault| Err(Some(fault));
     assert_eq!(seen(&[]), Err(None));
@@ -136,6 +139,13 @@ fn http_1_1_names_its_host() {
     assert_eq!(code(&without), Some(Code::RequestInvalid));
     let lax = GateSettings { strict: false, ..GateSettings::default() };
     assert!(classify(&without, &routes(), &lax).is_ok());
+    // A host in the target does not make up for it.
+    for (version, is_refused) in [(Version::HTTP_10, true), (Version::HTTP_11, true), (Version::HTTP_2, false)] {
+        let mut absolute = head("PUT", "http://store/users/1", &[]);
+        absolute.headers.remove("host");
+        absolute.version = version;
+        assert_eq!(code(&absolute).is_some(), is_refused, "{version:?}");
+    }
 }
 
 #[test]

@@ -2,34 +2,38 @@
 //!
 //! Pure. [`canonical`] reads a path if every parser would read it in the same way, and fails otherwise. [`template`]
 //! matches the path to a route, and [`object`] makes the object's id. [`classify`] says what a request is: a read, a
-//! write to these objects, or a refusal. [`doubt`]: what two parsers could read in two ways. `terms`: what the table
-//! keeps of the routes.
+//! write to these objects, or a refusal. `form`: the checks of its form. `fields`: the headers that mean something.
+//! [`doubt`]: what two parsers could read in two ways. [`source`]: where a route's leases come from, and what its
+//! writes bring. [`profile`]: what its store's protocol makes of requests and answers. `disagree`: routes that
+//! disagree. `fingerprint`: what the table keeps of the routes.
 
 pub mod canonical;
 pub mod classify;
+mod disagree;
 pub mod doubt;
+mod fields;
 mod fingerprint;
+mod form;
 pub mod object;
+pub mod profile;
+pub mod source;
 pub mod template;
 
 use std::{borrow::Cow, sync::Arc};
 
-use http::HeaderName;
 use sha2::{Digest, Sha256};
 
 pub use fingerprint::RouteFingerprint;
 
 use self::{
     object::ObjectTemplate,
+    source::{KeyFault, Source},
     template::{Captures, PathTemplate},
 };
 use crate::{
-    config::{Fault, LeaseSource, Mode, PartialBody, RouteLease, RouteSettings, Settings, StoreSettings},
-    fence::{ObjectId, Ttl, election::LeaseName, external},
+    config::{Fault, Mode, Profile, RouteSettings, Settings, StoreSettings},
+    fence::{ObjectId, Ttl},
 };
-
-/// Statuses that do not say whether the store has done the write, or will.
-pub const UNSETTLING: [u16; 6] = [202, 408, 499, 502, 503, 504];
 
 /// One route.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +41,7 @@ pub const UNSETTLING: [u16; 6] = [202, 408, 499, 502, 503, 504];
 pub struct Route {
     pub name: Arc<str>,
     pub mode: Mode,
+    pub profile: Profile,
     /// Its place in [`Routes::all`].
     pub place: usize,
     /// The place of its store in [`Routes::stores`].
@@ -49,61 +54,15 @@ pub struct Route {
     pub bodies_on_reads: bool,
     pub settles: Vec<u16>,
     pub drain_wait_ms: u64,
-    pub source: LeaseSource,
+    pub source: Source,
     pub journal: bool,
     /// Whether the gate handles idempotency keys.
     pub idempotency: bool,
-    /// Set where its tokens come from an outside lock service.
-    pub external: Option<External>,
-    /// Set where a Kubernetes Lease says who may write.
-    pub kubernetes: Option<Kubernetes>,
     /// Its templates, as they are in the configuration.
     pub path_text: Arc<str>,
     pub object_text: Arc<str>,
     path: PathTemplate,
     object: ObjectTemplate,
-}
-
-/// A route's settings for an outside lock service's tokens.
-#[derive(Clone, Debug, PartialEq)]
-pub struct External {
-    /// The header that has the token.
-    pub header: HeaderName,
-    pub limits: external::ExternalLimits,
-}
-
-/// A route's settings for the Kubernetes Lease that governs its objects.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Kubernetes {
-    namespace: ObjectTemplate,
-    name: ObjectTemplate,
-    /// A write must name its holder, and that must be the Lease's holder.
-    pub check_holder: bool,
-    /// The only namespaces that its captures may name.
-    namespaces: Arc<[String]>,
-}
-
-impl Kubernetes {
-    /// The Lease that these captures name; `None` where no Lease can have that name, or its namespace is not in the
-    /// list.
-    #[must_use]
-    pub fn lease(&self, captures: &[&Cow<'_, str>]) -> Option<LeaseName> {
-        let fill = |template: &ObjectTemplate| template.fill(captures).into_owned();
-        let lease = LeaseName { namespace: fill(&self.namespace), name: fill(&self.name) };
-        (self.namespaces.contains(&lease.namespace) && is_label(&lease.name, NAME_MAX, true)).then_some(lease)
-    }
-}
-
-/// The longest name of a Lease, and of a namespace.
-const NAME_MAX: usize = 253;
-const NAMESPACE_MAX: usize = 63;
-
-/// Whether Kubernetes accepts this as a name.
-fn is_label(name: &str, max: usize, may_have_dots: bool) -> bool {
-    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_part =
-        |part: &str| part.bytes().all(is_inner) && !part.is_empty() && !part.starts_with('-') && !part.ends_with('-');
-    name.len() <= max && if may_have_dots { name.split('.').all(is_part) } else { is_part(name) }
 }
 
 /// All routes, the most specific first, and the stores behind them.
@@ -128,71 +87,20 @@ impl Routes {
         let mut hash = Sha256::new();
         for (place, given) in settings.routes().iter().enumerate() {
             let at = |key: &str| format!("route[{place}].{key}");
-            if given.name.is_empty() || given.name.chars().any(char::is_control) {
-                faults.push(Fault::new(at("name"), "must be a word or two"));
-            }
             if routes.iter().any(|route| *route.name == *given.name) {
                 faults.push(Fault::new(at("name"), format!("{:?} is another route's name too", given.name)));
             }
             let store = given.store.over(&settings.store);
-            let mode = [given.mode as u8];
-            for part in [given.path.as_bytes(), given.object.as_bytes(), &mode, store.url.as_bytes()] {
-                hash.update((part.len() as u64).to_be_bytes());
-                hash.update(part);
-            }
-            if given.lease_source != LeaseSource::Gate {
-                hash.update([given.lease_source as u8]);
-            }
-            if given.journal && given.mode != Mode::Enforce {
-                faults.push(Fault::new(at("journal"), "needs mode = \"enforce\": other writes have no lease"));
-            }
+            add_to_hash(&mut hash, given, &store);
             let store = stores.iter().position(|each| *each == store).unwrap_or_else(|| {
                 stores.push(store);
                 stores.len() - 1
             });
-            if let Some(odd) = given.settles.iter().find(|status| !UNSETTLING.contains(status)) {
-                let what = format!("{odd} says by itself what became of a write; only {UNSETTLING:?} do not");
-                faults.push(Fault::new(at("settles"), what));
-            }
-            let kubernetes = kubernetes(given, settings).map_err(|(key, what)| faults.push(Fault::new(at(key), what)));
-            if given.kubernetes != RouteLease::default() {
-                for part in [&given.kubernetes.namespace, &given.kubernetes.name] {
-                    hash.update((part.len() as u64).to_be_bytes());
-                    hash.update(part);
-                }
-            }
-            let external = external(given).map_err(|(key, what)| faults.push(Fault::new(at(key), what)));
-            match parse(given) {
-                Err((key, what)) => faults.push(Fault::new(at(key), what)),
-                Ok((path, object)) => {
-                    let discards = given.partial_body == PartialBody::Discards;
-                    let (name, settles) = (given.name.as_str().into(), given.settles.clone());
-                    let (mode, drain_wait_ms, bound) = (given.mode, given.drain_wait_ms, Ttl(stores[store].bound_ms()));
-                    let place = 0;
-                    routes.push(Route {
-                        name,
-                        mode,
-                        place,
-                        store,
-                        bound,
-                        discards,
-                        bodies_on_reads: given.bodies_on_reads,
-                        settles,
-                        drain_wait_ms,
-                        source: given.lease_source,
-                        journal: given.journal,
-                        idempotency: given.idempotency && given.mode == Mode::Enforce,
-                        external: external.unwrap_or_default(),
-                        kubernetes: kubernetes.unwrap_or_default(),
-                        path_text: given.path.as_str().into(),
-                        object_text: given.object.as_str().into(),
-                        path,
-                        object,
-                    });
-                }
-            }
+            let (route, found) = Route::of(given, settings, place, (store, Ttl(stores[store].bound_ms())));
+            routes.extend(route);
+            faults.extend(found.into_iter().map(|(key, what)| Fault::new(at(key), what)));
         }
-        faults.extend(disagreements(&routes));
+        faults.extend(disagree::disagreements(&routes));
         // The longest literal prefix comes first. This sort keeps the order in the file among equals.
         routes.sort_by_key(|route| std::cmp::Reverse(route.path.literal_prefix()));
         routes.iter_mut().enumerate().for_each(|(place, route)| route.place = place);
@@ -215,41 +123,6 @@ impl Routes {
     #[must_use]
     pub fn below(&self, path: &[Cow<'_, str>], of: &Route) -> Option<&Route> {
         self.all.iter().find(|route| route.place != of.place && route.path.lies_below(path))
-    }
-
-    /// Whether leases of this object come from signed grants only: true if a route that may make this id says so.
-    #[must_use]
-    pub fn needs_grant(&self, object: &ObjectId) -> bool {
-        self.all.iter().any(|route| route.source == LeaseSource::Authority && route.may_make(object))
-    }
-
-    /// The terms for outside tokens of this object; `None` where no route that may make this id uses an outside lock
-    /// service.
-    #[must_use]
-    pub fn follows(&self, object: &ObjectId) -> Option<external::ExternalLimits> {
-        let external = self.all.iter().filter(|route| route.may_make(object)).find_map(|route| route.external.as_ref());
-        external.map(|external| external.limits)
-    }
-
-    /// The Kubernetes Lease that governs this object. The outer `None`: no route that may make this id has one.
-    #[must_use]
-    pub fn lease_of(&self, object: &ObjectId) -> Option<Option<LeaseName>> {
-        let mut governed = self.all.iter().filter(|route| route.may_make(object));
-        governed.find_map(|route| {
-            let kubernetes = route.kubernetes.as_ref()?;
-            let captures = route.object.captures_of(object.as_str());
-            Some(captures.and_then(|captures| kubernetes.lease(&captures.iter().collect::<Vec<_>>())))
-        })
-    }
-
-    /// The namespaces whose Leases govern objects.
-    #[must_use]
-    pub fn namespaces(&self) -> Vec<String> {
-        let all = self.all.iter().filter_map(|route| route.kubernetes.as_ref());
-        let mut all: Vec<String> = all.flat_map(|kubernetes| kubernetes.namespaces.iter().cloned()).collect();
-        all.sort_unstable();
-        all.dedup();
-        all
     }
 
     /// Whether some path could be about this object: a route makes its id, from paths that no earlier route takes.
@@ -278,11 +151,68 @@ impl Routes {
 }
 
 impl Route {
+    /// Reads a route's settings. Returns the route, where it can be compared with others, and all faults. `place`: in
+    /// the settings. `store`: its place, and its bound.
+    fn of(
+        given: &RouteSettings,
+        settings: &Settings,
+        place: usize,
+        (store, bound): (usize, Ttl),
+    ) -> (Option<Self>, Vec<KeyFault>) {
+        let mut faults: Vec<KeyFault> = vec![];
+        if given.name.is_empty() || given.name.chars().any(char::is_control) {
+            faults.push(("name", "must be a word or two".to_owned()));
+        }
+        if given.journal && given.mode != Mode::Enforce {
+            faults.push(("journal", "needs mode = \"enforce\": other writes have no lease".to_owned()));
+        }
+        let unsettling = given.profile.unsettling();
+        if let Some(odd) = given.settles.iter().find(|status| !unsettling.contains(status)) {
+            let what = format!("{odd} says by itself what became of a write; only {unsettling:?} do not");
+            faults.push(("settles", what));
+        }
+        let templates = parse(given);
+        let (source, found) = Source::of(given, settings, templates.as_ref().ok());
+        faults.extend(found);
+        let route = match (templates, source) {
+            (Ok((path, object)), Some(source)) => Some(Self {
+                name: given.name.as_str().into(),
+                mode: given.mode,
+                profile: given.profile,
+                place,
+                store,
+                bound,
+                discards: given.profile.discards(given.partial_body),
+                bodies_on_reads: given.bodies_on_reads,
+                settles: given.settles.clone(),
+                drain_wait_ms: given.drain_wait_ms,
+                source,
+                journal: given.journal,
+                idempotency: given.idempotency && given.mode == Mode::Enforce,
+                path_text: given.path.as_str().into(),
+                object_text: given.object.as_str().into(),
+                path,
+                object,
+            }),
+            (templates, _) => {
+                faults.extend(templates.err());
+                None
+            }
+        };
+        (route, faults)
+    }
+
     /// Whether it takes the same paths to the same objects in the same way. The store is compared separately.
     #[must_use]
     pub fn acts_like(&self, other: &Self) -> bool {
-        (&self.path, &self.object, self.mode, self.source, &self.kubernetes)
-            == (&other.path, &other.object, other.mode, other.source, &other.kubernetes)
+        let (own, others) = ((&self.path, &self.object, self.mode), (&other.path, &other.object, other.mode));
+        own == others && self.profile == other.profile && self.source.acts_like(&other.source)
+    }
+
+    /// Whether a complete answer with this status says what became of a write.
+    #[must_use]
+    pub fn is_settled_by(&self, status: u16) -> bool {
+        !self.profile.unsettling().contains(&status) || self.settles.contains(&status)
     }
 
     /// Whether it could make this object's id.
@@ -304,190 +234,20 @@ impl Route {
     }
 }
 
-/// Reads the settings of a route whose tokens come from an outside lock service.
-fn external(given: &RouteSettings) -> Result<Option<External>, (&'static str, String)> {
-    let plain = RouteSettings::default();
-    if given.lease_source != LeaseSource::External {
-        let only = |key| Err((key, "is for lease_source = \"external\"".to_owned()));
-        return match given {
-            _ if given.token_header != plain.token_header => only("token_header"),
-            _ if given.max_jump != plain.max_jump => only("max_jump"),
-            _ if given.ttl_ms != plain.ttl_ms => only("ttl_ms"),
-            _ => Ok(None),
-        };
+/// Adds to the hash of the routes what decides which writes go to which object and store.
+fn add_to_hash(hash: &mut Sha256, given: &RouteSettings, store: &StoreSettings) {
+    let mode = [given.mode as u8];
+    for part in [given.path.as_bytes(), given.object.as_bytes(), &mode, store.url.as_bytes()] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
     }
-    let header = HeaderName::from_bytes(given.token_header.as_bytes());
-    let header = header.map_err(|_| ("token_header", format!("{:?} is not a header's name", given.token_header)))?;
-    if RESERVED.contains(&header.as_str()) {
-        return Err(("token_header", format!("{header} has its own meaning; choose another header")));
-    }
-    if given.max_jump == 0 {
-        return Err(("max_jump", "must be at least 1".to_owned()));
-    }
-    if given.ttl_ms != 0 && !(1_000..=Ttl::FOR_EVER.0 / 2).contains(&given.ttl_ms) {
-        return Err(("ttl_ms", "must be at least 1000, or 0 where silence does not matter".to_owned()));
-    }
-    let silence = if given.ttl_ms == 0 { Ttl::FOR_EVER } else { Ttl(given.ttl_ms) };
-    Ok(Some(External { header, limits: external::ExternalLimits { max_jump: given.max_jump, silence } }))
+    source::hash(given, hash);
 }
 
-/// Reads the settings of a route that a Kubernetes Lease governs.
-fn kubernetes(given: &RouteSettings, settings: &Settings) -> Result<Option<Kubernetes>, (&'static str, String)> {
-    let RouteLease { namespace, name, check_holder } = &given.kubernetes;
-    if given.lease_source != LeaseSource::Kubernetes {
-        let is_given = given.kubernetes != RouteLease::default();
-        let what = "is for lease_source = \"kubernetes\"";
-        return if is_given { Err(("kubernetes", what.to_owned())) } else { Ok(None) };
-    }
-    // `Routes::new` reports this fault itself.
-    let Ok((path, object)) = parse(given) else { return Ok(None) };
-    let read = |key: &'static str, text: &str| {
-        let template = ObjectTemplate::parse(text, &path).map_err(|fault| (key, fault.to_string()))?;
-        let strange = template.captures().find(|capture| !object.captures().any(|own| own == *capture));
-        match strange {
-            None => Ok(template),
-            Some(_) => Err((
-                key,
-                format!(
-                    "{text:?} uses a capture that {:?} does not, so one object could have two Leases",
-                    given.object
-                ),
-            )),
-        }
-    };
-    if !object.is_unambiguous() {
-        let what = format!(
-            "{:?}: with a / between its captures, or else two paths could be one object with two Leases",
-            given.object
-        );
-        return Err(("object", what));
-    }
-    let (namespace_of, name_of) = (read("kubernetes.namespace", namespace)?, read("kubernetes.name", name)?);
-    if let Some(odd) = settings.kubernetes.namespaces.iter().find(|name| !is_label(name, NAMESPACE_MAX, false)) {
-        return Err(("kubernetes.namespace", format!("kubernetes.namespaces: {odd:?} is no namespace")));
-    }
-    let namespaces = if namespace_of.captures().next().is_some() {
-        settings.kubernetes.namespaces.clone()
-    } else {
-        vec![namespace.clone()]
-    };
-    if namespaces.is_empty() {
-        let what = "has captures, so kubernetes.namespaces must say which namespaces they may name";
-        return Err(("kubernetes.namespace", what.to_owned()));
-    }
-    if namespace_of.captures().next().is_none() && !is_label(namespace, NAMESPACE_MAX, false) {
-        return Err(("kubernetes.namespace", format!("{namespace:?} is no namespace")));
-    }
-    if name_of.captures().next().is_none() && !is_label(name, NAME_MAX, true) {
-        return Err(("kubernetes.name", format!("{name:?} is no Lease's name")));
-    }
-    let (namespace, name, namespaces) = (namespace_of, name_of, namespaces.into());
-    Ok(Some(Kubernetes { namespace, name, check_holder: *check_holder, namespaces }))
-}
-
-/// Headers that say how a request is read, or who sends it.
-const RESERVED: [&str; 16] = [
-    "authorization",
-    "connection",
-    "content-encoding",
-    "content-length",
-    "content-type",
-    "cookie",
-    "destination",
-    "expect",
-    "host",
-    "idempotency-key",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "via",
-    "x-forwarded-for",
-];
-
-fn parse(given: &RouteSettings) -> Result<(PathTemplate, ObjectTemplate), (&'static str, String)> {
+fn parse(given: &RouteSettings) -> Result<(PathTemplate, ObjectTemplate), KeyFault> {
     let path = PathTemplate::parse(&given.path).map_err(|fault| ("match", fault.to_string()))?;
     let object = ObjectTemplate::parse(&given.object, &path).map_err(|fault| ("object", fault.to_string()))?;
     Ok((path, object))
-}
-
-impl Route {
-    /// Whether it and another route could give one object leases of two kinds. (Where only one of them has a Kubernetes
-    /// Lease, or an outside lock service, for some of the other's objects, each change is an advance like any other.)
-    fn has_other_leases(&self, other: &Self) -> bool {
-        let narrows = |one: &Self, two: &Self| one.object.narrowed_to(&two.object).is_some();
-        let is_same = narrows(self, other) && narrows(other, self);
-        match (&self.kubernetes, &other.kubernetes) {
-            (Some(own), Some(others)) => {
-                own.check_holder != others.check_holder && is_same
-                    || self.object.meets(&other.object) && !self.has_lease_of(own, other, others)
-            }
-            (None, _) | (_, None) => is_same && self.source != other.source,
-        }
-    }
-
-    /// Whether this route takes all of these paths first, so that none of them gets to `route`.
-    fn takes_all_of(&self, path: &PathTemplate, route: &Self) -> bool {
-        self.path.literal_prefix() > route.path.literal_prefix() && self.path.covers(path)
-    }
-
-    /// Whether both routes give every object that both can make the same Lease.
-    fn has_lease_of(&self, own: &Kubernetes, other: &Self, others: &Kubernetes) -> bool {
-        let is_one = |one: &ObjectTemplate, two: &ObjectTemplate| one.literal().is_some() && one == two;
-        if is_one(&own.namespace, &others.namespace) && is_one(&own.name, &others.name) {
-            return true;
-        }
-        if let Some(id) = self.object.literal().or_else(|| other.object.literal()) {
-            // If there is not exactly one way to make the id, the routes do not both make it, or another fault is
-            // reported.
-            let (Some(mine), Some(theirs)) = (self.object.captures_of(&id), other.object.captures_of(&id)) else {
-                return true;
-            };
-            let lease =
-                |lease: &Kubernetes, captures: &[Cow<'_, str>]| lease.lease(&captures.iter().collect::<Vec<_>>());
-            return lease(own, &mine) == lease(others, &theirs)
-                || self.takes_all_of(&other.path.filled(&theirs), other)
-                || other.takes_all_of(&self.path.filled(&mine), self);
-        }
-        for (wide, wide_lease, narrow, narrow_lease) in [(self, own, other, others), (other, others, self, own)] {
-            let Some(narrowed) = wide.object.narrowed_to(&narrow.object) else { continue };
-            let is_same = |one: &ObjectTemplate, two: &ObjectTemplate| one.in_narrow(&narrowed) == *two;
-            return is_same(&wide_lease.namespace, &narrow_lease.namespace)
-                && is_same(&wide_lease.name, &narrow_lease.name)
-                || narrow.takes_all_of(&wide.path.filled(&narrowed.texts()), wide);
-        }
-        false
-    }
-}
-
-/// Reports routes that disagree: two that could take the same path, with only their order to choose by, must treat it
-/// alike.
-fn disagreements(routes: &[Route]) -> Vec<Fault> {
-    let mut faults = vec![];
-    for (place, route) in routes.iter().enumerate() {
-        for other in &routes[..place] {
-            let tie = route.path.literal_prefix() == other.path.literal_prefix() && route.path.overlaps(&other.path);
-            let agree = (&route.object, route.mode, route.store, route.source, &route.kubernetes)
-                == (&other.object, other.mode, other.store, other.source, &other.kubernetes);
-            if route.object == other.object && route.journal != other.journal {
-                let what = format!(
-                    "route {:?} has the same object, and its hash would cover a part of the writes",
-                    other.name
-                );
-                faults.push(Fault::new(format!("route[{place}].journal"), what));
-            }
-            if route.has_other_leases(other) {
-                let what =
-                    format!("route {:?} can have the same object, and its leases come from elsewhere", other.name);
-                faults.push(Fault::new(format!("route[{place}].lease_source"), what));
-            }
-            if tie && !agree {
-                let what = format!("takes paths that route {:?} takes too, and they disagree", other.name);
-                faults.push(Fault::new(format!("route[{place}].match"), what));
-            }
-        }
-    }
-    faults
 }
 
 #[cfg(test)]

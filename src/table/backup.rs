@@ -38,7 +38,7 @@ use crate::{
 /// Why a backup or restore did not happen.
 #[derive(Debug, Error)]
 pub enum BackupFault {
-    #[error("{} is there already; name a folder that is not", .0.display())]
+    #[error("{} exists already; name a folder that does not exist", .0.display())]
     Exists(PathBuf),
     #[error("{} holds no backup of a fence table", .0.display())]
     NoBackup(PathBuf),
@@ -49,7 +49,7 @@ pub enum BackupFault {
     #[error("there are no numbers left above those that the table has used, or above --above; use other object ids")]
     Exhausted,
     #[error(
-        "{} {why}, so nothing says which numbers were used since this backup was made. Say --above N: the highest lease_seq that you know of, of any object, from `fencegate_table_floor` in your metrics, the logs of writers, or the Fence-Seq that the store was sent. Only if nothing has run on this table or another copy of it since, say --above {floor}, where the backup stands", .data.display()
+        "{} {why}, so it is unknown which numbers were used since this backup was made. Say --above N: the highest lease_seq that you know of, of any object, from `fencegate_table_floor` in your metrics, the logs of writers, or the Fence-Seq that the store was sent. Only if nothing has run on this table or another copy of it since, say --above {floor}, where the backup stands", .data.display()
     )]
     FloorUnknown { data: PathBuf, why: Unknown, floor: u64 },
     #[error(
@@ -83,7 +83,7 @@ pub enum Unknown {
         "is not known to be of this backup's table, since one of them was made by a version that gave tables no name"
     )]
     Unnamed,
-    #[error("is older than this backup, or than a restore of it, as a volume is that was put back from a snapshot")]
+    #[error("is older than this backup, or than a restore of it; a volume that was put back from a snapshot is")]
     Older,
 }
 

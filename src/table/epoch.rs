@@ -31,7 +31,7 @@ pub struct Epoch {
 #[derive(Debug, Error)]
 pub enum EpochFault {
     #[error(
-        "{} does not read, so it is not known above which numbers this folder's table has to stay. Copy the table with `fencegate table backup --config FILE --to FOLDER`, and put the copy back with `fencegate table restore --config FILE --from FOLDER --replace --above N`: N is the highest lease_seq that you know of, of any object", .path.display()
+        "{} does not read, so it is unknown above which numbers this folder's table must stay. Copy the table with `fencegate table backup --config FILE --to FOLDER`, and put the copy back with `fencegate table restore --config FILE --from FOLDER --replace --above N`: N is the highest lease_seq that you know of, of any object", .path.display()
     )]
     Unreadable { path: PathBuf },
     #[error("{}: {error}", .path.display())]

@@ -24,7 +24,7 @@ pub enum KeyFault {
     #[error("the table's key {path} has {len} bytes instead of {expected}; bring the right file back", expected = TableKey::BYTES)]
     Length { path: String, len: usize },
     #[error(
-        "the table's key {path} is open to everybody (mode {mode:03o}); chmod 600 it, and restore a backup to get a new key if others may have read it"
+        "the table's key {path} is open to all users (mode {mode:03o}); chmod 600 it, and restore a backup to get a new key if other users may have read it"
     )]
     Open { path: String, mode: u32 },
     #[error("the table's key {path} cannot be used: {error}")]

@@ -50,7 +50,7 @@ pub(super) fn scan(folder: &Path) -> Result<Found, TableFault> {
         match walk(&log) {
             Walk::Zeros(at) if log[at..].iter().any(|byte| *byte != 0) => return Err(corrupt(at, "has zeros")),
             Walk::Zeros(_) => found = Found::ZerosAtTheEnd(name),
-            Walk::Foreign(at) => return Err(corrupt(at, "has a record of a kind that nobody writes")),
+            Walk::Foreign(at) => return Err(corrupt(at, "has a record of an unknown kind")),
             Walk::TooLong(at) if is_manifest && is_whole_but_for_its_length(&log[at..]) => {
                 return Err(corrupt(at, "has a record whose length is wrong"));
             }

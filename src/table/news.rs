@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watcher_resumes_where_it_was_or_is_told_to_start_over() {
+    fn a_watcher_resumes_where_it_was_or_gets_a_reset() {
         let news = News::new(3, at(10));
         assert_eq!(stamps(news.after(at(10))), Ok(vec![]));
         assert_eq!(stamps(news.after(at(9))), Err(10), "before this run");

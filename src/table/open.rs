@@ -193,7 +193,7 @@ pub fn begin(
     }
     let key = key_file::read(&key_path(data))?;
     for path in private::repair(data, &table_folder(data))? {
-        tracing::warn!(path = %path.display(), "this was open to everybody, and has been closed; others may have read it");
+        tracing::warn!(path = %path.display(), "this was open to all users, and the gate has closed it; other users may have read it");
     }
     let opened = RocksTable::open(&table_folder(data));
     let (table, recovered) = opened.map_err(|fault| OpenFault::Table { folder: folder(), fault })?;

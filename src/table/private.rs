@@ -15,11 +15,11 @@ use rustix::{fs::Mode, process};
 use thiserror::Error;
 
 /// The bits of users who are neither the owner nor in the group.
-const EVERYBODY: u32 = 0o007;
+const OTHER_USERS: u32 = 0o007;
 
 /// Files that all users may read, and that cannot be closed.
 #[derive(Debug, Error)]
-#[error("{} is open to everybody (mode {mode:03o}), and holds what only the gate may read; this process may not change that: {error}. Run chmod -R o-rwx on it, as its owner", .path.display())]
+#[error("{} is open to all users (mode {mode:03o}), and holds data that only the gate may read; this process may not change that: {error}. Run chmod -R o-rwx on it, as its owner", .path.display())]
 pub struct OpenToAll {
     path: PathBuf,
     mode: u32,
@@ -96,10 +96,10 @@ fn is_ours(path: &Path) -> bool {
 /// `None`: it was closed already, or no longer exists.
 fn take_from_all(path: &Path) -> Result<Option<PathBuf>, OpenToAll> {
     let Ok(mode) = fs::metadata(path).map(|found| found.mode() & 0o7777) else { return Ok(None) };
-    if mode & EVERYBODY == 0 {
+    if mode & OTHER_USERS == 0 {
         return Ok(None);
     }
-    match fs::set_permissions(path, Permissions::from_mode(mode & !EVERYBODY)) {
+    match fs::set_permissions(path, Permissions::from_mode(mode & !OTHER_USERS)) {
         Ok(()) => Ok(Some(path.to_owned())),
         Err(error) => Err(OpenToAll { path: path.to_owned(), mode: mode & 0o777, error }),
     }
@@ -157,7 +157,7 @@ mod tests {
         // Even root cannot change the modes there.
         let table = Path::new("/proc/sys/kernel");
         let said = repair(Path::new("/nowhere"), table).unwrap_err().to_string();
-        assert!(said.contains("/proc/sys/kernel is open to everybody (mode 555)"), "{said}");
+        assert!(said.contains("/proc/sys/kernel is open to all users (mode 555)"), "{said}");
         assert!(said.contains("chmod -R o-rwx"), "{said}");
     }
 }

@@ -32,14 +32,14 @@ pub struct Records {
 #[derive(Clone, Debug)]
 pub struct LeaseView {
     pub row: LeaseRow,
-    pub standing: Standing,
+    pub status: LeaseStatus,
     /// What is left of a held lease.
     pub remaining_ms: u64,
 }
 
 /// The state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum LeaseStatus {
     Held,
     /// Fenced, and the lease's last writes may still be on their way.
     Draining,
@@ -208,11 +208,11 @@ impl Records {
         }
         let is_at_fence = record.lease().is_some_and(|(lease, _)| lease.lease_id == row.lease_id);
         if is_at_fence || row.ended.is_some() {
-            return Ok(Some(with_standing(row, &record, now)));
+            return Ok(Some(with_status(row, &record, now)));
         }
         // The lease ended between the two reads; its row says how by now.
         let newer = self.lease_at(row.object.clone(), row.seq)?;
-        Ok(Some(with_standing(newer.unwrap_or(row), &record, now)))
+        Ok(Some(with_status(newer.unwrap_or(row), &record, now)))
     }
 
     /// Leases whose object id begins with `prefix` and that `wanted` accepts, from `after` on.
@@ -255,7 +255,7 @@ impl Records {
     }
 }
 
-fn with_standing(mut row: LeaseRow, record: &Record, now: Now) -> LeaseView {
+fn with_status(mut row: LeaseRow, record: &Record, now: Now) -> LeaseView {
     if let Some((lease, ended)) = record.lease().filter(|(lease, _)| lease.lease_id == row.lease_id) {
         // The record has the newest values; the row is from the grant.
         row = LeaseRow::new(&record.object, lease, ended.cloned());
@@ -263,17 +263,17 @@ fn with_standing(mut row: LeaseRow, record: &Record, now: Now) -> LeaseView {
     let is_current = record.open_lease().is_some_and(|lease| lease.lease_id == row.lease_id);
     let remaining_ms = record.open_lease().filter(|_| is_current).map_or(0, |lease| lease.remaining_ms(now));
     let below_by_one = row.seq.get().checked_add(1) == Some(record.fence.get());
-    let standing = match &row.ended {
-        _ if below_by_one && matches!(record.state, State::Draining { .. }) => Standing::Draining,
+    let status = match &row.ended {
+        _ if below_by_one && matches!(record.state, State::Draining { .. }) => LeaseStatus::Draining,
         Some(ended) => match ended.how {
-            How::Expired => Standing::Expired,
-            How::Released => Standing::Released,
-            How::Fenced { .. } => Standing::Fenced,
+            How::Expired => LeaseStatus::Expired,
+            How::Released => LeaseStatus::Released,
+            How::Fenced { .. } => LeaseStatus::Fenced,
         },
-        None if is_current && remaining_ms > 0 => Standing::Held,
-        None if is_current => Standing::Overdue,
+        None if is_current && remaining_ms > 0 => LeaseStatus::Held,
+        None if is_current => LeaseStatus::Overdue,
         // A new incarnation has moved the fence past it.
-        None => Standing::Fenced,
+        None => LeaseStatus::Fenced,
     };
-    LeaseView { row, standing, remaining_ms }
+    LeaseView { row, status, remaining_ms }
 }

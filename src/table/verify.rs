@@ -11,7 +11,7 @@ use super::{
     ledger::{authority as certificates, journal},
     open::{read_mark, read_meta},
 };
-use crate::fence::{Fence, Hlc, Incarnation, LeaseSeq, Now, ObjectId, TableKey, WallMs, time::Frame};
+use crate::fence::{Fence, Hlc, Incarnation, LeaseSeq, Now, ObjectId, Record, TableKey, WallMs, time::Frame};
 
 const CHUNK: usize = 4_096;
 const FAULTS_MAX: usize = 100;
@@ -91,83 +91,92 @@ impl Checks {
     }
 
     fn row(&self, table: &dyn Table, (key, value): &Row) -> Result<(), String> {
-        let name = String::from_utf8_lossy(key).into_owned();
-        let bad = |what: &dyn std::fmt::Display| format!("{name:?}: {what}");
-        match Key::decode(key).map_err(|fault| bad(&fault))? {
+        let checked = Key::decode(key).map_err(text).and_then(|key| self.value(table, key, value));
+        checked.map_err(|what| format!("{:?}: {what}", String::from_utf8_lossy(key)))
+    }
+
+    /// Checks a row's value, by what its key says that it is.
+    fn value(&self, table: &dyn Table, key: Key, value: &[u8]) -> Result<(), String> {
+        match key {
             Key::Meta => Ok(()),
-            Key::Mark => decode_mark(value).map(drop).map_err(|fault| bad(&fault)),
+            Key::Mark => decode_mark(value).map(drop).map_err(text),
             Key::Record(object) => {
-                let record = decode_record(object, value, &self.context).map_err(|fault| bad(&fault))?;
+                let record = decode_record(object, value, &self.context).map_err(text)?;
                 if record.changed > self.mark {
-                    return Err(bad(&"was changed after the table's own mark"));
+                    return Err("was changed after the table's own mark".to_owned());
                 }
                 Ok(())
             }
-            Key::Lease(object, seq) => {
-                let row = decode_lease(object.clone(), seq, value).map_err(|fault| bad(&fault))?;
-                let index = get(table, &Key::LeaseIndex(row.lease_id)).map_err(|fault| bad(&fault))?;
-                if index.map(|index| decode_index(&index)) != Some(Ok((object.clone(), seq))) {
-                    return Err(bad(&"is not to be found by its lease id"));
-                }
-                let record = get(table, &Key::Record(object.clone())).map_err(|fault| bad(&fault))?;
-                let record = record.ok_or_else(|| bad(&"has no record, so its fence is lost"))?;
-                let record = decode_record(object, &record, &self.context).map_err(|fault| bad(&fault))?;
-                if Fence::from(seq) > record.fence {
-                    return Err(bad(&"is above its object's fence"));
-                }
-                Ok(())
-            }
+            Key::Lease(object, seq) => self.lease(table, &object, seq, value),
             Key::LeaseIndex(lease) => {
-                let (object, seq) = decode_index(value).map_err(|fault| bad(&fault))?;
-                let row = get(table, &Key::Lease(object.clone(), seq)).map_err(|fault| bad(&fault))?;
+                let (object, seq) = decode_index(value).map_err(text)?;
+                let row = get(table, &Key::Lease(object.clone(), seq))?;
                 match row.map(|row| decode_lease(object, seq, &row)) {
                     Some(Ok(row)) if row.lease_id == lease => Ok(()),
-                    Some(_) | None => Err(bad(&"leads to no lease of that id")),
+                    Some(_) | None => Err("leads to no lease of that id".to_owned()),
                 }
             }
-            Key::Request(..) => RequestRow::decode(value).map(drop).map_err(|fault| bad(&fault)),
+            Key::Request(..) => RequestRow::decode(value).map(drop).map_err(text),
             Key::Certificate(object, seq) => {
-                are_certificates(value, &object, seq).map_err(|fault| bad(&fault))?;
-                let record = get(table, &Key::Record(object.clone())).map_err(|fault| bad(&fault))?;
-                let record = record.ok_or_else(|| bad(&"has no record, so its fence is lost"))?;
-                let record = decode_record(object, &record, &self.context).map_err(|fault| bad(&fault))?;
-                if Fence::from(seq) >= record.fence {
-                    return Err(bad(&"fences a lease that its object's fence has not passed"));
+                are_certificates(value, &object, seq).map_err(text)?;
+                if Fence::from(seq) >= self.record_of(table, &object)?.fence {
+                    return Err("fences a lease that its object's fence has not passed".to_owned());
                 }
                 Ok(())
             }
-            Key::Parked(object, seq) => are_certificates(value, &object, seq).map_err(|fault| bad(&fault)),
-            Key::Migration(_) => MigrationRow::decode(value).map(drop).map_err(|fault| bad(&fault)),
-            Key::Journal(_) => JournalHead::decode(value).map(drop).map_err(|fault| bad(&fault)),
+            Key::Parked(object, seq) => are_certificates(value, &object, seq).map_err(text),
+            Key::Migration(_) => MigrationRow::decode(value).map(drop).map_err(text),
+            Key::Journal(_) => JournalHead::decode(value).map(drop).map_err(text),
             Key::Keyed(scope) => {
-                let entry = decode_entry(value).map_err(|fault| bad(&fault))?;
-                let index = get(table, &Key::KeyedAt(entry.at.0, scope)).map_err(|fault| bad(&fault))?;
-                index.map(drop).ok_or_else(|| bad(&"would never be forgotten"))
+                let entry = decode_entry(value).map_err(text)?;
+                let index = get(table, &Key::KeyedAt(entry.at.0, scope))?;
+                index.map(drop).ok_or_else(|| "would never be forgotten".to_owned())
             }
             Key::KeyedAt(at, scope) => {
-                let row = get(table, &Key::Keyed(scope)).map_err(|fault| bad(&fault))?;
+                let row = get(table, &Key::Keyed(scope))?;
                 match row.map(|row| decode_entry(&row)) {
                     Some(Ok(entry)) if entry.at.0 == at => Ok(()),
-                    Some(_) | None => Err(bad(&"leads to no keyed write of that time")),
+                    Some(_) | None => Err("leads to no keyed write of that time".to_owned()),
                 }
             }
-            Key::JournalEntry(object, number) => {
-                let entry = JournalEntry::decode(value).map_err(|fault| bad(&fault))?;
-                let before = get(table, &Key::JournalEntry(object.clone(), number.saturating_sub(1)))
-                    .map_err(|fault| bad(&fault))?;
-                let before = match before {
-                    None if number == 1 => Some(JournalHead::EMPTY.hash),
-                    // The oldest entry that is kept.
-                    None => None,
-                    Some(row) => Some(JournalEntry::decode(&row).map_err(|fault| bad(&fault))?.hash),
-                };
-                if before.is_some_and(|before| journal::chain(&before, entry.seq, &entry.wrote) != entry.hash) {
-                    return Err(bad(&"does not follow on the entry before it"));
-                }
-                Ok(())
-            }
+            Key::JournalEntry(object, number) => journal_entry(table, object, number, value),
         }
     }
+
+    fn lease(&self, table: &dyn Table, object: &ObjectId, seq: LeaseSeq, value: &[u8]) -> Result<(), String> {
+        let row = decode_lease(object.clone(), seq, value).map_err(text)?;
+        let index = get(table, &Key::LeaseIndex(row.lease_id))?;
+        if index.map(|index| decode_index(&index)) != Some(Ok((object.clone(), seq))) {
+            return Err("is not to be found by its lease id".to_owned());
+        }
+        if Fence::from(seq) > self.record_of(table, object)?.fence {
+            return Err("is above its object's fence".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The record of an object that another row is about.
+    fn record_of(&self, table: &dyn Table, object: &ObjectId) -> Result<Record, String> {
+        let record = get(table, &Key::Record(object.clone()))?;
+        let record = record.ok_or_else(|| "has no record, so its fence is lost".to_owned())?;
+        decode_record(object.clone(), &record, &self.context).map_err(text)
+    }
+}
+
+/// Checks that an entry of the journal follows on the one before it.
+fn journal_entry(table: &dyn Table, object: ObjectId, number: u64, value: &[u8]) -> Result<(), String> {
+    let entry = JournalEntry::decode(value).map_err(text)?;
+    let before = get(table, &Key::JournalEntry(object, number.saturating_sub(1)))?;
+    let before = match before {
+        None if number == 1 => Some(JournalHead::EMPTY.hash),
+        // The oldest entry that is kept.
+        None => None,
+        Some(row) => Some(JournalEntry::decode(&row).map_err(text)?.hash),
+    };
+    if before.is_some_and(|before| journal::chain(&before, entry.seq, &entry.wrote) != entry.hash) {
+        return Err("does not follow on the entry before it".to_owned());
+    }
+    Ok(())
 }
 
 /// Checks that a row has the certificates that its key names.
@@ -180,8 +189,13 @@ fn are_certificates(value: &[u8], object: &ObjectId, seq: LeaseSeq) -> Result<()
     Ok(())
 }
 
-fn get(table: &dyn Table, key: &Key) -> Result<Option<Vec<u8>>, TableFault> {
-    table.get(&key.encode())
+fn get(table: &dyn Table, key: &Key) -> Result<Option<Vec<u8>>, String> {
+    table.get(&key.encode()).map_err(text)
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "it is given to map_err")]
+fn text(fault: impl ToString) -> String {
+    fault.to_string()
 }
 
 /// The table's incarnation and run, for people.

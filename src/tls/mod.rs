@@ -314,10 +314,10 @@ mod tests {
         let (loud, silent) = (TlsAcceptor::from(loud), TlsAcceptor::from(Arc::new(silent)));
         let shown = Some((certificate.clone(), key));
         let own = Connector::new(Files { roots: Some(certificate.clone()), shown }, "gate.test").unwrap();
-        let nobody = Connector::new(Files { roots: Some(certificate), shown: None }, "gate.test").unwrap();
+        let without = Connector::new(Files { roots: Some(certificate), shown: None }, "gate.test").unwrap();
         let (short, long) = (Duration::from_millis(1), Duration::from_mins(10));
         for (connector, acceptor, patience, is_in) in
-            [(&own, &loud, long, true), (&own, &silent, short, true), (&nobody, &silent, long, false)]
+            [(&own, &loud, long, true), (&own, &silent, short, true), (&without, &silent, long, false)]
         {
             let (near, far) = tokio::io::duplex(1 << 16);
             let both = async { tokio::join!(acceptor.accept(far), connector.connect_welcome(near, patience)) };

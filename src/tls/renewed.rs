@@ -63,7 +63,11 @@ impl<T> Renewed<T> {
                 // The next call tries again.
                 Err(wrong) if last.fault.as_ref() != Some(&wrong) => {
                     let (key, what) = &wrong;
-                    tracing::warn!(key, what, "certificates have changed and cannot be used; the last ones still are");
+                    tracing::warn!(
+                        key,
+                        what,
+                        "certificates have changed and cannot be used; the last usable ones stay in use"
+                    );
                     last.fault = Some(wrong);
                 }
                 Err(_) => {}

@@ -168,18 +168,27 @@ impl Hop {
 /// # Errors
 /// With what is wrong with the trailers.
 pub fn parse_trailers(bytes: &[u8]) -> Result<Option<(usize, HeaderMap)>, Unreadable> {
+    const BAD: Unreadable = "the trailers of its answer cannot be read";
     let mut lines = [httparse::EMPTY_HEADER; LINES_MAX];
-    match httparse::parse_headers(bytes, &mut lines) {
-        Ok(Status::Partial) if bytes.len() > HEAD_BYTES_MAX => Err("the trailers of its answer have no end"),
-        Ok(Status::Partial) => Ok(None),
-        Err(_) => Err("the trailers of its answer cannot be read"),
-        Ok(Status::Complete((length, lines))) => {
+    let parsed = httparse::parse_headers(bytes, &mut lines).map_err(|_| BAD)?;
+    let read = match &parsed {
+        Status::Complete((length, _)) => &bytes[..*length],
+        Status::Partial => bytes,
+    };
+    // httparse takes a line that ends in LF alone. A strict reader would find the end of the body elsewhere.
+    if read.iter().zip([&b' '].into_iter().chain(read)).any(|(byte, before)| *byte == b'\n' && *before != b'\r') {
+        return Err(BAD);
+    }
+    match parsed {
+        Status::Partial if bytes.len() > HEAD_BYTES_MAX => Err("the trailers of its answer have no end"),
+        Status::Partial => Ok(None),
+        Status::Complete((length, lines)) => {
             let field = |line: &httparse::Header<'_>| {
                 Some((HeaderName::from_bytes(line.name.as_bytes()).ok()?, HeaderValue::from_bytes(line.value).ok()?))
             };
             let mut trailers = HeaderMap::new();
             for line in lines {
-                let (name, value) = field(line).ok_or("the trailers of its answer cannot be read")?;
+                let (name, value) = field(line).ok_or(BAD)?;
                 if may_follow_an_answer(&name) {
                     trailers.append(name, value);
                 }

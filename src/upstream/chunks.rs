@@ -168,6 +168,10 @@ mod tests {
             b"4;a\nb\r\nwiki\r\n",
             b"10000000000000000\r\n",
             b"0\r\nbad trailer\r\n\r\n",
+            b"0\r\n\nHTTP",
+            b"0\r\nx: y\n\r\n",
+            b"0\r\nx: y\r\n\n",
+            b"0\r\nx: y\n",
         ] {
             assert!(read(&[bad]).is_err_and(|why| why != "not whole"), "{:?}", String::from_utf8_lossy(bad));
         }

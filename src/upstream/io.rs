@@ -58,7 +58,7 @@ pub struct Wire {
     /// How many bytes have ever left. Counted below TLS.
     pub sent: Cell<u64>,
     /// Whether something has come from the store since the last request was begun.
-    pub heard: Cell<bool>,
+    pub has_received: Cell<bool>,
 }
 
 /// Counts the bytes that leave.
@@ -83,7 +83,7 @@ mod tests {
     use crate::tls::{Acceptor, Connector, Files};
 
     #[tokio::test]
-    async fn what_has_come_is_seen_before_the_runtime_tells() {
+    async fn bytes_are_seen_before_the_runtime_reports_them() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         assert!(!ours.has_come());
         theirs.write_all(b"x").await.unwrap();

@@ -291,7 +291,7 @@ impl Pool {
 
     /// How many connections are idle, how many are in use, and how many requests wait for one.
     #[must_use]
-    pub fn standing(&self) -> (usize, usize, usize) {
+    pub fn counts(&self) -> (usize, usize, usize) {
         let idle = self.idle.borrow().len();
         (idle, self.open.get() - idle, self.queue.borrow().len())
     }

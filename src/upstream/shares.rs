@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_more_than_its_share() {
+    fn no_asker_has_more_than_its_share() {
         let mut shares = Shares::new(16);
         assert_eq!(fill(&mut shares, Asker::Read(1)), 6, "one client");
         assert_eq!(fill(&mut shares, Asker::Read(2)), 2, "another");
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn invented_objects_of_writes_that_nobody_judges_count_as_one() {
+    fn invented_objects_of_unjudged_writes_count_as_one() {
         let mut shares = Shares::new(256);
         assert_eq!(fill(&mut shares, Asker::Unjudged), 96);
         assert_eq!(

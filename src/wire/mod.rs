@@ -12,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     config::{LeaseSource, Mode},
-    fence::WallMs,
+    fence::{WallMs, outside::Source},
 };
 
 /// A time as text, for people.
@@ -273,6 +273,16 @@ pub enum NumberSource {
     External,
     /// The gate's, one for each term of leadership by a Kubernetes Lease.
     Kubernetes,
+}
+
+impl From<Source> for NumberSource {
+    fn from(source: Source) -> Self {
+        match source {
+            Source::Gate => Self::Gate,
+            Source::External => Self::External,
+            Source::Kubernetes => Self::Kubernetes,
+        }
+    }
 }
 
 /// The state of an object's fence.

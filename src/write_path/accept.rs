@@ -28,7 +28,7 @@ use super::{
 use crate::{
     config::GateSettings,
     fence::BootMs,
-    metrics::{RouteTally, Standing},
+    metrics::{RouteTally, WorkerGauges},
 };
 
 const BACKLOG: i32 = 4_096;
@@ -131,7 +131,7 @@ async fn accept(worker: &Rc<Worker>, connections: &Rc<Connections>, listener: St
                 let client = Peer::of(peer.ip());
                 if !worker.plane.has_room_for(client, &worker.worker_plan().plan) {
                     worker.plane.metrics().crowded_out(true);
-                    if !connections.close_one(Some(client), Extent::Waiting, None) {
+                    if !connections.close_one(Some(client), Extent::IdleOrWaiting, None) {
                         serve_in_turn(worker, connections, stream, peer);
                         continue;
                     }
@@ -153,7 +153,7 @@ async fn accept(worker: &Rc<Worker>, connections: &Rc<Connections>, listener: St
 /// Waits until there is room for another connection. One is closed for it (`evict.rs`): of this worker, or of another
 /// worker where this one has none to close, or where it has only new ones and the other has an older one.
 async fn make_room(worker: &Worker, connections: &Connections) {
-    let (plane, mut extent, mut may_spare) = (&worker.plane, Extent::Waiting, true);
+    let (plane, mut extent, mut may_spare) = (&worker.plane, Extent::IdleOrWaiting, true);
     let has_room = || plane.has_room(&worker.worker_plan().plan);
     while !has_room() {
         let _ = worker.watch();
@@ -203,7 +203,7 @@ fn serve_in_turn(worker: &Rc<Worker>, connections: &Rc<Connections>, stream: Tcp
             let plan = &worker.worker_plan().plan;
             worker.plane.has_room_for(peer, plan) && worker.plane.has_room(plan)
         };
-        for extent in [Extent::Waiting, Extent::Reading] {
+        for extent in [Extent::IdleOrWaiting, Extent::Reading] {
             others_make_room(&worker.plane, Some(peer), (extent, None), has_room).await;
             if has_room() && !worker.closing.get() {
                 serve(&worker, &connections, stream, from);
@@ -248,14 +248,14 @@ fn tick(worker: &Worker, connections: &Connections) {
     worker_plan.pools.iter().for_each(|pool| pool.tidy(now));
     connections.close_stale(&worker_plan.plan.settings, now);
     make_room_for_others(worker, connections);
-    let mut standing = Standing { connections: connections.len(), ..Standing::default() };
-    for (idle, busy, queue) in worker_plan.pools.iter().map(|pool| pool.standing()) {
-        standing.store_idle += idle;
-        standing.store_busy += busy;
-        standing.store_queue += queue;
+    let mut gauges = WorkerGauges { connections: connections.len(), ..WorkerGauges::default() };
+    for (idle, busy, queue) in worker_plan.pools.iter().map(|pool| pool.counts()) {
+        gauges.store_idle += idle;
+        gauges.store_busy += busy;
+        gauges.store_queue += queue;
     }
     worker_plan.tallies.iter().for_each(RouteTally::add_up);
-    worker.tally.add_up(worker.plane.metrics(), standing);
+    worker.tally.add_up(worker.plane.metrics(), gauges);
     worker.plane.metrics().held(worker.plane.held_bytes.load(Ordering::Relaxed));
 }
 

@@ -12,13 +12,14 @@ use crate::fence::BootMs;
 
 /// A worker's alarms.
 pub struct Alarms {
-    waiting: RefCell<Waiting>,
+    waiting: RefCell<Wakers>,
     /// The boot clock, as this worker last read it: at most one tick old, unless the worker was stopped.
     now: Cell<BootMs>,
 }
 
+/// The wakers of the tasks that wait for an alarm, each at the place that its alarm knows.
 #[derive(Default)]
-struct Waiting {
+struct Wakers {
     places: Vec<Option<(BootMs, Waker)>>,
     free: Vec<usize>,
 }
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_is_woken() {
+    async fn a_task_that_waits_is_woken() {
         let alarms = Alarms::new(BootMs(0));
         let mut alarm = alarms.set(Duration::ZERO);
         let ticks = async {

@@ -10,20 +10,21 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use hyper::ext::ReasonPhrase;
 
 use super::{
-    forward::{Admitted, Job, StoreResponse},
+    forward::StoreResponse,
     headers::{self, Outcome as Shown},
     hold::Share,
+    job::{Admitted, Job},
     journaled::{UNWRITTEN, may_be_written_yet},
     keyed, outcome,
+    read_ahead::{AHEAD_BYTES, Ahead, Frames, read_ahead, take_ready},
     refusals::{no_answer, unknown},
     reply::{Answered, Rejection, ReplyBody},
-    response_body::{AHEAD_BYTES, Ahead, Frames, ResponseBody, Streaming, read_ahead, take_ready},
+    response_body::{ResponseBody, Streaming},
     upload::UploadState,
 };
 use crate::{
     failpoints::{self, Fault, Point},
     fence::write::{Effect, Event, Outcome},
-    route::{Route, UNSETTLING},
     upstream::{answer::Head, pool::PooledConn},
 };
 
@@ -51,7 +52,7 @@ impl Job {
         let is_out = conn.http1().is_out();
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             drop(conn);
-            let why = "it changed the protocol, which nobody asked for";
+            let why = "it changed the protocol, although no client had asked for that";
             return Err(Box::pin(self.failed(true, why, None)).await.into());
         }
         let is_partial = upload.is_some_and(|upload| !upload.is_released());
@@ -66,7 +67,7 @@ impl Job {
         };
         let route = self.route(write);
         // The rest of a whole write may still leave before its connection is closed.
-        let settles = if is_early { is_partial && route.discards } else { is_settled_by(route, status) };
+        let settles = if is_early { is_partial && route.discards } else { route.is_settled_by(status.as_u16()) };
         failpoints::reach(Point::Sent);
         if failpoints::on(Fault::HeadSettles) {
             let _ = write.guard.on(Event::Answered { settles: true });
@@ -202,11 +203,6 @@ fn add_would(headers: &mut HeaderMap, write: &Admitted) {
     if let Some(code) = write.would {
         headers.insert("fence-would", HeaderValue::from_static(code.as_str()));
     }
-}
-
-/// Whether an answer says what became of a write.
-fn is_settled_by(route: &Route, status: StatusCode) -> bool {
-    !UNSETTLING.contains(&status.as_u16()) || route.settles.contains(&status.as_u16())
 }
 
 fn respond((status, reason): (StatusCode, Option<Bytes>), headers: HeaderMap, body: ReplyBody) -> Response<ReplyBody> {

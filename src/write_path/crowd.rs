@@ -16,8 +16,8 @@ use tokio::sync::Notify;
 use super::evict::Extent;
 use crate::fence::BootMs;
 
-/// An address, as far as it tells clients apart. An IPv6 client has a network of 64 bits to choose its addresses from,
-/// so only the network counts. An IPv4 address in IPv6 form is the IPv4 address.
+/// An address, as far as clients are distinguished by it. An IPv6 client has a network of 64 bits to choose its
+/// addresses from, so only the network counts. An IPv4 address in IPv6 form is the IPv4 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer(u64);
 
@@ -67,12 +67,12 @@ struct Wanted {
 
 /// A new connection that waits for another one to be closed, until this is dropped.
 #[derive(Debug)]
-pub struct Waiting<'a> {
+pub struct WaitingConnection<'a> {
     crowd: &'a Crowd,
     whose: Option<Peer>,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingConnection<'_> {
     fn drop(&mut self) {
         self.crowd.waiting.fetch_sub(1, Ordering::Relaxed);
         let mut all = self.crowd.wanted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +88,7 @@ impl Drop for Waiting<'_> {
 impl Crowd {
     /// Asks every worker to close a connection, of this client or of any. With `idle_since`, only one that has been
     /// idle since then or before.
-    pub fn wait(&self, whose: Option<Peer>, extent: Extent, idle_since: Option<BootMs>) -> Waiting<'_> {
+    pub fn wait(&self, whose: Option<Peer>, extent: Extent, idle_since: Option<BootMs>) -> WaitingConnection<'_> {
         let mut all = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = all.entry(whose).or_insert(Wanted { waiting: 0, closed: 0, extent, idle_since });
         wanted.waiting += 1;
@@ -97,7 +97,7 @@ impl Crowd {
         drop(all);
         self.waiting.fetch_add(1, Ordering::Relaxed);
         self.asks.notify_waiters();
-        Waiting { crowd: self, whose }
+        WaitingConnection { crowd: self, whose }
     }
 
     /// Returns when a new connection begins to wait. One that began before this call is seen by the next tick.
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_told_apart_by_address_or_by_ipv6_network() {
+    fn clients_are_distinguished_by_address_or_by_ipv6_network() {
         assert_eq!(peer("2001:db8:1:2::1"), peer("2001:db8:1:2:ffff:ffff:ffff:ffff"));
         assert_ne!(peer("2001:db8:1:2::1"), peer("2001:db8:1:3::1"));
         assert_eq!(peer("::ffff:10.0.0.1"), peer("10.0.0.1"));
@@ -192,16 +192,17 @@ mod tests {
         };
         crowd.make_room(close);
         assert!(closed.take().is_empty());
-        let waiting = [crowd.wait(Some(one), Extent::Waiting, None), crowd.wait(Some(one), Extent::Reading, None)];
+        let waiting =
+            [crowd.wait(Some(one), Extent::IdleOrWaiting, None), crowd.wait(Some(one), Extent::Reading, None)];
         crowd.make_room(|_, _, _| false);
         crowd.make_room(close);
         assert_eq!(closed.take(), [(Some(one), Extent::Reading); 2]);
         crowd.make_room(close);
         assert!(closed.take().is_empty(), "each once");
         drop(waiting);
-        let _any = crowd.wait(None, Extent::Waiting, None);
+        let _any = crowd.wait(None, Extent::IdleOrWaiting, None);
         crowd.make_room(close);
-        assert_eq!(closed.take(), [(None, Extent::Waiting)]);
+        assert_eq!(closed.take(), [(None, Extent::IdleOrWaiting)]);
         assert_eq!(crowd.wanted.lock().unwrap().len(), 1);
     }
 

@@ -3,7 +3,7 @@
 
 use std::{rc::Rc, time::Duration};
 
-use super::{Worker, crowd::Peer, elect, guard::WriteGuard};
+use super::{Worker, crowd::Peer, guard::WriteGuard};
 use crate::{
     barrier::{
         flight::Counted,
@@ -14,14 +14,14 @@ use crate::{
     failpoints::{self, Point},
     fence::{
         Denial, Now, ObjectId, Permit, Record, Refusal,
-        external::{self, Number},
-        step::LeaseRefusal,
+        outside::Claim,
         verdict::{self, Presented, Unusable, View},
         write::{Effect, Event, Obstacle, Stage, Write, WriteOptions},
     },
     gate::Gate,
     route::classify::{Brought, Target},
-    table::{ledger, records::Records},
+    sources,
+    table::records::Records,
 };
 
 /// A write that may not go on, for now or for ever.
@@ -98,7 +98,7 @@ fn admit(worker: &Worker, mut life: Write, permitted: Permitted, stage: Stage, r
 }
 
 /// Judges a write. As the life of a write says, it reads records that are not in memory, ends a lease that has run out
-/// before any answer says so, follows an outside number and asks the source of a lease. Takes the place in `route` if
+/// before any answer says so, has the fence follow an outside source and asks that source. Takes the place in `route` if
 /// the write is admitted.
 ///
 /// # Errors
@@ -132,10 +132,7 @@ async fn decide(
                 let Denied { object, why } = denied
                     .take()
                     .unwrap_or_else(|| Denied { object: target.id(), why: Refusal::Unusable(Unusable::Table).into() });
-                let why = match why {
-                    Denial::Refused(why) => why,
-                    why => elect::still_unknown(gate, &object, &why),
-                };
+                let why = sources::still_unknown(gate, &object, why);
                 return Err(ObjectRefusal { object, why });
             }
         };
@@ -165,49 +162,22 @@ async fn clear(
             let ended = gate.ledger.end(vec![(object.clone(), lease)]).await;
             ended.map_err(|_| unusable(object))
         }
-        Some(Denied { object, why: Denial::Behind(number) }) => follow((worker, client), object, number).await,
+        Some(Denied { object, why: Denial::Behind(update) }) => {
+            let place = worker.plane.waits.follow.take(&object, client);
+            let moved = sources::follow(gate, &object, update, target.claim(), place.is_some()).await;
+            moved.map_err(|why| ObjectRefusal { object, why })
+        }
         Some(Denied { object, why: Denial::Unseen(_) | Denial::Lapsed(_) }) => {
             let Some(_place) = worker.plane.waits.ask.take(&object, client) else {
                 return Err(ObjectRefusal { object, why: Refusal::Busy { stops: false } });
             };
-            let asked = elect::ask(worker, &object, target, (!is_audit, plan)).await;
+            let asked = match target.claim_mut() {
+                Some(claim) => sources::ask(gate, &object, claim, (!is_audit, plan)).await,
+                None => Ok(()),
+            };
             asked.map_err(|why| ObjectRefusal { object, why })
         }
         Some(Denied { object, why: Denial::Refused(why) }) => Err(ObjectRefusal { object, why }),
-    }
-}
-
-/// Moves the fence to an outside lock service's number, and waits a while for the last writes below it. The write is
-/// judged again afterwards, whatever became of these.
-async fn follow((worker, client): (&Worker, Peer), object: ObjectId, number: Number) -> Result<(), ObjectRefusal> {
-    let seq = number.seq;
-    let moved = match worker.plane.waits.follow.take(&object, client) {
-        Some(_place) => worker.plane.gate.ledger.follow(object.clone(), number).await,
-        None => Err(ledger::LedgerError::Overloaded),
-    };
-    let of_number = |why| match why {
-        LeaseRefusal::Ahead { fence, .. } => Some(Refusal::Jump { seq, fence, max_jump: number.limits.max_jump }),
-        LeaseRefusal::Expired { ended } => Some(Refusal::Ended { seq, holder: external::holder(), ended }),
-        LeaseRefusal::Fenced { fence } => Some(Refusal::Stale { seq, fence, successor: None, certified: None }),
-        LeaseRefusal::TokenMismatch => Some(Refusal::WrongSecret { seq }),
-        _ => None,
-    };
-    moved.map(drop).map_err(|refused| ObjectRefusal { object, why: not_moved(refused, of_number) })
-}
-
-/// What is told to a write for which the ledger has not moved the fence. `of_source`: what its own source of leases
-/// makes of it.
-pub(super) fn not_moved(
-    refused: ledger::LedgerError,
-    of_source: impl FnOnce(LeaseRefusal) -> Option<Refusal>,
-) -> Refusal {
-    match refused {
-        ledger::LedgerError::Lease { why: LeaseRefusal::Locked { fence }, .. } => Refusal::Locked { fence },
-        ledger::LedgerError::Lease { why: LeaseRefusal::ClockUntrusted, .. } => Refusal::Unusable(Unusable::Clock),
-        ledger::LedgerError::Lease { why, .. } => of_source(why).unwrap_or(Refusal::Busy { stops: false }),
-        ledger::LedgerError::Overloaded => Refusal::Busy { stops: false },
-        ledger::LedgerError::Stopping => Refusal::Busy { stops: true },
-        _ => Refusal::Unusable(Unusable::Table),
     }
 }
 
@@ -328,13 +298,13 @@ fn judge_target(target: &Target<'_>, record: &Record, sealed: bool, now: Now) ->
 
 /// The denial that needs no record: the table is shut, or the token itself has a fault.
 fn without_record(gate: &Gate, target: &Target<'_>, now: Now) -> Option<Denial> {
-    if let Brought::Read(Presented::Number(_)) = &target.brought {
-        // By this clock the record notes when its holder was last heard.
+    if target.claim().is_some_and(Claim::is_sign_of_life) {
+        // By this clock the record notes when its holder last wrote.
         gate.records.stripes.tick(now.boot);
     }
     let is_linked = match &target.brought {
         // Only the record shows whether these fit the object. It is read if it is not in memory.
-        Brought::Text(_) | Brought::Read(Presented::Number(_) | Presented::Claimant(_)) => true,
+        Brought::Text(_) | Brought::Read(Presented::Outside(_)) => true,
         Brought::Read(Presented::Token(token)) => token.other.is_none(),
         Brought::Read(Presented::Nothing | Presented::Unreadable(_)) => false,
     };

@@ -10,9 +10,10 @@ use std::{
 
 use super::{
     Worker,
-    forward::{Job, forward},
+    forward::forward,
     guard::WriteGuard,
     hold::Source,
+    job::Job,
     plan::WorkerPlan,
     reply::{Answered, Rejection},
 };

@@ -12,7 +12,7 @@ use super::connection::Client;
 use crate::{
     failpoints::{self, Fault},
     fence::BootMs,
-    route::classify::is_read,
+    route::profile::is_read,
 };
 
 /// The state of a request, as far as closing its connection matters.
@@ -71,13 +71,13 @@ impl Requests {
 
     /// The state of a connection with `total` requests, these among them; `None` where it has none.
     #[must_use]
-    pub fn standing(&self, total: u32, began: BootMs) -> Option<Standing> {
+    pub fn activity(&self, total: u32, began: BootMs) -> Option<Activity> {
         let (waiting, loose) = (self.waiting.get(), self.loose.get());
         match total {
             0 => None,
-            total if total == waiting => Some(Standing::Waits(self.waits_since.get())),
-            total if total == waiting + loose => Some(Standing::Reads(began)),
-            _ => Some(Standing::Writes),
+            total if total == waiting => Some(Activity::Waits(self.waits_since.get())),
+            total if total == waiting + loose => Some(Activity::Reads(began)),
+            _ => Some(Activity::Writes),
         }
     }
 }
@@ -104,9 +104,9 @@ impl Drop for Turned {
     }
 }
 
-/// The state of a connection, and since when. The earlier variants are closed first.
+/// What a connection is doing, and since when. The earlier variants are closed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum Activity {
     Idle(BootMs),
     Waits(BootMs),
     Reads(BootMs),
@@ -117,24 +117,24 @@ pub enum Standing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extent {
     /// Connections that are idle, or wait for their client.
-    Waiting,
+    IdleOrWaiting,
     /// Also those that only read, where they are more than half.
     Reading,
 }
 
 /// The place of the connection to close first; `None` where none may be closed. `idle_since`: only one that has been
 /// idle since then or before, as another worker has one.
-pub fn first(all: impl Iterator<Item = Standing> + Clone, extent: Extent, idle_since: Option<BootMs>) -> Option<usize> {
+pub fn first(all: impl Iterator<Item = Activity> + Clone, extent: Extent, idle_since: Option<BootMs>) -> Option<usize> {
     if failpoints::on(Fault::NoEviction) {
         return None;
     }
-    let reads = all.clone().filter(|each| matches!(each, Standing::Reads(_))).count();
+    let reads = all.clone().filter(|each| matches!(each, Activity::Reads(_))).count();
     let may_cut_reads = extent == Extent::Reading && 2 * reads > all.clone().count();
-    let may_close = |standing: &Standing| match (standing, idle_since) {
-        (Standing::Idle(since), Some(latest)) => *since <= latest,
-        (_, Some(_)) | (Standing::Writes, None) => false,
-        (Standing::Idle(_) | Standing::Waits(_), None) => true,
-        (Standing::Reads(_), None) => may_cut_reads,
+    let may_close = |activity: &Activity| match (activity, idle_since) {
+        (Activity::Idle(since), Some(latest)) => *since <= latest,
+        (_, Some(_)) | (Activity::Writes, None) => false,
+        (Activity::Idle(_) | Activity::Waits(_), None) => true,
+        (Activity::Reads(_), None) => may_cut_reads,
     };
     all.enumerate().filter(|(_, each)| may_close(each)).min_by_key(|(_, each)| *each).map(|(place, _)| place)
 }
@@ -148,35 +148,35 @@ mod tests {
     #[test]
     fn a_connection_stands_by_the_request_that_holds_it_most() {
         let requests = Requests::default();
-        assert_eq!(requests.standing(0, NOW), None);
+        assert_eq!(requests.activity(0, NOW), None);
         requests.begin(At::of(&Method::GET));
-        assert_eq!(requests.standing(1, NOW), Some(Standing::Reads(NOW)));
+        assert_eq!(requests.activity(1, NOW), Some(Activity::Reads(NOW)));
         requests.turn(At::Loose, At::Client, BootMs(5));
-        assert_eq!(requests.standing(1, NOW), Some(Standing::Waits(BootMs(5))));
+        assert_eq!(requests.activity(1, NOW), Some(Activity::Waits(BootMs(5))));
         requests.begin(At::of(&Method::PUT));
-        assert_eq!(requests.standing(2, NOW), Some(Standing::Writes));
+        assert_eq!(requests.activity(2, NOW), Some(Activity::Writes));
         // The first request has waited for longer.
         requests.turn(At::Write, At::Client, BootMs(9));
-        assert_eq!(requests.standing(2, NOW), Some(Standing::Waits(BootMs(5))));
+        assert_eq!(requests.activity(2, NOW), Some(Activity::Waits(BootMs(5))));
         requests.end(At::Client);
         requests.turn(At::Client, At::Write, BootMs(10));
-        assert_eq!(requests.standing(1, NOW), Some(Standing::Writes));
+        assert_eq!(requests.activity(1, NOW), Some(Activity::Writes));
         requests.end(At::Write);
-        assert_eq!(requests.standing(0, NOW), None);
+        assert_eq!(requests.activity(0, NOW), None);
     }
 
     #[test]
     fn idle_ones_go_first_then_those_that_wait_and_writes_never() {
-        use Standing::{Idle, Reads, Waits, Writes};
-        let first = |all: &[Standing], extent| super::first(all.iter().copied(), extent, None).map(|place| all[place]);
+        use Activity::{Idle, Reads, Waits, Writes};
+        let first = |all: &[Activity], extent| super::first(all.iter().copied(), extent, None).map(|place| all[place]);
         let at = BootMs;
-        assert_eq!(first(&[Waits(at(1)), Idle(at(9)), Idle(at(8))], Extent::Waiting), Some(Idle(at(8))));
+        assert_eq!(first(&[Waits(at(1)), Idle(at(9)), Idle(at(8))], Extent::IdleOrWaiting), Some(Idle(at(8))));
         assert_eq!(first(&[Writes, Waits(at(3)), Waits(at(2)), Reads(at(1))], Extent::Reading), Some(Waits(at(2))));
-        assert_eq!(first(&[Reads(at(2)), Reads(at(1)), Writes], Extent::Waiting), None);
+        assert_eq!(first(&[Reads(at(2)), Reads(at(1)), Writes], Extent::IdleOrWaiting), None);
         assert_eq!(first(&[Reads(at(2)), Reads(at(1)), Writes], Extent::Reading), Some(Reads(at(1))));
         assert_eq!(first(&[Reads(at(2)), Writes], Extent::Reading), None, "not more than half");
         assert_eq!(first(&[Writes, Writes], Extent::Reading), None);
-        let spared = |all: &[Standing]| super::first(all.iter().copied(), Extent::Reading, Some(at(5)));
+        let spared = |all: &[Activity]| super::first(all.iter().copied(), Extent::Reading, Some(at(5)));
         assert_eq!(spared(&[Idle(at(6)), Waits(at(1)), Reads(at(1)), Reads(at(1))]), None, "another worker has one");
         assert_eq!(spared(&[Idle(at(6)), Idle(at(5))]), Some(1));
     }

@@ -3,22 +3,17 @@
 //! A write is judged again at the last moment before it is sent, and is sent at most once. `fence::write` says what
 //! that means for the write. Here are the connection, the bytes and the clock. `conclude.rs` has the answer.
 
-use std::{future::poll_fn, rc::Rc, task::Poll, time::Duration};
+use std::{future::poll_fn, rc::Rc, task::Poll};
 
-use http::{Method, Version, request::Parts};
+use http::Method;
 
 use super::{
-    Worker,
-    connection::Client,
-    elect,
     evict::{At, Turned},
-    guard::WriteGuard,
     headers::{self, Length},
     hold::{Share, Source},
-    journaled::Line,
+    job::{Admitted, Job},
     outcome,
     outgoing::{Outgoing, Ready},
-    plan::WorkerPlan,
     refusals::{self, UNASKED, no_answer, no_connection, rerouted, unsent},
     reply::{Answered, Rejection},
     upload::{Broken, UploadState},
@@ -26,73 +21,20 @@ use super::{
 use crate::{
     barrier::{flight::Cancel, in_flight::Denied},
     clock::Stopwatch,
-    config::ReadsBodies,
     failpoints::{self, Point},
     fence::{
         Code, Denial,
-        idempotency::IdempotencyKey,
-        verdict,
-        write::{Effect, Event, Outcome, ReadOnly, Release, Stage},
+        write::{Effect, Event, Outcome, Release, Stage},
     },
-    metrics::OperationTally,
-    route::Route,
+    sources,
     upstream::{
         answer::Head,
         body::StoreBody,
         http1::{Failed, Pass, Reuse, Unsent},
-        pool::{NoConnection, Pool, PooledConn},
+        pool::{NoConnection, PooledConn},
         shares::Asker,
     },
 };
-
-/// A request on its way.
-pub struct Job {
-    pub worker: Rc<Worker>,
-    pub worker_plan: Rc<WorkerPlan>,
-    /// The place of its store in the plan.
-    pub store: usize,
-    pub client: Rc<Client>,
-    pub head: Parts,
-    /// What is forwarded: a read, or an admitted write.
-    pub read: Option<ReadOnly>,
-    pub write: Option<Admitted>,
-    /// The request is a write, or a read whose route allows a body.
-    pub may_have_body: bool,
-}
-
-/// A write that was admitted.
-pub struct Admitted {
-    /// The place of its route.
-    pub route: usize,
-    pub guard: Rc<WriteGuard>,
-    /// The code it would have been refused with if its route enforced.
-    pub would: Option<Code>,
-    /// Counts it as on its way.
-    pub active: Active,
-    /// The connection it is to be sent on, if it is committed already.
-    pub conn: Option<PooledConn>,
-    /// When it was judged first.
-    pub since: Option<Stopwatch>,
-    /// The client's own name for the write.
-    pub key: Option<IdempotencyKey>,
-}
-
-/// A write on its way, until this is dropped.
-pub struct Active(Rc<OperationTally>);
-
-impl Active {
-    #[must_use]
-    pub fn new(tally: &Rc<OperationTally>) -> Self {
-        tally.began();
-        Self(Rc::clone(tally))
-    }
-}
-
-impl Drop for Active {
-    fn drop(&mut self) {
-        self.0.ended();
-    }
-}
 
 /// The head of the store's answer, and the connection that the rest comes on.
 pub(super) struct StoreResponse {
@@ -264,7 +206,7 @@ impl Job {
             }
             // Its term was known when it was admitted. The API server is asked once whether its Lease is still held.
             Some(denied @ Denied { why: Denial::Unseen(_) | Denial::Lapsed(_), .. }) => {
-                gate.lease_observer.ask_again(&denied.object).await.map_err(|_| self.refusal(denied))
+                if sources::ask_again(gate, &denied.object).await { Ok(()) } else { Err(self.refusal(denied)) }
             }
             Some(denied) => Err(self.refusal(denied)),
             None => Ok(()),
@@ -273,14 +215,7 @@ impl Job {
 
     /// The refusal that the client gets for a denial.
     fn refusal(&self, Denied { object, why }: Denied) -> Rejection {
-        let refusal = match why {
-            Denial::Refused(refusal) => refusal,
-            // Only the first judgement of a write finds a fence below an outside number.
-            Denial::Behind(number) => verdict::Refusal::Draining { fence: number.seq.into() },
-            why @ (Denial::Unseen(_) | Denial::Lapsed(_) | Denial::Overdue(_)) => {
-                elect::still_unknown(&self.worker.plane.gate, &object, &why)
-            }
-        };
+        let refusal = sources::still_unknown(&self.worker.plane.gate, &object, why);
         Rejection::from(refusal).of(&object)
     }
 
@@ -392,7 +327,7 @@ impl Job {
     }
 
     fn unheard(&self) -> Unanswered {
-        Unanswered::given_up(format!("nothing was heard of it for {} ms", self.patience().as_millis()))
+        Unanswered::given_up(format!("no answer came for {} ms", self.patience().as_millis()))
     }
 
     /// Returns when a reload has changed the route of this write before its end was released.
@@ -448,74 +383,6 @@ impl Job {
     fn came_to_nothing(&self, why: Rejection) -> Rejection {
         self.guard().and_then(|guard| guard.with_key(|claim| claim.came_to_nothing(&why)));
         why
-    }
-
-    pub(super) fn pool(&self) -> &Rc<Pool> {
-        &self.worker_plan.pools[self.store]
-    }
-
-    /// The asker that a connection, or room for a body, is counted for.
-    pub(super) fn asker(&self) -> Asker {
-        match &self.write {
-            // The object of a write that was not judged may be invented.
-            Some(write) => write.guard.place().map_or(Asker::Unjudged, |place| {
-                let (object, client) = (place.number(), self.client.peer.number());
-                Asker::Write { object, client }
-            }),
-            None => Asker::Read(self.client.number),
-        }
-    }
-
-    pub(super) fn guard(&self) -> Option<&Rc<WriteGuard>> {
-        self.write.as_ref().map(|write| &write.guard)
-    }
-
-    /// Whether a newer generation of its route is in use.
-    pub(super) fn is_retired(&self) -> bool {
-        self.guard().is_some_and(|guard| guard.route().is_retired())
-    }
-
-    pub(super) fn route(&self, write: &Admitted) -> &Route {
-        &self.worker_plan.plan.routes.all()[write.route]
-    }
-
-    fn is_keyed(&self) -> bool {
-        self.write.as_ref().is_some_and(|write| write.key.is_some() && write.guard.is_judged())
-    }
-
-    /// Whether its route keeps a journal.
-    fn is_journaled(&self) -> bool {
-        self.write.as_ref().is_some_and(|write| self.route(write).journal)
-    }
-
-    /// The journal's line about the write, where its route keeps a journal.
-    pub(super) fn line(&self, write: &Admitted) -> Option<Line> {
-        self.route(write).journal.then(|| Line::new(&self.head, &write.guard))
-    }
-
-    pub(super) fn is_h2(&self) -> bool {
-        self.head.version == Version::HTTP_2
-    }
-
-    /// When the connection may be used again after this request. If it may not, the store is asked to close it, so that
-    /// the store does not take the unread rest of this request for the next one.
-    fn reuse(&self, length: &Length) -> Reuse {
-        if !length.is_some() {
-            return Reuse::Always;
-        }
-        match self.pool().settings().reads_bodies {
-            // For any setting: hardly any server reads the bodies of reads.
-            _ if self.write.is_none() => Reuse::Never,
-            ReadsBodies::All => Reuse::Always,
-            ReadsBodies::Accepted if matches!(self.head.method, Method::PUT | Method::POST | Method::PATCH) => {
-                Reuse::AfterSuccess
-            }
-            ReadsBodies::Accepted | ReadsBodies::None => Reuse::Never,
-        }
-    }
-
-    pub(super) fn patience(&self) -> Duration {
-        Duration::from_millis(self.pool().settings().response_timeout_ms)
     }
 }
 

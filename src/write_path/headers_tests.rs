@@ -172,16 +172,16 @@ fn a_body_is_framed_in_one_way() {
 async fn received(head: &str) -> (Parts, Incoming) {
     let (mut client, served) = tokio::io::duplex(4 << 10);
     client.write_all(format!("PUT /a HTTP/1.1\r\nhost: h\r\n{head}\r\n\r\n").as_bytes()).await.unwrap();
-    let (tell, told) = tokio::sync::oneshot::channel();
-    let tell = Cell::new(Some(tell));
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    let sender = Cell::new(Some(sender));
     let service = service_fn(move |request: Request<Incoming>| {
-        let _ = tell.take().expect("one request").send(request);
+        let _ = sender.take().expect("one request").send(request);
         std::future::pending::<Result<http::Response<String>, std::convert::Infallible>>()
     });
     let mut serving = Box::pin(http1::Builder::new().serve_connection(TokioIo::new(served), service));
     tokio::select! {
         _ = &mut serving => panic!("it is not answered"),
-        request = told => request.unwrap().into_parts(),
+        request = receiver => request.unwrap().into_parts(),
     }
 }
 

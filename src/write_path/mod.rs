@@ -2,15 +2,15 @@
 //!
 //! - [`accept`]: the port, with a worker per core. [`crowd`]: how many connections each client has, and which workers
 //!   wait for room. [`connection`]: one client's connection and its timeouts. [`evict`]: which connection is closed to
-//!   make room. `begun`: which protocol a connection speaks. [`raw_head`]: heads that two parsers could read in two
+//!   make room. `sniff`: which protocol a connection speaks. [`raw_head`]: heads that two parsers could read in two
 //!   ways.
-//! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules here. [`elect`]: the same for
-//!   terms of leadership. [`waits`]: places for the writes that wait for this. [`guard`]: an admitted write, until its
-//!   end.
+//! - [`decide`]: may this write go on? `fence::judge`, under the object's lock. No rules here. [`waits`]:
+//!   places for the writes that wait for this. [`guard`]: an admitted write, until its end.
 //! - [`outgoing`]: bodies, made ready to be sent. [`hold`]: bodies that are collected first. [`upload`]: longer ones,
 //!   whose end is held back until the write has been judged again. [`pace`]: how slow a client may be.
-//! - [`forward`]: to the store and back, once. [`conclude`]: the store's answer. `outcome`: the end of a write.
-//!   [`response_body`]: the answer on its way to the client. [`detach`]: the work that goes on when the client is gone.
+//! - [`job`]: a request on its way. [`forward`]: to the store and back, once. [`conclude`]: the store's answer.
+//!   `outcome`: the end of a write. [`response_body`]: the answer on its way to the client. [`read_ahead`]: the part of
+//!   it that is read before the client takes it. [`detach`]: the work that goes on when the client is gone.
 //!   [`taking`]: how slowly a client may take an HTTP/2 answer.
 //! - [`reply`]: the store's answer or a refusal, as a response. `refusals`: what refusals say. `declined`: requests
 //!   that are refused before their body is read.
@@ -26,12 +26,12 @@ pub mod crowd;
 pub mod decide;
 mod declined;
 pub mod detach;
-pub mod elect;
 pub mod evict;
 pub mod forward;
 pub mod guard;
 pub mod headers;
 pub mod hold;
+pub mod job;
 pub mod journaled;
 pub mod keyed;
 mod outcome;
@@ -40,6 +40,7 @@ pub mod pace;
 pub mod pipeline;
 pub mod plan;
 pub mod raw_head;
+pub mod read_ahead;
 mod refusals;
 pub mod reply;
 pub mod response_body;

@@ -9,9 +9,9 @@ use hyper::body::Incoming;
 
 use super::{
     evict::{At, Turned},
-    forward::Job,
     headers,
     hold::{Held, Hold, Limits, Share, Source},
+    job::Job,
     keyed::{self, Claimed},
     pace::Pace,
     refusals::{no_room, rerouted, unsent},

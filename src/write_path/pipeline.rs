@@ -1,13 +1,13 @@
 //! The path of a request through the gate, top to bottom.
 //!
 //! ```text
-//! connection.rs  accept     a head is here
+//! connection/    accept     a head is here
 //! route/classify classify   a read, a write to these objects with these tokens, or a refusal
 //! plan.rs        enter      the version of the route that the write is admitted by
 //! decide.rs      decide     judged under the object's lock, and counted as in flight from then on
 //! outgoing.rs    prepare    the body is collected, or begins to stream; an idempotency key is claimed
 //! forward.rs     exchange   a connection; judged again: the commit point; sent, once
-//! forward.rs     conclude   the complete answer settles the write; anything else leaves it unknown
+//! conclude.rs    conclude   the complete answer settles the write; anything else leaves it unknown
 //! reply.rs       reply      the store's answer, or a refusal with a receipt
 //! ```
 //!
@@ -33,9 +33,10 @@ use super::{
     declined::Declined,
     detach::{Detachable, about},
     evict::{At, Turned},
-    forward::{Active, Admitted, Job, forward},
+    forward::forward,
     guard::WriteGuard,
     hold::{Limits, Source},
+    job::{Active, Admitted, Job},
     keyed::Lookup,
     plan::WorkerPlan,
     refusals::no_room,
@@ -59,6 +60,7 @@ use crate::{
         Route,
         classify::{Brought, Class, Target, Write, classify},
     },
+    sources,
 };
 
 /// A request that is being answered.
@@ -205,8 +207,8 @@ fn try_admit(
     is_here: bool,
 ) -> FirstLook {
     let Write { route, mut target, others, key, .. } = wanted;
-    if let Brought::Read(Presented::Claimant(claimant)) = &mut target.brought {
-        worker.gate.lease_observer.attach_term(&target.object, claimant);
+    if let Brought::Read(Presented::Outside(claim)) = &mut target.brought {
+        sources::attach(&worker.gate, &target.object, claim);
     }
     let Some(entered) = worker_plan.plan.enter(route, &worker.plane.gate.clock) else {
         let why = Rejection::new(Code::FenceDraining, "this route has changed; older writes are still on their way");

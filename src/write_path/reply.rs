@@ -14,7 +14,8 @@ use http_body::{Body, Frame, SizeHint};
 use super::{
     Plane,
     connection::Busy,
-    response_body::{Frames, ResponseBody},
+    read_ahead::Frames,
+    response_body::ResponseBody,
     taking::{PIECE, Reply},
 };
 use crate::{
@@ -211,7 +212,8 @@ impl From<Unfit> for Rejection {
     }
 }
 
-/// The answer to a refused write: one line per kind of refusal.
+/// The answer to a refused write: one line per kind of refusal. The function is long because it is this table, in which
+/// the compiler finds a kind that is missing.
 impl From<Refusal> for Rejection {
     fn from(refusal: Refusal) -> Self {
         let code = refusal.code();
@@ -255,7 +257,7 @@ impl From<Refusal> for Rejection {
             .numbered(Some(seq), Some(fence)),
             Refusal::Locked { fence } => Self::new(
                 code,
-                "part of the fence table's past was lost, so nobody knows which tokens are stale: an operator must confirm the lowest token that may write, with POST /v1/objects/{object_id}/confirm",
+                "part of the fence table's past was lost, so the gate does not know which tokens are stale: an operator must confirm the lowest token that may write, with POST /v1/objects/{object_id}/confirm",
             )
             .numbered(None, Some(fence)),
             Refusal::Deposed { election, fence, successor } => {
@@ -277,14 +279,14 @@ impl From<Refusal> for Rejection {
                 refused.holder = Some(holder);
                 refused
             }
-            Refusal::Unheard { fence } => Self::new(
+            Refusal::SourceUnavailable { fence } => Self::new(
                 code,
                 "the Kubernetes API server cannot be asked about this term now, or the Lease has not been seen renewed yet; nothing was sent. Try again in a moment",
             )
             .numbered(None, Some(fence)),
             Refusal::Exhausted { fence } => Self::new(
                 code,
-                "this object's fence can go no higher than 2^53-1, so no other term can be told from this one; use another object id",
+                "this object's fence can go no higher than 2^53-1, so another term cannot get its own number; use another object id",
             )
             .numbered(None, Some(fence)),
             Refusal::WrongSecret { seq } => {

@@ -112,7 +112,7 @@ impl UploadState {
     }
 
     fn has_been_answered(&self) -> bool {
-        self.wire.borrow().as_ref().is_some_and(|wire| wire.heard.get())
+        self.wire.borrow().as_ref().is_some_and(|wire| wire.has_received.get())
     }
 
     /// Notes why a body is broken off, and returns that as an error.
@@ -126,7 +126,7 @@ impl UploadState {
         self.broken.borrow().clone()
     }
 
-    /// Returns when nothing was heard from the store for `patience`: after the commit point, or before it while the
+    /// Returns when the store has sent nothing for `patience`: after the commit point, or before it while the
     /// store takes nothing more. A slow client has a separate timeout.
     pub async fn stalled(&self, patience: Duration, sent: impl Fn() -> u64) {
         while !self.is_released() {

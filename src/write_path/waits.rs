@@ -30,7 +30,7 @@ pub struct Waits {
 /// The writes that wait for one cause.
 pub struct Line {
     taken: Mutex<Shares>,
-    /// Hashes objects to numbers that tell them apart.
+    /// Hashes objects to numbers that distinguish them.
     hasher: RandomState,
 }
 
@@ -41,7 +41,7 @@ impl Default for Line {
 }
 
 /// A place in a line, until it is dropped.
-pub struct Place<'a> {
+pub struct PlaceInLine<'a> {
     line: &'a Line,
     number: usize,
 }
@@ -49,7 +49,7 @@ pub struct Place<'a> {
 impl Line {
     /// A place for a write of this object by this client; `None` where they have used their share.
     #[must_use]
-    pub fn take(&self, object: &ObjectId, client: Peer) -> Option<Place<'_>> {
+    pub fn take(&self, object: &ObjectId, client: Peer) -> Option<PlaceInLine<'_>> {
         let asker = Asker::Write { object: self.hasher.hash_one(object.as_str()), client: client.number() };
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if !taken.may_take(asker) {
@@ -57,11 +57,11 @@ impl Line {
         }
         let number = taken.open();
         taken.take(number, asker);
-        Some(Place { line: self, number })
+        Some(PlaceInLine { line: self, number })
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for PlaceInLine<'_> {
     fn drop(&mut self) {
         self.line.taken.lock().unwrap_or_else(PoisonError::into_inner).close(self.number);
     }

@@ -219,7 +219,11 @@ fn the_ops_port_probes_measures_and_drains() {
     assert_eq!((ops.get("/livez").status, ops.get("/readyz").status), (200, 200));
     let metrics = ops.get("/metrics");
     assert_eq!(metrics.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
-    assert_eq!(metrics.header("connection"), Some("close"), "whoever asks on and on without reading gets it once");
+    assert_eq!(
+        metrics.header("connection"),
+        Some("close"),
+        "a caller that asks again and again without reading gets it once"
+    );
     let metrics = String::from_utf8(metrics.body).unwrap();
     let mut ops = gate.ops();
     for line in [

@@ -111,9 +111,9 @@ fn no_command_waits_for_ever_for_an_answer() {
     ] {
         let late = ends(&[&arguments[..], &["--timeout", "300"]].concat());
         assert_eq!(late.status.code(), Some(1), "{late:?}");
-        let told = stderr(&late);
-        assert!(told.contains("did not answer within") && told.contains("--timeout"), "{arguments:?}: {told}");
-        assert!(told.contains(&url), "{told}");
+        let said = stderr(&late);
+        assert!(said.contains("did not answer within") && said.contains("--timeout"), "{arguments:?}: {said}");
+        assert!(said.contains(&url), "{said}");
     }
 }
 
@@ -259,6 +259,21 @@ fn a_lease_on_an_object_that_no_route_makes_comes_with_a_warning() {
     let both = gate.api().post("/v1/lease-batches", &both).expect(201);
     let warned: Vec<_> = both["leases"].as_array().unwrap().iter().map(|lease| lease["warning"].is_string()).collect();
     assert_eq!(warned, [false, true]);
+}
+
+#[test]
+fn check_prints_which_promises_a_setting_relies_on() {
+    let site = Site::with_table();
+    site.configure("[store]\nreads_bodies = 'all'\n[[route]]\nname = 'all'\nbodies_on_reads = true\n");
+    let checked = site.run(&["check"]);
+    assert!(checked.status.success(), "{checked:?}");
+    let said = stdout(&checked);
+    for note in [
+        "note: store.reads_bodies: the store must read the body of every request",
+        "note: route[0].bodies_on_reads: a read needs no token",
+    ] {
+        assert!(said.contains(note), "{note} is not in {said}");
+    }
 }
 
 #[test]

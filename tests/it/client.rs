@@ -97,19 +97,19 @@ fn a_lease_is_kept_until_it_is_released() {
 fn a_lost_answer_leaves_no_lease_behind() {
     let bench = Bench::new();
     bench.wire.set(Mode::LosesAnswers);
-    let mut heard = vec![];
+    let mut reports = vec![];
     let lease = bench.runtime.block_on(bench.api().acquire(&wanted("a"), |progress| {
-        heard.push(progress.clone());
+        reports.push(progress.clone());
         bench.wire.set(Mode::Pass);
     }));
     let lease = lease.unwrap();
-    assert!(matches!(&heard[..], [Progress::Unreachable { .. }]), "{heard:?}");
+    assert!(matches!(&reports[..], [Progress::Unreachable { .. }]), "{reports:?}");
     assert_eq!((lease.seq(), bench.leases().len()), (1, 1), "the second call got the first one's lease");
     assert!(bench.is_valid(lease.token().unwrap().expose()));
 }
 
 #[test]
-fn a_lost_answer_is_asked_for_again_even_by_whoever_does_not_wait() {
+fn a_lost_answer_is_asked_for_again_even_by_a_caller_that_does_not_wait() {
     let bench = Bench::new();
     bench.wire.set(Mode::LosesAnswers);
     let not_waiting = wanted("a").with_wait(Duration::ZERO);
@@ -178,16 +178,16 @@ fn a_turn_that_was_long_in_coming_is_good_when_it_comes() {
     let bench = Bench::new();
     // The gate grants more than the ttl that the client asked for.
     acquire(&mut bench.gate.api(), "users", "first", 2 * TTL);
-    let mut heard = vec![];
-    let lease = bench.runtime.block_on(bench.api().acquire(&wanted("a"), |progress| heard.push(progress.clone())));
+    let mut reports = vec![];
+    let lease = bench.runtime.block_on(bench.api().acquire(&wanted("a"), |progress| reports.push(progress.clone())));
     let lease = lease.unwrap();
-    assert_eq!(heard, [Progress::Held { by: Some("first".to_owned()) }]);
+    assert_eq!(reports, [Progress::Held { by: Some("first".to_owned()) }]);
     assert_eq!(lease.seq(), 2);
     assert!(lease.left_ms() > TTL / 2 && bench.is_valid(lease.token().unwrap().expose()), "{} ms", lease.left_ms());
 }
 
 #[test]
-fn a_gate_that_lets_nobody_wait_long_is_asked_again() {
+fn a_gate_that_lets_callers_wait_only_shortly_is_asked_again() {
     let bench = Bench::with("[lease]\nwait_ms_max = 300\n");
     acquire(&mut bench.gate.api(), "users", "first", 2 * TTL);
     let lease = bench.runtime.block_on(bench.api().acquire(&wanted("a"), |_| {})).unwrap();
@@ -195,7 +195,7 @@ fn a_gate_that_lets_nobody_wait_long_is_asked_again() {
 }
 
 #[test]
-fn whoever_does_not_get_it_is_told_why() {
+fn a_caller_that_does_not_get_the_lease_learns_why() {
     let bench = Bench::new();
     acquire(&mut bench.gate.api(), "users", "first", 60_000);
     let ask = |wanted: &Wanted| bench.runtime.block_on(bench.api().acquire(wanted, |_| {})).unwrap_err();
@@ -210,7 +210,7 @@ fn whoever_does_not_get_it_is_told_why() {
 }
 
 #[test]
-fn whoever_gives_up_leaves_the_queue() {
+fn a_caller_that_gives_up_leaves_the_queue() {
     let bench = Bench::new();
     let mut first = bench.gate.api();
     let held = acquire(&mut first, "users", "first", 60_000);
@@ -319,26 +319,26 @@ fn a_grant_that_is_not_confirmed_yet_can_be_given_up_and_is_given_back() {
 
 /// The gate keeps such a grant for its `request_id`, and makes it when the older writes are settled.
 #[test]
-fn a_grant_that_waits_for_older_writes_is_given_back_by_whoever_does_not_wait_for_it() {
+fn a_grant_that_waits_for_older_writes_is_given_back_by_a_caller_that_does_not_wait_for_it() {
     let draining = json!({ "code": "FENCE_DRAINING", "detail": "d", "retryable": true, "retry_after_ms": 5_000 });
     for waits in [true, false] {
         let draining = draining.clone();
         let (url, said) =
             fake_gate(move |n, _| if n == 0 { Some((503, draining.clone())) } else { Some((201, grant(TTL, TTL))) });
         let api = LeaseApi::new(&url).unwrap();
-        let heard = tokio::sync::Notify::new();
+        let answered = tokio::sync::Notify::new();
         let wanted = if waits { wanted("a") } else { wanted("a").with_wait(Duration::ZERO) };
         let given_up = async {
             if !waits {
                 std::future::pending::<()>().await;
             }
-            heard.notified().await;
+            answered.notified().await;
         };
         let gone = Runtime::new().unwrap().block_on(api.acquire_unless(
             &wanted,
             |progress| {
                 assert_eq!(*progress, Progress::Held { by: None });
-                heard.notify_one();
+                answered.notify_one();
             },
             given_up,
         ));
@@ -363,7 +363,7 @@ fn a_gate_that_is_dark_is_not_waited_for_much_longer_than_was_wanted() {
 }
 
 #[test]
-fn a_gate_that_lets_nobody_wait_is_not_asked_all_the_time() {
+fn a_gate_that_lets_no_caller_wait_is_not_asked_all_the_time() {
     let bench = Bench::with("[lease]\nwait_ms_max = 0\n");
     acquire(&mut bench.gate.api(), "users", "first", 4 * TTL);
     let lease = bench.runtime.block_on(bench.api().acquire(&wanted("a"), |_| {})).unwrap();

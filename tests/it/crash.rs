@@ -227,6 +227,6 @@ fn without_syncs_a_power_cut_is_noticed_by_this_very_test() {
     let caught = kill_again_and_again(&power.site, 10, start, || {
         power.cut();
     });
-    let fault = caught.expect_err("grants were lost, and nobody noticed");
+    let fault = caught.expect_err("grants were lost, and the test did not notice");
     assert!(fault.contains("FENCE DOWN") || fault.contains("FORGOTTEN"), "{fault}");
 }

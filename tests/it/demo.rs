@@ -15,9 +15,9 @@ fn story(mut command: Command) -> std::process::Output {
 
 #[test]
 fn the_story_ends_well() {
-    let told = story(Command::new(binary()));
-    let text = String::from_utf8(told.stdout.clone()).unwrap();
-    assert!(told.status.success(), "{text}{}", stderr(&told));
+    let played = story(Command::new(binary()));
+    let text = String::from_utf8(played.stdout.clone()).unwrap();
+    assert!(played.status.success(), "{text}{}", stderr(&played));
     for part in ["lease_seq 1", "lease_seq 2", "412 WRITE_STALE_FENCE", "The store holds \"from B\""] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -27,9 +27,9 @@ fn the_story_ends_well() {
 fn the_story_ends_badly_if_stale_writes_are_forwarded() {
     let mut command = Command::new(failpoints_binary());
     command.env("FENCEGATE_TEST_FAULT", "forward-stale");
-    let told = story(command);
-    assert_eq!(told.status.code(), Some(1), "{}", stderr(&told));
-    let text = String::from_utf8(told.stdout).unwrap();
+    let played = story(command);
+    assert_eq!(played.status.code(), Some(1), "{}", stderr(&played));
+    let text = String::from_utf8(played.stdout).unwrap();
     assert!(text.contains("The store holds \"late, from A\""), "{text}");
 }
 

@@ -1,12 +1,13 @@
 //! The api's description against the api itself: each field of each call gets boundary values one by one. A value that
-//! the schema forbids is refused for its form, and an allowed value is not.
+//! the schema forbids is refused for its form, and an allowed value is not. `texts` is a table of values, and is not split
+//! for its length.
 
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
 use super::support::{
     gate::{TestGate, acquire, settings, text},
-    http::{Answer, Conn, segment},
+    http::{Conn, Response, segment},
 };
 
 /// A reader of the parts of JSON Schema that the description uses.
@@ -200,7 +201,7 @@ fn values() -> Vec<Value> {
 }
 
 /// Whether the request was refused because of its form.
-fn is_for_its_shape(answer: &Answer) -> bool {
+fn is_for_its_shape(answer: &Response) -> bool {
     let code = answer.header("fence-error");
     answer.status == 400 && matches!(code, Some("REQUEST_INVALID" | "FENCE_TOKEN_MALFORMED"))
 }
@@ -452,7 +453,7 @@ fn so_are_places_to_resume_from_and_tokens_in_headers() {
         watch.send("GET", "/v1/watch", &[("last-event-id", text)], b"").unwrap();
         let (status, _) = watch.read_head().unwrap();
         assert_eq!(status == 200, description.allows(stamp, &json!(text)), "Last-Event-ID: {text}");
-        let answer = api.delete("/v1/leases/nobody", text);
+        let answer = api.delete("/v1/leases/unknown", text);
         assert_eq!(is_for_its_shape(&answer), !description.allows(token, &json!(text)), "Fence-Token: {text}");
     }
 }

@@ -87,7 +87,7 @@ fn each_example_keeps_its_lease_while_it_works_and_ends_when_it_is_lost() {
 
 /// A killed example cannot give its lease back, and no process of it may keep the lease either.
 #[test]
-fn a_killed_example_lets_its_lease_run_out_and_shows_its_token_to_nobody() {
+fn a_killed_example_lets_its_lease_run_out_and_shows_its_token_to_no_other_process() {
     for example in EXAMPLES {
         let bench = Bench::new();
         let values: Vec<String> = (0..20_000).map(|n| format!("value-{n}")).collect();

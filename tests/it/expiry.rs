@@ -7,19 +7,19 @@ use serde_json::{Value, json};
 
 use super::support::{
     gate::{TestGate, acquire, renewal, text, wanted},
-    http::{Answer, Conn},
+    http::{Conn, Response},
 };
 
 const TTL: u64 = 1_000;
 
-/// The answers to the three calls of one race.
-struct Told {
-    renewed: Answer,
-    acquired: Answer,
-    shown: Answer,
+/// The responses to the three calls of one race.
+struct RaceResponses {
+    renewed: Response,
+    acquired: Response,
+    shown: Response,
 }
 
-impl Told {
+impl RaceResponses {
     /// The winner: the holder (`true`) or the newcomer.
     #[track_caller]
     fn holder_won(&self, case: &str) -> bool {
@@ -28,7 +28,7 @@ impl Told {
         let state = self.shown.expect(200)["state"].clone();
         if renewed {
             self.acquired.refusal(409, "LEASE_HELD");
-            assert_eq!(state, "held", "{case}: told {state}, and then it was renewed");
+            assert_eq!(state, "held", "{case}: shown as {state}, and then it was renewed");
         } else {
             let code = self.renewed.json()["code"].clone();
             assert!(code == "LEASE_FENCED" || code == "LEASE_EXPIRED", "{case}: {code}");
@@ -72,8 +72,8 @@ impl Race {
         self.onlooker.send("GET", &path, &[], b"").unwrap();
     }
 
-    fn receive(&mut self) -> Told {
-        Told {
+    fn receive(&mut self) -> RaceResponses {
+        RaceResponses {
             renewed: self.holder.receive().unwrap(),
             acquired: self.newcomer.receive().unwrap(),
             shown: self.onlooker.receive().unwrap(),
@@ -96,8 +96,8 @@ fn a_renewal_decided_in_time_wins_though_its_sync_ends_after_the_instant() {
         race.send_acquire(&object);
         race.send_look(&lease);
         race.gate.table.release_syncs();
-        let told = race.receive();
-        assert!(told.holder_won(&object), "the renewal was decided before the instant");
+        let responses = race.receive();
+        assert!(responses.holder_won(&object), "the renewal was decided before the instant");
     }
 }
 
@@ -127,9 +127,9 @@ fn at_the_instant_the_newcomer_wins_in_whatever_order_the_calls_come() {
         }
         race.send_look(&lease);
         race.gate.table.release_syncs();
-        let told = race.receive();
-        assert!(!told.holder_won(&object), "the lease was over");
-        assert_ne!(told.shown.expect(200)["state"], "held");
+        let responses = race.receive();
+        assert!(!responses.holder_won(&object), "the lease was over");
+        assert_ne!(responses.shown.expect(200)["state"], "held");
     }
 }
 
@@ -143,7 +143,7 @@ fn whatever_the_order_exactly_one_wins() {
         race.gate.clock.advance(TTL - 1);
         let clock = race.gate.clock.clone();
         let (path, body) = renewal(&lease, 10 * TTL);
-        let told = thread::scope(|scope| {
+        let responses = thread::scope(|scope| {
             let Race { holder, newcomer, onlooker, .. } = &mut race;
             let renewed = scope.spawn(move || holder.post(&path, &body));
             let acquired = scope.spawn(|| {
@@ -160,20 +160,20 @@ fn whatever_the_order_exactly_one_wins() {
             (0..n % 50).for_each(|_| thread::yield_now());
             clock.advance(1);
             let (renewed, acquired) = (renewed.join().unwrap(), acquired.join().unwrap());
-            Told { renewed, acquired, shown: shown.join().unwrap() }
+            RaceResponses { renewed, acquired, shown: shown.join().unwrap() }
         });
-        let shown = told.shown.expect(200)["state"].clone();
-        if told.renewed.status == 200 {
+        let shown = responses.shown.expect(200)["state"].clone();
+        if responses.renewed.status == 200 {
             holder += 1;
-            assert_eq!(told.acquired.status, 409);
-            assert_eq!(shown, "held", "told {shown}, and then it was renewed");
+            assert_eq!(responses.acquired.status, 409);
+            assert_eq!(shown, "held", "shown as {shown}, and then it was renewed");
         } else {
             newcomer += 1;
-            assert_eq!(told.acquired.status, 201);
+            assert_eq!(responses.acquired.status, 201);
         }
         let check = json!({ "fence_token": lease["fence_token"] });
         let verdict = race.onlooker.post("/v1/tokens/check", &check).expect(200);
-        assert_eq!(verdict["valid"].as_bool(), Some(told.renewed.status == 200), "{verdict}");
+        assert_eq!(verdict["valid"].as_bool(), Some(responses.renewed.status == 200), "{verdict}");
     }
     // The machine decides how often each order comes; the tests above force each order.
     assert_eq!(holder + newcomer, 300);

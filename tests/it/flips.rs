@@ -87,7 +87,7 @@ fn flip_every_header_bit(part: &str) -> (usize, usize) {
             Err(_) | Ok((_, Recovered::TailLost { .. })) => noticed += 1,
             Ok((table, Recovered::Whole)) => {
                 let lost: Vec<_> = (0..ROWS).filter(|row| table.get(&key(*row).encode()).unwrap().is_none()).collect();
-                assert!(lost.is_empty(), "{part}, bit {bit}: rows {lost:?} are gone, and nobody was told");
+                assert!(lost.is_empty(), "{part}, bit {bit}: rows {lost:?} are gone without a notice");
                 harmless += 1;
             }
         }

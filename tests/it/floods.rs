@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::support::{
     gate::{TestGate, acquire, renewal, text},
-    http::{Answer, Conn},
+    http::{Conn, Response},
     process::{Gate, Site, binary},
     until,
 };
@@ -134,7 +134,7 @@ fn small_gate(site: &Site) -> Gate {
 
 /// A call on a separate connection, which must be answered in time.
 #[track_caller]
-fn asked(address: SocketAddr, what: &str, call: impl FnOnce(&mut Conn) -> std::io::Result<Answer>) -> Answer {
+fn asked(address: SocketAddr, what: &str, call: impl FnOnce(&mut Conn) -> std::io::Result<Response>) -> Response {
     let begun = Stopwatch::start();
     let answered = Conn::open(address).and_then(|mut conn| {
         conn.another_handle().set_read_timeout(Some(PATIENCE))?;

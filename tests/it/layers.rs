@@ -10,7 +10,7 @@ use std::{
 };
 
 /// The modules under `src/`, the lowest first. A module may import those above it in this list.
-const ORDER: [&str; 25] = [
+const ORDER: [&str; 26] = [
     "sync",
     "files",
     "fence",
@@ -29,6 +29,7 @@ const ORDER: [&str; 25] = [
     "problem",
     "kubernetes",
     "gate",
+    "sources",
     "write_path",
     "migration",
     "api",
@@ -45,7 +46,7 @@ const EXCEPTIONS: [(&str, &str); 0] = [];
 const ROOTS: [&str; 2] = ["lib.rs", "main.rs"];
 
 /// A source's text as words and signs, without comments and literals.
-fn tokens(text: &str) -> Vec<String> {
+pub(super) fn tokens(text: &str) -> Vec<String> {
     let (chars, mut all, mut at) = (text.chars().collect::<Vec<_>>(), vec![], 0);
     let is_word = |at: usize| chars.get(at).is_some_and(|char| char.is_alphanumeric() || *char == '_');
     let begins = |at: usize, with: &str| with.chars().enumerate().all(|(n, char)| chars.get(at + n) == Some(&char));
@@ -116,7 +117,7 @@ fn end_of_item(tokens: &[String], mut at: usize) -> usize {
 }
 
 /// Removes the parts that only tests have.
-fn without_tests(tokens: Vec<String>) -> Vec<String> {
+pub(super) fn without_tests(tokens: Vec<String>) -> Vec<String> {
     const TEST: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
     let (mut left, mut at) = (vec![], 0);
     while at < tokens.len() {
@@ -225,7 +226,7 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 /// Each source outside tests: the modules that it is in, and its text.
-fn sources() -> Vec<(Vec<String>, String)> {
+pub(super) fn sources() -> Vec<(Vec<String>, String)> {
     let (root, mut found) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), vec![]);
     walk(&root, &mut found);
     let modules = |path: &Path| -> Vec<String> {

@@ -254,7 +254,7 @@ fn a_batch_is_granted_whole_or_not_at_all() {
 }
 
 #[test]
-fn revoking_moves_the_fence_and_leaves_nobody() {
+fn revoking_moves_the_fence_and_leaves_no_holder() {
     let gate = TestGate::start();
     let mut api = gate.api();
     let lease = acquire(&mut api, "/data/users/", "a", 5_000);
@@ -271,7 +271,7 @@ fn revoking_moves_the_fence_and_leaves_nobody() {
 }
 
 #[test]
-fn a_check_says_what_a_write_would_be_told() {
+fn a_check_answers_as_a_write_would_be_answered() {
     let gate = TestGate::start();
     let mut api = gate.api();
     let lease = acquire(&mut api, "users", "a", 1_000);

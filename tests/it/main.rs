@@ -3,7 +3,7 @@
 //! - `support`: an HTTP client on plain sockets, gates in this process and in their own.
 //! - `leases`, `waiting`, `watch`, `api`: the lease api, call by call.
 //! - `described`: the description of the api, compared with the api.
-//! - `layers`: modules under `src/` import downwards only.
+//! - `layers`: modules under `src/` import downwards only. `seams`: who may name a lease source or a store profile.
 //! - `floods`: more callers than a port has room for; they send half requests or read nothing.
 //! - `expiry`: races at the instant of expiry, with a driven clock and a disk that hangs.
 //! - `contract`: one suite for every table, RocksDB and the one in memory that fails on purpose.
@@ -62,6 +62,7 @@ mod reload;
 mod restart;
 mod restores;
 mod rounds;
+mod seams;
 mod secrets;
 mod several;
 mod simulation;

@@ -95,7 +95,7 @@ fn a_table_that_was_open_to_all_is_closed_by_the_next_start_and_the_group_keeps_
     };
     set(0o755, 0o644);
     site.serve().stop();
-    assert!(site.log().contains("open to everybody"), "{}", site.log());
+    assert!(site.log().contains("open to all users"), "{}", site.log());
     assert_eq!((mode(&site.data()), mode(&table)), (0o750, 0o750));
     let open: Vec<_> = all_files(&table).into_iter().filter(|file| mode(file) & 0o007 != 0).collect();
     assert!(open.is_empty(), "{open:?}");

@@ -73,7 +73,7 @@ fn without_a_table_nothing_starts_and_the_advice_is_given() {
 }
 
 #[test]
-fn a_gate_may_make_its_table_only_if_told_to() {
+fn a_gate_makes_its_table_only_if_its_settings_say_so() {
     let site = Site::new();
     let text = fs::read_to_string(site.config()).unwrap().replace("[table]", "[table]\ncreate = true");
     fs::write(site.config(), text).unwrap();
@@ -299,7 +299,7 @@ fn a_full_disk_latches_the_table_and_loses_nothing() {
 }
 
 #[test]
-fn a_gate_whose_log_nobody_reads_serves_and_latches_all_the_same() {
+fn a_gate_whose_log_is_not_read_serves_and_latches_all_the_same() {
     let site = Site::with_table();
     let mut command = with_syncs("error=EIO:when=20+");
     command.args(["serve", "--config"]).arg(site.config());

@@ -89,7 +89,7 @@ pub fn cut_the_tail(site: &Site) {
 }
 
 #[test]
-fn whoever_opens_a_table_first_a_lost_tail_is_not_forgotten() {
+fn a_lost_tail_is_not_forgotten_whatever_command_opens_the_table_first() {
     // Opening the table repairs the log, so the loss must be remembered until a gate has raised the floors.
     let (site, _) = killed_with_leases(5);
     cut_the_tail(&site);
@@ -240,7 +240,7 @@ fn a_missing_short_open_or_foreign_key_refuses_to_start() {
     refuses_to_start(&site, "belongs to another table");
     fs::write(&key, &own).unwrap();
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
-    refuses_to_start(&site, "open to everybody");
+    refuses_to_start(&site, "open to all users");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
     let gate = site.serve();
     let (renew, body) = renewal(&leases[0], 60_000);

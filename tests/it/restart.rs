@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::support::{
     bench::Bench,
     gate::{START, TestGate, acquire, settings, text, wanted},
-    http::Answer,
+    http::Response,
     process::{Site, binary},
     store::Store,
     until,
@@ -42,7 +42,7 @@ fn later(ms: u64) -> Now {
 }
 
 #[track_caller]
-fn put(gate: &TestGate, path: &str, lease: &Value) -> Answer {
+fn put(gate: &TestGate, path: &str, lease: &Value) -> Response {
     gate.gate().call("PUT", path, &[("fence-token", text(lease, "fence_token"))], b"value")
 }
 
@@ -65,8 +65,8 @@ fn after_a_crash_nothing_is_written_by_other_routes_before_the_bound_has_passed(
     let gate = TestGate::on(&routed(&store, "a"), gate.crash(), later(1_000));
     assert_eq!(put(&gate, "/a/users/2", &lease).status, 200);
     let gate = TestGate::on(&routed(&store, "b"), gate.crash(), later(2_000));
-    let told = put(&gate, "/b/users/3", &lease).refusal(503, "FENCE_DRAINING");
-    assert!(text(&told, "detail").contains("route has changed"), "{told}");
+    let refusal = put(&gate, "/b/users/3", &lease).refusal(503, "FENCE_DRAINING");
+    assert!(text(&refusal, "detail").contains("route has changed"), "{refusal}");
     assert_eq!(gate.gate().call("GET", "/b/users/1", &[], b"").status, 200, "reads pass");
     // Another crash before the bound: the third run knows only what the second knew.
     let gate = TestGate::on(&routed(&store, "b"), gate.crash(), later(3_000));
@@ -134,7 +134,7 @@ fn the_bound_is_the_one_that_the_writes_were_sent_under() {
 }
 
 #[test]
-fn a_drain_that_a_crash_cut_short_ends_by_itself_once_somebody_looks() {
+fn a_drain_that_a_crash_cut_short_ends_by_itself_once_its_object_is_read() {
     let bench = Bench::with(|settings| settings.store.apply_bound_ms = BOUND);
     bench.put("/users/1", &[("fence-token", bench.token()), ("x-store", "reset")]).unknown();
     bench.gate.clock.advance(1_000);

@@ -45,7 +45,7 @@ fn a_restored_backup_is_a_new_incarnation_under_a_new_key() {
         .args(["table", "backup", "--api", &format!("http://{}", gate.api), "--to"])
         .arg(&backup)
         .ends();
-    assert!(!twice.status.success() && stderr(&twice).contains("there already"), "{twice:?}");
+    assert!(!twice.status.success() && stderr(&twice).contains("exists already"), "{twice:?}");
     // Grants after the backup are unknown to it.
     let later = acquire(&mut gate.api(), "orders", "a", 3_600_000);
     gate.stop();

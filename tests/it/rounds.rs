@@ -113,13 +113,13 @@ impl World {
             counted.fetch_add(1, Ordering::SeqCst);
             *looks.1.lock().unwrap() = looks.0.lock().unwrap().try_recv().ok();
         }));
-        self.core.run([acquire("beside", "somebody", granted), call(reply)]);
+        self.core.run([acquire("beside", "another", granted), call(reply)]);
         *self.at_commit.lock().unwrap() = None;
         assert_eq!(commits.load(Ordering::SeqCst), 1, "one round, one commit");
         let early = said.lock().unwrap().take();
         let is_early = early.is_some();
-        let told = early.unwrap_or_else(|| answer.lock().unwrap().try_recv().expect("an answer behind the round"));
-        (is_early, told.err().expect("a refusal"))
+        let answer = early.unwrap_or_else(|| answer.lock().unwrap().try_recv().expect("an answer behind the round"));
+        (is_early, answer.err().expect("a refusal"))
     }
 }
 
@@ -150,30 +150,30 @@ fn in_each_way(fails: bool) -> Vec<(&'static str, bool, LedgerError)> {
         }
         (world, lease)
     };
-    let mut told = vec![];
+    let mut refusals = vec![];
     let (mut overdue, lease) = world();
     overdue.clock.advance(1_000);
     let (early, why) = overdue.refused_beside_a_change(|reply| renew(&lease, reply));
-    told.push(("renew", early, why));
+    refusals.push(("renew", early, why));
     let (mut held, _) = world();
     let (early, why) = held.refused_beside_a_change(|reply| acquire("users", "b", reply));
-    told.push(("acquire", early, why));
+    refusals.push(("acquire", early, why));
     let (mut unknown, lease) = world();
     let (early, why) = unknown.refused_beside_a_change(|reply| {
         let (lease_id, token) = (LeaseId::new("another").unwrap(), lease.lease.token(&lease.object));
         Command::Release { lease_id, holder: None, token, reply }
     });
-    told.push(("release", early, why));
-    told
+    refusals.push(("release", early, why));
+    refusals
 }
 
 #[test]
 fn no_refusal_leaves_before_its_round_is_durable() {
-    let told = in_each_way(false);
-    for (call, early, _) in &told {
+    let refusals = in_each_way(false);
+    for (call, early, _) in &refusals {
         assert!(!early, "{call} was refused before anything was durable");
     }
-    let reasons: Vec<_> = told.into_iter().map(|(_, _, why)| why).collect();
+    let reasons: Vec<_> = refusals.into_iter().map(|(_, _, why)| why).collect();
     assert!(
         matches!(&reasons[0], LedgerError::Lease { why: LeaseRefusal::Expired { .. }, .. }),
         "an overdue lease is over: {:?}",

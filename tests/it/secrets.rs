@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::support::{
     gate::{acquire, renewal, text},
-    http::{Answer, Conn},
+    http::{Conn, Response},
     process::{Gate, Site},
     store::Store,
 };
@@ -27,10 +27,10 @@ fn secret_of(token: &str) -> Vec<u8> {
 
 /// Answers of the gate, except those that hand a token to its holder.
 #[derive(Default)]
-struct Heard(Vec<Answer>);
+struct Responses(Vec<Response>);
 
-impl Heard {
-    fn note(&mut self, answer: Answer) -> &Answer {
+impl Responses {
+    fn note(&mut self, answer: Response) -> &Response {
         self.0.push(answer);
         self.0.last().unwrap()
     }
@@ -44,7 +44,7 @@ impl Heard {
 }
 
 /// Writes and lease calls of every kind, good and bad.
-fn exercise(gate: &Gate, heard: &mut Heard) -> Vec<String> {
+fn exercise(gate: &Gate, responses: &mut Responses) -> Vec<String> {
     let mut api = gate.api();
     let first = acquire(&mut api, "users", "a", 1_000);
     let (path, body) = renewal(&first, 60_000);
@@ -58,31 +58,31 @@ fn exercise(gate: &Gate, heard: &mut Heard) -> Vec<String> {
         vec![("fence-token", token.as_str()), ("connection", "fence-token")],
     ] {
         for path in ["/users/1", "/orders/1", "/users/../1", "/"] {
-            heard.note(conn.call("PUT", path, &headers, b"value"));
+            responses.note(conn.call("PUT", path, &headers, b"value"));
             conn = gate.gate();
         }
     }
     let forged = format!("{}AAAAAAAAAAAAAAAAAAAAAA", token.strip_suffix(token.rsplit('.').next().unwrap()).unwrap());
     for bad in [forged.as_str(), &token[..token.len() - 1], &format!("{token}="), &format!("{token}, {token}")] {
-        heard.note(gate.gate().call("PUT", "/users/1", &[("fence-token", bad)], b"value"));
+        responses.note(gate.gate().call("PUT", "/users/1", &[("fence-token", bad)], b"value"));
     }
     over_http_2(gate, &token);
     let wrong = json!({ "fence_token": format!("{token}x"), "holder_id": "a", "ttl_ms": 5_000 });
-    heard.note(api.post(&path, &wrong));
+    responses.note(api.post(&path, &wrong));
     let wrong = json!({ "fence_token": token, "holder_id": "b", "ttl_ms": 5_000 });
-    heard.note(api.post(&path, &wrong));
-    heard.note(api.post("/v1/tokens/check", &json!({ "fence_token": token, "nonsense": token })));
-    heard.note(api.post("/v1/tokens/check", &json!({ "fence_token": token })));
+    responses.note(api.post(&path, &wrong));
+    responses.note(api.post("/v1/tokens/check", &json!({ "fence_token": token, "nonsense": token })));
+    responses.note(api.post("/v1/tokens/check", &json!({ "fence_token": token })));
     let (_, rotate) = renewal(&first, 60_000);
     let rotate = with(rotate, "rotate", true.into());
     let second = api.post(&path, &rotate).expect(200);
-    heard.note(gate.gate().call("PUT", "/users/1", &[("fence-token", &token)], b"value"));
+    responses.note(gate.gate().call("PUT", "/users/1", &[("fence-token", &token)], b"value"));
     for path in ["/v1/leases", "/v1/objects/users", "/v1/receipts", "/v1/openapi.json"] {
-        heard.note(api.get(path));
+        responses.note(api.get(path));
     }
-    heard.note(api.get(&format!("/v1/leases/{}", text(&second, "lease_id"))));
-    heard.note(api.delete(&format!("/v1/leases/{}", text(&second, "lease_id")), text(&second, "fence_token")));
-    heard.note(gate.ops().get("/metrics"));
+    responses.note(api.get(&format!("/v1/leases/{}", text(&second, "lease_id"))));
+    responses.note(api.delete(&format!("/v1/leases/{}", text(&second, "lease_id")), text(&second, "fence_token")));
+    responses.note(gate.ops().get("/metrics"));
     vec![token, text(&second, "fence_token").to_owned()]
 }
 
@@ -115,8 +115,8 @@ fn no_secret_is_in_a_log_a_body_a_receipt_or_a_metric() {
     fs::write(site.config(), format!("{config}[store]\nurl = '{}'\n", store.url())).unwrap();
     let gate = site.serve();
     let mut events = watch(&gate);
-    let mut heard = Heard::default();
-    let tokens = exercise(&gate, &mut heard);
+    let mut responses = Responses::default();
+    let tokens = exercise(&gate, &mut responses);
     gate.signal(Signal::HUP);
     gate.stop();
     // The stream has ended with the gate.
@@ -126,13 +126,16 @@ fn no_secret_is_in_a_log_a_body_a_receipt_or_a_metric() {
     }
     let log = site.log();
     assert!(log.contains("\"TRACE\"") && log.contains("\"DEBUG\""), "the log is not at its most talkative");
-    assert!(seen.contains("granted") && heard.text().contains("WRITE_STALE_FENCE"), "too little was heard: {seen}");
+    assert!(
+        seen.contains("granted") && responses.text().contains("WRITE_STALE_FENCE"),
+        "too little was received: {seen}"
+    );
     let stored = serde_json::to_string(&store.applied()).unwrap();
     let mut secrets: Vec<Vec<u8>> = tokens.iter().map(|token| secret_of(token)).collect();
     secrets.push(fs::read(site.data().join("key")).unwrap());
     for spelling in secrets.iter().flat_map(|secret| spellings(secret)) {
         for (place, text) in
-            [("the log", &log), ("an answer", &heard.text()), ("an event", &seen), ("what the store got", &stored)]
+            [("the log", &log), ("an answer", &responses.text()), ("an event", &seen), ("what the store got", &stored)]
         {
             assert!(!text.contains(&spelling), "a secret is in {place}");
         }

@@ -8,9 +8,8 @@ use serde_json::{Value, json};
 use super::support::{
     bench::Bench,
     gate::{acquire, text, wanted},
-    heard,
-    http::Answer,
-    until,
+    http::Response,
+    received, until,
 };
 
 const BOUND: u64 = 40_000;
@@ -27,7 +26,7 @@ fn tokens(bench: &Bench, orders: &Value) -> String {
 }
 
 #[track_caller]
-fn move_with(bench: &Bench, tokens: &str, wish: &str) -> Answer {
+fn move_with(bench: &Bench, tokens: &str, wish: &str) -> Response {
     let headers = [("fence-token", tokens), ("destination", "/orders/1"), ("x-store", wish)];
     bench.call("MOVE", "/users/1", &headers)
 }
@@ -47,8 +46,8 @@ fn a_write_to_two_objects_brings_a_token_for_each_and_no_other() {
     let without = bench.call("MOVE", "/users/1", &[("destination", "/orders/1")]);
     bench.refused(&without, 428, "WRITE_UNFENCED");
     for (tokens, missing) in [(one, "orders"), (two, "users"), (&format!("{one},{one}"), "orders")] {
-        let told = bench.refused(&move_with(&bench, tokens, "200"), 428, "WRITE_UNFENCED");
-        assert_eq!(text(&told, "object_id"), missing);
+        let refused = bench.refused(&move_with(&bench, tokens, "200"), 428, "WRITE_UNFENCED");
+        assert_eq!(text(&refused, "object_id"), missing);
     }
     bench.refused(&move_with(&bench, &format!("{one},{third}"), "200"), 428, "WRITE_UNFENCED");
     for tokens in [format!("{one},{two},{third}"), format!("{one},{two},{one}"), format!("{one},nonsense"), ",".into()]
@@ -68,16 +67,16 @@ fn whichever_object_denies_it_is_named_and_nothing_is_left_in_flight() {
     let (bench, orders) = bench();
     let tokens = tokens(&bench, &orders);
     bench.gate.api().post("/v1/objects/users/revoke", &json!({ "reason": "x" })).expect(200);
-    let told = bench.refused(&move_with(&bench, &tokens, "200"), 412, "WRITE_STALE_FENCE");
-    assert_eq!(text(&told, "object_id"), "users");
+    let refused = bench.refused(&move_with(&bench, &tokens, "200"), 412, "WRITE_STALE_FENCE");
+    assert_eq!(text(&refused, "object_id"), "users");
     // `orders` comes first and was judged valid; no write in flight is counted for it.
     bench.gate.clock.advance(1_000);
     let next = bench.gate.api().post("/v1/leases", &takeover("orders")).expect(201);
     assert_eq!(next["drain"], json!({ "settled": 0, "cancelled": 0, "unknown": 0, "waited_ms": 0 }));
     // Stale comes before expired, whichever object has the fault.
     bench.gate.clock.advance(60_000);
-    let told = bench.refused(&move_with(&bench, &tokens, "200"), 412, "WRITE_STALE_FENCE");
-    assert_eq!(text(&told, "object_id"), "orders");
+    let refused = bench.refused(&move_with(&bench, &tokens, "200"), 412, "WRITE_STALE_FENCE");
+    assert_eq!(text(&refused, "object_id"), "orders");
 }
 
 #[test]
@@ -93,9 +92,9 @@ fn both_objects_wait_for_a_write_that_is_on_its_way() {
     bench.gate.clock.advance(1_000);
     let ask = |object: &'static str| {
         let mut api = bench.gate.api();
-        let (tell, told) = sync_channel(1);
-        thread::spawn(move || tell.send(api.post("/v1/leases", &takeover(object))));
-        told
+        let (sender, receiver) = sync_channel(1);
+        thread::spawn(move || sender.send(api.post("/v1/leases", &takeover(object))));
+        receiver
     };
     let (users, orders) = (ask("users"), ask("orders"));
     until("both wait", || bench.gate.shows("fencegate_advances_draining 2\n"));
@@ -103,7 +102,7 @@ fn both_objects_wait_for_a_write_that_is_on_its_way() {
     std::fs::write(go, "").unwrap();
     assert_eq!(conn.receive().unwrap().status, 200);
     for granted in [users, orders] {
-        assert_eq!(heard("the answer to an acquire", &granted).expect(201)["drain"]["settled"], 1);
+        assert_eq!(received("the answer to an acquire", &granted).expect(201)["drain"]["settled"], 1);
     }
 }
 
@@ -125,7 +124,7 @@ fn what_is_unknown_of_it_is_unknown_of_both() {
         // Every caller was answered in time that it takes longer, or has the lease by now.
         assert!([201, 503].contains(&api.receive().unwrap().status));
     }
-    until("nobody waits", || bench.gate.shows("fencegate_advances_draining 0\n"));
+    until("no caller waits", || bench.gate.shows("fencegate_advances_draining 0\n"));
 }
 
 #[test]

@@ -104,7 +104,7 @@ caught! {
     a_slow_load_that_puts_an_old_fence_back_is_caught: "stale-load" breaks "MONOTONIC";
     a_clean_flag_set_too_early_is_caught: "early-clean-flag" breaks "DRAIN";
     a_head_that_settles_is_caught: "head-settles" breaks "DRAIN";
-    an_unknown_write_that_nobody_waits_for_is_caught: "no-unknown-wait" breaks "DRAIN";
+    an_unknown_write_that_no_drain_waits_for_is_caught: "no-unknown-wait" breaks "DRAIN";
     a_bound_that_is_counted_from_the_commit_is_caught: "bound-from-commit" breaks "DRAIN";
     a_partial_write_taken_for_none_is_caught: "partial-is-none" breaks "DRAIN";
     a_lease_that_lives_again_is_caught: "revive" breaks "NO REVIVAL";
@@ -112,7 +112,7 @@ caught! {
     a_term_whose_advance_does_not_seal_is_caught: "no-seal" breaks "DRAIN" with "--led";
     a_write_by_a_term_that_is_not_judged_again_is_caught: "no-commit-check" breaks "DRAIN" with "--led";
     a_term_that_opens_while_it_drains_is_caught: "no-draining-state" breaks "DRAIN" with "--led";
-    a_term_of_unknown_writes_that_nobody_waits_for_is_caught: "no-unknown-wait" breaks "DRAIN" with "--led";
+    a_term_whose_unknown_writes_no_drain_waits_for_is_caught: "no-unknown-wait" breaks "DRAIN" with "--led";
     a_bound_of_a_term_that_is_counted_from_the_commit_is_caught: "bound-from-commit" breaks "DRAIN" with "--led";
     a_slow_load_that_puts_an_old_term_back_is_caught: "stale-load" breaks "MONOTONIC" with "--led";
     a_term_whose_lease_was_not_renewed_is_caught: "dead-terms" breaks "EXPIRY" with "--led";

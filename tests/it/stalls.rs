@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command, sync::Arc,
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use fencegate::{
-    fence::{ObjectId, elected::LeaseObservation, election::LeaseName},
+    fence::{ObjectId, elected::LeaseObservation, election::LeaseName, outside::Update},
     route::RouteFingerprint,
     table::ledger::LedgerError,
 };
@@ -14,7 +14,7 @@ use serde_json::json;
 use super::support::{
     bench::{Bench, TTL},
     gate::{acquire, renewal, text, wanted},
-    http::{Answer, Conn},
+    http::{Conn, Response},
     power::shim,
     process::{Site, binary},
     store::{Hung, Store},
@@ -53,7 +53,11 @@ fn fill_queue(bench: &Bench) {
     let ledger = &bench.gate.running().gate.ledger;
     let lease = Arc::new(LeaseName { namespace: "none".to_owned(), name: "none".to_owned() });
     let object = ObjectId::new("none").unwrap();
-    let ask = || ledger.observe(object.clone(), LeaseObservation::Gone { lease: Arc::clone(&lease) }, false).err();
+    let gone = || {
+        let observation = LeaseObservation::Gone { lease: Arc::clone(&lease) };
+        Update::Lease { observation, begins: false }
+    };
+    let ask = || ledger.follow_next(object.clone(), gone()).err();
     let full = std::iter::repeat_with(ask).flatten().next();
     assert_eq!(full, Some(LedgerError::Overloaded), "it is full before the stall shows");
 }
@@ -64,7 +68,7 @@ fn written(store: &Store) -> usize {
 }
 
 #[track_caller]
-fn may_be_done_yet(answer: &Answer) {
+fn may_be_done_yet(answer: &Response) {
     let body = answer.json();
     assert_eq!(
         (answer.status, &body["code"], &body["side_effect"]),
@@ -130,7 +134,7 @@ fn calls_that_come_while_the_disk_stands_still_change_nothing_and_say_so() {
     bench.gate.table.release_syncs();
     until("it goes on", || bench.gate.shows("fencegate_ledger_commit_oldest_seconds 0\n"));
     bench.put("/users/1", &[("fence-token", bench.token())]).applied();
-    assert_eq!(acquire(&mut bench.gate.api(), "other", "b", 1_000)["lease_seq"], 1, "nobody has had it");
+    assert_eq!(acquire(&mut bench.gate.api(), "other", "b", 1_000)["lease_seq"], 1, "it was never granted before");
 }
 
 #[test]
@@ -195,7 +199,7 @@ fn a_twin_does_not_wait_for_a_key_that_cannot_be_given_back() {
 }
 
 #[test]
-fn a_twin_of_a_write_that_the_store_has_is_not_told_that_nothing_was_sent() {
+fn a_twin_of_a_write_that_the_store_has_is_not_answered_that_nothing_was_sent() {
     let bench = bench();
     let headers = [("fence-token", bench.token()), ("idempotency-key", "k")];
     let first = Hung::send(&bench.store, bench.gate.gate(), "/users/1", &headers);

@@ -167,7 +167,7 @@ fn clients_must_show_a_certificate_where_they_are_asked_to() {
     };
     assert_eq!(call(Some(&clients)), "PUT /users/1 5\n 2 200");
     for stranger in [None, Some(&authority)] {
-        assert!(call(stranger).ends_with(" 000"), "nobody is answered without one");
+        assert!(call(stranger).ends_with(" 000"), "a client without one gets no answer");
     }
     assert_eq!(store.story().len(), 1);
     // The file of trusted authorities is read again, too.

@@ -9,9 +9,8 @@ use serde_json::{Value, json};
 
 use super::support::{
     gate::{TestGate, acquire, settings, text, wanted},
-    heard,
-    http::{Answer, Conn},
-    until,
+    http::{Conn, Response},
+    received, until,
 };
 
 fn waiting(object: &str, holder: &str, wait_ms: u64) -> Value {
@@ -21,13 +20,13 @@ fn waiting(object: &str, holder: &str, wait_ms: u64) -> Value {
 }
 
 /// Sends an acquire that will wait. Returns when the gate has queued it.
-fn queue(gate: &TestGate, body: &Value, place: usize) -> Receiver<Answer> {
+fn queue(gate: &TestGate, body: &Value, place: usize) -> Receiver<Response> {
     let mut api = gate.api();
     api.send("POST", "/v1/leases", &[("content-type", "application/json")], body.to_string().as_bytes()).unwrap();
-    let (tell, told) = sync_channel(1);
-    thread::spawn(move || tell.send(api.receive().unwrap()));
+    let (sender, receiver) = sync_channel(1);
+    thread::spawn(move || sender.send(api.receive().unwrap()));
     queued(gate, place);
-    told
+    receiver
 }
 
 /// Waits until this many callers wait.
@@ -55,12 +54,12 @@ fn waiters_are_served_in_the_order_they_came() {
     let mut api = gate.api();
     let mut held = acquire(&mut api, "users", "first", LONG);
     let answers: Vec<_> = (0..8).map(|n| queue(&gate, &waiting("users", &format!("w{n}"), LONG), n + 1)).collect();
-    for (n, told) in answers.into_iter().enumerate() {
+    for (n, answer) in answers.into_iter().enumerate() {
         // A caller that does not wait cannot get ahead of the queue.
         api.post("/v1/leases", &wanted("users", "pushy", 1_000)).refusal(409, "LEASE_HELD");
         release(&mut api, &held);
         api.post("/v1/leases", &wanted("users", "pushy", 1_000)).refusal(409, "LEASE_HELD");
-        held = heard("the answer to a waiting acquire", &told).expect(201);
+        held = received("the answer to a waiting acquire", &answer).expect(201);
         assert_eq!(
             (text(&held, "holder_id"), held["lease_seq"].as_u64()),
             (format!("w{n}").as_str(), Some(n as u64 + 2))
@@ -72,30 +71,30 @@ fn waiters_are_served_in_the_order_they_came() {
 fn expiry_serves_the_first_waiter_too() {
     let gate = patient_gate();
     acquire(&mut gate.api(), "users", "first", 1_000_000);
-    let told = queue(&gate, &waiting("users", "second", LONG), 1);
+    let answer = queue(&gate, &waiting("users", "second", LONG), 1);
     gate.clock.advance(1_000_000);
-    assert_eq!(text(&heard("the answer to a waiting acquire", &told).expect(201), "holder_id"), "second");
+    assert_eq!(text(&received("the answer to a waiting acquire", &answer).expect(201), "holder_id"), "second");
 }
 
 #[test]
-fn whoever_waits_goes_before_an_acquire_at_the_instant_of_expiry() {
+fn a_waiter_goes_before_an_acquire_at_the_instant_of_expiry() {
     let gate = patient_gate();
     let mut api = gate.api();
     acquire(&mut api, "users", "first", 50_000_000);
-    let told = queue(&gate, &waiting("users", "second", LONG), 1);
+    let answer = queue(&gate, &waiting("users", "second", LONG), 1);
     // The ledger's own timer and the newcomer race; the waiter wins either way.
     gate.clock.advance(50_000_000);
     api.post("/v1/leases", &wanted("users", "pushy", 1_000)).refusal(409, "LEASE_HELD");
-    assert_eq!(text(&heard("the answer to a waiting acquire", &told).expect(201), "holder_id"), "second");
+    assert_eq!(text(&received("the answer to a waiting acquire", &answer).expect(201), "holder_id"), "second");
 }
 
 #[test]
-fn a_waiter_whose_time_is_up_is_told_who_holds_it() {
+fn a_waiter_whose_time_is_up_learns_who_holds_the_lease() {
     let gate = patient_gate();
     acquire(&mut gate.api(), "users", "first", LONG);
-    let told = queue(&gate, &waiting("users", "second", 20_000_000), 1);
+    let answer = queue(&gate, &waiting("users", "second", 20_000_000), 1);
     gate.clock.advance(20_000_000);
-    let refused = heard("the answer to a waiting acquire", &told).refusal(409, "LEASE_HELD");
+    let refused = received("the answer to a waiting acquire", &answer).refusal(409, "LEASE_HELD");
     assert_eq!(text(&refused, "holder_id"), "first");
     queued(&gate, 0);
 }
@@ -108,8 +107,8 @@ fn a_timeout_does_not_jump_the_queue() {
     // The time of this caller ends at the same instant as the lease.
     let hurried = queue(&gate, &waiting("users", "hurried", 5_000_000), 2);
     gate.clock.advance(5_000_000);
-    assert_eq!(text(&heard("the answer to the patient acquire", &patient).expect(201), "holder_id"), "patient");
-    heard("the answer to the hurried acquire", &hurried).refusal(409, "LEASE_HELD");
+    assert_eq!(text(&received("the answer to the patient acquire", &patient).expect(201), "holder_id"), "patient");
+    received("the answer to the hurried acquire", &hurried).refusal(409, "LEASE_HELD");
 }
 
 #[test]
@@ -120,9 +119,9 @@ fn waiters_are_woken_by_the_end_of_an_earlier_runs_lease() {
     let mut settings = settings();
     settings.lease.wait_ms_max = LONG;
     let gate = TestGate::on(&settings, table, super::support::gate::START);
-    let told = queue(&gate, &waiting("users", "second", LONG), 1);
+    let answer = queue(&gate, &waiting("users", "second", LONG), 1);
     gate.clock.advance(1_000_000);
-    assert_eq!(text(&heard("the answer to a waiting acquire", &told).expect(201), "holder_id"), "second");
+    assert_eq!(text(&received("the answer to a waiting acquire", &answer).expect(201), "holder_id"), "second");
 }
 
 #[test]
@@ -131,9 +130,9 @@ fn a_takeover_that_came_too_soon_waits_no_longer_than_it_must() {
     acquire(&mut gate.api(), "users", "me", LONG);
     let mut body = waiting("users", "me", LONG);
     body["takeover"] = json!(true);
-    let told = queue(&gate, &body, 1);
+    let answer = queue(&gate, &body, 1);
     gate.clock.advance(1_000);
-    assert_eq!(heard("the answer to a waiting acquire", &told).expect(201)["lease_seq"], 2);
+    assert_eq!(received("the answer to a waiting acquire", &answer).expect(201)["lease_seq"], 2);
 }
 
 #[test]
@@ -168,11 +167,11 @@ fn a_waiter_that_hangs_up_gets_no_lease() {
         let body = waiting(&object, "gone", LONG).to_string();
         gone.send("POST", "/v1/leases", &[("content-type", "application/json")], body.as_bytes()).unwrap();
         queued(&gate, 1);
-        let told = queue(&gate, &waiting(&object, "patient", LONG), 2);
+        let answer = queue(&gate, &waiting(&object, "patient", LONG), 2);
         // The gate may or may not have noticed this when the lease is free.
         drop(gone);
         release(&mut api, &held);
-        assert_eq!(text(&heard("the answer to a waiting acquire", &told).expect(201), "holder_id"), "patient");
+        assert_eq!(text(&received("the answer to a waiting acquire", &answer).expect(201), "holder_id"), "patient");
         queued(&gate, 0);
     }
     let listed = api.get("/v1/leases?holder_id=gone&state=held").expect(200);
@@ -188,7 +187,7 @@ fn twins_of_one_request_get_one_lease() {
     body["request_id"] = json!("r1");
     let twins = [queue(&gate, &body, 1), queue(&gate, &body, 2)];
     release(&mut api, &held);
-    let [one, two] = twins.map(|told| heard("the answer to a waiting acquire", &told).expect(201));
+    let [one, two] = twins.map(|answer| received("the answer to a waiting acquire", &answer).expect(201));
     assert_eq!((&one["lease_id"], &one["fence_token"]), (&two["lease_id"], &two["fence_token"]));
 }
 

@@ -69,7 +69,7 @@ fn next(stream: &mut Conn) -> Event {
 }
 
 #[test]
-fn every_change_is_told_in_order_to_those_who_asked() {
+fn every_change_is_sent_in_order_to_the_watchers_of_its_prefix() {
     let gate = TestGate::start();
     let mut api = gate.api();
     let (mut all, _) = watch(&gate, "", &[]);

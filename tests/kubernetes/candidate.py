@@ -1,6 +1,6 @@
-"""What tests/kubernetes/candidate is, without client-go: for machines where nobody has built that one.
+"""A replacement for tests/kubernetes/candidate without client-go: for machines where that program was not built.
 
-The same flags, the same lines, and client-go's rules by hand: whoever wants the Lease waits for its duration from when
+The same flags, the same lines, and client-go's rules by hand: a candidate waits for the Lease's duration from when
 it has last seen it change, takes it by compare-and-swap with one more transition, and renews it in the same way; a
 leader that could not renew until its deadline gives up. Plain http only, as the fake API server speaks it.
 """
@@ -98,7 +98,7 @@ class Candidate:
         return self.had(lease, begun) if status == 200 else None
 
     def sees(self, holder: str) -> None:
-        """Says who leads, where that is somebody new."""
+        """Prints who leads, if that has changed."""
         if holder not in ("", self.leader):
             self.leader = holder
             self.say(event="leader", leader=holder)
@@ -161,7 +161,7 @@ class Candidate:
             self.stopped.wait(self.args.every)
 
     def run(self) -> int:
-        """Stands for election until it is told to stop, or has lost it."""
+        """Takes part in the election until it is stopped, or has lost it."""
         signal.signal(signal.SIGTERM, lambda *_: self.stopped.set())
         while not self.stopped.is_set():
             lease = self.try_once()

@@ -44,7 +44,7 @@ const STREAMS: Scope = Scope { writes: 1, streams: true, ..HANDOVERS };
 type Way = Path<World, Action>;
 
 /// Prints the steps that change something, for people.
-fn tell(way: Way) -> String {
+fn describe(way: Way) -> String {
     let (worlds, actions): (Vec<World>, Vec<Option<Action>>) = way.into_vec().into_iter().unzip();
     let steps = actions.iter().flatten().zip(&worlds[1..]);
     let line = |(place, (action, world)): (usize, (&Action, &World))| {
@@ -86,7 +86,7 @@ fn keeps_every_promise(what: &str, scope: Scope, least: usize) {
     for property in checker.model().properties() {
         match (property.expectation, found.contains_key(property.name)) {
             (Expectation::Always | Expectation::Eventually, true) => {
-                let way = broken(scope, None, property.name).0.map(tell);
+                let way = broken(scope, None, property.name).0.map(describe);
                 panic!("{} is broken:\n{}", property.name, way.unwrap_or_default());
             }
             (Expectation::Sometimes, false) => panic!("never reached: {}", property.name),
@@ -115,9 +115,9 @@ fn no_order_of_events_breaks_a_promise_while_bodies_are_streamed() {
 fn is_caught(scope: Scope, mutant: Mutant, promise: Promise) {
     let name = promise.name();
     let (way, states) = broken(scope, Some((mutant, promise)), name);
-    let told = tell(way.unwrap_or_else(|| panic!("{mutant:?} does not break {name} in any of {states} states")));
-    println!("{mutant:?} breaks {name}:\n{told}");
-    say(&format!("model: {mutant:?} breaks {name} in {} steps, found in {states} states", told.lines().count()));
+    let steps = describe(way.unwrap_or_else(|| panic!("{mutant:?} does not break {name} in any of {states} states")));
+    println!("{mutant:?} breaks {name}:\n{steps}");
+    say(&format!("model: {mutant:?} breaks {name} in {} steps, found in {states} states", steps.lines().count()));
 }
 
 macro_rules! caught {
@@ -137,7 +137,7 @@ caught! {
     a_clean_flag_set_too_early_is_caught: EarlyCleanFlag breaks Drain in HANDOVERS;
     a_write_that_is_not_judged_again_is_caught: NoCommitCheck breaks Stale in HANDOVERS;
     a_write_that_is_not_judged_again_lands_and_is_caught: NoCommitCheck breaks Drain in HANDOVERS;
-    an_unknown_write_that_nobody_waits_for_is_caught: NoUnknownWait breaks Drain in HANDOVERS;
+    an_unknown_write_that_no_drain_waits_for_is_caught: NoUnknownWait breaks Drain in HANDOVERS;
     a_partial_write_taken_for_none_is_caught: PartialIsNone breaks Drain in STREAMS;
     an_operator_told_too_soon_is_caught: NoDrain breaks DrainForOperators in HANDOVERS;
     a_grant_that_was_not_synced_is_caught: Unsynced breaks DurableBeforeVisible in HANDOVERS;

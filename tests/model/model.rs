@@ -2,7 +2,7 @@
 //! ends. Every decision of the gate is the product's (`product`). The model only says when a decision is made and
 //! what follows from it, as the ledger, the stripes and the write path do.
 
-use fencegate::fence::{Event, write::Event as Life};
+use fencegate::fence::{Event, outside::Source, write::Event as Life};
 use stateright::{Model, Property};
 
 use crate::{
@@ -103,7 +103,7 @@ impl GateModel {
             Action::Release => self.decide(world, self.product.release(self.held(world)?)),
             Action::Revoke => {
                 world.revokes += 1;
-                self.decide(world, Event::Revoke { reason: "an operator".to_owned(), is_external: false })
+                self.decide(world, Event::Revoke { reason: "an operator".to_owned(), source: Source::Gate })
             }
             Action::End => self.end(world),
             Action::AskAgain => self.ask_again(world),

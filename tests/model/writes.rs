@@ -59,7 +59,7 @@ impl GateModel {
             Err(_) if is_again && self.is(Mutant::NoCommitCheck) => {}
             Err(denial @ (Denial::Refused(_) | Denial::Overdue(_))) => return Event::Denied(Obstacle::from(&denial)),
             Err(Denial::Behind(_) | Denial::Unseen(_) | Denial::Lapsed(_)) => {
-                unreachable!("nobody brings outside numbers here")
+                unreachable!("no write brings an outside number here")
             }
         }
         world.story.let_through(token, gate.row, world.disk, world.now);

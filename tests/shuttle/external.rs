@@ -7,6 +7,7 @@ use fencegate::{
     fence::{
         Denial, LeaseSeq, ObjectId, State, Ttl,
         external::{ExternalLimits, Number},
+        outside::{Claim, Update},
         verdict::{self, Presented, View},
         write::{Event, Stage},
     },
@@ -23,7 +24,7 @@ fn number(seq: u64) -> Number {
 /// Moves the fence to a number, and waits for the writes with lower ones.
 fn follow(world: &World, object: &ObjectId, seq: u64) {
     // A lower number is refused; a number that was overtaken gets that answer.
-    if let Ok(moved) = block_on(world.gate.ledger.follow(object.clone(), number(seq)))
+    if let Ok(moved) = block_on(world.gate.ledger.follow(object.clone(), Update::Number(number(seq))))
         && moved.record.fence.get() == seq
         && matches!(moved.record.state, State::Open { .. })
     {
@@ -34,7 +35,7 @@ fn follow(world: &World, object: &ObjectId, seq: u64) {
 /// Does what `decide` does: judges, moves the fence if it must, and judges from the start. Returns whether the
 /// write was sent.
 fn write(world: &World, object: &ObjectId, seq: u64) -> bool {
-    let presented = Presented::Number(number(seq));
+    let presented = Presented::Outside(Claim::Number(number(seq)));
     let judge = |record: &_, sealed| verdict::judge(View::Known { record, sealed }, &presented, world.gate.now());
     loop {
         match world.gate.records.stripes.admit(object.as_str(), judge) {

@@ -9,7 +9,7 @@ use crate::world::{Held, World, is_sent, join, object};
 
 fn begin() -> (Arc<World>, ObjectId, Held) {
     let (world, users) = (World::new(64), object("users"));
-    let first = world.acquire(&users).expect("nobody has it");
+    let first = world.acquire(&users).expect("the object is free");
     (world, users, first)
 }
 
@@ -106,7 +106,7 @@ pub fn past_one_that_waits() {
     });
     let wanted = users.clone();
     let next = world.spawn(move |world| {
-        let next = world.acquire(&wanted).expect("nobody else wants it");
+        let next = world.acquire(&wanted).expect("no other caller wants it");
         let _ = granted.send(());
         assert!(world.write(&next), "the next lease is open");
     });
@@ -133,7 +133,7 @@ pub fn to_one_who_waits() {
 pub fn overtaken() {
     let (world, users, first) = begin();
     let others = object("others");
-    let second = world.acquire(&others).expect("nobody has it");
+    let second = world.acquire(&others).expect("the object is free");
     join([
         writer(&world, &first),
         writer(&world, &second),

@@ -11,7 +11,7 @@ use crate::world::{Held, World, join, neighbour, object};
 fn begin() -> (Arc<World>, ObjectId, ObjectId, Held) {
     let (world, users) = (World::new(1), object("users"));
     let other = neighbour(&users);
-    let first = world.acquire(&users).expect("nobody has it");
+    let first = world.acquire(&users).expect("the object is free");
     world.read(&other);
     (world, users, other, first)
 }
@@ -24,7 +24,7 @@ fn loader(world: &Arc<World>, object: &ObjectId) -> JoinHandle<()> {
 fn successor(world: &Arc<World>, object: &ObjectId) -> JoinHandle<()> {
     let object = object.clone();
     world.spawn(move |world| {
-        let next = world.acquire(&object).expect("nobody else wants it");
+        let next = world.acquire(&object).expect("no other caller wants it");
         world.look(&object);
         assert!(world.write(&next), "the next lease is open");
     })

@@ -86,12 +86,12 @@ fn a_higher_number_from_outside_waits_for_lower_ones() {
 }
 
 #[test]
-fn what_streams_is_told_to_stop() {
+fn a_write_that_streams_is_stopped() {
     play(streams::stopped);
 }
 
 #[test]
-fn a_stream_without_an_end_is_told_to_stop() {
+fn a_stream_without_an_end_is_stopped() {
     play(streams::endless);
 }
 
@@ -164,9 +164,9 @@ fn without_a_seal_an_old_write_lands() {
 }
 
 #[test]
-fn without_a_seal_a_stream_is_never_told() {
-    finds("no-seal", "a_stream_without_an_end_is_told_to_stop", "deadlock!");
-    finds("no-seal", "what_streams_is_told_to_stop", "VIOLATION DRAIN");
+fn without_a_seal_a_stream_is_never_stopped() {
+    finds("no-seal", "a_stream_without_an_end_is_stopped", "deadlock!");
+    finds("no-seal", "a_write_that_streams_is_stopped", "VIOLATION DRAIN");
 }
 
 #[test]
@@ -188,8 +188,8 @@ fn without_a_draining_state_an_old_write_lands() {
 
 #[test]
 fn without_the_wait_for_unknowns_a_broken_write_lands() {
-    finds("no-unknown-wait", "what_streams_is_told_to_stop", "VIOLATION DRAIN");
-    finds("partial-is-none", "what_streams_is_told_to_stop", "VIOLATION DRAIN");
+    finds("no-unknown-wait", "a_write_that_streams_is_stopped", "VIOLATION DRAIN");
+    finds("partial-is-none", "a_write_that_streams_is_stopped", "VIOLATION DRAIN");
 }
 
 #[test]

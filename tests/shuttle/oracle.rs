@@ -91,8 +91,8 @@ impl Oracle {
         let mut stories = self.stories();
         let story = stories.entry(object.clone()).or_default();
         if granted.unwrap_or(fence) < story.announced.max(fence) {
-            let told = story.announced.max(fence);
-            violation("MONOTONIC", &format!("{object}: {granted:?} was announced at fence {fence}, behind {told}"));
+            let highest = story.announced.max(fence);
+            violation("MONOTONIC", &format!("{object}: {granted:?} was announced at fence {fence}, behind {highest}"));
         }
         story.announced = fence;
     }

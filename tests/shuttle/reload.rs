@@ -75,7 +75,7 @@ pub fn one_route() {
     let changed = Arc::clone(&route);
     let next = world.spawn(move |world| {
         world.reload(&changed);
-        let next = world.acquire(&users).expect("nobody else wants it");
+        let next = world.acquire(&users).expect("no other caller wants it");
         // No write on the old route lands from here on.
         world.oracle.freed(&changed.place, 2);
         assert!(world.write(&next), "the lease is open");

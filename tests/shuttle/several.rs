@@ -10,7 +10,7 @@ pub fn crossing() {
     let near = neighbour(&users);
     let far = (0..).map(|n| object(&format!("far-{n}")));
     let far = far.into_iter().find(|other| *other != near && neighbour(other) != neighbour(&users)).unwrap();
-    let held = [&users, &far].map(|object| world.acquire(object).expect("nobody has it"));
+    let held = [&users, &far].map(|object| world.acquire(object).expect("the object is free"));
     let writer = |first: &Held, second: &Held| {
         let pair = [first.clone(), second.clone()];
         world.spawn(move |world| {
@@ -20,7 +20,7 @@ pub fn crossing() {
     let successor = |held: &Held| {
         let object = held.object().clone();
         world.spawn(move |world| {
-            let next = world.acquire(&object).expect("nobody else wants it");
+            let next = world.acquire(&object).expect("no other caller wants it");
             assert!(world.write(&next), "the next lease is open");
         })
     };

@@ -47,7 +47,7 @@ fn is_told(cancel: &Cancel) -> bool {
 /// A stream that sends its end, one whose end never comes, a whole write, and the next holder.
 pub fn stopped() {
     let (world, users) = (World::new(64), object("users"));
-    let first = world.acquire(&users).expect("nobody has it");
+    let first = world.acquire(&users).expect("the object is free");
     let mut threads = vec![];
     for waits in [false, true] {
         let first = first.clone();
@@ -60,7 +60,7 @@ pub fn stopped() {
     threads.push(world.spawn(|world| world.pass(BOUND.0)));
     let wanted = users.clone();
     let next = world.spawn(move |world| {
-        let next = world.acquire(&wanted).expect("nobody else wants it");
+        let next = world.acquire(&wanted).expect("no other caller wants it");
         assert!(world.write(&next), "the next lease is open");
     });
     join(threads);
@@ -73,11 +73,11 @@ pub fn stopped() {
 /// A stream whose end never comes, and the next holder, which waits for ever unless the stream is stopped.
 pub fn endless() {
     let (world, users) = (World::new(64), object("users"));
-    let first = world.acquire(&users).expect("nobody has it");
+    let first = world.acquire(&users).expect("the object is free");
     let stream = world.spawn(move |world| world.stream(&first, true));
     let wanted = users.clone();
     let next = world.spawn(move |world| {
-        let next = world.acquire(&wanted).expect("nobody else wants it");
+        let next = world.acquire(&wanted).expect("no other caller wants it");
         assert!(world.write(&next), "the next lease is open");
     });
     join([stream]);

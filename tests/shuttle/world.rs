@@ -17,7 +17,7 @@ use fencegate::{
     config::{LeaseSettings, Settings},
     fence::{
         BootMs, FenceToken, Hlc, HolderId, Incarnation, LeaseId, Now, ObjectId, Record, State, TableKey, Ttl, WallMs,
-        step::{Announcement, Kind},
+        step::{Announcement, Kind, Source},
         verdict::{self, Presented, View},
         write::{Effect, Event, Stage, Write, WriteOptions as Life},
     },
@@ -211,7 +211,8 @@ impl World {
 
     /// Revokes a lease, for an operator. `force`: without waiting for writes on their way.
     pub fn revoke(&self, object: &ObjectId, force: bool) {
-        let revoked = block_on(self.gate.ledger.revoke(object.clone(), "a test".to_owned(), force, false)).unwrap();
+        let revoked =
+            block_on(self.gate.ledger.revoke(object.clone(), "a test".to_owned(), force, Source::Gate)).unwrap();
         if let State::Free { .. } = revoked.record.state
             && !force
         {

@@ -7,7 +7,9 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::{oracle::Violation, world::World};
 use fencegate::{
-    fence::{FenceToken, HolderId, LeaseId, ObjectId, Record, RequestId, State, Ttl, step::LeaseRefusal},
+    fence::{
+        FenceToken, HolderId, LeaseId, ObjectId, Record, RequestId, State, Ttl, outside::Source, step::LeaseRefusal,
+    },
     table::ledger::{Command, Granted, LedgerError, Moved, Wanted},
 };
 
@@ -24,7 +26,7 @@ pub(super) struct Client {
     current: Option<(LeaseId, FenceToken)>,
     call: Option<Call>,
     /// The answer on its way back.
-    heard: Option<Heard>,
+    delivery: Option<Delivery>,
     /// The request that it may repeat.
     last_request: Option<Wanted>,
     pub(super) asleep_until: u64,
@@ -93,7 +95,7 @@ impl Call {
 }
 
 /// What the client learns from the answer.
-enum Heard {
+enum Delivery {
     Leases { leases: Vec<(LeaseId, FenceToken)>, can_ask_again: bool },
     Other,
 }
@@ -114,8 +116,8 @@ impl Client {
     pub(super) fn new(id: u64) -> Self {
         // The first two clients are one holder, so that one can take over from the other.
         let holder = HolderId::new(&format!("h{}", id.max(1))).expect("a holder's id");
-        let (leases, current, call, heard, last_request) = (vec![], None, None, None, None);
-        Self { id, holder, leases, current, call, heard, last_request, asleep_until: 0 }
+        let (leases, current, call, delivery, last_request) = (vec![], None, None, None, None);
+        Self { id, holder, leases, current, call, delivery, last_request, asleep_until: 0 }
     }
 
     /// Forgets its present lease, after an answer that this lease is over.
@@ -135,8 +137,8 @@ impl World {
         if client.asleep_until > self.step {
             return;
         }
-        if let Some(heard) = client.heard.take() {
-            return self.learn(place, heard);
+        if let Some(delivery) = client.delivery.take() {
+            return self.deliver(place, delivery);
         }
         if client.call.is_some() {
             if self.rng.percent(2) {
@@ -149,14 +151,14 @@ impl World {
     }
 
     /// Delivers an answer or loses it. The gate takes back lost grants whose request cannot be repeated.
-    fn learn(&mut self, place: usize, heard: Heard) {
-        let Heard::Leases { leases, can_ask_again } = heard else { return };
+    fn deliver(&mut self, place: usize, delivery: Delivery) {
+        let Delivery::Leases { leases, can_ask_again } = delivery else { return };
         if !self.rng.percent(5) {
             let client = &mut self.clients[place];
             client.current = leases.last().cloned();
             return client.leases.extend(leases);
         }
-        self.say(format!("client {place} does not hear of its lease"));
+        self.say(format!("client {place} gets no answer about its lease"));
         if !can_ask_again && self.run.is_some() {
             let leases = leases.into_iter().map(|(lease, token)| (token.object, lease)).collect();
             let (reply, _) = oneshot::channel();
@@ -291,13 +293,13 @@ impl World {
         self.asked.insert(object.clone(), self.step);
         let (reply, answer) = oneshot::channel();
         self.clients[place].call = Some(Call::Revoke(answer));
-        self.calls.push(Command::Revoke { object, reason: "simulated".to_owned(), force, is_external: false, reply });
+        self.calls.push(Command::Revoke { object, reason: "simulated".to_owned(), force, source: Source::Gate, reply });
     }
 
     /// Reads the ledger's answers. The oracle gets each at once, the client later.
-    pub(super) fn hear(&mut self) {
-        let told = |object: &ObjectId| (object.clone(), self.oracle.fence(object));
-        let before: BTreeMap<ObjectId, u64> = self.lot.objects.iter().map(told).collect();
+    pub(super) fn read_answers(&mut self) {
+        let fence_of = |object: &ObjectId| (object.clone(), self.oracle.fence(object));
+        let before: BTreeMap<ObjectId, u64> = self.lot.objects.iter().map(fence_of).collect();
         let mut said: Vec<(usize, Said)> = vec![];
         for (place, client) in self.clients.iter_mut().enumerate() {
             let Some(call) = client.call.take() else { continue };
@@ -309,22 +311,22 @@ impl World {
         // All of these answers are of one round: the end of a lease came after what the lease still allowed.
         said.sort_by_key(|(_, said)| said.rank());
         for (place, said) in said {
-            self.clients[place].heard = Some(self.hear_one(place, said, &before));
+            self.clients[place].delivery = Some(self.read_answer(place, said, &before));
         }
     }
 
-    fn hear_one(&mut self, place: usize, said: Said, before: &BTreeMap<ObjectId, u64>) -> Heard {
+    fn read_answer(&mut self, place: usize, said: Said, before: &BTreeMap<ObjectId, u64>) -> Delivery {
         match said {
             Said::Renewed(token) => self.renewed(place, &token),
             Said::Granted(granted) => return self.granted(place, &granted, before),
             Said::Released(token) => self.released(place, &token),
             Said::Revoked(record) => self.revoked(place, &record, before),
-            Said::Refused(token, why) => self.told(place, token.as_ref(), &why),
+            Said::Refused(token, why) => self.refused(place, token.as_ref(), &why),
         }
-        Heard::Other
+        Delivery::Other
     }
 
-    fn granted(&mut self, place: usize, granted: &[Granted], before: &BTreeMap<ObjectId, u64>) -> Heard {
+    fn granted(&mut self, place: usize, granted: &[Granted], before: &BTreeMap<ObjectId, u64>) -> Delivery {
         let mut leases = vec![];
         for Granted { object, lease, drain } in granted {
             self.counts.grants += 1;
@@ -346,7 +348,7 @@ impl World {
             leases.push((lease.lease_id.clone(), lease.token(object)));
         }
         let can_ask_again = granted.iter().any(|granted| granted.lease.request.is_some());
-        Heard::Leases { leases, can_ask_again }
+        Delivery::Leases { leases, can_ask_again }
     }
 
     fn renewed(&mut self, place: usize, token: &FenceToken) {
@@ -372,7 +374,7 @@ impl World {
         }
     }
 
-    fn told(&mut self, place: usize, token: Option<&FenceToken>, why: &LedgerError) {
+    fn refused(&mut self, place: usize, token: Option<&FenceToken>, why: &LedgerError) {
         if let LedgerError::Lease { why: LeaseRefusal::Expired { .. } | LeaseRefusal::Fenced { .. }, .. } = why
             && let Some(token) = token
         {
@@ -397,6 +399,6 @@ impl World {
             LedgerError::Draining { .. } => "draining",
             LedgerError::Migrating { .. } | LedgerError::MigrationMoved => "migrating",
         };
-        self.say(format!("client {place} is told: {word}"));
+        self.say(format!("client {place} is refused: {word}"));
     }
 }

@@ -87,7 +87,7 @@ impl Simulation {
         }
         self.gate = None;
         let mut world = Arc::into_inner(self.world)
-            .expect("nobody else holds the world")
+            .expect("no other handle on the world is left")
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
         world.counts.steps = world.step;
@@ -187,7 +187,7 @@ impl Simulation {
             match world.crashed.take() {
                 Some(left) => Some(left),
                 None => {
-                    world.hear();
+                    world.read_answers();
                     world.watch();
                     world.look_at_fences();
                     None

@@ -1,12 +1,12 @@
 //! Objects that Kubernetes Leases lead: an API server; candidates that take, renew, lose and delete its Leases;
 //! routes that change to other Leases; and the gate's reads of them, whose answers may be late.
 //!
-//! `kubernetes::known`, the ledger and the judge are the product's own. What `kubernetes::elections` does with
-//! tasks and locks is done here step by step: reads of one Lease follow each other, and the ledger gets each result
-//! before the next read begins; the watch lags; a write that asks under older routes is refused.
+//! `kubernetes::lease_state`, the ledger and the judge are the product's own. The state of a Lease says what is read
+//! and passed on, and in which order. What it asks for is done here some steps later: a caller's turn, the parts of a
+//! read, room in the ledger's queue. Any of that may fail, and the watch lags. Only the pace of reads is not kept.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -19,8 +19,12 @@ use fencegate::{
         BootMs, Fence, Now, ObjectId, Refusal, Ttl,
         elected::{Claimant, Term},
         election::{Election, LeaseName, TermStatus, Uid},
+        outside::Update,
     },
-    kubernetes::{api::Seen, known::Known},
+    kubernetes::{
+        api::{Away, Seen},
+        lease_state::{At, CallerId, Effect, Event, LeaseState, Question, Unknown},
+    },
     table::ledger::{Command, LedgerError, Moved},
 };
 
@@ -55,29 +59,33 @@ struct Lease {
     now: Option<Seen>,
     /// Changes that the watch has not shown yet.
     unshown: VecDeque<Option<Seen>>,
-    /// What the gate knows. This and the following fields are gone with the gate.
-    known: Option<Known>,
-    told: BTreeSet<ObjectId>,
-    asking: Vec<Ask>,
-    /// The watch has shown a change.
-    is_hinted: bool,
+    /// What the gate knows, and which writes ask; `None`: none has asked yet. This and the following fields are gone
+    /// with the gate.
+    state: Option<LeaseState<Asker, ()>>,
+    waits: Vec<Wait>,
     read: Option<Read>,
 }
 
 /// A write that asks whether its term is the present one.
-struct Ask {
+struct Asker {
     write: u64,
-    object: ObjectId,
     election: Election,
-    generation: u64,
+}
+
+/// What the state of a Lease waits for, besides its read.
+#[derive(Clone, Copy)]
+enum Wait {
+    Turn(CallerId),
+    Room,
+    Pause,
 }
 
 /// A read that is under way.
-struct Read {
-    sent: Now,
+enum Read {
+    Due,
+    Sent(Now),
     /// The result of the read, and how many terms had begun by then.
-    found: Option<(Option<Seen>, usize)>,
-    askers: Vec<Ask>,
+    Found(Now, Option<Seen>, usize),
 }
 
 /// The answer to an ask.
@@ -85,6 +93,17 @@ pub(super) enum AskResult {
     No(Refusal),
     /// The write's term, and the ledger's answer about its object.
     Moved(Arc<Term>, oneshot::Receiver<Result<Moved, LedgerError>>),
+}
+
+impl AskResult {
+    /// Does what `elect::attach_present_term` does.
+    fn of(election: Election, present: Option<Election>, moved: impl FnOnce() -> Self) -> Self {
+        match election.status(present) {
+            TermStatus::Present => moved(),
+            TermStatus::Ahead => Self::No(Refusal::NotElected { election, fence: Fence::default() }),
+            TermStatus::Over => Self::No(Refusal::Deposed { election, fence: Fence::default(), successor: None }),
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -108,10 +127,8 @@ impl Led {
             name: Arc::new(LeaseName { namespace: "left".to_owned(), name: format!("l{n}") }),
             now: None,
             unshown: VecDeque::new(),
-            known: None,
-            told: BTreeSet::new(),
-            asking: vec![],
-            is_hinted: false,
+            state: None,
+            waits: vec![],
             read: None,
         };
         Self {
@@ -128,9 +145,7 @@ impl Led {
     pub(super) fn forget(&mut self) {
         self.answers.clear();
         for lease in &mut self.leases {
-            (lease.known, lease.read, lease.is_hinted) = (None, None, false);
-            lease.told.clear();
-            lease.asking.clear();
+            (lease.state, lease.read, lease.waits) = (None, None, vec![]);
         }
     }
 
@@ -142,6 +157,12 @@ impl Led {
     /// Takes the answer to a write's question.
     pub(super) fn answer(&mut self, write: u64) -> Option<AskResult> {
         self.answers.remove(&write)
+    }
+
+    /// Adds what is known of a write's term without a read.
+    fn attach_term(&self, object: &ObjectId, lease: usize, claimant: &mut Claimant) {
+        let state = self.leases[lease].state.as_ref().filter(|state| state.followers().contains(object));
+        claimant.term = state.and_then(|state| state.term_of(claimant.election));
     }
 
     /// The Lease that a term is of.
@@ -157,7 +178,7 @@ impl Led {
 
 impl Lease {
     fn is_busy(&self) -> bool {
-        self.read.is_some() || self.is_hinted || !self.asking.is_empty() || !self.unshown.is_empty()
+        self.read.is_some() || !self.waits.is_empty() || !self.unshown.is_empty()
     }
 
     fn change(&mut self, now: Option<Seen>) {
@@ -290,7 +311,7 @@ impl World {
         let led = self.led();
         led.generation += 1;
         led.routes.insert(object.clone(), lease);
-        led.leases.iter_mut().for_each(|lease| lease.told.clear());
+        led.leases.iter_mut().filter_map(|lease| lease.state.as_mut()).for_each(LeaseState::unfollow_all);
         self.counts.reroutes += 1;
         self.say(format!("{object} is led by Lease {lease} from now on"));
     }
@@ -316,74 +337,99 @@ impl World {
         self.begin_write_by_term(place, object, claim);
     }
 
-    /// Does what `LeaseObserver::ask` does: the write is answered after the next read.
+    /// The write asks whether its term is the present one.
     pub(super) fn ask_about(&mut self, write: u64, object: &ObjectId, claim: &TermClaim) {
-        let (election, generation) = (claim.claimant.election, claim.generation);
-        let led = self.led();
-        if let Some(lease) = led.leases.iter_mut().find(|lease| lease.name == claim.claimant.lease) {
-            lease.asking.push(Ask { write, object: object.clone(), election, generation });
-        }
+        let election = claim.claimant.election;
+        let question = Question { election: Some(election), object: Some((object.clone(), claim.generation)) };
+        let place = self.led().leases.iter().position(|lease| lease.name == claim.claimant.lease);
+        let Some(place) = place else { return };
+        let Lease { state, name, .. } = &mut self.led().leases[place];
+        state.get_or_insert_with(|| LeaseState::new(name));
+        self.report(place, Event::Asked(question, Asker { write, election }));
     }
 
     /// One step of the API server, the watch or the gate's reader.
     pub(super) fn cluster_step(&mut self) {
-        let now = self.now();
         let busy: Vec<usize> = (0..self.led().leases.len()).filter(|n| self.led().leases[*n].is_busy()).collect();
         let Some(place) = busy.get(self.rng.place(busy.len().max(1))).copied() else { return };
-        let (shows, begun) = (self.rng.percent(30), self.led().terms.len());
+        let shows = self.rng.percent(30);
         let lease = &mut self.led().leases[place];
         if shows && let Some(seen) = lease.unshown.pop_front() {
-            // Before the first read there is nothing to compare the change with.
-            let until = held_until(seen.as_ref(), now);
-            lease.is_hinted |= lease.known.as_mut().is_some_and(|known| !known.hear(seen, now));
-            if let Some((election, until)) = until {
-                self.oracle.term_until(election, until);
-            }
-            return;
+            return self.show(place, seen);
         }
-        match &mut lease.read {
-            Some(read) if read.found.is_none() => read.found = Some((lease.now.clone(), begun)),
-            Some(_) => self.finish_read(place),
-            None if lease.is_hinted || !lease.asking.is_empty() => {
-                let is_hinted = std::mem::take(&mut lease.is_hinted);
-                // A question about a term that is known and held needs no read.
-                let is_known = |ask: &Ask| lease.known.as_ref().is_some_and(|known| known.is_in(ask.election, now));
-                let (known, askers): (Vec<Ask>, Vec<Ask>) =
-                    std::mem::take(&mut lease.asking).into_iter().partition(is_known);
-                if is_hinted || !askers.is_empty() {
-                    lease.read = Some(Read { sent: now, found: None, askers });
-                    self.counts.lease_reads += 1;
-                }
-                for ask in known {
-                    self.tell(place, ask);
-                }
-            }
-            None => {}
+        let (waits, is_reading) = (lease.waits.len(), lease.read.is_some());
+        let next = self.rng.place((waits + usize::from(is_reading)).max(1));
+        if next < waits {
+            let wait = self.led().leases[place].waits.swap_remove(next);
+            self.end_wait(place, wait);
+        } else if let Some(read) = self.led().leases[place].read.take() {
+            self.read_on(place, read);
         }
     }
 
-    /// Takes the result of a read: updates what is known, and answers the writes that asked.
-    fn finish_read(&mut self, place: usize) {
-        let led = self.led();
-        let lease = &mut led.leases[place];
-        let Some(Read { sent, found: Some((seen, begun)), askers }) = lease.read.take() else { return };
-        let present = seen.as_ref().map(|seen| seen.election);
-        let holder = seen.as_ref().and_then(|seen| seen.holder.clone());
-        let until = held_until(seen.as_ref(), sent);
-        // Another holder without a transition: neither may write what was open to the first.
-        let before = lease.known.as_ref().and_then(|known| known.seen.clone());
-        let is_shared = before.is_some_and(|before| {
-            Some(before.election) == present && before.holder.is_some() && before.holder != holder && holder.is_some()
-        });
-        let shared: Vec<ObjectId> = if is_shared { lease.told.iter().cloned().collect() } else { vec![] };
-        match &mut lease.known {
-            None => lease.known = Some(Known::first(seen, sent)),
-            Some(known) => known.again(seen, sent),
+    /// The watch shows a change.
+    fn show(&mut self, place: usize, seen: Option<Seen>) {
+        let (now, until) = (self.now(), held_until(seen.as_ref(), self.now()));
+        let state = self.led().leases[place].state.as_mut();
+        let is_hint = state.is_some_and(|state| state.watch_shows(seen, now));
+        if let Some((election, until)) = until {
+            self.oracle.term_until(election, until);
         }
+        if is_hint {
+            self.report(place, Event::Hinted);
+        }
+    }
+
+    /// Ends a wait, mostly well.
+    fn end_wait(&mut self, place: usize, wait: Wait) {
+        let fails = self.rng.percent(2);
+        let event = match wait {
+            Wait::Turn(id) if fails => Event::NoTurn(id, Away::late(Duration::ZERO)),
+            Wait::Turn(id) => Event::Turn(id, ()),
+            Wait::Room if fails => Event::NoRoom(LedgerError::Overloaded),
+            Wait::Room => Event::Room,
+            Wait::Pause => Event::PauseOver,
+        };
+        self.report(place, event);
+    }
+
+    /// The next part of a read: its request, what the API server finds, its answer.
+    fn read_on(&mut self, place: usize, read: Read) {
+        let (now, fails) = (self.now(), self.rng.percent(2));
+        let (begun, lease) = (self.led().terms.len(), &mut self.led().leases[place]);
+        match read {
+            Read::Due => {
+                lease.read = Some(Read::Sent(now));
+                self.counts.lease_reads += 1;
+                self.report(place, Event::ReadBegins);
+            }
+            Read::Sent(sent) => lease.read = Some(Read::Found(sent, lease.now.clone(), begun)),
+            Read::Found(..) if fails => self.report(place, Event::ReadEnded(Err(Away::late(Duration::ZERO)))),
+            Read::Found(sent, seen, begun) => {
+                self.inform_oracle(place, sent, (seen.as_ref(), begun));
+                self.report(place, Event::ReadEnded(Ok(seen)));
+            }
+        }
+    }
+
+    /// The oracle learns what the gate is about to learn by a read.
+    fn inform_oracle(&mut self, place: usize, sent: Now, (seen, begun): (Option<&Seen>, usize)) {
+        let led = self.led();
+        let present = seen.map(|seen| seen.election);
+        let holder = seen.and_then(|seen| seen.holder.as_ref());
+        // Another holder without a transition: neither may write what was open to the first.
+        let state = led.leases[place].state.as_ref();
+        let before = state.and_then(LeaseState::known).and_then(|known| known.seen.as_ref());
+        let is_shared = before.is_some_and(|before| {
+            let was_held = before.holder.is_some() && holder.is_some();
+            was_held && Some(before.election) == present && before.holder.as_ref() != holder
+        });
+        let followers = state.filter(|_| is_shared).into_iter().flat_map(LeaseState::followers);
+        let shared: Vec<ObjectId> = followers.cloned().collect();
         let over = led.terms[..begun].iter().filter(|term| term.lease == place && Some(term.election) != present);
         let over: Vec<Election> = over.map(|term| term.election).collect();
         self.oracle.terms_over(&over);
-        if let Some((election, until)) = until {
+        if let Some((election, until)) = held_until(seen, sent) {
             self.oracle.term_until(election, until);
         }
         if let Some(election) = present {
@@ -395,44 +441,54 @@ impl World {
                 self.oracle.terms_over(&[election]);
             }
         }
-        for ask in askers {
-            self.tell(place, ask);
-        }
-        let lease = &mut self.led().leases[place];
-        let Some(known) = lease.known.as_mut().filter(|known| !known.is_told) else { return };
-        known.is_told = true;
-        if let Ok(observation) = known.observation(&lease.name) {
-            let objects = lease.told.iter().cloned().collect();
-            self.calls.push(Command::ObserveAll { objects, observation });
+    }
+
+    /// Reports an event to the state of a Lease, and carries out what follows.
+    fn report(&mut self, place: usize, event: Event<Asker, ()>) {
+        let now = self.now();
+        let led = self.led();
+        let at = At { now, generation: led.generation };
+        let effects = led.leases[place].state.as_mut().map(|state| state.on(event, at));
+        for effect in effects.into_iter().flatten() {
+            self.carry_out(place, effect);
         }
     }
 
-    /// Does what `LeaseObserver::tell` and `elect::attach_present_term` do.
-    fn tell(&mut self, place: usize, Ask { write, object, election, generation }: Ask) {
+    fn carry_out(&mut self, place: usize, effect: Effect<Asker, ()>) {
         let led = self.led();
         let lease = &mut led.leases[place];
-        let Some(known) = &lease.known else { return };
-        let (present, term, observation) = (known.election(), Arc::clone(&known.term), known.observation(&lease.name));
-        let Ok(observation) = observation else { return };
-        if generation != led.generation {
-            led.answers.insert(write, AskResult::No(Refusal::Busy { stops: false }));
-            return;
+        match effect {
+            Effect::WaitForTurn(id) => lease.waits.push(Wait::Turn(id)),
+            Effect::WaitForRoom => lease.waits.push(Wait::Room),
+            Effect::Pause => lease.waits.push(Wait::Pause),
+            Effect::Read { .. } => {
+                let passes_on = lease.waits.iter().any(|wait| matches!(wait, Wait::Room));
+                assert!(lease.read.is_none() && !passes_on, "the ledger has a result before the next read");
+                lease.read = Some(Read::Due);
+            }
+            Effect::Follow(object) => {
+                let others = led.leases.iter_mut().enumerate().filter(|(other, _)| *other != place);
+                others.filter_map(|(_, lease)| lease.state.as_mut()).for_each(|state| state.unfollow(&object));
+            }
+            Effect::Observe { caller, object, observation, begins, present: (present, term) } => {
+                let (reply, moved) = oneshot::channel();
+                let answer = AskResult::of(caller.election, present, || AskResult::Moved(term, moved));
+                led.answers.insert(caller.write, answer);
+                self.calls.push(Command::Follow { object, update: Update::Lease { observation, begins }, reply });
+            }
+            Effect::Refuse(caller, why) => {
+                let refusal = match why {
+                    Unknown::Away(_) => Refusal::SourceUnavailable { fence: Fence::default() },
+                    Unknown::Ledger(_) => Refusal::Busy { stops: false },
+                };
+                led.answers.insert(caller.write, AskResult::No(refusal));
+            }
+            Effect::ObserveAll(objects, observation) => {
+                self.calls.push(Command::FollowAll { objects, update: Update::Lease { observation, begins: false } });
+            }
+            Effect::Answer(..) => unreachable!("each write asks for its object"),
+            Effect::GiveUp => {}
         }
-        let begins = present == Some(election);
-        if begins {
-            led.leases.iter_mut().for_each(|lease| {
-                lease.told.remove(&object);
-            });
-            led.leases[place].told.insert(object.clone());
-        }
-        let (reply, moved) = oneshot::channel();
-        let asked = match election.status(present) {
-            TermStatus::Present => AskResult::Moved(term, moved),
-            TermStatus::Ahead => AskResult::No(Refusal::NotElected { election, fence: Fence::default() }),
-            TermStatus::Over => AskResult::No(Refusal::Deposed { election, fence: Fence::default(), successor: None }),
-        };
-        led.answers.insert(write, asked);
-        self.calls.push(Command::Observe { object, observation, begins, reply });
     }
 }
 
@@ -441,13 +497,4 @@ fn held_until(seen: Option<&Seen>, at: Now) -> Option<(Election, BootMs)> {
     let seen = seen.filter(|seen| seen.holder.is_some())?;
     let ms = u64::try_from(seen.duration.as_millis()).unwrap_or(u64::MAX);
     Some((seen.election, at.boot.after(Ttl(ms))))
-}
-
-impl Led {
-    /// Does what `LeaseObserver::stand` does: fills in what is known without a read.
-    fn attach_term(&self, object: &ObjectId, lease: usize, claimant: &mut Claimant) {
-        let Lease { told, known, .. } = &self.leases[lease];
-        let known = known.as_ref().filter(|_| told.contains(object));
-        claimant.term = known.and_then(|known| known.term_of(claimant.election));
-    }
 }

@@ -22,7 +22,7 @@ fn broken(name: &'static str, what: String) -> Kept {
 #[derive(Default)]
 struct Story {
     /// Every grant that was answered: its lease, and the latest end of it.
-    granted: BTreeMap<u64, Told>,
+    granted: BTreeMap<u64, Grant>,
     /// The highest number that was granted, or of which an operator got the answer that no older write lands.
     floor: u64,
     /// The highest fence that a caller got or that the gate's memory has shown.
@@ -38,7 +38,7 @@ struct Story {
     shared: Vec<Election>,
 }
 
-struct Told {
+struct Grant {
     lease: LeaseId,
     tainted: bool,
     until: BootMs,
@@ -74,16 +74,16 @@ impl Oracle {
     pub(super) fn granted(&mut self, object: &ObjectId, seq: u64, lease: (&LeaseId, bool), before: u64) -> Kept {
         let (lease, tainted) = lease;
         let story = self.story(object);
-        let is_again = story.granted.get(&seq).is_some_and(|told| told.lease == *lease);
+        let is_again = story.granted.get(&seq).is_some_and(|grant| grant.lease == *lease);
         if story.granted.contains_key(&seq) && !is_again {
             return broken("UNIQUE", format!("{object}: {seq} was granted twice"));
         }
         if !is_again && seq < before {
-            return broken("MONOTONIC", format!("{object}: {seq} was granted after its fence was told to be {before}"));
+            return broken("MONOTONIC", format!("{object}: {seq} was granted after its fence was shown as {before}"));
         }
         let over: Vec<u64> = story.granted.range(..seq).map(|(seq, _)| *seq).collect();
         story.over.extend(over);
-        story.granted.entry(seq).or_insert_with(|| Told {
+        story.granted.entry(seq).or_insert_with(|| Grant {
             lease: lease.clone(),
             tainted,
             until: BootMs::PAST,
@@ -92,7 +92,10 @@ impl Oracle {
         story.floor = story.floor.max(seq);
         story.fence = story.fence.max(seq);
         if story.over.contains(&seq) {
-            return broken("NO REVIVAL", format!("{object}: {seq} was handed out though it was told to be over"));
+            return broken(
+                "NO REVIVAL",
+                format!("{object}: {seq} was handed out though the gate had said that it was over"),
+            );
         }
         if seq < story.floor {
             story.over.insert(seq);
@@ -102,24 +105,27 @@ impl Oracle {
 
     /// Notes that a lease may have been renewed with this lifetime at this time.
     pub(super) fn extended(&mut self, object: &ObjectId, seq: u64, now: BootMs, ttl_ms: u64) {
-        if let Some(told) = self.story(object).granted.get_mut(&seq) {
-            told.until = told.until.max(BootMs(now.0 + ttl_ms));
-            told.ttl_ms = told.ttl_ms.max(ttl_ms);
+        if let Some(grant) = self.story(object).granted.get_mut(&seq) {
+            grant.until = grant.until.max(BootMs(now.0 + ttl_ms));
+            grant.ttl_ms = grant.ttl_ms.max(ttl_ms);
         }
     }
 
     /// Checks a renewal that was answered.
     pub(super) fn renewed(&mut self, object: &ObjectId, seq: u64) -> Kept {
         if self.story(object).over.contains(&seq) {
-            return broken("NO REVIVAL", format!("{object}: {seq} was renewed though it was told to be over"));
+            return broken(
+                "NO REVIVAL",
+                format!("{object}: {seq} was renewed though the gate had said that it was over"),
+            );
         }
         Ok(())
     }
 
     /// Notes a start of the gate, perhaps with another wall clock: a lease may live for its whole ttl again.
     pub(super) fn restarted(&mut self, now: BootMs) {
-        for told in self.stories.values_mut().flat_map(|story| story.granted.values_mut()) {
-            told.until = told.until.max(BootMs(now.0 + told.ttl_ms));
+        for grant in self.stories.values_mut().flat_map(|story| story.granted.values_mut()) {
+            grant.until = grant.until.max(BootMs(now.0 + grant.ttl_ms));
         }
     }
 
@@ -171,14 +177,17 @@ impl Oracle {
         if story.over.contains(&seq) {
             return broken(
                 "NO REVIVAL",
-                format!("{object}: a write of {seq} was let through though it was told to be over"),
+                format!("{object}: a write of {seq} was let through though the gate had said that it was over"),
             );
         }
         match story.granted.get(&seq) {
-            None => broken("UNFENCED", format!("{object}: a write of {seq} was let through, which nobody was granted")),
-            Some(told) if now >= told.until => broken(
+            None => broken(
+                "UNFENCED",
+                format!("{object}: a write of {seq} was let through, and it was granted to no holder"),
+            ),
+            Some(grant) if now >= grant.until => broken(
                 "EXPIRY",
-                format!("{object}: a write of {seq} was let through at {}, over at {}", now.0, told.until.0),
+                format!("{object}: a write of {seq} was let through at {}, over at {}", now.0, grant.until.0),
             ),
             Some(_) => Ok(()),
         }
@@ -221,7 +230,7 @@ impl Oracle {
             return broken("STALE", format!("{what}, after one of {} was answered", story.floor));
         }
         if story.over.contains(&seq) || story.terms_over.contains(&term) {
-            return broken("NO REVIVAL", format!("{what} though it was told to be over"));
+            return broken("NO REVIVAL", format!("{what} though the gate had said that it was over"));
         }
         match until {
             None => return broken("UNFENCED", format!("{what}, which the gate has never seen")),
@@ -261,7 +270,7 @@ impl Oracle {
         let story = self.story(object);
         if is_forgiven {
             // The holder of a newer, tainted lease knows of the older writes.
-            return match story.granted.range(seq + 1..).find(|(_, told)| !told.tainted) {
+            return match story.granted.range(seq + 1..).find(|(_, grant)| !grant.tainted) {
                 Some((newer, _)) => broken(
                     "DRAIN",
                     format!("{object}: a write of {seq} landed after {newer} was handed out, which is not tainted"),
@@ -373,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn unfenced_is_broken_by_a_number_that_nobody_was_granted() {
+    fn unfenced_is_broken_by_a_number_that_was_never_granted() {
         let mut teller = Teller::new();
         breaks("UNFENCED", teller.admits(2, 0));
     }

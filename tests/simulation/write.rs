@@ -28,6 +28,7 @@ use fencegate::{
     fence::{
         BootMs, Denial, Fence, FenceToken, LeaseId, Now, ObjectId, Record, Refusal, Ttl,
         elected::Term,
+        outside::Claim,
         verdict::{self, Presented, Unusable, View},
         write::{Effect, Event, Obstacle, Outcome, Stage, Write as Life, WriteOptions},
     },
@@ -102,7 +103,7 @@ enum Phase {
     /// The API server is asked about the write's term.
     Ask,
     /// The API server has answered, and the ledger gets the result.
-    Told(Arc<Term>, oneshot::Receiver<Result<Moved, LedgerError>>),
+    Observed(Arc<Term>, oneshot::Receiver<Result<Moved, LedgerError>>),
     /// The write waits for a connection.
     Held,
     /// Part of the write may be sent.
@@ -191,8 +192,8 @@ impl World {
                 Ok(Err(_)) | Err(_) => self.drop_write(write),
             },
             Phase::Ask => self.hear_of_term(write),
-            Phase::Told(term, mut moved) => match moved.try_recv() {
-                Err(oneshot::error::TryRecvError::Empty) => Phase::Told(term, moved),
+            Phase::Observed(term, mut moved) => match moved.try_recv() {
+                Err(oneshot::error::TryRecvError::Empty) => Phase::Observed(term, moved),
                 Ok(Ok(_)) => {
                     if let Brings::Term(claim) = &mut write.brings {
                         claim.claimant.term = Some(term);
@@ -232,9 +233,11 @@ impl World {
         let (now, object) = (self.now(), write.object.clone());
         let judge = |record: &_, sealed| match &write.brings {
             Brings::Token(token) => verdict::judge_text(record, sealed, &token.expose(), now),
-            Brings::Term(claim) => {
-                verdict::judge(View::Known { record, sealed }, &Presented::Claimant(claim.claimant.clone()), now)
-            }
+            Brings::Term(claim) => verdict::judge(
+                View::Known { record, sealed },
+                &Presented::Outside(Claim::Term(claim.claimant.clone())),
+                now,
+            ),
         };
         let (obstacle, denial) = match records.stripes.admit(object.as_str(), judge) {
             Some(Ok(admitted)) => {
@@ -289,7 +292,7 @@ impl World {
         match self.led.as_mut().and_then(|led| led.answer(write.id)) {
             None => Phase::Ask,
             Some(AskResult::No(refusal)) => self.refuse(write, &refusal),
-            Some(AskResult::Moved(term, moved)) => Phase::Told(term, moved),
+            Some(AskResult::Moved(term, moved)) => Phase::Observed(term, moved),
         }
     }
 
@@ -379,7 +382,7 @@ impl World {
         let cancel = write.guard.as_ref().and_then(InFlight::cancel);
         if cancel.is_some_and(|cancel| is_told(&cancel)) {
             self.counts.cancelled += 1;
-            self.say(format!("gate: write {} is told to stop", write.id));
+            self.say(format!("gate: write {} must stop", write.id));
             return self.on(write, Event::Interrupted);
         }
         if let StoreResponse::Whole { .. } = self.answer_to(write.id) {
@@ -475,7 +478,7 @@ impl World {
 
 /// The source of the lease cannot be asked.
 fn unheard() -> Refusal {
-    Refusal::Unheard { fence: Fence::default() }
+    Refusal::SourceUnavailable { fence: Fence::default() }
 }
 
 /// Whether an advance has ordered a write to stop.

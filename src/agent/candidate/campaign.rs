@@ -33,7 +33,7 @@ pub struct Candidate {
 
 /// Why the candidate does not lead yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum NotLeading {
     Held {
         by: String,
     },
@@ -58,7 +58,7 @@ impl Away {
     }
 }
 
-impl From<Away> for Heard {
+impl From<Away> for NotLeading {
     fn from(away: Away) -> Self {
         let why = away.to_string();
         if away.is_final() { Self::Refused { why } } else { Self::Away { why } }
@@ -66,9 +66,9 @@ impl From<Away> for Heard {
 }
 
 impl Candidate {
-    /// Waits until this candidate has won the election. `heard` gets each reason why it has not won yet. Returns
+    /// Waits until this candidate has won the election. `note` gets each reason why it has not won yet. Returns
     /// `None` when `given_up` returned first; a Lease that may have been won by then is given back.
-    pub async fn campaign(&self, mut heard: impl FnMut(Heard), given_up: impl Future<Output = ()>) -> Option<Term> {
+    pub async fn campaign(&self, mut note: impl FnMut(NotLeading), given_up: impl Future<Output = ()>) -> Option<Term> {
         let (mut observed, mut claim) = (Observed::default(), UnconfirmedClaim::default());
         let mut backoff = Backoff::new(BACKOFF_MS, self.timing.retry.0.max(BACKOFF_MS));
         let mut given_up = pin!(given_up);
@@ -89,16 +89,16 @@ impl Candidate {
                 Ok(CampaignOutcome::Won(term)) => return Some(*term),
                 Ok(CampaignOutcome::TooLate) => backoff.next(None),
                 Ok(CampaignOutcome::Held { by, until }) => {
-                    heard(Heard::Held { by });
+                    note(NotLeading::Held { by });
                     backoff.reset();
                     let left = Duration::from_millis(until.since(self.clock.now().boot).max(1));
                     self.a_while(None).min(left)
                 }
                 Err(away) => {
                     let asked_ms = away.asked_ms();
-                    let told = Heard::from(away);
-                    let is_refused = matches!(told, Heard::Refused { .. });
-                    heard(told);
+                    let why_not = NotLeading::from(away);
+                    let is_refused = matches!(why_not, NotLeading::Refused { .. });
+                    note(why_not);
                     if is_refused { REFUSED_PAUSE } else { self.a_while(asked_ms) }
                 }
             };

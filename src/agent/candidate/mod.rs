@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_candidate_takes_what_nobody_holds_and_waits_for_the_rest() {
+    fn a_candidate_takes_a_free_lease_and_waits_for_a_held_one() {
         let timing = Timing::new(15_000);
         let (since, wait) = (BootMs(1_000), |until| Step::Wait { holder: "b".to_owned(), until: BootMs(until) });
         let take = |transitions| Step::Take { transitions };
@@ -312,7 +312,7 @@ mod tests {
             ("another holder", Some(seen("b", 4, 10)), taken("b")),
             ("another holder who does not count", Some(seen("b", 3, 10)), taken("b")),
             ("one's own next term", Some(seen("a", 4, 10)), taken("a")),
-            ("given back by somebody", Some(seen("", 3, 1)), taken("")),
+            ("given back", Some(seen("", 3, 1)), taken("")),
             ("deleted", None, Err(Over::Deleted)),
             ("deleted and made anew", Some(another), Err(Over::Deleted)),
         ] {

@@ -150,7 +150,7 @@ impl Term {
         if self.renewed_at() > asked {
             return self.tenure.check().map_err(NotRenewed::Over);
         }
-        Err(NotRenewed::Unconfirmed(Away::Odd("somebody else keeps changing this Lease".to_owned())))
+        Err(NotRenewed::Unconfirmed(Away::Odd("other clients keep changing this Lease".to_owned())))
     }
 
     fn is_still_ours(&self, seen: Option<&Seen>) -> Result<(), NotRenewed> {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_token_is_given_from_the_renew_deadline_on_whoever_looks_first() {
+    async fn no_token_is_given_from_the_renew_deadline_on() {
         let (term, driver) = term();
         assert_eq!(term.token().unwrap().expose(), format!("k8s.{UID}.0"));
         driver.advance(9_999);

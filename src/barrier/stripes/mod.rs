@@ -4,11 +4,12 @@
 //! A reader that finds no record loads the row from the table and offers it. The offer is taken only if nothing was
 //! published in that stripe since before the row was read. So a slow load can never put an old fence back.
 //!
-//! Memory is bounded by the objects in use. Each stripe keeps a share of the capacity and replaces records that were
-//! not used lately. Records that are sealed or have writes in flight are pinned.
+//! Memory is bounded by the objects in use. Each stripe (`stripe.rs`) keeps a share of the capacity and replaces records
+//! that were not used lately. Records that are sealed or have writes in flight are pinned.
 
 mod several;
 mod shown;
+mod stripe;
 
 pub use several::Together;
 
@@ -17,8 +18,8 @@ use std::{
     sync::{OnceLock, PoisonError},
 };
 
-use hashbrown::HashTable;
 use shown::show;
+use stripe::{Slot, Stripe};
 
 use super::{
     flight::{Counted, End, Flight, Flying, Tally},
@@ -57,26 +58,6 @@ pub struct Stripes {
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// The generations of routes that writes use.
     pub generations: Generations,
-}
-
-#[derive(Debug, Default)]
-struct Stripe {
-    /// The place of each object in `slots`, by its tag.
-    places: HashTable<u32>,
-    slots: Vec<Slot>,
-    /// Where the search for a slot to replace continues.
-    hand: usize,
-    /// How often a record was published in this stripe.
-    published: u64,
-}
-
-#[derive(Debug)]
-struct Slot {
-    record: Record,
-    tag: u32,
-    sealed: bool,
-    touched: bool,
-    flight: Flight,
 }
 
 /// An object's hash, made once: one half gives its stripe, the other is its tag in there.
@@ -449,61 +430,6 @@ impl Stripes {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-}
-
-/// A tag as a hash. The table uses bits from both ends.
-fn spread(tag: u32) -> u64 {
-    u64::from(tag) << 32 | u64::from(tag)
-}
-
-impl Stripe {
-    fn find(&self, tag: u32, object: &str) -> Option<usize> {
-        let is_it = |place: &u32| {
-            let slot = &self.slots[*place as usize];
-            slot.tag == tag && slot.record.object.as_str() == object
-        };
-        self.places.find(spread(tag), is_it).map(|place| *place as usize)
-    }
-
-    fn insert(&mut self, record: Record, tag: u32, sealed: bool, (capacity, now): (usize, BootMs)) -> usize {
-        // Untouched, so that records in use outlive records that were only loaded.
-        let slot = Slot { record, tag, sealed, touched: false, flight: Flight::default() };
-        let place = match self.victim(capacity, now) {
-            Some(place) => {
-                let old = std::mem::replace(&mut self.slots[place], slot);
-                let entry = self.places.find_entry(spread(old.tag), |each| *each as usize == place);
-                entry.expect("every slot has its place").remove();
-                place
-            }
-            None => {
-                self.slots.push(slot);
-                self.slots.len() - 1
-            }
-        };
-        let each = u32::try_from(place).expect("a stripe holds fewer than 2^32 records");
-        self.places.insert_unique(spread(tag), each, |each| spread(self.slots[*each as usize].tag));
-        place
-    }
-
-    /// A slot to replace: not pinned, and not touched since the hand last passed. `None` while there is room, or where
-    /// all slots are pinned.
-    fn victim(&mut self, capacity: usize, now: BootMs) -> Option<usize> {
-        if self.slots.len() < capacity {
-            return None;
-        }
-        for _ in 0..2 * self.slots.len() {
-            let place = self.hand;
-            self.hand = (self.hand + 1) % self.slots.len();
-            let slot = &mut self.slots[place];
-            if slot.sealed || slot.flight.pins(now) || slot.record.is_listened_for(now) {
-                continue;
-            }
-            if !std::mem::take(&mut slot.touched) {
-                return Some(place);
-            }
-        }
-        None
     }
 }
 

@@ -44,7 +44,7 @@ fn seen_untouched(stripes: &Stripes, object: &str) -> bool {
 }
 
 #[test]
-fn objects_of_one_hash_are_told_apart() {
+fn objects_of_one_hash_are_kept_apart() {
     let mut stripe = Stripe::default();
     let room = |n| (n, BootMs(0));
     for n in 0..100_u64 {

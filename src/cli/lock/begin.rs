@@ -23,13 +23,13 @@ pub(in crate::cli) struct Args {
 
 pub(in crate::cli) fn run(args: &Args) -> ExitCode {
     // This file closes when this program becomes the command, as all files of a Rust program do.
-    let told = OpenOptions::new()
+    let sent = OpenOptions::new()
         .write(true)
         .open(&args.guard)
         .and_then(|mut guard| guard.write_all(format!("{}\n", std::process::id()).as_bytes()));
     // Without its parent there is no lease. With it, the parent sends the process id to the guard too.
     let is_orphan = getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != args.lock);
-    if told.is_err() && is_orphan {
+    if sent.is_err() && is_orphan {
         return ExitCode::from(code::FAILED);
     }
     let error = std::process::Command::new(&args.command[0]).args(&args.command[1..]).exec();

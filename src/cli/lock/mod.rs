@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::signal::unix::{Signal as Heard, SignalKind, signal};
+use tokio::signal::unix::{Signal as SignalStream, SignalKind, signal};
 
 use self::running::{Ended, NotStarted, Running};
 pub(super) use self::{
@@ -109,7 +109,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failed> {
     let wanted = Wanted { object, holder, ttl_ms: Some(args.ttl), wait: args.wait.map(Duration::from_millis) };
     let runtime = super::runtime()?;
     let code = runtime.block_on(async {
-        let mut signals = Signals::hear().map_err(|error| format!("cannot listen for signals: {error}"))?;
+        let mut signals = Signals::listen().map_err(|error| format!("cannot listen for signals: {error}"))?;
         Ok::<_, Failed>(lock(args, &api, &wanted, &mut signals).await)
     })?;
     runtime.shutdown_background();
@@ -118,9 +118,9 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failed> {
 
 /// Signals that are passed on to the command. Signals that are ignored already stay ignored, for both.
 struct Signals {
-    heard: Vec<(rustix::process::Signal, Heard)>,
+    streams: Vec<(rustix::process::Signal, SignalStream)>,
     /// Also lets this program wait for children: it cannot while this signal is ignored.
-    child: Heard,
+    child: SignalStream,
     /// Signals that never arrive because they are blocked from the start; whether each was seen as pending.
     blocked: Vec<(rustix::process::Signal, bool)>,
 }
@@ -130,7 +130,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const LOOK_BLOCKED: Duration = Duration::from_millis(50);
 
 impl Signals {
-    fn hear() -> std::io::Result<Self> {
+    fn listen() -> std::io::Result<Self> {
         use rustix::process::Signal;
         let each = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
         let inherited = Inherited::now();
@@ -141,17 +141,17 @@ impl Signals {
                 blocked.push((each, false));
             }
         }
-        Ok(Self { heard: all, child: signal(SignalKind::child())?, blocked })
+        Ok(Self { streams: all, child: signal(SignalKind::child())?, blocked })
     }
 
     /// Returns the next signal, or `None` when a child may have ended.
     async fn next(&mut self) -> Option<rustix::process::Signal> {
         let is_waiting = self.blocked.iter().any(|(_, seen)| !seen);
         let pause = if is_waiting { LOOK_BLOCKED } else { LOOK };
-        let Self { heard, child, blocked } = self;
+        let Self { streams, child, blocked } = self;
         let passed_on = std::future::poll_fn(|context| {
-            for (which, heard) in heard.iter_mut() {
-                if heard.poll_recv(context).is_ready() {
+            for (which, stream) in streams.iter_mut() {
+                if stream.poll_recv(context).is_ready() {
                     return std::task::Poll::Ready(*which);
                 }
             }
@@ -185,7 +185,7 @@ impl Signals {
                 // No command runs now.
                 None => tree::reap(&[], rustix::process::getpid()),
                 Some(Signal::USR1 | Signal::USR2) => {}
-                Some(heard) => return heard,
+                Some(signal) => return signal,
             }
         }
     }
@@ -288,7 +288,10 @@ fn complain(code: u8, what: &str) -> u8 {
 
 async fn release(lease: &Lease) {
     if let Err(failed) = lease.release().await {
-        output::complain(&format!("the lease on {} was not released, and runs out: {failed}", lease.object()));
+        output::complain(&format!(
+            "the lease on {} was not released; it stays held until it runs out: {failed}",
+            lease.object()
+        ));
     }
 }
 

@@ -155,11 +155,11 @@ impl Running {
                     self.stop(signals, grace).await;
                     break Some(why);
                 }
-                heard = signals.next() => {
-                    self.pass_on(heard);
+                signal = signals.next() => {
+                    self.pass_on(signal);
                     // The command has inherited the blocked signal, so it may never get it.
-                    if let Some(heard) = heard.filter(|heard| asks_to_end(*heard) && signals.is_blocked(*heard)) {
-                        overdue.begin(heard, grace);
+                    if let Some(signal) = signal.filter(|signal| asks_to_end(*signal) && signals.is_blocked(*signal)) {
+                        overdue.begin(signal, grace);
                     }
                 }
                 asked_by = overdue.passed() => {
@@ -196,8 +196,8 @@ impl Running {
         }
         let ended = tokio::time::timeout(grace, async {
             while !self.has_ended() {
-                let heard = signals.next().await;
-                self.pass_on(heard);
+                let signal = signals.next().await;
+                self.pass_on(signal);
             }
         });
         if ended.await.is_ok() {
@@ -210,13 +210,13 @@ impl Running {
         }
     }
 
-    fn pass_on(&mut self, heard: Option<Signal>) {
-        let Some(heard) = heard else { return };
-        self.was_asked_to_end |= asks_to_end(heard);
+    fn pass_on(&mut self, signal: Option<Signal>) {
+        let Some(signal) = signal else { return };
+        self.was_asked_to_end |= asks_to_end(signal);
         // The terminal has sent these to its whole group already.
-        let is_terminals = heard == Signal::INT || heard == Signal::QUIT;
+        let is_terminals = signal == Signal::INT || signal == Signal::QUIT;
         if !(is_terminals && self.on_terminal) {
-            self.send(heard);
+            self.send(signal);
         }
     }
 

@@ -2,7 +2,9 @@
 
 use super::{
     GrantReply, Granted, LedgerError, Wanted,
-    advance::{AdvanceCaller, DrainWaiter, Drained, all_granted, remember_request},
+    advance::Drained,
+    advance_callers::{all_granted, remember_request},
+    advances::{AdvanceCaller, DrainWaiter},
     core::{Core, granted, not_committed, unreadable},
     pending::answer_leases,
     round::{Draft, Drain, Round},

@@ -9,7 +9,8 @@ use std::collections::HashMap;
 
 use super::{
     Certificate, GrantAction, Granted, LedgerError, Moved, Progress, Reply,
-    advance::{AdvanceCaller, all_granted},
+    advance_callers::all_granted,
+    advances::AdvanceCaller,
     core::{Changed, Core, answer, granted, unexpected, unreadable},
     round::Round,
 };

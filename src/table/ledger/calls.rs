@@ -2,7 +2,8 @@
 
 use super::{
     DrainReport, Granted, LedgerError, Moved, Reply,
-    advance::{AdvanceCaller, all_granted},
+    advance_callers::all_granted,
+    advances::AdvanceCaller,
     core::{Changed, Core, answer, granted, not_committed, unexpected, unreadable},
     pending::answer_leases,
     round::Round,

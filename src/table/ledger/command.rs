@@ -10,10 +10,8 @@ use crate::{
     fence::{
         Certified, FenceToken, HolderId, Lease, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, RequestId, Ttl,
         authority::{MigrationState, SignedGrant},
-        elected::LeaseObservation,
-        election::{Election, LeaseName},
-        external::Number,
         idempotency::{Entry, Scope},
+        outside::{Claim, Source, Update},
         step::LeaseRefusal,
     },
     route::RouteFingerprint,
@@ -148,7 +146,7 @@ pub enum Command {
         object: ObjectId,
         reason: String,
         force: bool,
-        is_external: bool,
+        source: Source,
         reply: Reply<Moved>,
     },
     /// A certificate moves a fence. With a migration, both are written or neither.
@@ -165,36 +163,21 @@ pub enum Command {
         migration: Option<Box<Progress>>,
         reply: Reply<Granted>,
     },
-    /// A fence moves to an outside lock service's number.
+    /// A fence follows the update of an outside source of leases.
     Follow {
         object: ObjectId,
-        number: Number,
+        update: Update,
         reply: Reply<Moved>,
     },
-    /// An operator says which outside number is the lowest that may still write.
+    /// The same update for many objects. No caller waits for it.
+    FollowAll {
+        objects: Vec<ObjectId>,
+        update: Update,
+    },
+    /// An operator says which token of an outside source is the lowest that may still write.
     Confirm {
         object: ObjectId,
-        lowest: LeaseSeq,
-        reply: Reply<Moved>,
-    },
-    /// What the API server says of the Kubernetes Lease of an object.
-    Observe {
-        object: ObjectId,
-        observation: LeaseObservation,
-        /// A writer has come with the Lease's present term: it may be new to the object.
-        begins: bool,
-        reply: Reply<Moved>,
-    },
-    /// The same for many objects that one Lease governs. No caller waits for it.
-    ObserveAll {
-        objects: Vec<ObjectId>,
-        observation: LeaseObservation,
-    },
-    /// An operator says which term of that Lease is the earliest that may still write.
-    ConfirmTerm {
-        object: ObjectId,
-        lease: Arc<LeaseName>,
-        election: Election,
+        lowest: Claim,
         reply: Reply<Moved>,
     },
     /// A migration goes on, if what goes with it can be done.

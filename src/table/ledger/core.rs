@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use super::{
     Command, DrainReport, Granted, LedgerError, Reply,
-    advance::{Advances, Drained},
+    advance::Drained,
+    advances::Advances,
     authority::{Migrating, forget_migrations},
-    external::Jumps,
     faults,
     fingerprint::InUse,
     keyed::Keyed,
     lease_ids::LeaseIds,
+    outside::Jumps,
     round::{Draft, Drain, Round},
     sweep::Sweep,
     timers::{Due, Timers},
@@ -26,13 +27,7 @@ use crate::{
     },
     metrics::LedgerMetrics,
     route::RouteFingerprint,
-    table::{
-        TableFault,
-        codec::{Key, Meta, encode_mark},
-        news::News,
-        open,
-        records::Records,
-    },
+    table::{TableFault, codec::Meta, news::News, open, records::Records},
 };
 
 /// What a ledger works with.
@@ -71,7 +66,7 @@ pub struct Core {
     pub(super) jumps: Jumps,
     pub(super) keyed: Keyed,
     lease_ids: LeaseIds,
-    step_meter: StepMeter,
+    pub(super) step_meter: StepMeter,
     /// Grants whose clients were gone when the answer came. The next round takes them back.
     pub(super) orphans: Vec<(ObjectId, LeaseId)>,
     /// Objects that this round has freed and that callers wait for.
@@ -84,13 +79,8 @@ pub struct Core {
     stopped: bool,
 }
 
-/// How many due timers one round takes.
-const DUE_MAX: usize = 1_024;
-/// A mark is due this long after the last: a little less than the second between two checks.
-const MARK_AFTER_MS: u64 = 900;
-const SECOND: Ttl = Ttl(1_000);
-/// The two clocks are not read at exactly the same moment; a difference below this is not a step.
-const STEP_NOISE_MS: u64 = 100;
+/// The time between two rounds that look at everything.
+pub(super) const SECOND: Ttl = Ttl(1_000);
 
 impl Core {
     #[must_use]
@@ -180,9 +170,7 @@ impl Core {
     fn turns_away(&self, call: &Command) -> Option<LedgerError> {
         match call {
             Command::Tick | Command::Stop { .. } | Command::Close { .. } | Command::Adopt { .. } => None,
-            Command::Acquire { .. } | Command::Grant { .. } | Command::Follow { .. } | Command::Observe { .. }
-                if self.closed =>
-            {
+            Command::Acquire { .. } | Command::Grant { .. } | Command::Follow { .. } if self.closed => {
                 Some(LedgerError::Stopping)
             }
             _ => self.setup.records.latched().map(|_| LedgerError::Unavailable),
@@ -192,7 +180,7 @@ impl Core {
     /// Answers a call that is refused without a decision.
     fn turn_away(&mut self, round: &mut Round, call: Command, why: LedgerError) {
         match call {
-            Command::Tick | Command::ObserveAll { .. } => {}
+            Command::Tick | Command::FollowAll { .. } => {}
             Command::Acquire { reply, .. } => answer(round, reply, Err(why)),
             Command::Renew { reply, .. } => self.answer_renewal(round, reply, Err(why), false),
             Command::Release { reply, .. } => answer(round, reply, Err(why)),
@@ -201,8 +189,6 @@ impl Core {
             Command::Revoke { reply, .. }
             | Command::Certify { reply, .. }
             | Command::Follow { reply, .. }
-            | Command::Observe { reply, .. }
-            | Command::ConfirmTerm { reply, .. }
             | Command::Confirm { reply, .. } => answer(round, reply, Err(why)),
             Command::End { reply, .. }
             | Command::Withdraw { reply, .. }
@@ -218,6 +204,7 @@ impl Core {
         }
     }
 
+    /// Decides one call. Long because it has one arm for each command, and no more than a line or two in each.
     fn decide(&mut self, round: &mut Round, call: Command, stop: &mut Option<Reply<()>>) {
         if let Some(why) = self.turns_away(&call) {
             return self.turn_away(round, call, why);
@@ -230,7 +217,7 @@ impl Core {
             Command::Close { reply } => {
                 self.closed = true;
                 self.dismiss_waiters(&LedgerError::Stopping);
-                self.tell_operators(round);
+                self.answer_operators(round);
                 self.dismiss_advances(&LedgerError::Stopping);
                 answer(round, reply, Ok(()));
             }
@@ -263,8 +250,8 @@ impl Core {
                 });
                 answer(round, reply, withdrawn);
             }
-            Command::Revoke { object, reason, force, is_external, reply } => {
-                self.revoke(round, &object, Event::Revoke { reason, is_external }, force, reply);
+            Command::Revoke { object, reason, force, source, reply } => {
+                self.revoke(round, &object, Event::Revoke { reason, source }, force, reply);
             }
             Command::Certify { certificate, max_jump, migration, reply } => {
                 self.certify(round, &certificate, max_jump, migration.map(|each| *each), reply);
@@ -272,17 +259,10 @@ impl Core {
             Command::Grant { domain, signed, migration, reply } => {
                 self.grant_signed(round, &domain, *signed, migration.map(|each| *each), reply);
             }
-            Command::Follow { object, number, reply } => self.follow(round, &object, number, reply),
+            Command::Follow { object, update, reply } => self.follow(round, &object, update, reply),
+            Command::FollowAll { objects, update } => self.follow_all(round, &objects, &update),
             Command::Confirm { object, lowest, reply } => {
-                let confirmed = self.confirm(round, &object, Event::Confirm { lowest });
-                answer(round, reply, confirmed);
-            }
-            Command::Observe { object, observation, begins, reply } => {
-                self.observe(round, &object, (observation, begins), reply);
-            }
-            Command::ObserveAll { objects, observation } => self.observe_all(round, &objects, &observation),
-            Command::ConfirmTerm { object, lease, election, reply } => {
-                let confirmed = self.confirm(round, &object, Event::ConfirmTerm { lease, election });
+                let confirmed = self.confirm(round, &object, lowest);
                 answer(round, reply, confirmed);
             }
             Command::Migrate { progress, grant_action, reply } => {
@@ -394,7 +374,7 @@ impl Core {
         }
     }
 
-    fn serve_freed(&mut self, round: &mut Round) {
+    pub(super) fn serve_freed(&mut self, round: &mut Round) {
         while let Some(object) = self.freed.pop() {
             self.serve(round, &object);
         }
@@ -406,64 +386,6 @@ impl Core {
             let _ = self.change(round, &object, Event::Withdraw { lease_id });
         }
         self.serve_freed(round);
-    }
-
-    fn do_what_is_due(&mut self, round: &mut Round) {
-        let latched = self.setup.records.latched().is_some();
-        let now = self.setup.clock.now().boot;
-        // What is left over is due in the next round, which then begins at once.
-        for _ in 0..DUE_MAX {
-            let Some(due) = self.timers.pop_due(now) else { return };
-            match due {
-                Due::Lease(..) if latched => {}
-                Due::Lease(object, lease) => self.end_or_look_again(round, &object, &lease),
-                Due::Waiter(object, id) => self.wake(round, &object, id),
-                Due::Advance(id) => self.try_finish_advance(round, id),
-                Due::Answer(id) => self.stop_waiting(round, id),
-                Due::Second => self.each_second(round, latched),
-            }
-            self.serve_freed(round);
-        }
-    }
-
-    fn end_or_look_again(&mut self, round: &mut Round, object: &ObjectId, lease_id: &LeaseId) {
-        // Where the object's row cannot be read now, a later call for the object ends the lease.
-        let outcome = self.change(round, object, Event::End { lease_id: lease_id.clone() });
-        if let Ok(Changed::To(Outcome::Unchanged)) = outcome
-            && let Ok(record) = self.newest(round, object)
-            && let Some(lease) = record.open_lease()
-        {
-            self.timers.arm(lease.deadline, object, &lease.lease_id);
-        }
-    }
-
-    fn each_second(&mut self, round: &mut Round, latched: bool) {
-        let now = self.setup.clock.now();
-        let step_ms = self.step_meter.measure(now);
-        if step_ms.unsigned_abs() > STEP_NOISE_MS {
-            tracing::warn!(step_ms, "the wall clock was set; no lease is longer or shorter for it");
-            self.setup.metrics.clock_stepped(step_ms);
-            if step_ms > 0 {
-                self.sweep.clock_stepped(now, step_ms.unsigned_abs());
-            }
-        }
-        self.setup.records.stripes.tick(now.boot);
-        self.setup.metrics.in_memory(self.setup.records.stripes.len());
-        self.setup.metrics.oldest_drain(self.advances.oldest_ms(now.boot));
-        self.waiters.forget_the_gone();
-        self.jumps.forget_old_ones(now.boot);
-        if !latched {
-            self.settle_terms(round, now.boot);
-            self.sweep_some(round);
-            self.sweep_keys(round);
-            // Before the sweep has read all leases once, live leases of earlier runs may have no timer.
-            let may_live = self.timers.live() > 0 || !self.sweep.has_seen_all();
-            if may_live && now.boot.since(self.last_commit) >= MARK_AFTER_MS {
-                self.hlc = self.hlc.tick(now);
-                round.writes.put(&Key::Mark, encode_mark(self.hlc));
-            }
-        }
-        self.timers.push(now.boot.after(SECOND), Due::Second);
     }
 
     pub(super) fn dismiss_waiters(&mut self, why: &LedgerError) {

@@ -26,12 +26,10 @@ use super::{
 use crate::{
     clock::Clock,
     fence::{
-        FenceToken, HolderId, LeaseId, LeaseSeq, MigrationId, ObjectId, Record, Ttl,
+        FenceToken, HolderId, LeaseId, MigrationId, ObjectId, Record, Ttl,
         authority::SignedGrant,
-        elected::LeaseObservation,
-        election::{Election, LeaseName},
-        external::Number,
         idempotency::{Entry, Scope},
+        outside::{Claim, Source, Update},
     },
     route::RouteFingerprint,
     sync::thread::{self, JoinHandle},
@@ -246,8 +244,8 @@ impl Ledger {
     }
 
     /// Moves an object's fence past its present holder. Returns the record as the revocation left it. `force`: do
-    /// not wait for writes that are on their way; the next lease is tainted. `is_external`: the object's lock is
-    /// kept elsewhere.
+    /// not wait for writes that are on their way; the next lease is tainted. `source`: of the object's leases, by
+    /// its routes.
     ///
     /// # Errors
     /// With the reason of the refusal.
@@ -256,9 +254,9 @@ impl Ledger {
         object: ObjectId,
         reason: String,
         force: bool,
-        is_external: bool,
+        source: Source,
     ) -> Result<Moved, LedgerError> {
-        self.call_in_turn(|reply| Command::Revoke { object, reason, force, is_external, reply }).await
+        self.call_in_turn(|reply| Command::Revoke { object, reason, force, source, reply }).await
     }
 
     /// Moves an object's fence past the lease that a certificate names, and waits a while for its last writes. The
@@ -290,38 +288,6 @@ impl Ledger {
         self.call_in_turn(|reply| Command::Grant { domain, signed, migration, reply }).await
     }
 
-    /// Takes in what the API server says of the Kubernetes Lease of an object. When this returns, the call is
-    /// queued after all earlier ones. The answer comes once the change is durable, and may wait a while for the
-    /// last writes of an earlier term. `begins`: a writer has come with the present term; without it, an object
-    /// that knows no term is not changed.
-    ///
-    /// # Errors
-    /// Where the ledger cannot take it.
-    pub fn observe(
-        &self,
-        object: ObjectId,
-        observation: LeaseObservation,
-        begins: bool,
-    ) -> Result<ReplyRx<Moved>, LedgerError> {
-        self.gets_on()?;
-        let (reply, answer) = oneshot::channel();
-        self.send(Command::Observe { object, observation, begins, reply }).map(|()| answer)
-    }
-
-    /// Notes an operator's confirmation: which term of its Kubernetes Lease is the earliest that may still write an
-    /// object.
-    ///
-    /// # Errors
-    /// With the reason of the refusal.
-    pub async fn confirm_term(
-        &self,
-        object: ObjectId,
-        lease: Arc<LeaseName>,
-        election: Election,
-    ) -> Result<Moved, LedgerError> {
-        self.call(|reply| Command::ConfirmTerm { object, lease, election, reply }).await
-    }
-
     fn send(&self, command: Command) -> Result<(), LedgerError> {
         self.queue.send(command).map_err(|refused| match refused {
             // There is no room before the table goes on.
@@ -330,21 +296,32 @@ impl Ledger {
         })
     }
 
-    /// Moves an object's fence to an outside lock service's number, unless it is there already, and waits a while
-    /// for the last writes of lower numbers. The returned record says whether they are done, or whether a higher
-    /// number has overtaken.
+    /// Has an object's fence follow the updates of an outside source, unless the fence is there already, and waits a
+    /// while for the last writes of older leases. The returned record says whether they are done, or whether a newer
+    /// update has overtaken.
     ///
     /// # Errors
     /// With the reason of the refusal.
-    pub async fn follow(&self, object: ObjectId, number: Number) -> Result<Moved, LedgerError> {
-        self.call_in_turn(|reply| Command::Follow { object, number, reply }).await
+    pub async fn follow(&self, object: ObjectId, update: Update) -> Result<Moved, LedgerError> {
+        self.call_in_turn(|reply| Command::Follow { object, update, reply }).await
     }
 
-    /// Opens a locked object to outside numbers from `lowest` on.
+    /// The same, queued after all earlier calls when this returns. The answer comes once the change is durable, and
+    /// may wait a while for the last writes of older leases.
+    ///
+    /// # Errors
+    /// Where the ledger cannot take it.
+    pub fn follow_next(&self, object: ObjectId, update: Update) -> Result<ReplyRx<Moved>, LedgerError> {
+        self.gets_on()?;
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Follow { object, update, reply }).map(|()| answer)
+    }
+
+    /// Opens a locked object to the tokens of an outside source from `lowest` on.
     ///
     /// # Errors
     /// With the reason of the refusal.
-    pub async fn confirm(&self, object: ObjectId, lowest: LeaseSeq) -> Result<Moved, LedgerError> {
+    pub async fn confirm(&self, object: ObjectId, lowest: Claim) -> Result<Moved, LedgerError> {
         self.call(|reply| Command::Confirm { object, lowest, reply }).await
     }
 
@@ -462,12 +439,12 @@ impl Ledger {
 
 /// Calls that need no answer. Where the ledger is gone, they do nothing.
 impl Room<'_> {
-    /// Takes in what the API server says of the Kubernetes Lease of many objects.
+    /// Has the fences of many objects follow the same update.
     ///
     /// # Errors
     /// When the ledger is gone.
-    pub fn observe_all(self, objects: Vec<ObjectId>, observation: LeaseObservation) -> Result<(), LedgerError> {
-        self.send(Command::ObserveAll { objects, observation })
+    pub fn follow_all(self, objects: Vec<ObjectId>, update: Update) -> Result<(), LedgerError> {
+        self.send(Command::FollowAll { objects, update })
     }
 
     /// Forgets a keyed write of which nothing was sent, before all later calls. Where the ledger is gone, the write

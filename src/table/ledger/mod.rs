@@ -11,35 +11,39 @@
 //! - `core`: the decisions of a round. `closing`: how they are persisted, published and answered. Neither has threads or
 //!   waits, and the simulation drives both.
 //! - `acquire`: acquiring, waiting for a turn, repeated requests.
-//! - `advance`: fences that have moved while older writes are on their way: seal, drain, open.
+//! - `advance`: fences that have moved while older writes are on their way: seal, drain, open. `advances`: those that
+//!   wait. `advance_callers`: who asked for them, and what they get.
 //! - `calls`: renewing, releasing, revoking.
-//! - `external`: numbers of an outside lock service. `elected`: terms of leadership by a Kubernetes Lease.
+//! - `outside`: fences that follow sources of leases outside the gate.
 //! - `authority`: signed certificates and grants, and the migrations that they are part of.
 //! - `keyed`: writes with an idempotency key, and their answers.
 //! - `journal`: a hash chain over the writes of an object that have settled.
-//! - `terms`: which routes' writes may land if this run ends badly.
+//! - `fingerprint`: which routes' writes may land if this run ends badly.
 //! - `round`: the changes of one round; `lease_ids`: ids for new leases.
 //! - `pulse`: whether the ledger goes on. `faults`: test faults of lease changes.
-//! - `waiters`, `timers`, `sweep`: callers that wait, work that is due later, forgetting what ended long ago.
+//! - `waiters`, `timers`, `sweep`: callers that wait, work that is due later, forgetting what ended long ago. `due`: the
+//!   part of a round that no call asks for.
 //!
 //! After a failed write or sync the table is latched: every call gets [`LedgerError::Unavailable`] until the process is
 //! started again.
 
 mod acquire;
 mod advance;
+mod advance_callers;
+mod advances;
 pub mod authority;
 mod calls;
 mod closing;
 mod command;
 mod core;
-mod elected;
-mod external;
+mod due;
 mod faults;
 mod fingerprint;
 mod handle;
 pub mod journal;
 pub mod keyed;
 mod lease_ids;
+mod outside;
 mod pending;
 mod pulse;
 mod queue;

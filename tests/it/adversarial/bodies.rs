@@ -208,3 +208,36 @@ fn behind_an_error_a_connection_that_carried_a_body_is_not_used_again() {
     );
     assert_eq!(connections(Reads::OnlyWhatItMust, &|_| {}, "DELETE /users/1", "x-store: 404\r\n\r\n"), (1, 1));
 }
+
+/// Hardly any server reads the bodies of reads, whatever its operator says about other bodies.
+#[test]
+fn behind_a_read_with_a_body_a_connection_is_never_used_again() {
+    let rest = format!("Content-Length: {}\r\n\r\n{EVIL}", EVIL.len());
+    for reads_bodies in [ReadsBodies::All, ReadsBodies::Accepted, ReadsBodies::None] {
+        let change = |settings: &mut Settings| {
+            settings.store.reads_bodies = reads_bodies;
+            settings.route = vec![RouteSettings { bodies_on_reads: true, ..Default::default() }];
+        };
+        for reads in [Reads::OnlyWhatItMust, Reads::EveryBody] {
+            for line in ["GET /users/x", "OPTIONS /users/x"] {
+                assert_eq!(connections(reads, &change, line, &rest), (1, 2), "{line}, {reads:?}, {reads_bodies:?}");
+            }
+        }
+    }
+}
+
+/// A route may say that its store reads every body.
+#[test]
+fn the_setting_of_a_route_counts_for_its_connections() {
+    let body = format!("Content-Length: {}\r\n\r\n{EVIL}", EVIL.len());
+    for (reads_bodies, expected) in [(ReadsBodies::All, (1, 1)), (ReadsBodies::None, (1, 2))] {
+        let change = |settings: &mut Settings| {
+            let mut route = RouteSettings::default();
+            route.store.reads_bodies = Some(reads_bodies);
+            settings.route = vec![route];
+        };
+        for line in ["DELETE /users/1", "PUT /users/1"] {
+            assert_eq!(connections(Reads::EveryBody, &change, line, &body), expected, "{line}, {reads_bodies:?}");
+        }
+    }
+}

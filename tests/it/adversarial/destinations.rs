@@ -1,4 +1,5 @@
-//! The Destination of a COPY or MOVE: a second path that is written, and so judged like the first.
+//! The Destination of a COPY or MOVE: a second path that is written, and so judged like the first. `cases` is a table of
+//! cases, and is not split for its length.
 
 use super::{Case, case, caught, caught_with, hold, request};
 

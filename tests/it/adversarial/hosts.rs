@@ -58,6 +58,8 @@ pub(super) fn cases() -> Vec<Case> {
         case("another host in the target", absolute("http://other/users/1", "Host: h\r\n"))
             .refused(422, "PATH_AMBIGUOUS"),
         case("a host in the target alone", absolute("http://h/users/1", "")).doubted(),
+        case("a host in the target alone, in HTTP/1.0", absolute("http://h/users/1", "").replace("1.1", "1.0"))
+            .doubted(),
         case("a user in the target", absolute("http://u@h/users/1", "Host: u@h\r\n")).doubted(),
     ]);
     cases

@@ -1,4 +1,5 @@
-//! The same over HTTP/2, in frames that no client would send.
+//! The same over HTTP/2, in frames that no client would send. `bodies` is a table of cases, and is not split for its
+//! length.
 
 use fencegate::config::{ReadsBodies, RouteSettings, Settings};
 

@@ -45,7 +45,7 @@ pub fn judge(seen: &[Seen], sees: &[Sight], trailers: &[String]) {
     assert_eq!(came, trailers.iter().collect::<Vec<_>>(), "the trailers that the store saw");
 }
 
-/// The store is told of the fence of each object that it writes, once, and of no other. Some stores read `_` in a name as
+/// The store gets the fence of each object that it writes, once, and of no other. Some stores read `_` in a name as
 /// `-`, so a client's own `fence_object` would be a second one.
 #[track_caller]
 fn was_judged(seen: &Seen) {
@@ -55,10 +55,10 @@ fn was_judged(seen: &Seen) {
     }
     let plain = |name: &str| name.replace('_', "-");
     let is_fence = |(name, _): &&(String, String)| plain(name).starts_with("fence-");
-    let mut told: Vec<_> = seen.fields.iter().filter(is_fence).cloned().collect();
+    let mut sent: Vec<_> = seen.fields.iter().filter(is_fence).cloned().collect();
     wanted.sort();
-    told.sort();
-    assert_eq!(told, wanted, "the fences that the store is told of with {:?}", seen.line);
+    sent.sort();
+    assert_eq!(sent, wanted, "the fences that the store gets with {:?}", seen.line);
 }
 
 /// The objects that a request writes, as the store spells them.
@@ -139,7 +139,7 @@ fn each_thing_that_the_judge_looks_at_is_seen_when_it_is_wrong() {
         let text = panic.downcast_ref::<String>().map_or("", String::as_str);
         assert!(text.contains(said), "{what}: {text}");
     }
-    // A read is told of no fence.
+    // With a read, the store gets no fence.
     let read = [write("GET /users/1", b"", &USERS)];
     std::panic::catch_unwind(|| judge(&read, &[Sight::of("GET /users/1")], &[])).expect_err("a read with a fence");
 }

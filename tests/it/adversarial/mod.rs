@@ -36,7 +36,7 @@ use std::{
 use fencegate::config::Settings;
 
 use self::{judge::Sight, range::Range, store::Reads};
-use crate::support::http::{Answer, Conn};
+use crate::support::http::{Conn, Response};
 
 /// What is played against a gate.
 trait Play {
@@ -199,7 +199,7 @@ fn is_closed(conn: &mut Conn) {
 }
 
 #[track_caller]
-fn compare(answer: &Answer, expected: &Expected) {
+fn compare(answer: &Response, expected: &Expected) {
     let found = (answer.status, answer.header("fence-error"), answer.header("x-path"));
     let body = String::from_utf8_lossy(&answer.body);
     match expected {

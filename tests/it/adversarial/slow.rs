@@ -2,6 +2,7 @@
 //! store sees nothing of what did not come whole, but for the beginning of a body that is too long to be held.
 //!
 //! Heads and answers go by the gate's own clock, which goes on as long as a case is played; bodies go by the machine's.
+//! `frames` is a table of cases, and is not split for its length.
 
 use std::{
     io::Write as _,
@@ -337,10 +338,10 @@ struct Passing {
 impl Passing {
     fn new(clock: Option<&Driver>) -> Self {
         let (clock, is_over) = (clock.cloned(), Arc::<AtomicBool>::default());
-        let told = Arc::clone(&is_over);
+        let stop = Arc::clone(&is_over);
         let thread = clock.map(|clock| {
             thread::spawn(move || {
-                while !told.load(Ordering::Relaxed) {
+                while !stop.load(Ordering::Relaxed) {
                     thread::park_timeout(MOMENT);
                     clock.advance(10);
                 }

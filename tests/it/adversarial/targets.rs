@@ -1,4 +1,5 @@
-//! The target: the object that the gate judges is the object that the store writes.
+//! The target: the object that the gate judges is the object that the store writes. `cases` is a table of cases, and is
+//! not split for its length.
 
 use super::{Case, case, caught, caught_with, hold, request, write};
 

@@ -1,4 +1,4 @@
-//! Tokens: in one place, once, for the very object.
+//! Tokens: in one place, once, for the very object. `cases` is a table of cases, and is not split for its length.
 
 use super::{Case, case, caught, caught_with, hold, request};
 

@@ -93,7 +93,7 @@ fn only_listed_trailers_reach_the_store() {
     assert_eq!(seen(&["X-Anything"], &lists), ["x-anything"; 3]);
 }
 
-/// One of the table is judged by nobody, and this gate passes it on.
+/// The gate does not judge a trailer of the table, and this gate passes it on.
 #[test]
 fn a_gate_that_passes_a_trailer_on_is_caught() {
     let lists = |settings: &mut fencegate::config::Settings| {
@@ -110,7 +110,7 @@ fn a_gate_that_passes_a_trailer_on_is_caught() {
     );
 }
 
-/// A Destination that nobody has judged. No setting can list it.
+/// A Destination that no judge has seen. No setting can list it.
 #[test]
 fn a_gate_that_passes_every_trailer_on_is_caught() {
     caught_with(

@@ -113,7 +113,7 @@ fn a_gate_that_asks_for_a_certificate_is_shown_one() {
     let (foreign, its_key) = strangers.sign("writer.test");
     let (over, its_own_key) = clients.sign_until("over.test", 2020);
     for (name, shown, why) in [
-        ("nobody", String::new(), "it asks for a certificate, and tls_cert_file names none"),
+        ("without", String::new(), "it asks for a certificate, and tls_cert_file names none"),
         ("stranger", shows(&foreign, &its_key), "it does not take the certificate of tls_cert_file: "),
         ("late", shows(&over, &its_own_key), "it does not take the certificate of tls_cert_file: CertificateExpired"),
     ] {

@@ -4,13 +4,13 @@ use super::{
     super::support::{
         agent::{Agent, settings},
         gate::text,
-        http::{Answer, Conn},
+        http::{Conn, Response},
         process::stderr,
     },
     Bench, Okay,
 };
 
-fn call(mut conn: Conn, method: &str, path: &str, host: &str) -> Answer {
+fn call(mut conn: Conn, method: &str, path: &str, host: &str) -> Response {
     let request = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 0\r\n\r\n");
     conn.send_raw(request.as_bytes()).unwrap();
     conn.receive().unwrap()

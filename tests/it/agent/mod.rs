@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::support::{
     agent::{Agent, settings},
     gate::text,
-    http::Answer,
+    http::Response,
     process::{Gate, Site},
     store::Store,
 };
@@ -74,7 +74,7 @@ trait Okay {
     fn expect_ok(&self);
 }
 
-impl Okay for Answer {
+impl Okay for Response {
     #[track_caller]
     fn expect_ok(&self) {
         assert_eq!(self.status, 200, "{:?}", String::from_utf8_lossy(&self.body));

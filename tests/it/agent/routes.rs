@@ -4,7 +4,7 @@ use super::{super::support::until, Bench, Okay};
 
 /// The gate has other routes than this agent, which takes a path's first segment for the object.
 #[test]
-fn routes_that_the_gate_does_not_have_are_told() {
+fn routes_that_the_gate_does_not_have_are_logged() {
     let bench =
         Bench::with("[[route]]\nname = 'data'\nmatch = '/data/{domain}/{rest...}'\nobject = '/data/{domain}/'\n");
     let agent = bench.agent("a");
@@ -25,8 +25,8 @@ fn a_route_of_the_gates_that_the_agent_lacks_is_logged() {
     let data = "[[route]]\nname = 'data'\nmatch = '/data/{d}/{rest...}'\nobject = '/data/{d}/'\n";
     let bench = Bench::with(&format!("{all}{data}"));
     let agent = bench.agent_with("a", all);
-    let told = "the gate has a more specific route that this agent does not have";
-    until("the routes were compared", || agent.log().contains(told));
+    let warning = "the gate has a more specific route that this agent does not have";
+    until("the routes were compared", || agent.log().contains(warning));
     for part in
         ["\"gate_route\":\"data\"", "/data/{d}/{rest...}", "\"route\":\"all\"", "Give this agent the same route"]
     {

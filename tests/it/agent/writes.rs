@@ -59,7 +59,7 @@ fn an_application_writes_and_reads_without_knowing_of_leases() {
 }
 
 #[test]
-fn whoever_does_not_lead_is_told_who_does() {
+fn an_agent_that_does_not_lead_names_the_leader() {
     let bench = Bench::new();
     let (one, two) = (bench.agent("one"), bench.agent("two"));
     one.put("/users/1").expect_ok();
@@ -78,7 +78,7 @@ fn whoever_does_not_lead_is_told_who_does() {
 }
 
 #[test]
-fn a_new_leader_is_heard_of_while_waiting() {
+fn a_new_leader_is_named_while_an_agent_waits() {
     let bench = Bench::new();
     let mut api = bench.gate.api();
     let first = acquire(&mut api, "users", "first", 60_000);
@@ -264,14 +264,14 @@ fn a_write_is_sent_once_whatever_becomes_of_its_answer() {
 }
 
 #[test]
-fn an_application_that_stops_in_the_middle_of_its_own_body_is_told_so() {
+fn an_application_that_stops_in_the_middle_of_its_own_body_is_named_as_the_cause() {
     let bench = Bench::new();
     let (gate, api) = bench.urls();
     let agent = Agent::start(&settings("a", &gate, &api, "", "response_timeout_ms = 500"));
     let mut half = agent.conn();
     half.send_raw(b"PUT /users/1 HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\nhalf").unwrap();
-    let told = half.receive().unwrap().unknown();
-    let detail = text(&told, "detail");
+    let refusal = half.receive().unwrap().unknown();
+    let detail = text(&refusal, "detail");
     assert!(detail.contains("the application sent nothing more") && !detail.contains("silent"), "{detail}");
     // The control: a gate that takes the whole write, and is silent.
     let silent = agent.call("PUT", "/users/1", &[("x-store", "hang")]).unknown();

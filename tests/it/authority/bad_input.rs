@@ -1,4 +1,5 @@
-//! Bad input: each kind gets its own answer, changes nothing, and writes are judged as before.
+//! Bad input: each kind gets its own answer, changes nothing, and writes are judged as before. The long test is a table of
+//! cases, and is not split for its length.
 
 use fencegate::config::LeaseSource;
 use serde_json::{Value, json};
@@ -38,7 +39,7 @@ fn every_bad_certificate_has_its_own_answer_and_changes_nothing() {
     let london = world.london();
     let good = world.europe.certificate(USERS, "london-1", 1, &time(5), Value::Null);
     let signature = good["signature"].as_str().unwrap();
-    let (europe, asia, stranger) = (&world.europe, Signer::new("asia-cg"), Signer::new("nobody-cg"));
+    let (europe, asia, stranger) = (&world.europe, Signer::new("asia-cg"), Signer::new("unknown-cg"));
     let by_wrong_kind = {
         let grant = europe.grant(USERS, "x", 9, "y", (wall(0), wall(9)), Value::Null);
         changed(&good, json!({ "signature": grant["signature"] }))

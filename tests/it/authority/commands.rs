@@ -96,9 +96,9 @@ fn messages_are_signed_checked_and_shown() {
     let forged = signed.replacen("\"lease_seq\":3", "\"lease_seq\":4", 1);
     let done = run(&["cert", "verify", "--public-key", public], &forged);
     assert_eq!(done.status.code(), Some(1));
-    let told: Vec<String> =
+    let verdicts: Vec<String> =
         stdout(&done).lines().map(|line| line.split_whitespace().next().unwrap().to_owned()).collect();
-    assert_eq!(told, ["valid", "valid", "INVALID", "valid", "valid"]);
+    assert_eq!(verdicts, ["valid", "valid", "INVALID", "valid", "valid"]);
     let shown = works(&["cert", "show"], signed.lines().next().unwrap());
     assert!(shown.contains("lease_seq") && shown.contains("with the signature"), "{shown}");
     for (bad, why) in [

@@ -10,7 +10,7 @@ fn certificate(world: &World, lease: &str, seq: u64, ms: u64) -> Value {
 }
 
 #[test]
-fn a_certificate_fences_its_lease_and_the_writer_is_told_by_whom() {
+fn a_certificate_fences_its_lease_and_the_refusal_names_its_issuer() {
     let world = World::new();
     let lease = world.london();
     assert_eq!(world.put("/data/users/1", &lease).status, 200);
@@ -88,7 +88,7 @@ fn certificates_fence_leases_that_the_gate_granted_itself() {
     world.put("/data/users/1", &lease).refusal(412, "WRITE_STALE_FENCE");
     let row = world.api().get(&format!("/v1/leases/{id}")).expect(200);
     assert_eq!((&row["state"], &row["reason"]), (&json!("fenced"), &json!("certificate of europe-cg")));
-    assert_eq!(acquire(&mut world.api(), USERS, "b", 60_000)["lease_seq"], 3, "the fence is at 2, nobody's");
+    assert_eq!(acquire(&mut world.api(), USERS, "b", 60_000)["lease_seq"], 3, "the fence is at 2, without a holder");
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn any_order_and_repetition_ends_in_the_same_fences() {
 }
 
 #[test]
-fn what_is_parked_stays_parked_until_somebody_speaks_for_it() {
+fn a_parked_certificate_stays_parked_until_an_operator_confirms_or_discards_it() {
     let world = World::with(|settings| {
         settings.authority.max_jump = 10;
         settings.issuer.push(crate::support::signers::Signer::new("asia-cg").party(&["/data"]));

@@ -53,12 +53,12 @@ fn settled_writes_are_chained_with_the_digests_of_their_bodies() {
     until("the long answer's write is written down, too", || journal(&world.gate, "").writes == 6);
     let body = journal(&world.gate, "");
     assert_eq!(recompute(&body), body.state_hash);
-    let mut told: Vec<(String, String, u16)> = body
+    let mut entries: Vec<(String, String, u16)> = body
         .entries
         .iter()
         .map(|entry| (entry.target.clone().unwrap(), entry.body_sha256.clone().unwrap(), entry.status.unwrap()))
         .collect();
-    told.sort();
+    entries.sort();
     let expected: [(&str, &[u8], u16); 6] = [
         ("/data/users/1?v=2", b"short", 200),
         ("/data/users/2", b"", 200),
@@ -67,7 +67,7 @@ fn settled_writes_are_chained_with_the_digests_of_their_bodies() {
         ("/data/users/5", b"with a long answer", 200),
         ("/data/users/6", b"abcde", 200),
     ];
-    for ((target, digest, status), (path, body, answered)) in told.iter().zip(expected) {
+    for ((target, digest, status), (path, body, answered)) in entries.iter().zip(expected) {
         assert_eq!((target.as_str(), digest.as_str(), *status), (path, sha256(body).as_str(), answered));
     }
     let page = journal(&world.gate, "?after=2&limit=3");

@@ -56,7 +56,7 @@ impl Issuing {
         self.get(id)
     }
 
-    fn confirm(&self, id: &str, hash: &str) -> crate::support::http::Answer {
+    fn confirm(&self, id: &str, hash: &str) -> crate::support::http::Response {
         let grant = self.get(id)["grant"].clone();
         let active = self.perth.active(&grant, hash, &self.time());
         self.world.post(&format!("/v1/migrations/{id}/active"), &active)
@@ -64,7 +64,7 @@ impl Issuing {
 }
 
 #[test]
-fn a_request_is_told_to_wait_or_to_ask_for_a_migration_or_gets_its_certificate() {
+fn a_request_is_answered_with_wait_or_migrate_or_its_certificate() {
     let it = issuing(|_| {});
     let ask = |over: Value| it.world.post("/v1/fence-requests", &it.perth.request(USERS, &it.time(), over));
     assert_eq!(ask(Value::Null).expect(200)["answer"], "FREE");
@@ -90,7 +90,7 @@ fn a_request_is_told_to_wait_or_to_ask_for_a_migration_or_gets_its_certificate()
 fn only_requesters_may_ask_and_only_for_their_domains() {
     let it = issuing(|settings| settings.requester[0].domains = vec!["/data/users".to_owned()]);
     it.world.london();
-    let stranger = Signer::new("nobody-cg");
+    let stranger = Signer::new("unknown-cg");
     for path in ["/v1/fence-requests", "/v1/migrations"] {
         let post = |message: &Value| it.world.post(path, message);
         post(&stranger.request(USERS, &time(0), Value::Null)).refusal(403, "UNKNOWN_ISSUER");
@@ -103,8 +103,8 @@ fn only_requesters_may_ask_and_only_for_their_domains() {
         let old = format!("{}:0", wall(0) - 60_001);
         post(&it.perth.request(USERS, &old, Value::Null)).refusal(409, "REQUEST_STALE");
     }
-    let to_nobody = it.perth.request(USERS, &time(0), json!({ "next_holder": "nobody-cg" }));
-    assert_eq!(it.world.post("/v1/migrations", &to_nobody).refusal(400, "REQUEST_INVALID")["field"], "next_holder");
+    let to_unknown = it.perth.request(USERS, &time(0), json!({ "next_holder": "unknown-cg" }));
+    assert_eq!(it.world.post("/v1/migrations", &to_unknown).refusal(400, "REQUEST_INVALID")["field"], "next_holder");
     let short = it.perth.request(USERS, &time(0), json!({ "ttl_ms": 1 }));
     assert_eq!(it.world.post("/v1/migrations", &short).refusal(400, "REQUEST_INVALID")["field"], "ttl_ms");
     assert_eq!(it.world.object()["fence"], 1, "nothing has moved");
@@ -126,8 +126,8 @@ fn a_wrong_hash_ends_the_migration_and_a_new_one_is_the_way_on() {
     assert_eq!(it.world.put("/data/users/1", &london).status, 200);
     let id = it.begin(Value::Null);
     it.reaches(&id, "granted");
-    let told = it.confirm(&id, ZEROS).refusal(409, "STATE_HASH_MISMATCH");
-    assert_eq!(told["migration_id"], id);
+    let refusal = it.confirm(&id, ZEROS).refusal(409, "STATE_HASH_MISMATCH");
+    assert_eq!(refusal["migration_id"], id);
     let ended = it.get(&id);
     assert_eq!(ended["state"], "hash_mismatch");
     assert!(ended["way_on"].as_str().unwrap().contains("ask again"), "{ended}");
@@ -156,11 +156,11 @@ fn only_the_next_holder_can_confirm() {
     let mut other = granted["grant"].clone();
     other["lease_id"] = json!("another");
     it.world.post(&path, &it.perth.active(&other, ZEROS, &it.time())).refusal(400, "REQUEST_INVALID");
-    assert_eq!(it.get(&id)["state"], "granted", "nobody has stopped it");
+    assert_eq!(it.get(&id)["state"], "granted", "no revocation has stopped it");
 }
 
 #[test]
-fn a_migration_that_nobody_confirms_times_out_and_the_next_one_goes_on() {
+fn a_migration_without_a_confirmation_times_out_and_the_next_one_goes_on() {
     let it = issuing(|_| {});
     it.world.london();
     let id = it.begin(json!({ "ttl_ms": 10_000 }));
@@ -220,11 +220,15 @@ fn a_revocation_overtakes_a_migration() {
 }
 
 #[test]
-fn leases_of_the_lease_api_migrate_too_and_an_object_that_nobody_had_is_simply_granted() {
+fn leases_of_the_lease_api_migrate_too_and_a_free_object_is_simply_granted() {
     let it = issuing(|settings| settings.route[0].lease_source = LeaseSource::Gate);
     let id = it.begin(Value::Null);
     let granted = it.reaches(&id, "granted");
-    assert_eq!((&granted["certificate"], &granted["acknowledged"]), (&Value::Null, &Value::Null), "nobody was fenced");
+    assert_eq!(
+        (&granted["certificate"], &granted["acknowledged"]),
+        (&Value::Null, &Value::Null),
+        "no holder was fenced"
+    );
     let first = it.confirm(&id, ZEROS).expect(200);
     assert_eq!((&first["lease_seq"], it.world.put("/data/users/1", &first).status), (&json!(1), 200));
     let path = format!("/v1/leases/{}", first["lease_id"].as_str().unwrap());

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::support::{
     gate::{START, TestGate, settings},
-    http::{Answer, Conn},
+    http::{Conn, Response},
     signers::{Signer, with_issuer},
     store::{Hung, Store},
 };
@@ -72,7 +72,7 @@ impl World {
         self.gate.api()
     }
 
-    pub fn post(&self, path: &str, message: &Value) -> Answer {
+    pub fn post(&self, path: &str, message: &Value) -> Response {
         self.api().post(path, message)
     }
 
@@ -82,7 +82,7 @@ impl World {
         self.post("/v1/grants", &grant).expect(201)
     }
 
-    pub fn put(&self, path: &str, lease: &Value) -> Answer {
+    pub fn put(&self, path: &str, lease: &Value) -> Response {
         let token = lease["fence_token"].as_str().unwrap();
         self.gate.gate().call("PUT", path, &[("fence-token", token)], b"value")
     }

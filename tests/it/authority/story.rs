@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::USERS;
 use crate::support::{
-    http::{Answer, Conn},
+    http::{Conn, Response},
     process::{Gate, Site, failpoints_binary},
     signers::Signer,
     store::Store,
@@ -116,7 +116,7 @@ impl Story {
         path: &str,
         headers: &[(&str, &str)],
         body: &[u8],
-    ) -> Answer {
+    ) -> Response {
         for _ in 0..4 {
             let address = port(self.gate.borrow().as_ref().unwrap());
             let answer = Conn::open(address).and_then(|mut conn| conn.try_call(method, path, headers, body));
@@ -128,7 +128,7 @@ impl Story {
         panic!("{method} {path}: the gate dies again and again");
     }
 
-    fn post(&self, path: &str, message: &Value) -> Answer {
+    fn post(&self, path: &str, message: &Value) -> Response {
         self.call(
             |gate| gate.api,
             "POST",
@@ -142,7 +142,7 @@ impl Story {
         self.call(|gate| gate.api, "GET", path, &[], b"").expect(200)
     }
 
-    fn write(&self, path: &str, token: &str) -> Answer {
+    fn write(&self, path: &str, token: &str) -> Response {
         self.call(|gate| gate.gate, "PUT", path, &[("fence-token", token)], b"value")
     }
 
@@ -175,11 +175,11 @@ impl Story {
     /// Asks for the migration. A gate that died during the call may already have begun it.
     fn ask(&self, over: Value) -> String {
         let answer = self.post("/v1/migrations", &self.request(over));
-        let told = match answer.status {
+        let body = match answer.status {
             409 => answer.refusal(409, "MIGRATION_IN_PROGRESS"),
             _ => answer.expect(201),
         };
-        let id = told["migration_id"].as_str().unwrap().to_owned();
+        let id = body["migration_id"].as_str().unwrap().to_owned();
         self.asked.borrow_mut().clone_from(&id);
         id
     }
@@ -318,7 +318,8 @@ fn a_migration_that_was_killed_waits_for_what_may_still_land() {
     }
 }
 
-/// London uploads slowly, without a pause, while the domain is handed over.
+/// London uploads slowly, without a pause, while the domain is handed over. The test is one story, and is not split for
+/// its length.
 #[test]
 fn a_slow_upload_never_lands_after_perths_first_write() {
     let story = Story::begin("");
@@ -386,7 +387,7 @@ fn a_slow_upload_never_lands_after_perths_first_write() {
             );
         }
         stop.store(true, Ordering::Relaxed);
-        assert!(writer.join().unwrap() > 0, "London was told");
+        assert!(writer.join().unwrap() > 0, "London got an answer");
     });
     let applied = story.store.story();
     let first_of_perth = applied.iter().position(|line| line.contains("perth")).unwrap();

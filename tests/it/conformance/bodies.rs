@@ -6,13 +6,13 @@ use ::h2::Reason;
 use crate::support::{
     bench::{Bench, ROOM, small_room},
     h2::{PROTOCOL_ERROR, RawH2},
-    http::Answer,
+    http::Response,
     until,
 };
 
 /// Sends a write's head and the given part of its body, closes the sending half, and reads the answer.
 #[track_caller]
-fn cut(bench: &Bench, framing: &str, body: &str) -> Answer {
+fn cut(bench: &Bench, framing: &str, body: &str) -> Response {
     let mut conn = bench.gate.gate();
     let token = bench.token();
     let request = format!("PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: {token}\r\n{framing}\r\n\r\n{body}");
@@ -60,7 +60,7 @@ fn what_is_too_large_is_refused_and_not_written() {
     let bench = Bench::with(|settings| settings.gate.body_bytes_max = 100);
     let token = ("fence-token", bench.token());
     let long = "x".repeat(40_000);
-    let told = [
+    let answers = [
         (bench.put(&format!("/users/{}", &long[..9_000]), &[token]), 414),
         (bench.put(&format!("/users/1?{}", &long[..9_000]), &[token]), 414),
         (bench.put("/users/1", &[token, ("x-long", &long)]), 431),
@@ -69,7 +69,7 @@ fn what_is_too_large_is_refused_and_not_written() {
         (bench.h2().call("PUT", &format!("/users/{}", &long[..9_000]), &[token], b"value"), 414),
         (bench.h2().call("PUT", "/users/1", &[token, ("x-long", &long)], b"value"), 431),
     ];
-    for (answer, status) in told {
+    for (answer, status) in answers {
         bench.refused(&answer, status, "REQUEST_LIMIT");
     }
     // The length of a chunked body is known only at its end.

@@ -79,7 +79,7 @@ fn inv_fence_monotonic_a_new_lease_is_above_the_fence_whichever_way_the_last_one
 fn inv_fence_reject_unfenced_a_write_without_a_token_is_not_forwarded() {
     let bench = Bench::new();
     // A held object, an object that was never held, and an empty body.
-    for path in ["/users/1", "/users", "/nobodys/1"] {
+    for path in ["/users/1", "/users", "/unleased/1"] {
         bench.refused(&bench.put(path, &[]), 428, "WRITE_UNFENCED");
         bench.refused(&bench.gate.gate().call("DELETE", path, &[], b""), 428, "WRITE_UNFENCED");
         bench.refused(&bench.h2().call("PUT", path, &[], b"value"), 428, "WRITE_UNFENCED");
@@ -104,9 +104,9 @@ fn inv_fence_reject_stale_a_number_below_the_fence_is_refused_for_ever() {
         bench.lease = acquire(&mut bench.gate.api(), "users", "b", TTL);
         assert_eq!(seq(&bench.lease), current);
         for token in [stale.as_str(), forged] {
-            let told = bench.refused(&bench.put("/users/1", &[("fence-token", token)]), 412, "WRITE_STALE_FENCE");
-            assert_eq!((told["lease_seq"].as_u64(), told["fence"].as_u64()), (Some(1), Some(current)));
-            assert_eq!((text(&told, "object_id"), told["retryable"].as_bool()), ("users", Some(false)));
+            let refusal = bench.refused(&bench.put("/users/1", &[("fence-token", token)]), 412, "WRITE_STALE_FENCE");
+            assert_eq!((refusal["lease_seq"].as_u64(), refusal["fence"].as_u64()), (Some(1), Some(current)));
+            assert_eq!((text(&refusal, "object_id"), refusal["retryable"].as_bool()), ("users", Some(false)));
         }
         let answer = bench.h2().call("PUT", "/users/1", &[("fence-token", &stale)], b"value");
         bench.refused(&answer, 412, "WRITE_STALE_FENCE");
@@ -124,13 +124,13 @@ fn inv_fence_linked_a_lease_writes_its_own_object_and_no_other() {
     let mut leases = vec![bench.lease.clone()];
     leases.extend(["user", "users2", "orders"].map(|object| acquire(&mut api, object, "a", TTL)));
     for lease in &leases {
-        for target in ["users", "user", "users2", "orders", "nobodys"] {
+        for target in ["users", "user", "users2", "orders", "unleased"] {
             if text(lease, "object_id") == target {
                 continue;
             }
             let token = [("fence-token", text(lease, "fence_token"))];
-            let told = bench.refused(&bench.put(&format!("/{target}/1"), &token), 409, "LEASE_OBJECT_MISMATCH");
-            assert_eq!(text(&told, "object_id"), target);
+            let refusal = bench.refused(&bench.put(&format!("/{target}/1"), &token), 409, "LEASE_OBJECT_MISMATCH");
+            assert_eq!(text(&refusal, "object_id"), target);
             let answer = bench.h2().call("PUT", &format!("/{target}/1"), &token, b"value");
             bench.refused(&answer, 409, "LEASE_OBJECT_MISMATCH");
         }

@@ -119,7 +119,7 @@ fn no_method_hides_behind_another() {
 }
 
 #[test]
-fn a_refused_head_is_told_by_its_headers_alone() {
+fn a_refusal_of_a_head_request_is_in_its_headers_alone() {
     let bench = Bench::new();
     let headers = [("x-http-method-override", "DELETE")];
     let mut conn = bench.gate.gate();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::support::{
     bench::{AWAY, Bench, TTL, small_room},
     gate::{acquire, text},
-    http::{Answer, Conn},
+    http::{Conn, Response},
 };
 
 use Fault::*;
@@ -68,7 +68,7 @@ const IMPOSSIBLE: [(Fault, Fault, &str); 7] = [
 
 impl Fault {
     /// The documented answer.
-    fn told(self) -> (u16, &'static str) {
+    fn documented(self) -> (u16, &'static str) {
         match self {
             UriTooLong => (414, "REQUEST_LIMIT"),
             HeadersTooLarge => (431, "REQUEST_LIMIT"),
@@ -218,7 +218,7 @@ impl Scene {
     }
 
     /// Sends a write with these faults; the gate already has those of them that are in its state.
-    fn write(&self, faults: &[Fault]) -> Answer {
+    fn write(&self, faults: &[Fault]) -> Response {
         let has = |fault| faults.contains(&fault);
         let mut conn = self.bench.gate.gate();
         conn.send_raw(self.request(&has).as_bytes()).unwrap();
@@ -229,8 +229,8 @@ impl Scene {
     }
 
     #[track_caller]
-    fn told(&self, fault: Fault, answer: &Answer, case: &str) {
-        let (status, code) = fault.told();
+    fn is_answered(&self, fault: Fault, answer: &Response, case: &str) {
+        let (status, code) = fault.documented();
         assert_eq!((answer.status, answer.header("fence-error")), (status, Some(code)), "{case}");
         let body = self.bench.refused(answer, status, code);
         assert!(fault.shows_in(&body), "{case}: {body}");
@@ -259,7 +259,7 @@ fn drain(bench: &Bench) -> Conn {
 fn each_fault_alone_gets_its_own_answer_and_none_gets_the_stores() {
     for fault in FAULTS {
         let scene = Scene::with(&[fault]);
-        scene.told(fault, &scene.write(&[fault]), &format!("{fault:?}"));
+        scene.is_answered(fault, &scene.write(&[fault]), &format!("{fault:?}"));
     }
     let scene = Scene::with(&[]);
     assert_eq!(scene.write(&[]).status, 200);
@@ -267,7 +267,7 @@ fn each_fault_alone_gets_its_own_answer_and_none_gets_the_stores() {
 }
 
 #[test]
-fn of_two_faults_the_one_that_is_checked_first_is_told() {
+fn of_two_faults_the_one_that_is_checked_first_is_answered() {
     let ordered = FAULTS
         .iter()
         .enumerate()
@@ -285,8 +285,8 @@ fn of_two_faults_the_one_that_is_checked_first_is_told() {
         let scene = Scene::with(&faults);
         for (first, second) in pairs {
             let case = format!("{first:?} before {second:?}");
-            scene.told(first, &scene.write(&[first, second]), &case);
-            println!("{case}: {}", first.told().1);
+            scene.is_answered(first, &scene.write(&[first, second]), &case);
+            println!("{case}: {}", first.documented().1);
             covered += 1;
         }
     }

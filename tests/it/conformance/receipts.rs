@@ -18,7 +18,7 @@ use crate::support::{
     bench::{AWAY, Bench, ROOM, TTL, small_room},
     gate::{START, acquire, text},
     h2::RawH2,
-    http::Answer,
+    http::Response,
     until,
 };
 
@@ -52,15 +52,15 @@ const CODES: [&str; 21] = [
 /// The holder that a receipt must name.
 #[derive(Clone, Copy, Debug)]
 enum Holder {
-    Nobody,
+    Absent,
     Known,
     /// The contract allows both.
     Either,
 }
 
 /// A refusal as the writer got it, and the expected content of its receipt.
-struct Told {
-    answer: Answer,
+struct RefusedWrite {
+    response: Response,
     code: &'static str,
     /// The route and the object, if they were found.
     target: Option<(&'static str, &'static str)>,
@@ -69,14 +69,14 @@ struct Told {
     holder: Holder,
 }
 
-impl Told {
+impl RefusedWrite {
     /// A refusal before the gate knows what the request would write.
-    fn unread(code: &'static str, answer: Answer) -> Self {
-        Self { answer, code, target: None, numbers: None, holder: Holder::Nobody }
+    fn unread(code: &'static str, response: Response) -> Self {
+        Self { response, code, target: None, numbers: None, holder: Holder::Absent }
     }
 
-    fn about(object: &'static str, code: &'static str, answer: Answer) -> Self {
-        Self { answer, code, target: Some(("data", object)), numbers: None, holder: Holder::Nobody }
+    fn about(object: &'static str, code: &'static str, response: Response) -> Self {
+        Self { response, code, target: Some(("data", object)), numbers: None, holder: Holder::Absent }
     }
 
     fn numbered(mut self, seq: u64, fence: u64) -> Self {
@@ -94,7 +94,7 @@ impl Told {
 struct Story {
     bench: Bench,
     stale: String,
-    told: Vec<Told>,
+    refused: Vec<RefusedWrite>,
 }
 
 fn route(name: &str, store: Option<&str>) -> RouteSettings {
@@ -117,10 +117,10 @@ impl Story {
         let stale = bench.token().to_owned();
         bench.release(&bench.lease);
         bench.lease = acquire(&mut bench.gate.api(), "users", "a", TTL);
-        Self { bench, stale, told: vec![] }
+        Self { bench, stale, refused: vec![] }
     }
 
-    fn put(&self, path: &str, token: &str) -> Answer {
+    fn put(&self, path: &str, token: &str) -> Response {
         self.bench.put(path, &[("fence-token", token)])
     }
 
@@ -137,32 +137,39 @@ impl Story {
         let token = ("fence-token", bench.token());
         let put = |path: &str, header: (&str, &str)| bench.put(path, &[token, header]);
         let none = ("x-none", "");
-        let told = [
-            Told::unread("REQUEST_LIMIT", put(&format!("/data/users/{}", &long[..9_000]), none)),
-            Told::unread("REQUEST_LIMIT", put("/data/users/1", ("x-long", &long))),
-            Told::unread("REQUEST_LIMIT", bench.gate.gate().call("PUT", "/data/users/1", &[token], &[b'x'; 1_001])),
-            Told::unread("TUNNEL_REFUSED", put("/data/users/1", ("upgrade", "websocket"))),
-            Told::unread("REQUEST_INVALID", put("/data/users/1", ("host", "other"))),
-            Told::unread("METHOD_OVERRIDE_REFUSED", put("/data/users/1", ("x-http-method-override", "DELETE"))),
-            Told::unread("PATH_AMBIGUOUS", put("/data/users/../orders", none)),
-            Told::unread("OBJECT_UNMAPPED", put("/other/users/1", none)),
+        let refused = [
+            RefusedWrite::unread("REQUEST_LIMIT", put(&format!("/data/users/{}", &long[..9_000]), none)),
+            RefusedWrite::unread("REQUEST_LIMIT", put("/data/users/1", ("x-long", &long))),
+            RefusedWrite::unread(
+                "REQUEST_LIMIT",
+                bench.gate.gate().call("PUT", "/data/users/1", &[token], &[b'x'; 1_001]),
+            ),
+            RefusedWrite::unread("TUNNEL_REFUSED", put("/data/users/1", ("upgrade", "websocket"))),
+            RefusedWrite::unread("REQUEST_INVALID", put("/data/users/1", ("host", "other"))),
+            RefusedWrite::unread("METHOD_OVERRIDE_REFUSED", put("/data/users/1", ("x-http-method-override", "DELETE"))),
+            RefusedWrite::unread("PATH_AMBIGUOUS", put("/data/users/../orders", none)),
+            RefusedWrite::unread("OBJECT_UNMAPPED", put("/other/users/1", none)),
         ];
-        self.told.extend(told);
+        self.refused.extend(refused);
     }
 
     /// Faults of a token.
     fn tokens(&mut self) {
         let other = acquire(&mut self.bench.gate.api(), "orders", "a", TTL);
         let (path, malformed) = ("/data/users/1", "FENCE_TOKEN_MALFORMED");
-        let told = [
-            Told::about("users", "WRITE_UNFENCED", self.bench.put(path, &[])),
-            Told::about("users", malformed, self.put(path, "nonsense")),
-            Told::about("users", "LEASE_OBJECT_MISMATCH", self.put(path, text(&other, "fence_token"))),
-            Told::about("users", "WRITE_STALE_FENCE", self.put(path, &self.stale)).numbered(1, 2),
-            Told::about("users", "WRITE_FENCE_AHEAD", self.put(path, &self.with_part(1, "9"))).numbered(9, 2),
-            Told::about("users", "FENCE_TOKEN_INVALID", self.put(path, &self.with_part(3, "AAAAAAAAAAAAAAAAAAAAAA"))),
+        let refused = [
+            RefusedWrite::about("users", "WRITE_UNFENCED", self.bench.put(path, &[])),
+            RefusedWrite::about("users", malformed, self.put(path, "nonsense")),
+            RefusedWrite::about("users", "LEASE_OBJECT_MISMATCH", self.put(path, text(&other, "fence_token"))),
+            RefusedWrite::about("users", "WRITE_STALE_FENCE", self.put(path, &self.stale)).numbered(1, 2),
+            RefusedWrite::about("users", "WRITE_FENCE_AHEAD", self.put(path, &self.with_part(1, "9"))).numbered(9, 2),
+            RefusedWrite::about(
+                "users",
+                "FENCE_TOKEN_INVALID",
+                self.put(path, &self.with_part(3, "AAAAAAAAAAAAAAAAAAAAAA")),
+            ),
         ];
-        self.told.extend(told);
+        self.refused.extend(refused);
     }
 
     /// Faults of a write that was admitted.
@@ -179,15 +186,15 @@ impl Story {
         full.send_raw(&[b'x'; ROOM]).unwrap();
         assert_eq!(full.receive().unwrap().status, 200);
         let unknown = bench.put("/data/users/1", &[token, ("x-store", "reset")]);
-        let mut away = Told::about("users", "STORE_UNREACHABLE", bench.put("/away/users/1", &[token]));
+        let mut away = RefusedWrite::about("users", "STORE_UNREACHABLE", bench.put("/away/users/1", &[token]));
         away.target = Some(("away", "users"));
-        let told = [
-            Told::about("users", "BODY_UNREADABLE", cut).held(Holder::Known),
-            Told::about("users", "GATE_OVERLOADED", crowded).held(Holder::Either),
-            Told::about("users", "OUTCOME_UNKNOWN", unknown).held(Holder::Known),
+        let refused = [
+            RefusedWrite::about("users", "BODY_UNREADABLE", cut).held(Holder::Known),
+            RefusedWrite::about("users", "GATE_OVERLOADED", crowded).held(Holder::Either),
+            RefusedWrite::about("users", "OUTCOME_UNKNOWN", unknown).held(Holder::Known),
             away.held(Holder::Known),
         ];
-        self.told.extend(told);
+        self.refused.extend(refused);
     }
 
     /// Faults of a lease or of the gate; the last of them cannot be undone.
@@ -215,14 +222,14 @@ impl Story {
         bench.gate.table.fail_next(DiskFault::Sync);
         assert_eq!(api.post("/v1/objects/another/revoke", &reason).status, 503);
         let shut = put("/data/users/1", &bench.lease);
-        let told = [
-            Told::about("moving", "FENCE_DRAINING", draining).held(Holder::Either),
-            Told::about("given-back", "LEASE_EXPIRED", released).numbered(1, 1).held(Holder::Known),
-            Told::about("short", "LEASE_EXPIRED", expired).numbered(1, 1).held(Holder::Known),
-            Told::about("users", "CLOCK_UNTRUSTED", unset),
-            Told::about("users", "TABLE_UNAVAILABLE", shut),
+        let refused = [
+            RefusedWrite::about("moving", "FENCE_DRAINING", draining).held(Holder::Either),
+            RefusedWrite::about("given-back", "LEASE_EXPIRED", released).numbered(1, 1).held(Holder::Known),
+            RefusedWrite::about("short", "LEASE_EXPIRED", expired).numbered(1, 1).held(Holder::Known),
+            RefusedWrite::about("users", "CLOCK_UNTRUSTED", unset),
+            RefusedWrite::about("users", "TABLE_UNAVAILABLE", shut),
         ];
-        self.told.extend(told);
+        self.refused.extend(refused);
     }
 
     /// Plays all refusals. Returns the receipts that the api then shows, newest first.
@@ -251,24 +258,24 @@ fn while_stopping() -> Value {
     gate.stopping.send_replace(true);
     raw.expect_goodbye();
     raw.send_headers(3, &write, true);
-    let told: Value = serde_json::from_slice(&raw.expect_body(3)).unwrap();
+    let body: Value = serde_json::from_slice(&raw.expect_body(3)).unwrap();
     let receipts = gate.receipts.list();
     assert_eq!(receipts.len(), 1);
     let receipt = serde_json::to_value(ReceiptBody::new(receipts[0].0.clone(), &receipts[0].1)).unwrap();
-    assert_eq!((text(&receipt, "error"), &receipt["receipt_id"]), ("GATE_STOPPING", &told["receipt_id"]));
+    assert_eq!((text(&receipt, "error"), &receipt["receipt_id"]), ("GATE_STOPPING", &body["receipt_id"]));
     receipt
 }
 
 #[track_caller]
-fn check(told: &Told, receipt: &Value) {
-    let Told { answer, code, target, numbers, holder } = told;
+fn check(refused: &RefusedWrite, receipt: &Value) {
+    let RefusedWrite { response, code, target, numbers, holder } = refused;
     let mut names: Vec<&str> = receipt.as_object().unwrap().keys().map(String::as_str).collect();
     names.sort_unstable();
     let wanted =
         ["current_fence_seq", "error", "holder_id", "object_id", "receipt_id", "route", "timestamp", "write_seq"];
     assert_eq!(names, wanted, "{receipt}");
-    assert_eq!(answer.header("fence-error"), Some(*code));
-    assert_eq!((text(receipt, "error"), &receipt["receipt_id"]), (*code, &answer.json()["receipt_id"]));
+    assert_eq!(response.header("fence-error"), Some(*code));
+    assert_eq!((text(receipt, "error"), &receipt["receipt_id"]), (*code, &response.json()["receipt_id"]));
     assert_eq!((receipt["route"].as_str(), receipt["object_id"].as_str()), target.unzip(), "{receipt}");
     for name in ["write_seq", "current_fence_seq"] {
         assert!(receipt[name].is_u64() || receipt[name].is_null(), "{receipt}");
@@ -277,7 +284,7 @@ fn check(told: &Told, receipt: &Value) {
         assert_eq!((&receipt["write_seq"], &receipt["current_fence_seq"]), (&json!(seq), &json!(fence)), "{receipt}");
     }
     match (holder, receipt["holder_id"].as_str()) {
-        (Holder::Nobody | Holder::Either, None) | (Holder::Known | Holder::Either, Some("a")) => {}
+        (Holder::Absent | Holder::Either, None) | (Holder::Known | Holder::Either, Some("a")) => {}
         (holder, found) => panic!("{holder:?}, and not {found:?}: {receipt}"),
     }
     let timestamp = text(receipt, "timestamp");
@@ -288,19 +295,19 @@ fn check(told: &Told, receipt: &Value) {
 #[test]
 fn every_refusal_leaves_a_receipt_that_says_what_it_was_about() {
     let (story, receipts) = Story::tell();
-    assert_eq!(receipts.len(), story.told.len(), "one each");
+    assert_eq!(receipts.len(), story.refused.len(), "one each");
     let ids: BTreeSet<&str> = receipts.iter().map(|receipt| text(receipt, "receipt_id")).collect();
     assert_eq!(ids.len(), receipts.len(), "each has an id of its own");
     // The writers did not get their refusals in this order, so each receipt is found by its id.
-    for told in &story.told {
-        let id = &told.answer.json()["receipt_id"];
+    for refused in &story.refused {
+        let id = &refused.response.json()["receipt_id"];
         let receipt = receipts.iter().find(|receipt| receipt["receipt_id"] == *id);
-        check(told, receipt.unwrap_or_else(|| panic!("no receipt {id} of {}", told.code)));
+        check(refused, receipt.unwrap_or_else(|| panic!("no receipt {id} of {}", refused.code)));
     }
     let secrets = [story.bench.token(), story.stale.as_str()].map(|token| token.rsplit('.').next().unwrap());
     let shown = Value::from(receipts).to_string();
     assert!(secrets.iter().all(|secret| !shown.contains(*secret)), "no secret is in them");
-    assert_eq!(story.bench.store.story().len(), 2, "the one that was let in, and the one that nobody knows of");
+    assert_eq!(story.bench.store.story().len(), 2, "the one that was let in, and the one of unknown outcome");
 }
 
 fn in_the_checkout(path: &str) -> PathBuf {

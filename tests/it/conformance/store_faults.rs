@@ -6,7 +6,7 @@ use std::{sync::mpsc::sync_channel, thread};
 use crate::support::{
     bench::{AWAY, Bench},
     h2::RawH2,
-    heard, until,
+    received, until,
 };
 
 #[test]
@@ -36,8 +36,12 @@ fn a_store_that_gives_no_answer_leaves_the_write_unknown_and_is_not_asked_again(
     for store in ["hang", "close", "reset", "reset-now", "garbage", "half"] {
         println!("{store}");
         let headers = [("fence-token", bench.token()), ("x-store", store)];
-        let told = bench.put("/users/1", &headers).unknown();
-        assert_eq!((told["object_id"].as_str(), told["receipt_id"].is_string()), (Some("users"), true), "{told}");
+        let refusal = bench.put("/users/1", &headers).unknown();
+        assert_eq!(
+            (refusal["object_id"].as_str(), refusal["receipt_id"].is_string()),
+            (Some("users"), true),
+            "{refusal}"
+        );
         h2.call("PUT", "/users/1", &headers, b"value").unknown();
         sent += 2;
         assert_eq!(bench.store.saw("begun"), sent, "each was sent once, and once only");
@@ -101,23 +105,23 @@ fn a_store_that_resets_a_long_body_leaves_the_write_unknown() {
 #[test]
 fn the_time_for_an_answer_runs_from_its_write_on_however_slowly_it_comes() {
     let bench = Bench::with(|settings| settings.store.response_timeout_ms = 3_000);
-    let (tell, told) = sync_channel(2);
+    let (sender, receiver) = sync_channel(2);
     let give_up = |path: &'static str, wish: &str| {
-        let (mut conn, tell) = (bench.gate.gate(), tell.clone());
+        let (mut conn, sender) = (bench.gate.gate(), sender.clone());
         conn.send("PUT", path, &[("fence-token", bench.token()), ("x-store", wish)], b"value").unwrap();
         thread::spawn(move || {
             // Both answers are cut short, one of them before any of it is passed on.
             if let Ok(answer) = conn.receive() {
                 answer.unknown();
             }
-            tell.send(path).unwrap();
+            sender.send(path).unwrap();
         });
     };
     // The answer begins after two thirds of the time, and then hangs.
     give_up("/users/first", "trickle:1000");
     until("a third of its time is over", || bench.store.saw("halfway") == 1);
     give_up("/users/second", "hang");
-    let ended = || heard("the end of a write that the store does not answer", &told);
+    let ended = || received("the end of a write that the store does not answer", &receiver);
     assert_eq!([ended(), ended()], ["/users/first", "/users/second"]);
 }
 
@@ -152,8 +156,8 @@ fn a_write_that_would_have_to_wait_too_long_for_the_store_is_not_sent() {
     let mut first = bench.gate.gate();
     first.send("PUT", "/users/1", &[token, ("x-store", "hang")], b"value").unwrap();
     until("the store has the first", || bench.store.story() == ["PUT /users/1"]);
-    let told = bench.put("/users/2", &[token]).refusal(503, "GATE_OVERLOADED");
-    assert!(told["receipt_id"].is_string() && told["retryable"] == true, "{told}");
+    let refusal = bench.put("/users/2", &[token]).refusal(503, "GATE_OVERLOADED");
+    assert!(refusal["receipt_id"].is_string() && refusal["retryable"] == true, "{refusal}");
     bench.h2().call("PUT", "/users/2", &[token], b"value").refusal(503, "GATE_OVERLOADED");
     assert_eq!(bench.store.story(), ["PUT /users/1"]);
 }
@@ -173,9 +177,9 @@ fn a_gate_that_is_stopping_finishes_what_was_begun_and_sends_nothing_more() {
     // yet.
     raw.expect_goodbye();
     raw.send_headers(3, &write("/users/2"), true);
-    let told: serde_json::Value = serde_json::from_slice(&raw.expect_body(3)).unwrap();
-    assert_eq!((told["code"].as_str(), told["status"].as_u64()), (Some("GATE_STOPPING"), Some(503)), "{told}");
-    assert_eq!((told["side_effect"].as_str(), told["receipt_id"].is_string()), (Some("none"), true), "{told}");
+    let refusal: serde_json::Value = serde_json::from_slice(&raw.expect_body(3)).unwrap();
+    assert_eq!((refusal["code"].as_str(), refusal["status"].as_u64()), (Some("GATE_STOPPING"), Some(503)), "{refusal}");
+    assert_eq!((refusal["side_effect"].as_str(), refusal["receipt_id"].is_string()), (Some("none"), true), "{refusal}");
     assert_eq!(bench.store.story(), ["PUT /users/1"]);
 }
 

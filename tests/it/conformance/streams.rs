@@ -98,8 +98,8 @@ fn feed(bench: &Bench, seen: &Seen, mut send: impl FnMut(usize)) {
 /// The writer gets an unknown outcome; the store has seen the body break off.
 #[track_caller]
 fn is_unknown(bench: &Bench, mut conn: Conn) {
-    let told = conn.receive().unwrap().unknown();
-    assert!(told["receipt_id"].is_string(), "{told}");
+    let unknown = conn.receive().unwrap().unknown();
+    assert!(unknown["receipt_id"].is_string(), "{unknown}");
     never_whole(bench, 1);
 }
 

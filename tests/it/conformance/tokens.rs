@@ -62,8 +62,8 @@ fn a_token_has_one_spelling_and_all_others_are_malformed() {
     for (what, token) in spellings(bench.token()) {
         println!("{what}");
         let answer = bench.put("/users/1", &[("fence-token", &token)]);
-        let told = bench.refused(&answer, 400, "FENCE_TOKEN_MALFORMED");
-        assert_eq!(told["object_id"], "users", "{what}");
+        let refusal = bench.refused(&answer, 400, "FENCE_TOKEN_MALFORMED");
+        assert_eq!(refusal["object_id"], "users", "{what}");
     }
     // Bytes that are not text.
     let request = b"PUT /users/1 HTTP/1.1\r\nhost: x\r\nfence-token: fg1.\xff\r\ncontent-length: 0\r\n\r\n";
@@ -92,8 +92,8 @@ fn a_token_has_one_spelling_on_http_2_too() {
 fn the_largest_number_is_a_number() {
     let bench = Bench::new();
     let token = with_part(bench.token(), 1, "18446744073709551615");
-    let told = bench.refused(&bench.put("/users/1", &[("fence-token", &token)]), 412, "WRITE_FENCE_AHEAD");
-    assert_eq!((told["lease_seq"].as_u64(), told["fence"].as_u64()), (Some(u64::MAX), Some(1)));
+    let refusal = bench.refused(&bench.put("/users/1", &[("fence-token", &token)]), 412, "WRITE_FENCE_AHEAD");
+    assert_eq!((refusal["lease_seq"].as_u64(), refusal["fence"].as_u64()), (Some(u64::MAX), Some(1)));
 }
 
 /// A valid token, and beside it a second field that makes its owner unclear.

@@ -11,7 +11,7 @@ use fencegate::config::Settings;
 use serde_json::json;
 
 use super::{BOUND, Held, ask, bounded, draining, patient_takeover, still_waits};
-use crate::support::{authority::Authority, bench::Bench, h2::H2, heard, http::Answer, until};
+use crate::support::{authority::Authority, bench::Bench, h2::H2, http::Response, received, until};
 
 /// An answer that the gate reads ahead of its client.
 const FITS: usize = 60_000;
@@ -27,7 +27,7 @@ fn no_store_connection_is_busy(bench: &Bench) {
     until("no connection to the store is busy", || bench.gate.shows("fencegate_store_connections{state=\"busy\"} 0\n"));
 }
 
-fn begin_handover(bench: &Bench) -> Receiver<Answer> {
+fn begin_handover(bench: &Bench) -> Receiver<Response> {
     bench.gate.clock.advance(1_000);
     let next = ask(&bench.gate, "/v1/leases", &patient_takeover("a"));
     draining(&bench.gate, 1);
@@ -64,7 +64,7 @@ fn stays_in_flight(bench: &Bench, is_cut: impl FnOnce() -> bool) {
     bench.gate.clock.advance(BOUND - 1);
     still_waits(&bench.gate, &next);
     bench.gate.clock.advance(1);
-    let lease = heard("the answer to the next holder", &next).expect(201);
+    let lease = received("the answer to the next holder", &next).expect(201);
     assert_eq!(lease["drain"], json!({ "settled": 0, "cancelled": 0, "unknown": 1, "waited_ms": BOUND }));
     assert!(is_cut(), "half an answer was given out as a whole one");
 }
@@ -105,7 +105,7 @@ fn an_answer_whose_client_hangs_up_is_read_to_its_end_and_settles() {
     let next = begin_handover(&bench);
     still_waits(&bench.gate, &next);
     h2.hang_up();
-    let lease = heard("the answer to the next holder", &next).expect(201);
+    let lease = received("the answer to the next holder", &next).expect(201);
     assert_eq!(lease["drain"], json!({ "settled": 1, "cancelled": 0, "unknown": 0, "waited_ms": 0 }));
     assert_eq!(bench.store.saw("untaken"), 0);
 }
@@ -115,7 +115,7 @@ fn is_carried_on(bench: &Bench, held: &Held) {
     let next = begin_handover(bench);
     still_waits(&bench.gate, &next);
     held.let_go();
-    let lease = heard("the answer to the next holder", &next).expect(201);
+    let lease = received("the answer to the next holder", &next).expect(201);
     assert_eq!(lease["drain"], json!({ "settled": 1, "cancelled": 0, "unknown": 0, "waited_ms": 0 }));
     assert_eq!((bench.store.story().len(), bench.store.saw("untaken")), (1, 0));
 }
@@ -191,7 +191,7 @@ fn is_waited_out(bench: &Bench) {
     bench.gate.clock.advance(BOUND - 1_001);
     still_waits(&bench.gate, &next);
     bench.gate.clock.advance(1);
-    let lease = heard("the answer to the next holder", &next).expect(201);
+    let lease = received("the answer to the next holder", &next).expect(201);
     assert_eq!(lease["drain"], json!({ "settled": 0, "cancelled": 0, "unknown": 1, "waited_ms": BOUND - 1_000 }));
     assert_eq!(bench.store.story().len(), 0);
 }

@@ -8,8 +8,8 @@ use super::{BOUND, ask, bounded, draining, send, takeover};
 use crate::support::{
     bench::Bench,
     gate::{START, TestGate, acquire, settings, text, wanted},
-    heard,
     process::{Gate, Site, binary},
+    received,
     store::Store,
     until,
 };
@@ -30,7 +30,7 @@ fn after_a_crash_nothing_is_handed_out_before_the_bound_has_passed() {
         gate.clock.advance(1_000);
         gate.shows("fencegate_advances_draining 0\n")
     });
-    for answer in [heard("the answer to the next holder", &next), heard("the answer to the other call", &other)] {
+    for answer in [received("the answer to the next holder", &next), received("the answer to the other call", &other)] {
         answer.refusal(503, "FENCE_DRAINING");
     }
     assert_eq!(acquire(&mut gate.api(), "users", "b", 60_000)["drain"]["waited_ms"], 0);

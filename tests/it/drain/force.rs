@@ -6,7 +6,7 @@ use super::{BOUND, Held, ask, begin_held, begin_long, bounded, draining, takeove
 use crate::support::{
     bench::Bench,
     gate::{START, TestGate, acquire, settings, text, wanted},
-    heard, until,
+    received, until,
 };
 
 #[test]
@@ -40,8 +40,8 @@ fn force_forgives_what_was_on_its_way_and_nothing_else() {
     draining(&bench.gate, 1);
     assert!(next.try_recv().is_err(), "handed over while a write was on its way");
     held.let_go();
-    heard("the answer to the write", &write);
-    assert_eq!(heard("the answer to the next holder", &next).expect(201)["tainted"], false);
+    received("the answer to the write", &write);
+    assert_eq!(received("the answer to the next holder", &next).expect(201)["tainted"], false);
 }
 
 #[test]
@@ -73,9 +73,9 @@ fn force_does_not_wait_for_a_write_that_the_store_has_not_answered() {
     assert_eq!(bench.gate.api().post("/v1/leases", &takeover("b")).expect(201)["tainted"], true);
     held.let_go();
     assert_eq!(
-        heard("the answer to the write", &write).header("fence-outcome"),
+        received("the answer to the write", &write).header("fence-outcome"),
         Some("settled"),
-        "its writer is told the truth"
+        "the answer to its writer is true"
     );
     bench.gate.clock.advance(1_000);
     assert_eq!(bench.gate.api().post("/v1/leases", &takeover("b")).expect(201)["tainted"], false);

@@ -9,9 +9,8 @@ use super::{
 use crate::support::{
     bench::Bench,
     gate::{acquire, text, wanted},
-    heard,
     http::Conn,
-    until,
+    received, until,
 };
 
 /// A write that was admitted, and of which the gate cannot send anything yet.
@@ -43,9 +42,9 @@ fn a_lease_changes_hands_only_when_the_write_on_its_way_has_settled() {
     bench.gate.api().post("/v1/leases", &wanted("users", "c", 60_000)).refusal(409, "LEASE_HELD");
     assert!(next.try_recv().is_err(), "handed over while a write was on its way");
     held.let_go();
-    let settled = heard("the answer to the write", &write);
+    let settled = received("the answer to the write", &write);
     assert_eq!((settled.status, settled.header("fence-outcome")), (200, Some("settled")));
-    let lease = heard("the answer to the next holder", &next).expect(201);
+    let lease = received("the answer to the next holder", &next).expect(201);
     assert_eq!((lease["lease_seq"].as_u64(), &lease["drain"]["settled"]), (Some(2), &json!(1)), "{lease}");
     assert_eq!(lease["tainted"], false);
     assert_eq!(bench.put("/users/2", &[("fence-token", text(&lease, "fence_token"))]).status, 200);
@@ -74,12 +73,12 @@ fn how_long_the_oldest_handover_has_waited_is_shown_until_it_ends() {
     oldest(130);
     // The younger drain is now the oldest: the age falls.
     first.let_go();
-    heard("the answer to the write of users", &users);
+    received("the answer to the write of users", &users);
     draining(&bench.gate, 1);
     bench.gate.clock.advance(1_000);
     oldest(31);
     second.let_go();
-    heard("the answer to the write of orders", &orders);
+    received("the answer to the write of orders", &orders);
     draining(&bench.gate, 0);
     bench.gate.clock.advance(1_000);
     oldest(0);
@@ -102,9 +101,9 @@ fn the_report_of_a_handover_says_what_became_of_each_write() {
     still_waits(&bench.gate, &next);
     held.let_go();
     for write in settled {
-        assert_eq!(heard("the answer to the write", &write).header("fence-outcome"), Some("settled"));
+        assert_eq!(received("the answer to the write", &write).header("fence-outcome"), Some("settled"));
     }
-    let lease = heard("the answer to the next holder", &next).expect(201);
+    let lease = received("the answer to the next holder", &next).expect(201);
     assert_eq!(lease["drain"], json!({ "settled": 2, "cancelled": 3, "unknown": 1, "waited_ms": BOUND }));
     for conn in &mut waiting {
         conn.send_raw(b"value").unwrap();
@@ -131,13 +130,13 @@ fn an_unknown_write_keeps_its_object_until_it_can_no_longer_land() {
     acquire(&mut bench.gate.api(), "other", "a", 60_000);
     assert!(next.try_recv().is_err(), "handed over while a write could still land");
     bench.gate.clock.advance(1);
-    let lease = heard("the answer to the next holder", &next).expect(201);
+    let lease = received("the answer to the next holder", &next).expect(201);
     assert_eq!((lease["lease_seq"].as_u64(), &lease["drain"]["unknown"]), (Some(2), &json!(1)), "{lease}");
     assert_eq!(lease["drain"]["waited_ms"], BOUND - 1_000, "not a moment longer");
 }
 
 #[test]
-fn a_caller_is_told_when_a_drain_takes_long_and_finds_it_again_by_its_request_id() {
+fn a_caller_gets_an_answer_when_a_drain_takes_long_and_finds_it_again_by_its_request_id() {
     let bench = Bench::with(bounded);
     bench.put("/users/1", &[("fence-token", bench.token()), ("x-store", "reset")]).unknown();
     bench.gate.clock.advance(1_000);
@@ -146,8 +145,8 @@ fn a_caller_is_told_when_a_drain_takes_long_and_finds_it_again_by_its_request_id
     let first = ask(&bench.gate, "/v1/leases", &body);
     draining(&bench.gate, 1);
     bench.gate.clock.advance(5_000);
-    let told = heard("the answer to the first call", &first).refusal(503, "FENCE_DRAINING");
-    assert_eq!((text(&told, "object_id"), told["retryable"].as_bool()), ("users", Some(true)));
+    let refusal = received("the answer to the first call", &first).refusal(503, "FENCE_DRAINING");
+    assert_eq!((text(&refusal, "object_id"), refusal["retryable"].as_bool()), ("users", Some(true)));
     body["wait_ms"] = json!(BOUND);
     let again = ask(&bench.gate, "/v1/leases", &body);
     draining(&bench.gate, 1);
@@ -156,18 +155,18 @@ fn a_caller_is_told_when_a_drain_takes_long_and_finds_it_again_by_its_request_id
         bench.gate.shows("fencegate_advances_draining 0\n")
     });
     // The very same advance: its number is the one after the first lease's.
-    assert_eq!(heard("the answer to the second call", &again).expect(201)["lease_seq"], 2);
+    assert_eq!(received("the answer to the second call", &again).expect(201)["lease_seq"], 2);
 }
 
 #[test]
-fn a_grant_that_nobody_waits_for_any_more_leaves_the_object_free() {
+fn a_grant_whose_caller_waits_no_longer_leaves_the_object_free() {
     let bench = Bench::with(bounded);
     bench.put("/users/1", &[("fence-token", bench.token()), ("x-store", "close")]).unknown();
     bench.gate.clock.advance(1_000);
     let first = ask(&bench.gate, "/v1/leases", &takeover("a"));
     draining(&bench.gate, 1);
     bench.gate.clock.advance(5_000);
-    heard("the answer to the first call", &first).refusal(503, "FENCE_DRAINING");
+    received("the answer to the first call", &first).refusal(503, "FENCE_DRAINING");
     until("the bound has passed", || {
         bench.gate.clock.advance(1_000);
         bench.gate.shows("fencegate_advances_draining 0\n")
@@ -203,7 +202,7 @@ fn a_write_that_is_half_sent_is_stopped_and_its_object_waits() {
         bench.gate.clock.advance(1_000);
         bench.gate.shows("fencegate_advances_draining 0\n")
     });
-    let body = heard("the answer to the revocation", &revoked).expect(200);
+    let body = received("the answer to the revocation", &revoked).expect(200);
     assert_eq!(body["fence"], 2, "{body}");
     assert_eq!(bench.store.story(), Vec::<String>::new());
 }
@@ -221,7 +220,7 @@ fn a_store_that_discards_what_is_not_whole_is_not_waited_for() {
 }
 
 #[test]
-fn whoever_is_overtaken_by_a_drain_is_told_at_once() {
+fn a_caller_that_is_overtaken_by_a_drain_is_answered_at_once() {
     let bench = Bench::with(bounded);
     bench.put("/users/1", &[("fence-token", bench.token()), ("x-store", "reset")]).unknown();
     bench.gate.clock.advance(1_000);
@@ -230,11 +229,11 @@ fn whoever_is_overtaken_by_a_drain_is_told_at_once() {
     let next = ask(&bench.gate, "/v1/leases", &patient);
     draining(&bench.gate, 1);
     let _revoked = ask(&bench.gate, "/v1/objects/users/revoke", &json!({ "reason": "operator" }));
-    heard("the answer to the next holder", &next).refusal(409, "LEASE_FENCED");
+    received("the answer to the next holder", &next).refusal(409, "LEASE_FENCED");
 }
 
 #[test]
-fn a_revocation_overtakes_a_drain_and_its_caller_is_told() {
+fn a_revocation_overtakes_a_drain_and_its_caller_is_answered() {
     let bench = Bench::with(bounded);
     bench.put("/users/1", &[("fence-token", bench.token()), ("x-store", "reset")]).unknown();
     bench.gate.clock.advance(1_000);
@@ -242,7 +241,7 @@ fn a_revocation_overtakes_a_drain_and_its_caller_is_told() {
     draining(&bench.gate, 1);
     let revoke = json!({ "reason": "operator", "force": true });
     bench.gate.api().post("/v1/objects/users/revoke", &revoke).expect(200);
-    heard("the answer to the next holder", &next).refusal(409, "LEASE_FENCED");
+    received("the answer to the next holder", &next).refusal(409, "LEASE_FENCED");
     draining(&bench.gate, 0);
     assert_eq!(bench.gate.api().get("/v1/objects/users").expect(200)["fence"], 3);
 }
@@ -281,7 +280,7 @@ fn a_write_may_wait_while_its_lease_is_being_moved() {
     until("it has been judged", || bench.gate.shows("fencegate_bytes_total{direction=\"received\"} 1"));
     assert!(write.try_recv().is_err(), "it was not refused at once");
     bench.gate.table.release_syncs();
-    assert_eq!(heard("the answer to the rotation", &rotated).expect(200)["lease_seq"], 2);
+    assert_eq!(received("the answer to the rotation", &rotated).expect(200)["lease_seq"], 2);
     // Judged from the start, its token is stale by now.
-    heard("the answer to the write", &write).refusal(412, "WRITE_STALE_FENCE");
+    received("the answer to the write", &write).refusal(412, "WRITE_STALE_FENCE");
 }

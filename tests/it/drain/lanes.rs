@@ -169,8 +169,8 @@ fn a_write_of_which_nothing_was_sent_goes_on_another_connection() {
     let mut another = store.accept();
     assert_eq!(read_request(&mut another), "PUT /users/2 HTTP/1.1");
     answer(&mut another);
-    let told = write.receive().unwrap();
-    assert_eq!((told.status, told.header("fence-outcome")), (200, Some("settled")));
+    let answer = write.receive().unwrap();
+    assert_eq!((answer.status, answer.header("fence-outcome")), (200, Some("settled")));
 }
 
 #[test]

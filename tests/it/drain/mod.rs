@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use super::support::{
     bench::Bench,
     gate::{TestGate, text, wanted},
-    http::{Answer, Conn},
+    http::{Conn, Response},
     until,
 };
 
@@ -42,14 +42,14 @@ fn bounded(settings: &mut Settings) {
 }
 
 /// Sends a request. Returns a receiver for its answer.
-fn send(mut conn: Conn, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Receiver<Answer> {
+fn send(mut conn: Conn, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Receiver<Response> {
     conn.send(method, path, headers, body).unwrap();
-    let (tell, told) = sync_channel(1);
-    thread::spawn(move || tell.send(conn.receive().unwrap()));
-    told
+    let (sender, receiver) = sync_channel(1);
+    thread::spawn(move || sender.send(conn.receive().unwrap()));
+    receiver
 }
 
-fn ask(gate: &TestGate, path: &str, body: &Value) -> Receiver<Answer> {
+fn ask(gate: &TestGate, path: &str, body: &Value) -> Receiver<Response> {
     send(gate.api(), "POST", path, &[("content-type", "application/json")], body.to_string().as_bytes())
 }
 
@@ -75,7 +75,7 @@ fn draining(gate: &TestGate, n: usize) {
 
 /// Checks that this call has no answer after the ledger has processed all earlier events.
 #[track_caller]
-fn still_waits(gate: &TestGate, call: &Receiver<Answer>) {
+fn still_waits(gate: &TestGate, call: &Receiver<Response>) {
     // A change of another object goes through the same ledger.
     gate.api().post("/v1/objects/another/revoke", &json!({ "reason": "look" })).expect(200);
     assert!(call.try_recv().is_err(), "handed over while a write could still land");
@@ -113,7 +113,7 @@ impl Held {
 
 /// A write that the store has received and not answered.
 #[track_caller]
-fn begin_held(bench: &Bench, path: &str, token: &str, held: &Held) -> Receiver<Answer> {
+fn begin_held(bench: &Bench, path: &str, token: &str, held: &Held) -> Receiver<Response> {
     let before = bench.store.story().len();
     let headers = [("fence-token", token), ("x-store", &held.wish())];
     let write = send(bench.gate.gate(), "PUT", path, &headers, b"held");

@@ -8,9 +8,8 @@ use super::{Held, ask, begin_held, bounded, draining, send, standing, still_wait
 use crate::support::{
     bench::{Bench, TTL},
     gate::{renewal, text, wanted},
-    heard,
-    http::Answer,
-    until,
+    http::Response,
+    received, until,
 };
 
 fn rotation(lease: &Value) -> (String, Value) {
@@ -31,8 +30,8 @@ fn a_rotation_waits_for_the_holders_own_older_writes() {
     assert_eq!(standing(&bench.gate, "users"), ("draining".to_owned(), 2));
     still_waits(&bench.gate, &rotated);
     held.let_go();
-    assert_eq!(heard("the answer to the write", &write).header("fence-outcome"), Some("settled"));
-    let lease = heard("the answer to the rotation", &rotated).expect(200);
+    assert_eq!(received("the answer to the write", &write).header("fence-outcome"), Some("settled"));
+    let lease = received("the answer to the rotation", &rotated).expect(200);
     assert_eq!((lease["lease_seq"].as_u64(), text(&lease, "holder_id")), (Some(2), "a"));
     assert_eq!(bench.put("/users/2", &[("fence-token", text(&lease, "fence_token"))]).status, 200);
     assert_eq!(bench.store.story(), ["PUT /users/1", "PUT /users/2"]);
@@ -50,8 +49,8 @@ fn a_rotation_whose_caller_hangs_up_meanwhile_leaves_the_object_free() {
     draining(&bench.gate, 1);
     drop(api);
     held.let_go();
-    heard("the answer to the write", &write);
-    // Nobody knows the new token: the lease is not kept until it runs out.
+    received("the answer to the write", &write);
+    // The caller did not get the new token, so the lease does not last until it runs out.
     until("it was given back", || standing(&bench.gate, "users") == ("free".to_owned(), 2));
     assert_eq!(bench.gate.api().post("/v1/leases", &wanted("users", "b", TTL)).expect(201)["lease_seq"], 3);
 }
@@ -59,7 +58,7 @@ fn a_rotation_whose_caller_hangs_up_meanwhile_leaves_the_object_free() {
 const OBJECTS: [&str; 3] = ["orders", "parts", "users"];
 
 /// A batch that `b` asks for while a write to `users` is held up in the store.
-fn begin_batch(bench: &Bench, held: &Held) -> (Receiver<Answer>, Receiver<Answer>) {
+fn begin_batch(bench: &Bench, held: &Held) -> (Receiver<Response>, Receiver<Response>) {
     let write = begin_held(bench, "/users/1", bench.token(), held);
     bench.gate.clock.advance(TTL);
     let batch = json!({ "object_ids": OBJECTS, "holder_id": "b", "ttl_ms": TTL });
@@ -79,12 +78,12 @@ fn a_batch_waits_for_the_one_object_that_has_a_write_on_its_way() {
     }
     still_waits(&bench.gate, &next);
     held.let_go();
-    assert_eq!(heard("the answer to the write", &write).header("fence-outcome"), Some("settled"));
-    let granted = heard("the answer to the next holder", &next).expect(201);
+    assert_eq!(received("the answer to the write", &write).header("fence-outcome"), Some("settled"));
+    let granted = received("the answer to the next holder", &next).expect(201);
     let leases = granted["leases"].as_array().unwrap();
-    let told = |lease: &Value| (text(lease, "object_id").to_owned(), lease["drain"]["settled"].as_u64().unwrap());
-    let told: Vec<_> = leases.iter().map(told).collect();
-    assert_eq!(told, [("orders".to_owned(), 0), ("parts".to_owned(), 0), ("users".to_owned(), 1)]);
+    let settled = |lease: &Value| (text(lease, "object_id").to_owned(), lease["drain"]["settled"].as_u64().unwrap());
+    let settled: Vec<_> = leases.iter().map(settled).collect();
+    assert_eq!(settled, [("orders".to_owned(), 0), ("parts".to_owned(), 0), ("users".to_owned(), 1)]);
     for lease in leases {
         let path = format!("/{}/2", text(lease, "object_id"));
         assert_eq!(bench.put(&path, &[("fence-token", text(lease, "fence_token"))]).status, 200, "{lease}");
@@ -98,8 +97,8 @@ fn a_batch_of_which_one_object_is_revoked_meanwhile_gets_nothing() {
     let (write, next) = begin_batch(&bench, &held);
     let revoked = bench.gate.api().post("/v1/objects/orders/revoke", &json!({ "reason": "test" })).expect(200);
     assert_eq!((text(&revoked, "state"), revoked["fence"].as_u64()), ("free", Some(2)), "{revoked}");
-    let told = heard("the answer to the next holder", &next).refusal(409, "LEASE_FENCED");
-    assert_eq!(text(&told, "object_id"), "orders");
+    let refusal = received("the answer to the next holder", &next).refusal(409, "LEASE_FENCED");
+    assert_eq!(text(&refusal, "object_id"), "orders");
     draining(&bench.gate, 0);
     for (object, fence) in OBJECTS.into_iter().zip([2, 1, 2]) {
         assert_eq!(standing(&bench.gate, object), ("free".to_owned(), fence), "{object}");
@@ -109,8 +108,8 @@ fn a_batch_of_which_one_object_is_revoked_meanwhile_gets_nothing() {
     draining(&bench.gate, 1);
     still_waits(&bench.gate, &next);
     held.let_go();
-    assert_eq!(heard("the answer to the write", &write).header("fence-outcome"), Some("settled"));
-    let lease = heard("the answer to the next holder", &next).expect(201);
+    assert_eq!(received("the answer to the write", &write).header("fence-outcome"), Some("settled"));
+    let lease = received("the answer to the next holder", &next).expect(201);
     assert_eq!((lease["lease_seq"].as_u64(), &lease["drain"]["settled"]), (Some(3), &json!(1)), "{lease}");
 }
 
@@ -131,7 +130,7 @@ fn one_drain_waits_for_the_writes_of_all_workers() {
         let headers = [("fence-token", bench.token()), ("x-store", &wish)];
         let write = send(bench.gate.gate(), "PUT", "/users/1", &headers, b"held");
         until("it was refused, or the store has it", || {
-            write.try_recv().is_ok_and(|told| told.refusal(503, "GATE_OVERLOADED").is_object())
+            write.try_recv().is_ok_and(|answer| answer.refusal(503, "GATE_OVERLOADED").is_object())
                 || bench.store.saw("begun") > at
         });
         if bench.store.saw("begun") > at {
@@ -145,8 +144,8 @@ fn one_drain_waits_for_the_writes_of_all_workers() {
     for (write, held) in writes.into_iter().zip(held) {
         still_waits(&bench.gate, &next);
         held.let_go();
-        assert_eq!(heard("the answer to the write", &write).header("fence-outcome"), Some("settled"));
+        assert_eq!(received("the answer to the write", &write).header("fence-outcome"), Some("settled"));
     }
-    let lease = heard("the answer to the next holder", &next).expect(201);
+    let lease = received("the answer to the next holder", &next).expect(201);
     assert_eq!(lease["drain"]["settled"], 2, "{lease}");
 }

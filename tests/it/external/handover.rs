@@ -61,7 +61,7 @@ fn a_still_higher_token_overtakes_a_drain_and_the_one_between_never_writes() {
 }
 
 #[test]
-fn a_drain_that_takes_too_long_goes_on_without_whoever_waits() {
+fn a_drain_that_takes_too_long_goes_on_without_its_waiters() {
     let world = World::new();
     world.put(5).applied();
     let hung = world.hung_write(5);
@@ -71,7 +71,7 @@ fn a_drain_that_takes_too_long_goes_on_without_whoever_waits() {
     world.gate.clock.advance(5_000);
     next.receive().unwrap().refusal(503, "FENCE_DRAINING");
     assert_eq!(hung.let_go().status, 200);
-    until("it has opened for whoever has the number", || world.object()["state"] == "open");
+    until("it has opened for the holder of the number", || world.object()["state"] == "open");
     world.put(6).applied();
     assert_eq!(world.applied(), [5, 5, 6]);
 }
@@ -112,7 +112,7 @@ fn a_restart_keeps_the_number_that_may_write() {
 }
 
 #[test]
-fn whoever_is_silent_for_too_long_has_to_take_the_lock_again() {
+fn a_holder_that_is_silent_for_too_long_has_to_take_the_lock_again() {
     let world = World::with(|route| route.ttl_ms = 10_000);
     let answer = world.put(5);
     answer.applied();

@@ -28,7 +28,7 @@ fn a_lock_of_etcd_is_fenced_by_its_revision() {
 #[test]
 fn the_lock_of_redis_is_fenced_by_its_counter() {
     let (redis, world) = (Redis::start(), World::new());
-    let a = redis.take("users", 60_000).expect("nobody has it");
+    let a = redis.take("users", 60_000).expect("the lock is free");
     assert_eq!(redis.take("users", 60_000), None, "it is a lock");
     redis.expire("users");
     let b = redis.take("users", 60_000).expect("A's has run out");

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::support::{
     gate::{TestGate, settings},
-    http::{Answer, Conn},
+    http::{Conn, Response},
     store::{Hung, Store},
     until,
 };
@@ -53,16 +53,16 @@ impl World {
     }
 
     /// A write to `users` with this token.
-    pub fn put(&self, token: u64) -> Answer {
+    pub fn put(&self, token: u64) -> Response {
         self.put_with(&token.to_string(), &[])
     }
 
-    pub fn put_with(&self, token: &str, headers: &[(&str, &str)]) -> Answer {
+    pub fn put_with(&self, token: &str, headers: &[(&str, &str)]) -> Response {
         let headers: Vec<_> = headers.iter().copied().chain([("fence-token", token)]).collect();
         self.gate.gate().call("PUT", "/users/1", &headers, b"value")
     }
 
-    pub fn advance(&self, token: u64) -> Answer {
+    pub fn advance(&self, token: u64) -> Response {
         self.api().post("/v1/objects/users/advance", &json!({ "token": token }))
     }
 

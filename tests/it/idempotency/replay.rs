@@ -6,7 +6,7 @@ use ::h2::Reason;
 use fencegate::fence::{BootMs, Now, WallMs};
 use serde_json::json;
 
-use super::{Answer, Bench, acquire, is_refused, is_replay, put, text};
+use super::{Bench, Response, acquire, is_refused, is_replay, put, text};
 use crate::support::{
     bench::TTL,
     gate::{START, TestGate},
@@ -112,7 +112,7 @@ fn a_failed_write_is_replayed_as_failed() {
 }
 
 #[test]
-fn what_nobody_knows_is_said_and_never_run_again() {
+fn a_write_of_unknown_outcome_is_answered_as_such_and_never_run_again() {
     let bench = Bench::new();
     // An answer that settles nothing, no answer, and half of one.
     for (key, how) in [("k1", "503"), ("k2", "202"), ("k3", "reset"), ("k4", "half-body")] {
@@ -199,7 +199,7 @@ fn long_bodies_are_keyed_too() {
 }
 
 /// The same in chunks, so that the length is not known before the end.
-fn put_in_chunks(bench: &Bench, key: &str, body: &[u8]) -> Answer {
+fn put_in_chunks(bench: &Bench, key: &str, body: &[u8]) -> Response {
     let mut conn = bench.gate.gate();
     let token = bench.token();
     let head = format!(

@@ -45,7 +45,7 @@ fn a_thousand_at_once_and_the_store_sees_one() {
 }
 
 #[test]
-fn twins_wait_and_others_are_told() {
+fn twins_wait_and_other_writes_with_the_key_are_refused() {
     let bench = Bench::new();
     let headers = [("fence-token", bench.token()), ("idempotency-key", "k")];
     let first = Hung::send(&bench.store, bench.gate.gate(), "/users/1", &headers);
@@ -78,7 +78,7 @@ fn a_twin_under_a_newer_lease_does_not_share() {
 }
 
 #[test]
-fn twins_of_a_write_that_is_lost_are_told_that_nobody_knows() {
+fn twins_of_a_write_that_is_lost_are_answered_with_unknown() {
     let bench = Bench::new();
     let mut first = send(&bench, bench.token(), "k", b"value", "hang");
     until("the store has it", || bench.store.saw("begun") == 1);

@@ -123,7 +123,7 @@ fn a_gate_that_was_away_finds_the_new_leader_and_not_the_old_one() {
 }
 
 #[test]
-fn a_drain_that_a_crash_cut_short_opens_for_whoever_was_elected() {
+fn a_drain_that_a_crash_cut_short_opens_for_the_elected_holder() {
     let world = World::new();
     let first = world.take("a");
     let _hung = world.hung_write(&first);

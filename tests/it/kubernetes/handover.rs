@@ -20,14 +20,14 @@ use crate::support::{
 /// The Lease, and the object that it governs.
 const NAME: &str = "users";
 
-struct Place {
+struct Bench {
     server: ApiServer,
     store: Store,
     gate: Gate,
     _site: Site,
 }
 
-impl Place {
+impl Bench {
     fn new() -> Self {
         Self::with(Command::new(binary()))
     }
@@ -87,96 +87,96 @@ fn transitions(token: &str) -> u32 {
 
 #[test]
 fn the_next_candidate_takes_over_from_one_that_was_killed() {
-    let place = Place::new();
-    let first = place.candidate("a", &[]);
+    let bench = Bench::new();
+    let first = bench.candidate("a", &[]);
     let led = first.leads();
-    place.writes("a");
-    let second = place.candidate("b", &[]);
+    bench.writes("a");
+    let second = bench.candidate("b", &[]);
     first.signal(Signal::KILL);
     assert_eq!(transitions(&second.leads()), transitions(&led) + 1);
-    place.writes("b");
-    assert_eq!(place.violations(), [""; 0]);
-    assert_eq!(place.applied().last().unwrap().0, 2);
+    bench.writes("b");
+    assert_eq!(bench.violations(), [""; 0]);
+    assert_eq!(bench.applied().last().unwrap().0, 2);
 }
 
 #[test]
 fn a_lease_that_is_given_back_goes_to_the_next_at_once() {
-    let place = Place::new();
-    let mut first = place.candidate("a", &["--release-on-cancel"]);
+    let bench = Bench::new();
+    let mut first = bench.candidate("a", &["--release-on-cancel"]);
     first.leads();
-    place.writes("a");
-    let second = place.candidate("b", &[]);
+    bench.writes("a");
+    let second = bench.candidate("b", &[]);
     first.signal(Signal::TERM);
     assert!(first.ended().success());
     second.leads();
-    place.writes("b");
+    bench.writes("b");
     let refused = first.rest().into_iter().filter(|event| event["fence_error"].is_string()).count();
-    assert_eq!((refused, place.violations()), (0, vec![]));
+    assert_eq!((refused, bench.violations()), (0, vec![]));
 }
 
 /// A leader is stopped past its lease, while another is elected and writes; then it goes on.
-fn stop_and_go_on(place: &Place) -> (Candidate, Candidate) {
-    let first = place.candidate("a", &[]);
+fn stop_and_go_on(bench: &Bench) -> (Candidate, Candidate) {
+    let first = bench.candidate("a", &[]);
     first.leads();
-    place.writes("a");
-    let second = place.candidate("b", &[]);
+    bench.writes("a");
+    let second = bench.candidate("b", &[]);
     first.signal(Signal::STOP);
     second.leads();
-    place.writes("b");
+    bench.writes("b");
     first.signal(Signal::CONT);
     (first, second)
 }
 
 #[test]
 fn a_leader_that_stood_still_past_its_lease_is_refused() {
-    let place = Place::new();
-    let (first, _second) = stop_and_go_on(&place);
+    let bench = Bench::new();
+    let (first, _second) = stop_and_go_on(&bench);
     first.next("answer", |answer| answer["fence_error"] == "WRITE_STALE_FENCE");
-    place.writes("b");
-    assert_eq!(place.violations(), [""; 0]);
+    bench.writes("b");
+    assert_eq!(bench.violations(), [""; 0]);
 }
 
 #[test]
 fn these_tests_notice_a_gate_that_forwards_stale_writes() {
     let mut command = Command::new(failpoints_binary());
     command.env("FENCEGATE_TEST_FAULT", "forward-stale");
-    let place = Place::with(command);
-    let (_first, _second) = stop_and_go_on(&place);
-    until("the late write is in the store's notes", || !place.violations().is_empty());
+    let bench = Bench::with(command);
+    let (_first, _second) = stop_and_go_on(&bench);
+    until("the late write is in the store's notes", || !bench.violations().is_empty());
 }
 
 #[test]
 fn a_lease_that_is_deleted_under_its_leader_is_another_one_afterwards() {
-    let place = Place::new();
-    let leader = place.candidate("a", &["--stay"]);
+    let bench = Bench::new();
+    let leader = bench.candidate("a", &["--stay"]);
     let before = leader.leads();
-    place.writes("a");
-    place.server.delete(NAMESPACE, NAME);
+    bench.writes("a");
+    bench.server.delete(NAMESPACE, NAME);
     let after = leader.leads();
     assert_ne!(after.split('.').nth(1), before.split('.').nth(1), "another uid");
-    place.writes("a");
-    let late = place.gate.gate().call("PUT", "/users/late", &[("fence-token", &before)], b"late");
+    bench.writes("a");
+    let late = bench.gate.gate().call("PUT", "/users/late", &[("fence-token", &before)], b"late");
     late.refusal(412, "WRITE_STALE_FENCE");
-    assert_eq!(place.violations(), [""; 0]);
+    assert_eq!(bench.violations(), [""; 0]);
 }
 
 #[test]
 fn a_watch_that_expires_and_an_api_server_that_is_killed_cost_writes_and_never_order() {
-    let place = Place::new();
-    let candidates = [place.candidate("a", &["--stay"]), place.candidate("b", &["--stay"])];
+    let bench = Bench::new();
+    let candidates = [bench.candidate("a", &["--stay"]), bench.candidate("b", &["--stay"])];
     let writes_on = || {
-        let before = place.applied().len();
-        until("somebody writes", || place.applied().len() > before + 5);
+        let before = bench.applied().len();
+        until("somebody writes", || bench.applied().len() > before + 5);
     };
     writes_on();
-    place.server.compact();
+    bench.server.compact();
     writes_on();
-    let leader = place.applied().pop().unwrap().1;
-    place.server.stop();
+    let leader = bench.applied().pop().unwrap().1;
+    bench.server.stop();
     // The leader gives up by itself; until then it writes in its own term.
     candidates[usize::from(leader == "b")].next("lost", |_| true);
-    place.server.start_again();
+    bench.server.start_again();
     writes_on();
-    assert_eq!(place.violations(), [""; 0]);
-    assert_eq!(place.gate.gate().get("/users/x").status, 200);
+    assert_eq!(bench.violations(), [""; 0]);
+    assert_eq!(bench.gate.gate().get("/users/x").status, 200);
 }

@@ -6,7 +6,7 @@ use std::{fs, thread};
 use serde_json::{Value, json};
 
 use super::super::support::{
-    http::Answer,
+    http::Response,
     kube::{ApiServer, NAMESPACES, OUT_OF_SIGHT, Watch, Who, fence_token, lease, leases, micro_time},
     until,
 };
@@ -27,7 +27,7 @@ fn revision(object: &Value) -> u64 {
 
 /// A failure, as a Status object.
 #[track_caller]
-fn fails(answer: &Answer, code: u16, reason: &str) -> Value {
+fn fails(answer: &Response, code: u16, reason: &str) -> Value {
     let body = answer.expect(code);
     let said = |field: &str| body[field].as_str().unwrap_or_default();
     assert_eq!((said("kind"), said("apiVersion"), said("status")), ("Status", "v1", "Failure"), "{body}");
@@ -285,7 +285,7 @@ fn everyone_may_do_what_their_role_says_and_no_more() {
     let server = ApiServer::start();
     let made = server.take(HERE, "users", "a", 15);
     server.take(OUT_OF_SIGHT, "users", "a", 15);
-    let stranger = server.client(Who::Gate).with_token("token-of-nobody");
+    let stranger = server.client(Who::Gate).with_token("unknown-token");
     fails(&stranger.call("GET", &path("users"), None), 401, "Unauthorized");
     let (gate, candidate) = (server.client(Who::Gate), server.client(Who::Candidate));
     assert!(server.url().ends_with(&gate.address.to_string()));
@@ -333,7 +333,7 @@ fn it_stops_and_comes_back_with_what_it_knew() {
 }
 
 #[test]
-fn while_it_hangs_nobody_is_answered() {
+fn while_it_hangs_no_caller_is_answered() {
     let server = ApiServer::start();
     server.take(HERE, "users", "a", 15);
     let candidate = server.client(Who::Candidate);

@@ -29,7 +29,7 @@ fn a_token_of_no_present_term_leaves_nothing_behind() {
         write(STRANGE, n).refusal(412, "WRITE_STALE_FENCE");
         write(&old, n).refusal(412, "WRITE_STALE_FENCE");
     }
-    assert_eq!(leases(), 0, "nobody was given anything");
+    assert_eq!(leases(), 0, "no lease was granted");
     // Writes of the present term leave state: one entry for each object.
     for n in 0..3 {
         write(&token, n).applied();
@@ -59,7 +59,7 @@ fn who_goes_by_older_routes_asks_in_vain() {
         world.gate.runtime.block_on(asked).map(drop)
     };
     let too_old = |asked| matches!(asked, Err(Unknown::Ledger(LedgerError::Overloaded)));
-    assert!(too_old(ask(1)), "routes that nobody has yet");
+    assert!(too_old(ask(1)), "routes that are not in use yet");
     assert_eq!(world.object()["fence"], 0, "and nothing has moved");
     ask(0).unwrap();
     assert_eq!(world.object()["fence"], 1);
@@ -69,7 +69,7 @@ fn who_goes_by_older_routes_asks_in_vain() {
 }
 
 #[test]
-fn many_leases_at_an_api_server_that_hangs_keep_nobody_waiting_for_the_others() {
+fn many_leases_at_an_api_server_that_hangs_do_not_wait_for_each_other() {
     let world = World::with(|settings| settings.kubernetes.request_timeout_ms = 1_000);
     let token = world.take("a");
     world.server.hang();
@@ -124,7 +124,7 @@ fn a_change_that_the_watch_shows_is_read_before_strangers_have_their_turn() {
 fn an_answer_that_comes_late_brings_no_lease_back() {
     let world = World::new();
     if world.server.is_real() {
-        eprintln!("left out: an_answer_that_comes_late_brings_no_lease_back: nobody can hold back one answer of its");
+        eprintln!("left out: an_answer_that_comes_late_brings_no_lease_back: one answer cannot be held back of its");
         return;
     }
     let first = world.take("a");

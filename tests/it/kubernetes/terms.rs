@@ -1,4 +1,5 @@
-//! A Lease changes hands, is given back, is deleted and made anew; and the gate's answers to its tokens.
+//! A Lease changes hands, is given back, is deleted and made anew; and the gate's answers to its tokens. The test of the
+//! settings is a table of cases, and is not split for its length.
 
 use serde_json::json;
 
@@ -6,7 +7,7 @@ use super::world::{NAMESPACE, SECONDS, World};
 use crate::support::{kube::fence_token, until};
 
 #[test]
-fn the_leaders_writes_land_and_nobody_elses() {
+fn only_the_leaders_writes_land() {
     let world = World::new();
     let token = world.take("a");
     let answer = world.put(&token);
@@ -288,7 +289,7 @@ fn the_token_is_what_a_holder_reads_from_its_own_lease() {
 }
 
 #[test]
-fn a_reload_forgets_nothing_and_a_mistyped_name_costs_nobody_their_term() {
+fn a_reload_forgets_nothing_and_a_mistyped_name_ends_no_term() {
     let world = World::new();
     let token = world.take("a");
     world.put(&token).applied();
@@ -327,7 +328,7 @@ fn a_route_that_goes_back_to_the_gate_can_be_leased() {
 }
 
 #[test]
-fn audit_waits_for_nobody() {
+fn a_write_on_an_audit_route_does_not_wait() {
     let world = World::with(|settings| {
         settings.route[0].mode = fencegate::config::Mode::Audit;
         // Longer than any call in this test waits for an answer.

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::support::{
     gate::{START, TestGate, key, settings},
-    http::{Answer, Conn},
+    http::{Conn, Response},
     kube::{ApiServer, NAMESPACES, Who, fence_token},
     store::{Hung, Store},
     until,
@@ -126,11 +126,11 @@ impl World {
         fence_token(&self.server.take(NAMESPACE, name, holder, SECONDS))
     }
 
-    pub fn put(&self, token: &str) -> Answer {
+    pub fn put(&self, token: &str) -> Response {
         self.put_with(token, &[])
     }
 
-    pub fn put_with(&self, token: &str, headers: &[(&str, &str)]) -> Answer {
+    pub fn put_with(&self, token: &str, headers: &[(&str, &str)]) -> Response {
         let headers: Vec<_> = headers.iter().copied().chain([("fence-token", token)]).collect();
         self.gate.gate().call("PUT", "/users/1", &headers, b"value")
     }
@@ -157,7 +157,7 @@ impl World {
         until("the renewal is seen", || self.put(token).header("fence-expires-in") == Some(&full));
     }
 
-    pub fn advance(&self, token: &str) -> Answer {
+    pub fn advance(&self, token: &str) -> Response {
         self.api().post("/v1/objects/users/advance", &json!({ "token": token }))
     }
 

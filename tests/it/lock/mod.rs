@@ -193,8 +193,8 @@ fn a_command_whose_writes_no_route_would_take_is_not_started() {
     let bench = Bench::with("[[route]]\nname = 'data'\nmatch = '/data/{d}/{rest...}'\nobject = '/data/{d}/'\n");
     let refused = bench.run(&[], "touch ran");
     assert_eq!(refused.status.code(), Some(78), "{refused:?}");
-    let told = stderr(&refused);
-    assert!(told.contains("no route of this gate makes the object users") && told.contains("--unrouted"), "{told}");
+    let said = stderr(&refused);
+    assert!(said.contains("no route of this gate makes the object users") && said.contains("--unrouted"), "{said}");
     assert!(!bench.path("ran").exists());
     assert_eq!(bench.state(), "released");
     // A route could make the object, but another route takes all of its paths first.
@@ -221,7 +221,7 @@ fn a_turn_is_waited_for() {
 }
 
 #[test]
-fn whoever_is_stopped_while_waiting_takes_nothing() {
+fn a_lock_that_is_stopped_while_waiting_takes_nothing() {
     let bench = Bench::new();
     let mut api = bench.gate.api();
     let first = acquire(&mut api, "users", "first", 60_000);
@@ -338,7 +338,7 @@ fn a_candidate_rejoins_after_a_loss() {
 }
 
 #[test]
-fn whoever_is_told_to_end_while_a_lost_command_is_being_stopped_does_not_rejoin() {
+fn a_lock_that_must_end_while_it_stops_a_lost_command_does_not_rejoin() {
     let bench = Bench::new();
     let script = "trap 'echo stopping; while [ ! -e go ]; do sleep 0.01; done; exit 0' TERM; echo up; while :; do sleep 0.02; done";
     let mut lock = bench.start(&["--on-loss", "rejoin", "--grace", "20000"], script);

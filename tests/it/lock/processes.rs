@@ -170,7 +170,7 @@ fn children_are_waited_for_also_where_their_end_is_ignored_from_the_start() {
 }
 
 #[test]
-fn a_signal_that_is_blocked_from_the_start_is_heard_all_the_same() {
+fn a_signal_that_is_blocked_from_the_start_is_noticed_all_the_same() {
     let bench = Bench::new();
     let blocking = |options: &[&str], script: &str| {
         let usual = bench.command(options, script);

@@ -51,7 +51,7 @@ fn untaken(bench: &Bench) -> Conn {
 }
 
 #[test]
-fn downloads_that_nobody_takes_leave_room_for_writes() {
+fn downloads_that_their_clients_do_not_read_leave_room_for_writes() {
     for connections in [2, 4, 8] {
         let bench = Bench::with(small(connections));
         let _readers: Vec<Conn> = (0..3 * connections).map(|_| untaken(&bench)).collect();

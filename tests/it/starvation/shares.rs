@@ -14,6 +14,7 @@ use crate::support::{
     bench::{Bench, TTL},
     gate::{acquire, text},
     http::Conn,
+    store::Hung,
     until,
 };
 
@@ -48,7 +49,7 @@ fn upload(path: &str, token: Option<&str>) -> Vec<u8> {
 }
 
 #[test]
-fn writes_that_nobody_judges_leave_room_for_those_of_holders() {
+fn unjudged_writes_leave_room_for_those_of_holders() {
     for mode in ["off", "audit"] {
         let bench = Bench::with(|settings| {
             small(8)(settings);
@@ -103,7 +104,7 @@ fn held(bench: &Bench, method: &str, path: impl Fn(usize) -> String) -> (usize, 
 }
 
 #[test]
-fn bodies_of_writes_that_nobody_judges_leave_memory_for_those_of_holders() {
+fn bodies_of_unjudged_writes_leave_memory_for_those_of_holders() {
     for mode in ["off", "audit"] {
         let bench = Bench::with(|settings| {
             little_memory(settings);
@@ -179,4 +180,55 @@ fn bodies_of_one_client_with_many_objects_leave_memory_for_those_of_others() {
     let (got_it, _streams): (Vec<bool>, Vec<TcpStream>) = all.unzip();
     assert_eq!(got_it.into_iter().filter(|got_it| *got_it).count(), 8, "an eighth is kept");
     assert!(waits_for_body(connect(&bench), "PUT", "/users/1", Some(bench.token())).0);
+}
+
+#[test]
+fn reads_whose_bodies_do_not_come_take_no_connection_to_the_store() {
+    let bench = Bench::with(|settings| {
+        small(4)(settings);
+        settings.route = vec![RouteSettings { bodies_on_reads: true, ..RouteSettings::default() }];
+    });
+    let mut streams = vec![];
+    for _ in 0..8 {
+        let (is_asked_for, stream) = waits_for_body(connect(&bench), "GET", "/users/x", None);
+        assert!(is_asked_for);
+        streams.push(stream);
+    }
+    until("no connection to the store is busy", || busy(&bench, 0));
+    assert_eq!(bench.store.saw("begun"), 0);
+}
+
+#[test]
+fn reads_that_wait_leave_places_in_the_queue_to_writes() {
+    let bench = Bench::with(|settings| {
+        small(4)(settings);
+        settings.store.queue_max = 16;
+        settings.store.response_timeout_ms = 60_000;
+    });
+    let mut api = bench.gate.api();
+    let leases: Vec<Value> = (0..4).map(|number| acquire(&mut api, &format!("o{number}"), "b", TTL)).collect();
+    // Writes to different objects hold all four connections.
+    let held: Vec<Hung> = leases
+        .iter()
+        .map(|lease| {
+            let path = format!("/{}/w", text(lease, "object_id"));
+            let token = [("fence-token", text(lease, "fence_token"))];
+            Hung::send(&bench.store, bench.gate.gate(), &path, &token)
+        })
+        .collect();
+    let _reads: Vec<Conn> = (0..30)
+        .map(|_| {
+            let mut conn = bench.gate.gate();
+            conn.send("GET", "/users/x", &[], b"").unwrap();
+            conn
+        })
+        .collect();
+    // Reads may have a quarter of the 16 places.
+    let refused = "fencegate_refusals_total{code=\"GATE_OVERLOADED\"} 26\n";
+    until("four reads wait, and the others are refused", || bench.gate.shows(refused));
+    let mut write = bench.gate.gate();
+    write.send("PUT", "/users/1", &[("fence-token", bench.token())], b"v").unwrap();
+    until("a write waits behind them", || bench.gate.shows("fencegate_store_queue 5\n"));
+    held.into_iter().for_each(|write| write.let_go().applied());
+    write.receive().unwrap().applied();
 }

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{
-    http::{Answer, Conn},
+    http::{Conn, Response},
     process::binary,
     run::{Ends, Lines, end_of},
 };
@@ -71,14 +71,14 @@ impl Agent {
     }
 
     #[track_caller]
-    pub fn call(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    pub fn call(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Response {
         // A read has no body.
         let body: &[u8] = if matches!(method, "GET" | "HEAD" | "OPTIONS") { b"" } else { b"value" };
         self.conn().call(method, path, headers, body)
     }
 
     #[track_caller]
-    pub fn put(&self, path: &str) -> Answer {
+    pub fn put(&self, path: &str) -> Response {
         self.call("PUT", path, &[])
     }
 

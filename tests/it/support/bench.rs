@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{
     gate::{TestGate, acquire, settings, text},
     h2::H2,
-    http::{Answer, Conn},
+    http::{Conn, Response},
     store::Store,
 };
 
@@ -55,20 +55,20 @@ impl Bench {
     }
 
     #[track_caller]
-    pub fn call(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    pub fn call(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Response {
         // A read has no body.
         let body: &[u8] = if matches!(method, "GET" | "HEAD" | "OPTIONS") { b"" } else { b"value" };
         self.gate.gate().call(method, path, headers, body)
     }
 
     #[track_caller]
-    pub fn put(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+    pub fn put(&self, path: &str, headers: &[(&str, &str)]) -> Response {
         self.call("PUT", path, headers)
     }
 
     /// Sends bytes unchanged.
     #[track_caller]
-    pub fn raw(&self, request: &[u8]) -> Answer {
+    pub fn raw(&self, request: &[u8]) -> Response {
         let mut conn = self.gate.gate();
         conn.send_raw(request).unwrap();
         conn.receive().unwrap()
@@ -81,7 +81,7 @@ impl Bench {
 
     /// Checks a refusal: the store saw nothing, and the answer has no secret.
     #[track_caller]
-    pub fn refused(&self, answer: &Answer, status: u16, code: &str) -> Value {
+    pub fn refused(&self, answer: &Response, status: u16, code: &str) -> Value {
         let body = answer.refusal(status, code);
         assert_eq!(self.store.saw("begun"), 0, "the store got something");
         assert!(body["receipt_id"].is_string(), "{body}");
@@ -93,7 +93,7 @@ impl Bench {
 
     /// Checks a bare 400 of hyper for bytes that are not HTTP. The store saw nothing of it.
     #[track_caller]
-    pub fn turned_away(&self, answer: &Answer) {
+    pub fn turned_away(&self, answer: &Response) {
         assert_eq!((answer.status, answer.header("fence-error")), (400, None));
         assert_eq!(self.store.saw("begun"), 0, "the store got something");
     }

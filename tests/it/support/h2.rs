@@ -13,14 +13,14 @@ use ::h2::{
     client::{Builder as Client, ResponseFuture, SendRequest},
 };
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use tokio::{
     net::TcpStream,
     runtime::{Builder, Handle, Runtime},
     sync::Notify,
 };
 
-use super::http::Answer;
+use super::http::Response;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -38,7 +38,7 @@ pub struct Stream {
     body: SendStream<Bytes>,
     handle: Handle,
     /// The answer, after its head was read.
-    begun: Option<Response<RecvStream>>,
+    begun: Option<http::Response<RecvStream>>,
 }
 
 /// The window of a stream by default.
@@ -57,7 +57,7 @@ impl H2 {
     fn with_window(address: SocketAddr, window: u32) -> Self {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let widen = Arc::<Notify>::default();
-        let told = Arc::clone(&widen);
+        let widens = Arc::clone(&widen);
         let sender = runtime.block_on(async {
             let stream = TcpStream::connect(address).await.unwrap();
             stream.set_nodelay(true).unwrap();
@@ -67,7 +67,7 @@ impl H2 {
                     tokio::select! {
                         // The error also ends every call that waits for an answer.
                         _ = &mut connection => return,
-                        () = told.notified() => connection.set_initial_window_size(WINDOW).unwrap(),
+                        () = widens.notified() => connection.set_initial_window_size(WINDOW).unwrap(),
                     }
                 }
             });
@@ -101,7 +101,7 @@ impl H2 {
     }
 
     #[track_caller]
-    pub fn call(&mut self, method: &str, target: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    pub fn call(&mut self, method: &str, target: &str, headers: &[(&str, &str)], body: &[u8]) -> Response {
         let mut stream = self.send(method, target, headers, body.is_empty());
         if !body.is_empty() {
             stream.send(body, true);
@@ -134,16 +134,16 @@ impl Stream {
         let head = async { tokio::time::timeout(PATIENCE, &mut self.response).await.expect("an answer in time") };
         let answer = self.handle.block_on(head).unwrap();
         let outcome = answer.headers().get("fence-outcome").map_or("", |outcome| outcome.to_str().unwrap());
-        let told = (answer.status().as_u16(), outcome.to_owned());
+        let head = (answer.status().as_u16(), outcome.to_owned());
         self.begun = Some(answer);
-        told
+        head
     }
 
     pub fn reset(&mut self, reason: Reason) {
         self.body.send_reset(reason);
     }
 
-    pub fn receive(self) -> Result<Answer, Error> {
+    pub fn receive(self) -> Result<Response, Error> {
         let Self { response, body: _open, handle, begun } = self;
         let read = async {
             let answer = match begun {
@@ -164,7 +164,7 @@ impl Stream {
             }
             let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
             let headers = head.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
-            Ok::<_, Error>(Answer { status: head.status.as_u16(), headers, body })
+            Ok::<_, Error>(Response { status: head.status.as_u16(), headers, body })
         };
         handle.block_on(async { tokio::time::timeout(PATIENCE, read).await.expect("an answer in time") })
     }

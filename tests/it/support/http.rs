@@ -16,13 +16,13 @@ pub struct Conn {
 }
 
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct Response {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl Response {
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body)
@@ -149,9 +149,9 @@ impl Conn {
         Ok(line.trim_end_matches(['\r', '\n']).to_owned())
     }
 
-    pub fn receive(&mut self) -> std::io::Result<Answer> {
+    pub fn receive(&mut self) -> std::io::Result<Response> {
         let (status, headers) = self.read_head()?;
-        let mut answer = Answer { status, headers, body: vec![] };
+        let mut answer = Response { status, headers, body: vec![] };
         if let Some(length) = answer.header("content-length") {
             answer.body = vec![0; length.parse().unwrap()];
             self.stream.read_exact(&mut answer.body)?;
@@ -165,28 +165,28 @@ impl Conn {
         path: &str,
         headers: &[(&str, &str)],
         body: &[u8],
-    ) -> std::io::Result<Answer> {
+    ) -> std::io::Result<Response> {
         self.send(method, path, headers, body)?;
         self.receive()
     }
 
     #[track_caller]
-    pub fn call(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    pub fn call(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Response {
         self.try_call(method, path, headers, body).unwrap()
     }
 
     #[track_caller]
-    pub fn get(&mut self, path: &str) -> Answer {
+    pub fn get(&mut self, path: &str) -> Response {
         self.call("GET", path, &[], b"")
     }
 
     #[track_caller]
-    pub fn post(&mut self, path: &str, body: &Value) -> Answer {
+    pub fn post(&mut self, path: &str, body: &Value) -> Response {
         self.call("POST", path, &[("content-type", "application/json")], body.to_string().as_bytes())
     }
 
     #[track_caller]
-    pub fn delete(&mut self, path: &str, token: &str) -> Answer {
+    pub fn delete(&mut self, path: &str, token: &str) -> Response {
         self.call("DELETE", path, &[("fence-token", token)], b"")
     }
 }

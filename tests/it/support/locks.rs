@@ -114,7 +114,7 @@ impl Redis {
 
     /// Ends the lock's ttl: its holder loses the lock.
     pub fn expire(&self, resource: &str) {
-        assert_eq!(self.call(&["DEL", &format!("lock:{resource}")]), Some(1), "someone had it");
+        assert_eq!(self.call(&["DEL", &format!("lock:{resource}")]), Some(1), "a holder had it");
     }
 
     /// The data loss of a Redis that runs without a disk.

@@ -17,13 +17,13 @@ pub mod wire;
 
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// What another thread says, but not waited for for ever.
+/// Returns what another thread sends. Panics if nothing comes within a minute.
 #[track_caller]
-pub fn heard<T>(what: &str, told: &std::sync::mpsc::Receiver<T>) -> T {
-    told.recv_timeout(PATIENCE).unwrap_or_else(|why| panic!("waited in vain: {what}: {why}"))
+pub fn received<T>(what: &str, receiver: &std::sync::mpsc::Receiver<T>) -> T {
+    receiver.recv_timeout(PATIENCE).unwrap_or_else(|why| panic!("waited in vain: {what}: {why}"))
 }
 
-/// Waits until something shows, but not for ever.
+/// Waits until a condition holds. Panics if it does not hold within a minute.
 #[track_caller]
 #[allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a bound on waiting, not a measurement")]
 pub fn until(what: &str, mut shows: impl FnMut() -> bool) {

@@ -38,9 +38,9 @@ pub fn finish(what: &str, command: &mut Command) -> Output {
 #[track_caller]
 pub fn output_of(what: &str, child: &mut Child) -> Output {
     drop(child.stdin.take());
-    let (out, err) = (child.stdout.take().map(Heard::of), child.stderr.take().map(Heard::of));
-    let so_far = || [&out, &err].map(|heard| heard.as_ref().map_or(vec![], Heard::so_far));
-    let is_over = [&out, &err].into_iter().flatten().all(|heard| heard.over.recv_timeout(PATIENCE).is_ok());
+    let (out, err) = (child.stdout.take().map(PipeOutput::of), child.stderr.take().map(PipeOutput::of));
+    let so_far = || [&out, &err].map(|output| output.as_ref().map_or(vec![], PipeOutput::so_far));
+    let is_over = [&out, &err].into_iter().flatten().all(|output| output.over.recv_timeout(PATIENCE).is_ok());
     if !is_over {
         let _ = child.kill();
         let said = so_far().map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
@@ -55,14 +55,14 @@ pub fn output_of(what: &str, child: &mut Child) -> Output {
 #[track_caller]
 pub fn end_of(what: &str, child: &mut Child) -> ExitStatus {
     let pid = Pid::from_child(child);
-    let (tell, told) = mpsc::sync_channel(1);
+    let (sender, receiver) = mpsc::sync_channel(1);
     thread::spawn(move || {
         // NOWAIT leaves the child to `child.wait`. An error means that the child was waited for already, so it has
         // ended, too.
         let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-        let _ = tell.send(());
+        let _ = sender.send(());
     });
-    if told.recv_timeout(PATIENCE).is_err() {
+    if receiver.recv_timeout(PATIENCE).is_err() {
         let _ = child.kill();
         panic!("waited in vain for the end of {what}");
     }
@@ -70,22 +70,22 @@ pub fn end_of(what: &str, child: &mut Child) -> ExitStatus {
 }
 
 /// The output of a pipe, read by a separate thread.
-struct Heard {
+struct PipeOutput {
     bytes: Arc<Mutex<Vec<u8>>>,
     over: mpsc::Receiver<()>,
 }
 
-impl Heard {
+impl PipeOutput {
     fn of(mut pipe: impl Read + Send + 'static) -> Self {
         let bytes = Arc::new(Mutex::new(vec![]));
-        let (tell, over) = mpsc::sync_channel(1);
+        let (sender, over) = mpsc::sync_channel(1);
         let into = Arc::clone(&bytes);
         thread::spawn(move || {
             let mut piece = vec![0; 1 << 16];
             while let Ok(length @ 1..) = pipe.read(&mut piece) {
                 into.lock().unwrap().extend_from_slice(&piece[..length]);
             }
-            let _ = tell.send(());
+            let _ = sender.send(());
         });
         Self { bytes, over }
     }
@@ -104,13 +104,13 @@ pub struct Lines {
 impl Lines {
     /// Reads this pipe of the program `what`.
     pub fn of(what: &str, pipe: impl Read + Send + 'static) -> Self {
-        let (tell, lines) = mpsc::sync_channel(1 << 10);
+        let (sender, lines) = mpsc::sync_channel(1 << 10);
         thread::spawn(move || {
             let mut pipe = BufReader::new(pipe);
             let mut line = String::new();
             // The pipe is read to its end even if the test takes no more lines: a full pipe would stop the program.
             while pipe.read_line(&mut line).is_ok_and(|length| length > 0) {
-                let _ = tell.send(std::mem::take(&mut line));
+                let _ = sender.send(std::mem::take(&mut line));
             }
         });
         Self { what: what.to_owned(), lines }

@@ -8,7 +8,7 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    http::{Answer, Conn},
+    http::{Conn, Response},
     run::Lines,
     until,
 };
@@ -107,7 +107,7 @@ impl Hung {
     }
 
     /// Lets the store answer, or lose the write.
-    pub fn let_go(mut self) -> Answer {
+    pub fn let_go(mut self) -> Response {
         std::fs::write(self.folder.path().join(LET_GO), "").unwrap();
         self.writer.receive().unwrap()
     }

@@ -68,14 +68,14 @@ const COST: usize = 32 << 10;
 /// Every wait here ends after this time.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The answer to a write.
-struct Told {
+/// The response to a write, with its whole body.
+struct WholeResponse {
     status: u16,
     error: Option<String>,
     body: Vec<u8>,
 }
 
-async fn hear(response: ResponseFuture) -> Result<Told, h2::Error> {
+async fn receive(response: ResponseFuture) -> Result<WholeResponse, h2::Error> {
     let (head, mut body) = response.await?.into_parts();
     let error = head.headers.get("fence-error").map(|code| code.to_str().unwrap().to_owned());
     let mut whole = vec![];
@@ -90,13 +90,13 @@ async fn hear(response: ResponseFuture) -> Result<Told, h2::Error> {
             Err(error) => return Err(error),
         }
     }
-    Ok(Told { status: head.status.as_u16(), error, body: whole })
+    Ok(WholeResponse { status: head.status.as_u16(), error, body: whole })
 }
 
 /// Writes that have begun, and the receiver of their answers.
 struct BegunWrites {
     bodies: Vec<SendStream<Bytes>>,
-    heard: mpsc::Receiver<(usize, Result<Told, h2::Error>)>,
+    received: mpsc::Receiver<(usize, Result<WholeResponse, h2::Error>)>,
     /// They keep the connections open.
     _senders: Vec<SendRequest<Bytes>>,
 }
@@ -104,7 +104,7 @@ struct BegunWrites {
 /// Sends the heads and half of the bodies of as many writes as the streams allow.
 async fn begin(gate: SocketAddr, token: &str) -> BegunWrites {
     let half = Bytes::from(Text::first(LENGTH / 2));
-    let (tell, heard) = mpsc::channel(H2_CONNECTIONS * STREAMS);
+    let (report, received) = mpsc::channel(H2_CONNECTIONS * STREAMS);
     let (mut senders, mut bodies) = (vec![], vec![]);
     for _ in 0..H2_CONNECTIONS {
         senders.push(connect(gate).await);
@@ -121,26 +121,26 @@ async fn begin(gate: SocketAddr, token: &str) -> BegunWrites {
             let (response, mut body) = sender.send_request(request, false).unwrap();
             body.send_data(half.clone(), false).unwrap();
             bodies.push(body);
-            let tell = tell.clone();
+            let report = report.clone();
             tokio::spawn(async move {
-                let told = hear(response).await;
+                let whole = receive(response).await;
                 // If the test has failed, the receiver is gone.
-                let _ = tell.send((number, told)).await;
+                let _ = report.send((number, whole)).await;
             });
         }
     }
-    BegunWrites { bodies, heard, _senders: senders }
+    BegunWrites { bodies, received, _senders: senders }
 }
 
 impl BegunWrites {
     /// The next `count` answers.
-    async fn hear(&mut self, count: usize) -> Vec<(usize, Told)> {
+    async fn receive(&mut self, count: usize) -> Vec<(usize, WholeResponse)> {
         let mut all = Vec::with_capacity(count);
         while all.len() < count {
-            let heard = tokio::time::timeout(PATIENCE, self.heard.recv()).await;
-            let heard = heard.unwrap_or_else(|_| panic!("{} of {count} answers came", all.len()));
-            let (number, told) = heard.unwrap();
-            all.push((number, told.unwrap_or_else(|error| panic!("write {number}: {error}"))));
+            let received = tokio::time::timeout(PATIENCE, self.received.recv()).await;
+            let received = received.unwrap_or_else(|_| panic!("{} of {count} answers came", all.len()));
+            let (number, whole) = received.unwrap();
+            all.push((number, whole.unwrap_or_else(|error| panic!("write {number}: {error}"))));
         }
         all
     }
@@ -172,8 +172,8 @@ fn ten_thousand_held_http_2_bodies_fit_the_rest_are_turned_away_and_all_room_is_
     let growth = line.growth(|| {
         let mut begun = runtime.block_on(begin(line.gate.gate, &line.token));
         // A write that finds no room is refused while the others are held.
-        let refusals = runtime.block_on(begun.hear(TURNED_AWAY));
-        for (number, Told { status, error, body }) in &refusals {
+        let refusals = runtime.block_on(begun.receive(TURNED_AWAY));
+        for (number, WholeResponse { status, error, body }) in &refusals {
             let said = (*status, error.as_deref());
             assert_eq!(said, (503, Some("GATE_OVERLOADED")), "{number}: {}", String::from_utf8_lossy(body));
         }
@@ -183,7 +183,7 @@ fn ten_thousand_held_http_2_bodies_fit_the_rest_are_turned_away_and_all_room_is_
 
         let refused: HashSet<usize> = refusals.iter().map(|(number, _)| *number).collect();
         begun.finish(&refused);
-        for (number, Told { status, body, .. }) in runtime.block_on(begun.hear(HELD)) {
+        for (number, WholeResponse { status, body, .. }) in runtime.block_on(begun.receive(HELD)) {
             assert_eq!(status, 200, "{number}: {}", String::from_utf8_lossy(&body));
             whole(&body, LENGTH as u64);
         }

@@ -37,7 +37,7 @@ fn a_body_is_asked_for_only_once_its_write_may_go_on() {
 
 /// HTTP/2 needs no 100 Continue for an early answer. curl does not wait there, so this test uses another client.
 #[test]
-fn an_http_2_client_that_waits_with_its_body_is_told_without_it() {
+fn an_http_2_client_that_waits_with_its_body_is_refused_without_it() {
     let line = Line::new();
     let mut h2 = H2::open(line.gate.gate);
     let expect = ("expect", "100-continue");

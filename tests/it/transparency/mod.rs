@@ -27,7 +27,7 @@ use tokio::net::TcpStream;
 
 use super::support::{
     gate::{acquire, text},
-    http::{Answer, Conn},
+    http::{Conn, Response},
     process::{Gate, Site, binary, stderr},
     run::Lines,
     until,
@@ -251,7 +251,7 @@ fn whole(answer: &[u8], bytes: u64) -> Value {
 
 /// The same for the answer to a write, which must be settled.
 #[track_caller]
-fn settled(answer: &Answer, bytes: u64) -> Value {
+fn settled(answer: &Response, bytes: u64) -> Value {
     assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
     assert_eq!(answer.header("fence-outcome"), Some("settled"));
     whole(&answer.body, bytes)

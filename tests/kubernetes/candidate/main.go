@@ -1,5 +1,5 @@
-// A controller as people write them: one of several candidates that elect a leader with client-go on a Lease. Whoever
-// leads writes through the gate, with the uid and the leaseTransitions of its own Lease as the fence token. One line
+// A controller as people write them: one of several candidates that elect a leader with client-go on a Lease. The
+// leader writes through the gate, with the uid and the leaseTransitions of its own Lease as the fence token. One line
 // of JSON on standard output for everything that happens; client-go's own log goes to standard error.
 //
 // scripts/kube-apiserver builds it, with the client-go of the same source.
@@ -70,7 +70,7 @@ func say(e event) {
 	output.Lock()
 	defer output.Unlock()
 	if _, err := fmt.Fprintf(os.Stdout, "%s\n", line); err != nil {
-		os.Exit(1) // Nobody listens any more.
+		os.Exit(1) // The reader is gone.
 	}
 }
 
@@ -129,7 +129,7 @@ func (w *writer) token(ctx context.Context) (string, error) {
 	return fmt.Sprintf("k8s.%s.%d", lease.UID, transitions), nil
 }
 
-// lead writes until it is told to stop (the process ends in good order) or leadership is gone. In the second case one
+// lead writes until it is stopped (the process ends in good order) or leadership is gone. In the second case one
 // more write goes out: a process that was stopped, or whose clock is slow, has always one that it decided on before it
 // could know. That is the write which a gate is for.
 func (w *writer) lead(leads context.Context) {
@@ -166,7 +166,7 @@ func (w *writer) lead(leads context.Context) {
 			return
 		}
 		if refused {
-			// Someone may have deleted the Lease: then client-go has made another, and leads on with that.
+			// If the Lease was deleted, client-go has made another one, and goes on leading with that.
 			if now, err := w.token(leads); err == nil && now != "" && now != token {
 				token = now
 				say(event{Event: "leading", Token: token})

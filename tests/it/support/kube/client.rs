@@ -10,14 +10,14 @@ use std::{
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::{Request, Response, body::Incoming, client::conn::http1};
+use hyper::{Request, body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use serde_json::Value;
 use tokio::{net::TcpStream, runtime::Handle, task::JoinHandle};
 use tokio_rustls::TlsConnector;
 
-use super::super::http::Answer;
+use super::super::http::Response;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -57,11 +57,11 @@ impl Client {
     }
 
     #[track_caller]
-    pub fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Answer {
+    pub fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Response {
         self.try_call(method, path, body).unwrap()
     }
 
-    pub fn try_call(&self, method: &str, path: &str, body: Option<&Value>) -> io::Result<Answer> {
+    pub fn try_call(&self, method: &str, path: &str, body: Option<&Value>) -> io::Result<Response> {
         let (client, request) = (self.clone(), self.request(method, path, body));
         let what = format!("the API server's answer to {method} {path}");
         wait_for(&what.clone(), &self.runtime, async move {
@@ -73,7 +73,7 @@ impl Client {
                 };
                 let headers = headers.iter().map(text).collect();
                 let body = answer.into_body().collect().await.map_err(io::Error::other)?.to_bytes().to_vec();
-                Ok(Answer { status, headers, body })
+                Ok(Response { status, headers, body })
             };
             tokio::time::timeout(PATIENCE, work)
                 .await
@@ -99,7 +99,7 @@ impl Client {
         request.body(Full::from(body.map(Value::to_string).unwrap_or_default())).unwrap()
     }
 
-    async fn send(&self, request: Request<Full<Bytes>>) -> io::Result<Response<Incoming>> {
+    async fn send(&self, request: Request<Full<Bytes>>) -> io::Result<hyper::Response<Incoming>> {
         let stream = TcpStream::connect(self.address).await?;
         let answer = match &self.tls {
             None => exchange(TokioIo::new(stream), request).await,
@@ -115,7 +115,7 @@ impl Client {
 async fn exchange(
     stream: impl hyper::rt::Read + hyper::rt::Write + Send + Unpin + 'static,
     request: Request<Full<Bytes>>,
-) -> hyper::Result<Response<Incoming>> {
+) -> hyper::Result<hyper::Response<Incoming>> {
     let (mut sender, connection) = http1::handshake(stream).await?;
     tokio::spawn(connection);
     sender.send_request(request).await

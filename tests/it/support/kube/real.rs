@@ -124,7 +124,7 @@ impl Real {
         }
         let ready = self.admin.try_call("GET", "/readyz", None).is_ok_and(|answer| answer.status == 200);
         if !ready {
-            // It needs the processor more than whoever asks.
+            // It needs the processor more than its callers.
             wait_for("a moment", &self.admin.runtime, async { tokio::time::sleep(Duration::from_millis(50)).await });
         }
         ready
@@ -171,7 +171,7 @@ impl Backend for Real {
     }
 
     fn hold_next_read(&self, _: bool) {
-        unreachable!("nobody can hold back one answer of a real one");
+        unreachable!("one answer of a real API server cannot be held back");
     }
 
     fn holds_a_read(&self) -> bool {

@@ -3,6 +3,8 @@
 use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
+    io::IoSlice,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -11,8 +13,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::HeaderValue;
-use tokio::io::{AsyncRead, ReadBuf};
+use http::{HeaderMap, HeaderValue};
+use http_body::{Body, Frame};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::*;
 use crate::upstream::observed::Observed;
@@ -266,10 +269,10 @@ fn interim_answers_are_passed_over_and_do_not_count_as_heard() {
     let mut body = coming.body();
     begin(&mut http1);
     coming.send(b"a");
-    assert!(poll(&mut http1, &mut body).is_pending() && !http1.wire().heard.get());
-    assert!(poll(&mut http1, &mut body).is_pending() && http1.wire().heard.get(), "it may be an answer");
+    assert!(poll(&mut http1, &mut body).is_pending() && !http1.wire().has_received.get());
+    assert!(poll(&mut http1, &mut body).is_pending() && http1.wire().has_received.get(), "it may be an answer");
     let script = script.reads([Does::Says(b"inue\r\n\r\n"), Does::Waits]);
-    assert!(poll(&mut http1, &mut body).is_pending() && !http1.wire().heard.get(), "it was none");
+    assert!(poll(&mut http1, &mut body).is_pending() && !http1.wire().has_received.get(), "it was none");
     let script = script.reads(many).reads([OK]);
     coming.send(b"b");
     coming.end();
@@ -490,5 +493,5 @@ fn a_body_that_waits_for_the_rest_of_an_interim_answer_is_woken_by_it() {
     assert_eq!(woken.0.load(Ordering::Relaxed), 0);
     // Both halves come in one poll, before and after the body is polled.
     assert!(http1.poll_answer(&mut Context::from_waker(&waker), &mut body).is_pending());
-    assert_eq!((woken.0.load(Ordering::Relaxed), http1.wire().heard.get()), (1, false));
+    assert_eq!((woken.0.load(Ordering::Relaxed), http1.wire().has_received.get()), (1, false));
 }

@@ -10,12 +10,12 @@ const READS_PER_S: u64 = 100;
 
 /// Spreads the reads that tokens cause over time.
 #[derive(Default)]
-pub(super) struct Pace {
+pub(super) struct ReadLimiter {
     /// The time, on the boot clock, up to which the granted reads fill the schedule.
     taken: Mutex<u64>,
 }
 
-impl Pace {
+impl ReadLimiter {
     const EACH_MS: u64 = 1_000 / READS_PER_S;
 
     /// Returns how long to wait before the next read. Returns `None`, and takes no place, if that is longer than
@@ -38,16 +38,16 @@ mod tests {
 
     #[test]
     fn reads_for_the_sake_of_tokens_are_spread_over_time() {
-        let (pace, now, long) = (Pace::default(), BootMs(10_000), Duration::from_mins(1));
-        let waits: Vec<u128> = (0..300).map(|_| pace.take(now, long).unwrap().as_millis()).collect();
+        let (limiter, now, long) = (ReadLimiter::default(), BootMs(10_000), Duration::from_mins(1));
+        let waits: Vec<u128> = (0..300).map(|_| limiter.take(now, long).unwrap().as_millis()).collect();
         // One second's reads at once, then one every ten milliseconds.
         assert_eq!(waits.iter().filter(|wait| **wait == 0).count(), 101, "{waits:?}");
         assert_eq!(waits.last(), Some(&1_990));
         // A caller that would not wait so long takes no place.
-        assert!((0..100).all(|_| pace.take(now, Duration::from_secs(1)).is_none()));
-        assert_eq!(pace.take(BootMs(12_000), long), Some(Duration::ZERO));
+        assert!((0..100).all(|_| limiter.take(now, Duration::from_secs(1)).is_none()));
+        assert_eq!(limiter.take(BootMs(12_000), long), Some(Duration::ZERO));
         // No more than that is saved up.
-        let at_once = |_: &u32| pace.take(BootMs(90_000), long).is_some_and(|wait| wait.is_zero());
+        let at_once = |_: &u32| limiter.take(BootMs(90_000), long).is_some_and(|wait| wait.is_zero());
         assert_eq!((0..300).filter(at_once).count(), 101);
     }
 }

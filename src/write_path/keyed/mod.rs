@@ -3,56 +3,55 @@
 //! A key is claimed before any part of its write is sent: in memory, so that twins share one request, and in the table,
 //! durably, so that a crash leaves "unknown" and never a second run. A write that is not sent in the end gives its key
 //! back. `fence::idempotency` says how a known key is answered.
+//!
+//! Here is the life of a key. `digest`: what makes two writes the same. `replay`: what a known key gets.
+//! `lookup`: the same for a write whose lease is over.
+
+mod digest;
+mod lookup;
+mod replay;
 
 use std::{
     borrow::Cow,
-    collections::{HashMap, VecDeque, hash_map::Entry as Slot},
-    future::poll_fn,
-    pin::{Pin, pin},
+    collections::{HashMap, hash_map::Entry as Slot},
+    pin::pin,
     rc::Rc,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::Poll,
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version, header, request::Parts};
-use http_body::Body;
-use hyper::body::Incoming;
-use sha2::{Digest, Sha256};
+use http::{HeaderMap, HeaderName, Response, StatusCode};
 use tokio::{sync::watch, task::JoinHandle};
 
+use self::replay::again;
+pub use self::{
+    digest::{digest_of, digest_on, payload},
+    lookup::Lookup,
+    replay::{known, refused},
+};
 use super::{
     Worker,
     detach::Detached,
     guard::WriteGuard,
-    hold::{Limits, Source},
-    journaled::BodyDigest,
-    pace::Pace,
-    refusals::unsent,
     reply::{Rejection, ReplyBody},
-    upload::Broken,
 };
 use crate::{
     barrier::in_flight::KeyReservation,
     config::IdempotencySettings,
     fence::{
         Code, HolderId, LeaseSeq, ObjectId, Permit,
-        elected::Elected,
-        external,
-        idempotency::{self, Again, Entry, IdempotencyKey, KeptResponse, KeyRefusal, Payload, Scope},
+        idempotency::{self, Entry, IdempotencyKey, KeptResponse, KeyRefusal, Payload, Scope},
         verdict::Presented,
         write::{Event, Outcome},
     },
     metrics::KeyedResult,
-    route::classify::Write,
     table::{
         ledger::{self, KeyAttempt, KeyClaimResult, Ledger, keyed::read},
         records::Records,
     },
-    upstream::body::StoreBody,
 };
 
 /// The keyed writes that are on their way.
@@ -361,231 +360,6 @@ fn unusable(why: &ledger::LedgerError) -> Rejection {
     }
 }
 
-/// The answer to a write whose key is known.
-///
-/// # Errors
-/// With the reason why there is no answer.
-pub fn known(worker: &Worker, entry: &Entry, payload: &Payload) -> Result<Response<ReplyBody>, Rejection> {
-    again(worker, entry, payload, KeyedResult::Replayed)
-}
-
-fn again(
-    worker: &Worker,
-    entry: &Entry,
-    payload: &Payload,
-    how: KeyedResult,
-) -> Result<Response<ReplyBody>, Rejection> {
-    match entry.again(payload) {
-        Again::Refused(why) => Err(refused(worker, why)),
-        Again::Replay(kept) => {
-            worker.plane.metrics().keyed(how);
-            Ok(replay(kept))
-        }
-    }
-}
-
-fn replay(kept: &idempotency::Response) -> Response<ReplyBody> {
-    let mut response = Response::new(ReplyBody::own(kept.body.clone()));
-    *response.status_mut() = StatusCode::from_u16(kept.status).unwrap_or(StatusCode::OK);
-    for (name, value) in &kept.headers {
-        // Headers that no longer parse are skipped.
-        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_bytes(value)) {
-            response.headers_mut().append(name, value);
-        }
-    }
-    response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
-    response
-}
-
-/// The refusal of a keyed write that gets neither a run nor an answer.
-pub fn refused(worker: &Worker, why: KeyRefusal) -> Rejection {
-    let (result, what): (_, Cow<'static, str>) = match why {
-        KeyRefusal::OtherPayload => (
-            KeyedResult::Mismatch,
-            "this Idempotency-Key was used for another write: the method, the target or the body differs; use a new key".into(),
-        ),
-        KeyRefusal::InProgress => (
-            KeyedResult::InProgress,
-            "a write with this Idempotency-Key is on its way; ask again in a moment".into(),
-        ),
-        KeyRefusal::Unknown => (
-            KeyedResult::Unknown,
-            "a write with this Idempotency-Key was sent, and nobody knows what became of it; it is not run again. Look, then write with a new key".into(),
-        ),
-        KeyRefusal::OtherLease => (
-            KeyedResult::OtherLease,
-            "this Idempotency-Key's write was made with another lease; show that one's token, or your current one".into(),
-        ),
-        KeyRefusal::Dropped { status } => (
-            KeyedResult::Dropped,
-            format!("this Idempotency-Key's write was done (the store answered {status}), and its answer was too large to keep").into(),
-        ),
-    };
-    worker.plane.metrics().keyed(result);
-    Rejection::new(why.code(), what)
-}
-
-/// Headers that can turn a write into another one.
-const COUNTED: [HeaderName; 4] =
-    [header::CONTENT_ENCODING, header::CONTENT_RANGE, header::CONTENT_TYPE, HeaderName::from_static("destination")];
-
-/// The digest of a write: its method, its target, the headers that say how its body is read and where it goes, and the
-/// digest of its body.
-#[must_use]
-pub fn payload(head: &Parts, body: [u8; 32]) -> Payload {
-    let mut hash = Sha256::new();
-    let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
-    let names = COUNTED;
-    let counted = names
-        .iter()
-        .enumerate()
-        .flat_map(|(place, name)| head.headers.get_all(name).iter().map(move |value| (place + 1, value.as_bytes())));
-    let said = [(0, head.method.as_str().as_bytes()), (0, target.as_bytes())].into_iter().chain(counted);
-    for (place, part) in said {
-        hash.update((place as u64).to_be_bytes());
-        hash.update((part.len() as u64).to_be_bytes());
-        hash.update(part);
-    }
-    hash.update(body);
-    hash.finalize().into()
-}
-
-/// The digest of a collected body.
-#[must_use]
-pub fn digest_of(body: &StoreBody) -> [u8; 32] {
-    let mut digest = BodyDigest::default();
-    body.held_parts().for_each(|part| digest.update(part));
-    digest.finish()
-}
-
-/// Reads a body to its end, for its digest only.
-///
-/// # Errors
-/// Where the body does not come, is not whole, or is too long.
-pub async fn digest_on(
-    worker: &Worker,
-    first: VecDeque<Bytes>,
-    mut rest: Incoming,
-    is_h2: bool,
-    limits: Limits,
-) -> Result<[u8; 32], Rejection> {
-    let (mut digest, mut size) = (BodyDigest::default(), 0_u64);
-    for part in first {
-        size += part.len() as u64;
-        digest.update(&part);
-    }
-    let mut pace = Pace::new(&worker.alarms, limits.slowest);
-    loop {
-        let next = poll_fn(|context| match Pin::new(&mut rest).poll_frame(context) {
-            Poll::Ready(frame) => Poll::Ready(Ok(frame)),
-            Poll::Pending => pace.poll(context).map(|()| Err(Broken::Slow)),
-        });
-        match next.await.map_err(|broken| unsent(&broken))? {
-            None if is_h2 && !rest.is_end_stream() => return Err(unsent(&Broken::Client)),
-            None => return Ok(digest.finish()),
-            Some(Err(_)) => return Err(unsent(&Broken::Client)),
-            Some(Ok(frame)) => {
-                if let Some(data) = frame.data_ref() {
-                    size += data.len() as u64;
-                    digest.update(data);
-                    pace.came(data.len());
-                }
-            }
-        }
-        if size > limits.most {
-            return Err(unsent(&Broken::TooLong));
-        }
-    }
-}
-
-/// What is needed to look up a keyed write that is refused: a repeat of an applied write still gets its answer.
-pub struct Lookup {
-    object: ObjectId,
-    route: Arc<str>,
-    presented: Presented,
-    key: IdempotencyKey,
-}
-
-impl Lookup {
-    #[must_use]
-    pub fn of(wanted: &Write<'_>) -> Option<Self> {
-        // A write to two objects has two leases. Under which of them its key is kept is known only once it is admitted.
-        let key = wanted.key.clone().filter(|_| wanted.others.is_empty())?;
-        let (object, route) = (wanted.target.id(), Arc::clone(&wanted.route.name));
-        Some(Self { object, route, presented: wanted.target.presented(), key })
-    }
-
-    /// The answer to a write that was refused for its lease: the answer that was kept, or that refusal.
-    ///
-    /// # Errors
-    /// With the reason why the write is refused.
-    pub async fn answer(
-        self,
-        worker: &Rc<Worker>,
-        head: &Parts,
-        body: Source,
-        limits: Limits,
-        why: Rejection,
-    ) -> Result<Response<ReplyBody>, (Rejection, Option<Source>)> {
-        let (object, route) = (self.object.clone(), Arc::clone(&self.route));
-        let answered = self.find_answer(worker, head, body, limits, why).await;
-        answered.map_err(|(why, body)| (why.about(&object, &route), body))
-    }
-
-    async fn find_answer(
-        self,
-        worker: &Rc<Worker>,
-        head: &Parts,
-        body: Source,
-        limits: Limits,
-        why: Rejection,
-    ) -> Result<Response<ReplyBody>, (Rejection, Option<Source>)> {
-        let code = why.problem.code();
-        if !matches!(code, Code::WriteStaleFence | Code::LeaseExpired | Code::FenceDraining) {
-            return Err((why, Some(body)));
-        }
-        // True where the write was judged, and not refused because of a reload.
-        let is_current = code == Code::FenceDraining && why.fence.is_some();
-        let now = worker.gate.clock.now();
-        let keep_ms = worker.plane.keys.settings.keep_ms;
-        let Self { object, presented, key, .. } = self;
-        let found = worker.gate.read(move |records| find(records, object, &presented, key)).await;
-        let Ok(Some((scope, shown, entry))) = found else { return Err((why, Some(body))) };
-        if entry.age_ms(now, &worker.gate.records.context.frame) >= keep_ms {
-            return Err((why, Some(body)));
-        }
-        if shown != entry.seq && !is_current {
-            return Err((refused(worker, KeyRefusal::OtherLease), Some(body)));
-        }
-        let is_h2 = head.version == Version::HTTP_2;
-        let digest = match body {
-            Source::Here { body, .. } => digest_of(&body),
-            Source::Coming { hold, .. } => {
-                let mut first = hold.parts;
-                first.push_front(hold.first);
-                digest_on(worker, first, hold.body, is_h2, limits).await.map_err(|why| (why, None))?
-            }
-        };
-        let payload = payload(head, digest);
-        if entry.answer == KeptResponse::None
-            && let Some(flight) = worker.plane.keys.flight(&scope)
-        {
-            let twin = Twin(flight);
-            twin.agrees(&payload, shown).map_err(|why| (refused(worker, why), None))?;
-            return match twin.answer(worker, &payload).await {
-                Some(answered) => answered.map_err(|why| (why, None)),
-                None => Err((why, None)),
-            };
-        }
-        // Since the entry was read, the other write may have been answered, or the key given back.
-        let newest = worker.gate.read(move |records| read(&*records.table, &scope)).await;
-        match newest.ok().flatten().filter(|newest| newest.attempt == entry.attempt) {
-            Some(entry) => known(worker, &entry, &payload).map_err(|why| (why, None)),
-            None => Err((why, None)),
-        }
-    }
-}
-
 /// The holder of a token that may be over, by the lease that made it, and what is stored under the key.
 fn find(
     records: &Records,
@@ -595,16 +369,10 @@ fn find(
 ) -> Result<Option<(Scope, LeaseSeq, Entry)>, crate::table::TableFault> {
     let (holder, seq): (HolderId, LeaseSeq) = match presented {
         Presented::Nothing | Presented::Unreadable(_) => return Ok(None),
-        Presented::Number(number) => (external::holder(), number.seq),
-        // The holder of an earlier term is not stored any more.
-        Presented::Claimant(claimant) => {
-            let record = records.read(&object)?;
-            let is_own = |holder: &HolderId| claimant.holder.as_ref().is_none_or(|own| own == holder);
-            match record.elected.as_deref().filter(|elected| elected.election == claimant.election) {
-                Some(Elected { holder: Some(holder), seq, .. }) if is_own(holder) => (holder.clone(), *seq),
-                Some(_) | None => return Ok(None),
-            }
-        }
+        Presented::Outside(claim) => match claim.owner(|| records.read(&object))? {
+            Some(owner) => owner,
+            None => return Ok(None),
+        },
         Presented::Token(claim) => {
             let row = records.lease_at(object.clone(), claim.seq)?;
             let is_its = |row: &crate::fence::LeaseRow| {

@@ -1,27 +1,32 @@
 //! One connection to the store: sends a request, and reads its answer.
 //!
 //! It is known to the byte what has left, since it is written here: a request is out when its last byte was handed to
-//! the kernel. There is no background work: a link works only while a task waits for it, and dropping it closes the
-//! connection.
+//! the kernel. There is no background work: a connection works only while a task waits for it, and dropping it closes
+//! it.
+//!
+//! Here is the state of a connection, and the order of its work. `send`: the request. `receive`: its answer.
+
+mod receive;
+mod send;
 
 use std::{
     fmt,
     future::Future,
-    io::{self, IoSlice, Write as _},
-    pin::{Pin, pin},
+    io,
+    pin::pin,
     rc::Rc,
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, Waker},
 };
 
-use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, StatusCode};
-use http_body::{Body, Frame};
-use tokio::io::{AsyncReadExt, AsyncWrite};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderName, StatusCode};
+use tokio::io::AsyncReadExt;
 
+pub use self::send::write_line;
 use super::{
-    answer::{self, Ends, Head, Unreadable},
+    answer::{Head, Unreadable},
     body::{Cut, StoreBody},
-    chunks::{Chunks, Piece, take},
+    chunks::Chunks,
     copies::Copies,
     io::{Io, Wire},
 };
@@ -172,7 +177,7 @@ impl Http1Conn {
         (self.to_head, self.framing, self.reuse) = (to_head, framing, reuse);
         (self.is_taken, self.has_begun, self.is_out, self.interim) = (false, false, false, 0);
         (self.answer, self.keeps_alive) = (ResponseState::Awaited, false);
-        self.wire.heard.set(false);
+        self.wire.has_received.set(false);
         self.out.clear();
         self.written = 0;
         &mut self.out
@@ -278,12 +283,12 @@ impl Http1Conn {
                 Poll::Pending => {}
             }
         }
-        let had_heard = self.wire.heard.get();
+        let had_received = self.wire.has_received.get();
         let head = self.poll_head(context);
-        if head.is_pending() && !self.is_out && !self.wire.heard.get() {
+        if head.is_pending() && !self.is_out && !self.wire.has_received.get() {
             // This read took the bytes that TLS has for itself.
             let was_nothing = std::mem::take(&mut self.is_held) && !self.io.has_come();
-            if had_heard || was_nothing {
+            if had_received || was_nothing {
                 // An interim answer came, or none, so a body that waits for the end of that answer may go on.
                 context.waker().wake_by_ref();
             }
@@ -299,204 +304,6 @@ impl Http1Conn {
             }
             (Poll::Ready(Err(_)) | Poll::Pending, Some(broken)) => Poll::Ready(Err(Failed::Io(broken))),
         }
-    }
-
-    fn poll_send(&mut self, context: &mut Context<'_>, body: &mut StoreBody) -> Poll<Result<(), Failed>> {
-        loop {
-            let gathered = self.gather(context, body)?;
-            if self.has_begun && matches!(gathered, Gathered::All) && self.io.has_come() {
-                // What has come may be an answer to part of the request, so it is read before the end is sent.
-                self.is_held = true;
-                return Poll::Pending;
-            }
-            while self.written < self.out.len() || !self.piece.is_empty() {
-                let (out, mut io) = (&self.out[self.written..], Pin::new(&mut self.io));
-                let written = match (out, &*self.piece) {
-                    (one, []) | ([], one) => io.as_mut().poll_write(context, one),
-                    (out, piece) => io.as_mut().poll_write_vectored(context, &[IoSlice::new(out), IoSlice::new(piece)]),
-                };
-                let written = ready!(written).map_err(Failed::Io)?;
-                if written == 0 {
-                    return Poll::Ready(Err(Failed::Io(io::ErrorKind::WriteZero.into())));
-                }
-                self.has_begun = true;
-                let head = written.min(self.out.len() - self.written);
-                self.written += head;
-                self.piece.advance(written - head);
-            }
-            self.out.clear();
-            self.written = 0;
-            match gathered {
-                Gathered::All => return Pin::new(&mut self.io).poll_flush(context).map_err(Failed::Io),
-                Gathered::More => {}
-                Gathered::Awaited => {
-                    // Bytes that TLS buffers must not wait for the rest of the body.
-                    ready!(Pin::new(&mut self.io).poll_flush(context)).map_err(Failed::Io)?;
-                    return Poll::Pending;
-                }
-            }
-        }
-    }
-
-    /// Takes the parts of the body that have come, until there is enough to be written.
-    fn gather(&mut self, context: &mut Context<'_>, body: &mut StoreBody) -> Result<Gathered, Failed> {
-        while !self.is_taken {
-            if !self.piece.is_empty() || self.out.len() - self.written >= GATHER {
-                return Ok(Gathered::More);
-            }
-            match Pin::new(&mut *body).poll_frame(context) {
-                Poll::Pending => return Ok(Gathered::Awaited),
-                Poll::Ready(None) => self.end(None),
-                Poll::Ready(Some(Err(cut))) => return Err(Failed::Body(cut)),
-                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(data) => {
-                        self.data(data);
-                        if body.is_end_stream() {
-                            self.end(None);
-                        }
-                    }
-                    Err(frame) => self.end(frame.into_trailers().ok().as_ref()),
-                },
-            }
-        }
-        Ok(Gathered::All)
-    }
-
-    fn data(&mut self, data: Bytes) {
-        if data.is_empty() {
-            // In chunks, an empty one would be the end.
-            return;
-        }
-        let is_chunk = matches!(self.framing, Framing::Chunks { .. });
-        if is_chunk {
-            // Writing to memory does not fail.
-            let _ = write!(self.out, "{:x}\r\n", data.len());
-        }
-        if data.len() <= COPY_MAX || is_chunk {
-            self.out.extend_from_slice(&data);
-        } else {
-            self.piece = data;
-        }
-        if is_chunk {
-            self.out.extend_from_slice(b"\r\n");
-        }
-    }
-
-    fn end(&mut self, trailers: Option<&HeaderMap>) {
-        self.is_taken = true;
-        let Framing::Chunks { trailers: announced } = &self.framing else { return };
-        self.out.extend_from_slice(b"0\r\n");
-        for (name, value) in trailers.into_iter().flatten() {
-            if announced.contains(name) {
-                // HTTP/2 keeps spaces at the edges of a value; HTTP/1.1 has none there.
-                write_line(&mut self.out, name.as_str(), value.as_bytes().trim_ascii());
-            }
-        }
-        self.out.extend_from_slice(b"\r\n");
-    }
-
-    fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<Result<Box<Head>, Failed>> {
-        loop {
-            if !self.read.is_empty()
-                && let Some((length, head)) =
-                    answer::parse(&self.read, self.to_head, &mut self.copies).map_err(Failed::Unreadable)?
-            {
-                self.read.advance(length);
-                if head.status.is_informational() && head.status != StatusCode::SWITCHING_PROTOCOLS {
-                    self.interim += length;
-                    if self.interim > INTERIM_BYTES_MAX {
-                        return Poll::Ready(Err(Failed::Unreadable("it says nothing but that it goes on")));
-                    }
-                    self.wire.heard.set(!self.read.is_empty());
-                    continue;
-                }
-                self.keeps_alive = head.keeps_alive && self.reuse.allows(head.status);
-                self.answer = match head.ends {
-                    Ends::AtOnce => ResponseState::Over,
-                    Ends::After(length) => ResponseState::Length(length),
-                    Ends::WithLastChunk => ResponseState::Chunks(Chunks::default()),
-                    Ends::WithConnection => ResponseState::UntilClosed,
-                };
-                return Poll::Ready(Ok(head));
-            }
-            if ready!(self.poll_read(context)).map_err(Failed::Io)? == 0 {
-                return Poll::Ready(Err(Failed::Closed));
-            }
-        }
-    }
-
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.make_room();
-        let read = ready!(pin!(self.io.read_buf(&mut self.read)).poll(context));
-        if matches!(read, Ok(1..)) {
-            self.wire.heard.set(true);
-        }
-        Poll::Ready(read)
-    }
-
-    fn make_room(&mut self) {
-        let room = match self.answer {
-            ResponseState::Length(left) => usize::try_from(left).unwrap_or(LONG_ROOM).clamp(ROOM, LONG_ROOM),
-            ResponseState::Chunks(_) | ResponseState::UntilClosed => LONG_ROOM,
-            ResponseState::Awaited | ResponseState::Over => ROOM,
-        };
-        if self.read.capacity() - self.read.len() < room / 4 {
-            self.read.reserve(room);
-        }
-    }
-
-    /// The next piece of the answer's body.
-    pub fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failed>>> {
-        loop {
-            match self.next_frame() {
-                Err(why) => {
-                    (self.answer, self.keeps_alive) = (ResponseState::Over, false);
-                    return Poll::Ready(Some(Err(Failed::Unreadable(why))));
-                }
-                Ok(Some(frame)) => return Poll::Ready(Some(Ok(frame))),
-                Ok(None) if self.is_over() => return Poll::Ready(None),
-                Ok(None) => {}
-            }
-            let failed = match ready!(self.poll_read(context)) {
-                Ok(0) if matches!(self.answer, ResponseState::UntilClosed) => {
-                    self.answer = ResponseState::Over;
-                    return Poll::Ready(None);
-                }
-                Ok(0) => Failed::Closed,
-                Ok(_) => continue,
-                Err(why) => Failed::Io(why),
-            };
-            (self.answer, self.keeps_alive) = (ResponseState::Over, false);
-            return Poll::Ready(Some(Err(failed)));
-        }
-    }
-
-    /// The next piece of the body in the buffer; `None` where more has to be read, or all of it was.
-    fn next_frame(&mut self) -> Result<Option<Frame<Bytes>>, Unreadable> {
-        Ok(match &mut self.answer {
-            ResponseState::Awaited | ResponseState::Over => None,
-            ResponseState::Chunks(chunks) => match chunks.next(&mut self.read)? {
-                Piece::Data(data) => Some(Frame::data(data)),
-                Piece::None => None,
-                Piece::End(trailers) => {
-                    self.answer = ResponseState::Over;
-                    trailers.map(Frame::trailers)
-                }
-            },
-            ResponseState::UntilClosed | ResponseState::Length(_) if self.read.is_empty() => None,
-            ResponseState::UntilClosed => {
-                let all = self.read.len();
-                Some(Frame::data(take(&mut self.read, all, Some(&mut self.copies))))
-            }
-            ResponseState::Length(left) => {
-                let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(self.read.len());
-                *left -= taken as u64;
-                if *left == 0 {
-                    self.answer = ResponseState::Over;
-                }
-                Some(Frame::data(take(&mut self.read, taken, Some(&mut self.copies))))
-            }
-        })
     }
 }
 
@@ -515,22 +322,5 @@ fn is_hung_up(broken: &io::Error) -> bool {
     matches!(broken.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-enum Gathered {
-    /// The whole request is ready to be written.
-    All,
-    /// Enough is gathered for now.
-    More,
-    /// The rest of the body has yet to come.
-    Awaited,
-}
-
-/// Writes a header line.
-pub fn write_line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
-    for part in [name.as_bytes(), b": ", value, b"\r\n"] {
-        out.extend_from_slice(part);
-    }
-}
-
 #[cfg(test)]
-#[path = "http1_tests.rs"]
 mod tests;

@@ -20,15 +20,15 @@ const SHORT_LIVED_MS: (u64, u64) = (100, 5_000);
 /// How long the history of an object's leases is kept.
 const FORGET_MS: u64 = 60_000;
 
-/// The paces of all objects.
-pub(super) struct Paces {
+/// The lease histories of all objects.
+pub(super) struct LeaseHistories {
     /// How many are kept at most. The entry that was unused for longest is dropped for a new one.
     most: usize,
-    all: Mutex<HashMap<ObjectId, Pace>>,
+    all: Mutex<HashMap<ObjectId, LeaseHistory>>,
 }
 
-/// The pace of one object.
-struct Pace {
+/// What has become of one object's last leases.
+struct LeaseHistory {
     /// When an event was last counted.
     at: BootMs,
     /// Counts the losses, beginning with the first lease that was lost early.
@@ -41,7 +41,7 @@ struct Pace {
     refused_since: Option<BootMs>,
 }
 
-impl Pace {
+impl LeaseHistory {
     fn new(at: BootMs) -> Self {
         let mut ways = Backoff::new(SHORT_LIVED_MS.0, SHORT_LIVED_MS.1);
         let patience = ways.next(None);
@@ -49,7 +49,7 @@ impl Pace {
     }
 }
 
-impl Paces {
+impl LeaseHistories {
     pub(super) fn new(most: usize) -> Self {
         Self { most: most.max(1), all: Mutex::default() }
     }
@@ -58,13 +58,13 @@ impl Paces {
     /// lasted for a third of its ttl, and after the first that did not; then longer each time.
     pub(super) fn lost(&self, object: &ObjectId, held_ms: u64, ttl_ms: u64, now: BootMs) -> Option<Duration> {
         let granted = BootMs(now.0.saturating_sub(held_ms));
-        self.count(object, granted, now, |pace| {
+        self.count(object, granted, now, |history| {
             if held_ms >= ttl_ms / 3 {
-                pace.losses = None;
+                history.losses = None;
                 return None;
             }
-            let Some(losses) = &mut pace.losses else {
-                pace.losses = Some(Backoff::new(SHORT_LIVED_MS.0, SHORT_LIVED_MS.1));
+            let Some(losses) = &mut history.losses else {
+                history.losses = Some(Backoff::new(SHORT_LIVED_MS.0, SHORT_LIVED_MS.1));
                 return None;
             };
             Some(losses.next(None))
@@ -74,40 +74,46 @@ impl Paces {
     /// Records that a write to this object and another one was refused because another holder has the other one.
     /// Returns whether to give this object's lease back: not after one refused write, and later each time.
     pub(super) fn gives_way(&self, object: &ObjectId, now: BootMs) -> bool {
-        self.count(object, now, now, |pace| {
-            let since = *pace.refused_since.get_or_insert(now);
-            u128::from(now.since(since)) >= pace.patience.as_millis()
+        self.count(object, now, now, |history| {
+            let since = *history.refused_since.get_or_insert(now);
+            u128::from(now.since(since)) >= history.patience.as_millis()
         })
     }
 
     /// Records that the lease was given back for such writes.
     pub(super) fn gave_way(&self, object: &ObjectId, now: BootMs) {
-        self.count(object, now, now, |pace| {
-            pace.patience = pace.ways.next(None);
-            pace.refused_since = None;
+        self.count(object, now, now, |history| {
+            history.patience = history.ways.next(None);
+            history.refused_since = None;
         });
     }
 
     /// Counts an event that began at `begun`. Forgets an older history first.
-    fn count<T>(&self, object: &ObjectId, begun: BootMs, now: BootMs, change: impl FnOnce(&mut Pace) -> T) -> T {
+    fn count<T>(
+        &self,
+        object: &ObjectId,
+        begun: BootMs,
+        now: BootMs,
+        change: impl FnOnce(&mut LeaseHistory) -> T,
+    ) -> T {
         let mut all = self.lock();
         if !all.contains_key(object) && all.len() >= self.most {
-            all.retain(|_, pace| now.since(pace.at) < FORGET_MS);
+            all.retain(|_, history| now.since(history.at) < FORGET_MS);
             if all.len() >= self.most
-                && let Some(oldest) = all.iter().min_by_key(|(_, pace)| pace.at).map(|(object, _)| object.clone())
+                && let Some(oldest) = all.iter().min_by_key(|(_, history)| history.at).map(|(object, _)| object.clone())
             {
                 all.remove(&oldest);
             }
         }
-        let pace = all.entry(object.clone()).or_insert_with(|| Pace::new(now));
-        if begun.since(pace.at) >= FORGET_MS {
-            *pace = Pace::new(now);
+        let history = all.entry(object.clone()).or_insert_with(|| LeaseHistory::new(now));
+        if begun.since(history.at) >= FORGET_MS {
+            *history = LeaseHistory::new(now);
         }
-        pace.at = now;
-        change(pace)
+        history.at = now;
+        change(history)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectId, Pace>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectId, LeaseHistory>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -122,8 +128,9 @@ mod tests {
 
     #[test]
     fn leases_that_are_lost_soon_follow_each_other_with_pauses() {
-        let (paces, users) = (Paces::new(8), object("users"));
-        let lost = |held_ms: u64, at: u64| paces.lost(&users, held_ms, 30_000, BootMs(at)).map(|each| each.as_millis());
+        let (histories, users) = (LeaseHistories::new(8), object("users"));
+        let lost =
+            |held_ms: u64, at: u64| histories.lost(&users, held_ms, 30_000, BootMs(at)).map(|each| each.as_millis());
         assert_eq!(lost(10, 100_000), None);
         for (at, most) in [(100_100, 100), (100_300, 200), (100_700, 400)] {
             assert!(lost(10, at).is_some_and(|pause| (most / 2..=most).contains(&pause)), "{most}");
@@ -133,18 +140,18 @@ mod tests {
         assert!(lost(10, 111_200).is_some());
         assert_eq!(lost(10, 111_200 + FORGET_MS + 10), None);
         // The time for which the last lease was held is not such a pause.
-        let long = |at: u64| paces.lost(&object("long"), 90_000, 600_000, BootMs(at));
+        let long = |at: u64| histories.lost(&object("long"), 90_000, 600_000, BootMs(at));
         assert!(long(200_000).is_none() && long(300_000).is_some());
     }
 
     /// Writes are refused every 20 ms, for ten minutes.
     #[test]
     fn a_lease_is_given_back_ever_more_rarely() {
-        let (paces, users) = (Paces::new(8), object("users"));
+        let (histories, users) = (LeaseHistories::new(8), object("users"));
         let mut given_back = vec![];
         for now in (0..600_000).step_by(20) {
-            if paces.gives_way(&users, BootMs(now)) {
-                paces.gave_way(&users, BootMs(now));
+            if histories.gives_way(&users, BootMs(now)) {
+                histories.gave_way(&users, BootMs(now));
                 given_back.push(now);
             }
         }
@@ -156,23 +163,23 @@ mod tests {
 
     #[test]
     fn one_refused_write_takes_no_lease_away() {
-        let (paces, users) = (Paces::new(8), object("users"));
-        assert!(!paces.gives_way(&users, BootMs(0)) && !paces.gives_way(&users, BootMs(0)));
-        assert!(!paces.gives_way(&users, BootMs(FORGET_MS)), "too long ago to have to do with each other");
-        assert!(paces.gives_way(&users, BootMs(FORGET_MS + 1_000)));
+        let (histories, users) = (LeaseHistories::new(8), object("users"));
+        assert!(!histories.gives_way(&users, BootMs(0)) && !histories.gives_way(&users, BootMs(0)));
+        assert!(!histories.gives_way(&users, BootMs(FORGET_MS)), "too long ago to have to do with each other");
+        assert!(histories.gives_way(&users, BootMs(FORGET_MS + 1_000)));
         // The lease was not given back, since a write was in flight. The next refusal asks for it again.
-        assert!(paces.gives_way(&users, BootMs(FORGET_MS + 1_001)));
-        paces.gave_way(&users, BootMs(FORGET_MS + 1_002));
-        assert!(!paces.gives_way(&users, BootMs(FORGET_MS + 1_003)));
+        assert!(histories.gives_way(&users, BootMs(FORGET_MS + 1_001)));
+        histories.gave_way(&users, BootMs(FORGET_MS + 1_002));
+        assert!(!histories.gives_way(&users, BootMs(FORGET_MS + 1_003)));
     }
 
     #[test]
     fn no_more_objects_are_remembered_than_an_agent_may_hold() {
-        let paces = Paces::new(2);
+        let histories = LeaseHistories::new(2);
         for (at, name) in ["a", "b", "c", "d"].into_iter().enumerate() {
-            paces.gives_way(&object(name), BootMs(at as u64));
+            histories.gives_way(&object(name), BootMs(at as u64));
         }
-        let mut kept: Vec<String> = paces.lock().keys().map(ToString::to_string).collect();
+        let mut kept: Vec<String> = histories.lock().keys().map(ToString::to_string).collect();
         kept.sort();
         assert_eq!(kept, ["c", "d"]);
     }
