@@ -32,7 +32,8 @@ pub(super) fn disagreements(routes: &[Route]) -> Vec<Fault> {
         let place = route.place;
         for other in &routes[..n] {
             let tie = route.path.literal_prefix() == other.path.literal_prefix() && route.path.overlaps(&other.path);
-            let agree = (&route.object, route.mode, route.store) == (&other.object, other.mode, other.store)
+            let agree = (&route.object, route.mode, route.profile, route.store)
+                == (&other.object, other.mode, other.profile, other.store)
                 && route.source.acts_like(&other.source);
             if route.object == other.object && route.journal != other.journal {
                 let what = format!(

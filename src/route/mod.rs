@@ -19,7 +19,7 @@ pub mod profile;
 pub mod source;
 pub mod template;
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, collections::HashSet, sync::Arc};
 
 use sha2::{Digest, Sha256};
 
@@ -79,15 +79,18 @@ impl Routes {
     /// Reads the routes of a configuration.
     ///
     /// # Errors
-    /// With all faults of the routes.
+    /// With the faults of each route, and those of routes that disagree. A route whose templates or source cannot be
+    /// read is compared with the others by its name only. Where else it disagrees shows once it can be read.
     pub fn new(settings: &Settings) -> Result<Self, Vec<Fault>> {
+        let given_routes = settings.routes();
         let mut faults = vec![];
         let mut stores = vec![settings.store.clone()];
         let mut routes: Vec<Route> = vec![];
+        let mut names = HashSet::new();
         let mut hash = Sha256::new();
-        for (place, given) in settings.routes().iter().enumerate() {
+        for (place, given) in given_routes.iter().enumerate() {
             let at = |key: &str| format!("route[{place}].{key}");
-            if routes.iter().any(|route| *route.name == *given.name) {
+            if !names.insert(given.name.as_str()) {
                 faults.push(Fault::new(at("name"), format!("{:?} is another route's name too", given.name)));
             }
             let store = given.store.over(&settings.store);
@@ -241,6 +244,7 @@ fn add_to_hash(hash: &mut Sha256, given: &RouteSettings, store: &StoreSettings) 
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);
     }
+    profile::hash(given.profile, hash);
     source::hash(given, hash);
 }
 
@@ -253,6 +257,7 @@ fn parse(given: &RouteSettings) -> Result<(PathTemplate, ObjectTemplate), KeyFau
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::LeaseSource;
 
     fn settings(routes: &[(&str, &str, &str)]) -> Settings {
         let route = routes
@@ -306,6 +311,10 @@ mod tests {
         assert_eq!(keys(&tie), ["route[1].match"]);
         assert!(Routes::new(&settings(&[("a", "/{x}/{rest...}", "{x}"), ("b", "/{y}", "{y}")])).is_ok());
         let bad = settings(&[("a", "x", "{x}"), ("a", "/{x}", "{y}"), ("", "/{x}/b", "{x}")]);
-        assert_eq!(keys(&bad), ["route[0].match", "route[1].object", "route[2].name"]);
+        assert_eq!(keys(&bad), ["route[0].match", "route[1].name", "route[1].object", "route[2].name"]);
+        // A name is taken also where its route's source has a fault.
+        let mut twice = settings(&[("a", "/a/{x}", "a/{x}"), ("a", "/b/{x}", "b/{x}")]);
+        (twice.route[0].lease_source, twice.route[0].max_jump) = (LeaseSource::External, 0);
+        assert_eq!(keys(&twice), ["route[0].max_jump", "route[1].name"]);
     }
 }

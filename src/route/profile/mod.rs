@@ -7,6 +7,7 @@
 mod http;
 
 use ::http::{Method, request::Parts};
+use sha2::{Digest, Sha256};
 
 use super::fields::Marks;
 use crate::config::{PartialBody, Profile};
@@ -55,6 +56,15 @@ impl Profile {
         match self {
             Self::Http => given == PartialBody::Discards,
         }
+    }
+}
+
+/// Adds to the hash of the routes what a profile makes of their writes. Nothing for the default one, whose hash is in
+/// the tables that exist.
+pub(super) fn hash(profile: Profile, hash: &mut Sha256) {
+    if profile != Profile::default() {
+        // No other part of the hash begins with this letter.
+        hash.update([b'p', profile as u8]);
     }
 }
 

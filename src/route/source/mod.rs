@@ -253,7 +253,11 @@ impl Routes {
     #[must_use]
     pub fn outside_of<'a>(&'a self, object: &'a ObjectId) -> Option<Outside<'a>> {
         let outside = self.of_object(object).filter(|route| route.source.to_fence().is_outside());
-        let route = outside.min_by_key(|route| route.source.to_fence() != outside::Source::Kubernetes)?;
+        let route = outside.min_by_key(|route| match route.source.to_fence() {
+            outside::Source::Kubernetes => 0,
+            outside::Source::External => 1,
+            outside::Source::Gate => 2,
+        })?;
         Some(Outside { route, object })
     }
 
@@ -279,9 +283,14 @@ impl Routes {
     /// before the gate's own, which can be raised without harm.
     #[must_use]
     pub fn numbered_by(&self, object: &ObjectId) -> outside::Source {
-        let of = |source: outside::Source| self.of_object(object).any(|route| route.source.to_fence() == source);
-        let all = [outside::Source::External, outside::Source::Kubernetes];
-        all.into_iter().find(|source| of(*source)).unwrap_or(outside::Source::Gate)
+        let all = self.of_object(object).map(|route| route.source.to_fence());
+        let first = all.min_by_key(|source| match source {
+            outside::Source::External => 0,
+            outside::Source::Kubernetes => 1,
+            outside::Source::Gate => 2,
+        });
+        // An object that no route makes has leases of the gate only.
+        first.unwrap_or(outside::Source::Gate)
     }
 
     /// The namespaces whose Leases govern objects.
