@@ -4,6 +4,9 @@
 //! time that the holder writes is from the holder's clock, which may be wrong. It is used only at the first read in
 //! this run, and only to count the Lease as held for less time: a restarted gate has not seen when the renewal
 //! happened.
+//!
+//! Two holders in one election share a token, and their writes cannot be kept apart. So no write of that election is
+//! permitted any more, however the Lease is renewed: the ledger may not have sealed its objects yet.
 
 use std::sync::Arc;
 
@@ -28,6 +31,10 @@ pub struct Known {
     changed: BootMs,
     /// When it was last read: the time of the request, even if the answer came late.
     looked: BootMs,
+    /// The first holder that was seen in the present election.
+    first_holder: Option<String>,
+    /// Another holder was seen in the present election.
+    has_two_holders: bool,
     /// All objects that follow it have got this state.
     pub is_passed_on: bool,
 }
@@ -51,7 +58,9 @@ impl Known {
                 left => at.boot.after(Ttl(left)),
             }
         });
-        Self { seen, term: Arc::new(Term::until(deadline)), changed: at.boot, looked: at.boot, is_passed_on: false }
+        let first_holder = seen.as_ref().and_then(|seen| seen.holder.clone());
+        let (term, changed, looked) = (Arc::new(Term::until(deadline)), at.boot, at.boot);
+        Self { seen, term, changed, looked, first_holder, has_two_holders: false, is_passed_on: false }
     }
 
     /// Adds the result of a later read.
@@ -62,7 +71,8 @@ impl Known {
         if is_same_term && renewed(&self.seen) == renewed(&seen) {
             return;
         }
-        let held = seen.as_ref().filter(|seen| seen.holder.is_some());
+        self.note_holder(seen.as_ref());
+        let held = seen.as_ref().filter(|seen| seen.holder.is_some() && !self.has_two_holders);
         let deadline = held.map(|seen| at.boot.after(duration(seen)));
         if is_same_term {
             deadline.inspect(|deadline| self.term.renew(*deadline));
@@ -73,6 +83,16 @@ impl Known {
         }
         self.changed = at.boot;
         self.seen = seen;
+    }
+
+    /// Notes the holder in a later result.
+    fn note_holder(&mut self, seen: Option<&Seen>) {
+        let holder = seen.and_then(|seen| seen.holder.clone());
+        let is_same_election = self.election() == seen.map(|seen| seen.election);
+        let first = self.first_holder.take().filter(|_| is_same_election);
+        let is_another = first.is_some() && holder.is_some() && first != holder;
+        self.has_two_holders = is_same_election && (self.has_two_holders || is_another);
+        self.first_holder = first.or(holder);
     }
 
     /// Adds what a watch shows. Returns `false` for a term or holder that is not known yet: then the Lease must be
@@ -123,8 +143,8 @@ impl Known {
         let Some(seen) = &self.seen else { return Ok(LeaseObservation::Gone { lease }) };
         let holder = seen.holder.as_deref().map(HolderId::new).transpose();
         let holder = holder.map_err(|fault| format!("its holderIdentity {fault}"))?;
-        // A lease counts as over only after it was read again a full duration later.
-        let lapsed = self.looked >= self.changed.after(duration(seen));
+        // A lease counts as over only after it was read again a full duration later; or at once, where two had it.
+        let lapsed = self.has_two_holders || self.looked >= self.changed.after(duration(seen));
         Ok(LeaseObservation::Held { lease, election: seen.election, holder, lapsed })
     }
 }
@@ -216,6 +236,39 @@ mod tests {
         assert!(!known.term.is_live(now(1_000)));
         assert!(matches!(known.observation(&name()), Ok(LeaseObservation::Held { holder: None, .. })));
         assert!(!Known::first(seen(1, "", 0), now(0)).term.is_live(now(0)));
+    }
+
+    #[test]
+    fn two_holders_in_one_election_are_both_shut_out_until_the_next() {
+        let lapses = |known: &Known| {
+            matches!(known.observation(&name()), Ok(LeaseObservation::Held { holder: Some(_), lapsed: true, .. }))
+        };
+        let mut known = Known::first(seen(1, "a", 0), now(0));
+        assert!(known.term.is_live(now(0)) && !lapses(&known));
+        // Neither renewals nor the return of the first holder changes that.
+        for (holder, ms) in [("b", 1_000), ("b", 2_000), ("a", 3_000), ("a", 4_000)] {
+            known.again(seen(1, holder, i64::try_from(ms).unwrap()), now(ms));
+            assert!(!known.term.is_live(now(ms)) && lapses(&known), "{holder} at {ms}");
+        }
+        assert!(!known.is_in(known.election().unwrap(), now(4_000)));
+        known.again(seen(2, "b", 5_000), now(5_000));
+        assert!(known.term.is_live(now(19_999)) && !lapses(&known));
+        // The Lease is given back between them.
+        known.again(seen(2, "", 6_000), now(6_000));
+        known.again(seen(2, "c", 7_000), now(7_000));
+        assert!(!known.term.is_live(now(7_000)) && lapses(&known));
+        // A Lease that was made anew has a new uid.
+        known.again(None, now(8_000));
+        let anew = seen(2, "d", 9_000).map(|seen| Seen { election: Election { uid: Uid(8), transitions: 2 }, ..seen });
+        known.again(anew, now(9_000));
+        assert!(known.term.is_live(now(9_000)));
+    }
+
+    #[test]
+    fn a_lease_that_had_no_holder_yet_has_one() {
+        let mut known = Known::first(seen(1, "", 0), now(0));
+        known.again(seen(1, "a", 1_000), now(1_000));
+        assert!(known.term.is_live(now(15_999)) && !known.term.is_live(now(16_000)));
     }
 
     #[test]

@@ -79,7 +79,8 @@ pub enum Effect<C, P> {
     /// The object follows this Lease from now on, and no other.
     Follow(ObjectId),
     /// Give the ledger the observation, and the caller the ledger's reply. All objects that follow the Lease have it
-    /// already. `begins`: the object may be new to the term.
+    /// already, this one too if it follows; then the reply may not count the drain. `begins`: the object may be new to
+    /// the term.
     Observe {
         caller: C,
         object: ObjectId,

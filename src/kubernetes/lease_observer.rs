@@ -374,27 +374,28 @@ impl LeaseObserver {
                 tokio::time::sleep(early).await;
             }
             this.on(&entry, Event::ReadBegins, None);
-            let result = this.request(&entry).await;
+            // In a task of its own: if any of it panics, that is a failed read, and the Lease can be read again. Nothing
+            // but the wait for that task stands between the two events.
+            let request = this.spawn(Arc::clone(&this).request(Arc::clone(&entry.name)));
+            let result = request.await.unwrap_or_else(|_| Err(Away::Unreachable("the read was given up".to_owned())));
             drop(permit);
             this.on(&entry, Event::ReadEnded(result), None);
         });
     }
 
-    async fn request(self: &Arc<Self>, entry: &LeaseEntry) -> Result<Option<Seen>, Away> {
-        let Some(cluster) = self.cluster().cloned() else {
+    /// Asks the API server, reads its answer, counts it, and logs a failure.
+    async fn request(self: Arc<Self>, name: Arc<LeaseName>) -> Result<Option<Seen>, Away> {
+        let Some(cluster) = self.cluster() else {
             return Err(Away::Unreachable("no route leads to a Lease".to_owned()));
         };
-        let name = Arc::clone(&entry.name);
-        // In a task of its own: if it panics, that is a failed read, and the Lease can be read again.
-        let read = self.spawn(async move { cluster.read(&name).await });
-        let read = read.await.unwrap_or_else(|_| Err(Away::Unreachable("the read was given up".to_owned())));
-        let seen = read.and_then(|lease| lease.as_ref().map(Seen::of).transpose());
+        let lease = cluster.read(&name).await;
+        let seen = lease.and_then(|lease| lease.as_ref().map(Seen::of).transpose());
         self.metrics.read(match &seen {
             Ok(Some(_)) => "held",
             Ok(None) => "gone",
             Err(_) => "away",
         });
-        seen.inspect_err(|away| tracing::warn!(lease = %entry.name, %away, "a Lease cannot be read"))
+        seen.inspect_err(|away| tracing::warn!(lease = %name, %away, "a Lease cannot be read"))
     }
 
     fn wait_for_room(self: &Arc<Self>, entry: &Arc<LeaseEntry>) {

@@ -211,12 +211,21 @@ fn a_caller_whose_term_runs_out_while_it_waits_for_room_has_the_lease_read() {
 }
 
 #[test]
-fn a_holder_that_changes_without_a_transition_shuts_the_term_until_the_objects_have_that() {
+fn a_holder_that_changes_without_a_transition_shuts_the_term_for_both_at_once() {
     let mut play = Play::with(&["x"]);
     let _ = play.on(Event::Hinted);
     let other = seen(1, 1).map(|seen| Seen { holder: Some("other".to_owned()), ..seen });
-    assert_eq!(play.reads(other), ["room"]);
+    assert_eq!(play.reads(other.clone()), ["room"]);
     assert!(play.state.term_of(term(1)).is_none());
+    assert_eq!(play.on(Event::Room), ["1 get 1"]);
+    // A renewal by the second holder.
+    let renewed = other.map(|seen| Seen { renewed_us: seen.renewed_us + 1, ..seen });
+    let now = play.now();
+    assert!(!play.state.watch_shows(renewed, now));
+    assert!(play.state.term_of(term(1)).is_some_and(|term| !term.is_live(now)));
+    // Every write of the term asks, also of an object that is new to it.
+    assert_eq!(play.asks("a", 1, "x"), ["turn 2"]);
+    assert_eq!(play.asks("b", 1, "y"), ["turn 3"]);
 }
 
 #[test]
