@@ -44,6 +44,8 @@ pub enum Fault {
     NoFloors,
     /// A term goes on, whether or not its Lease was seen renewed.
     DeadTerms,
+    /// A change of a Lease is not passed on to the objects that follow it.
+    NoPassOn,
     /// A known idempotency key counts as a new one.
     ForgetKeys,
     /// Writes are judged once and not counted, to measure what the barrier costs.
@@ -71,7 +73,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::NoSync,
         Self::ForwardStale,
         Self::NoDrain,
@@ -89,6 +91,7 @@ impl Fault {
         Self::Revive,
         Self::NoFloors,
         Self::DeadTerms,
+        Self::NoPassOn,
         Self::ForgetKeys,
         Self::NoBarrier,
         Self::NoShares,
@@ -124,6 +127,7 @@ impl Fault {
             Self::Revive => "revive",
             Self::NoFloors => "no-floors",
             Self::DeadTerms => "dead-terms",
+            Self::NoPassOn => "no-pass-on",
             Self::ForgetKeys => "forget-keys",
             Self::NoBarrier => "no-barrier",
             Self::NoShares => "no-shares",

@@ -32,6 +32,7 @@ use super::{
     known::Known,
 };
 use crate::{
+    failpoints::{self, Fault},
     fence::{
         BootMs, Now, ObjectId, Ttl,
         elected::{LeaseObservation, Term},
@@ -205,6 +206,7 @@ impl<C, P> LeaseState<C, P> {
             Event::Hinted => self.hint = Some(self.begun),
             Event::PauseOver => (self.is_pausing, self.is_pass_on_due) = (false, true),
             Event::ReadBegins => {
+                debug_assert!(matches!(self.work, Work::Due), "only a read that is due begins");
                 (self.begun, self.sent_at) = (self.begun + 1, at.now.boot);
                 self.work = Work::Reading(at.now);
             }
@@ -320,11 +322,12 @@ impl<C, P> LeaseState<C, P> {
         Ok((observation, (known.election(), Arc::clone(&known.term))))
     }
 
+    /// With [`Fault::NoPassOn`], nothing is passed on.
     fn begin_passing_on(&mut self, effects: &mut Vec<Effect<C, P>>) {
         if !matches!(self.work, Work::Idle) || !std::mem::take(&mut self.is_pass_on_due) || self.is_shared() {
             return;
         }
-        if self.followers.is_empty() {
+        if self.followers.is_empty() || failpoints::on(Fault::NoPassOn) {
             self.known.as_mut().into_iter().for_each(|known| known.is_passed_on = true);
         } else {
             self.work = Work::PassingOn { after: None };

@@ -64,6 +64,7 @@ fn nor_does_any_where_leases_of_a_cluster_lead() {
     let seen = [
         ("terms", 1_000),
         ("lease_reads", 1_000),
+        ("passed_on", 100),
         ("reroutes", 500),
         ("applied", 1_000),
         ("partial", 100),
@@ -117,5 +118,6 @@ caught! {
     a_slow_load_that_puts_an_old_term_back_is_caught: "stale-load" breaks "MONOTONIC" with "--led";
     a_term_whose_lease_was_not_renewed_is_caught: "dead-terms" breaks "EXPIRY" with "--led";
     a_term_that_the_gate_has_read_to_be_over_is_caught: "dead-terms" breaks "STALE" with "--led";
+    a_change_of_a_lease_that_is_not_passed_on_is_caught: "no-pass-on" breaks "PASSED ON" with "--led";
     a_lease_that_is_forgotten_when_its_route_changes_is_caught: "no-floors" breaks "NO REVIVAL" with "--led";
 }

@@ -54,8 +54,10 @@ counts! {
     evictions,
     wall_steps,
     disk_faults,
-    /// Terms of leadership, by Leases; the gate's reads of those; routes that changed to another Lease.
+    /// Terms of leadership, by Leases; the gate's reads of those; changes that it passed on to the objects that follow;
+    /// routes that changed to another Lease.
     terms,
     lease_reads,
+    passed_on,
     reroutes,
 }

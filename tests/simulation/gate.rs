@@ -331,6 +331,7 @@ impl World {
         self.run = None;
         self.crashed = None;
         self.led.as_mut().into_iter().for_each(Led::forget);
+        self.oracle.run_ended();
         self.writes.clear();
         self.calls.clear();
         self.clients.iter_mut().for_each(Client::lose_call);

@@ -13,19 +13,22 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::world::{START, World};
+use super::{
+    lease_news::{AskResult, Asker, PassedOn},
+    world::{START, World},
+};
 use fencegate::{
     fence::{
         BootMs, Fence, Now, ObjectId, Refusal, Ttl,
-        elected::{Claimant, Term},
-        election::{Election, LeaseName, TermStatus, Uid},
+        elected::Claimant,
+        election::{Election, LeaseName, Uid},
         outside::Update,
     },
     kubernetes::{
         api::{Away, Seen},
         lease_state::{At, CallerId, Effect, Event, LeaseState, Question, Unknown},
     },
-    table::ledger::{Command, LedgerError, Moved},
+    table::ledger::{Command, LedgerError},
 };
 
 /// How many Leases there are.
@@ -64,12 +67,7 @@ struct Lease {
     state: Option<LeaseState<Asker, ()>>,
     waits: Vec<Wait>,
     read: Option<Read>,
-}
-
-/// A write that asks whether its term is the present one.
-struct Asker {
-    write: u64,
-    election: Election,
+    passed_on: PassedOn,
 }
 
 /// What the state of a Lease waits for, besides its read.
@@ -86,24 +84,6 @@ enum Read {
     Sent(Now),
     /// The result of the read, and how many terms had begun by then.
     Found(Now, Option<Seen>, usize),
-}
-
-/// The answer to an ask.
-pub(super) enum AskResult {
-    No(Refusal),
-    /// The write's term, and the ledger's answer about its object.
-    Moved(Arc<Term>, oneshot::Receiver<Result<Moved, LedgerError>>),
-}
-
-impl AskResult {
-    /// Does what `elect::attach_present_term` does.
-    fn of(election: Election, present: Option<Election>, moved: impl FnOnce() -> Self) -> Self {
-        match election.status(present) {
-            TermStatus::Present => moved(),
-            TermStatus::Ahead => Self::No(Refusal::NotElected { election, fence: Fence::default() }),
-            TermStatus::Over => Self::No(Refusal::Deposed { election, fence: Fence::default(), successor: None }),
-        }
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -130,6 +110,7 @@ impl Led {
             state: None,
             waits: vec![],
             read: None,
+            passed_on: PassedOn::default(),
         };
         Self {
             leases: (0..LEASES).map(lease).collect(),
@@ -436,6 +417,9 @@ impl World {
             for object in &shared {
                 self.oracle.term_shared(object, election);
             }
+            if is_shared {
+                self.oracle.two_holders(election);
+            }
             if holder.is_none() {
                 // The Lease was given back, and cannot be taken again without a transition.
                 self.oracle.terms_over(&[election]);
@@ -448,13 +432,21 @@ impl World {
         let now = self.now();
         let led = self.led();
         let at = At { now, generation: led.generation };
-        let effects = led.leases[place].state.as_mut().map(|state| state.on(event, at));
-        for effect in effects.into_iter().flatten() {
-            self.carry_out(place, effect);
+        let Lease { state, passed_on, .. } = &mut led.leases[place];
+        passed_on.keep(state.as_ref().map(LeaseState::followers));
+        let effects = state.as_mut().map(|state| state.on(event, at)).unwrap_or_default();
+        let begins = |effect: &Effect<Asker, ()>| match effect {
+            Effect::Follow(object) => Some(object.clone()),
+            _ => None,
+        };
+        let new: Vec<ObjectId> = effects.iter().filter_map(begins).collect();
+        for effect in effects {
+            self.carry_out(place, effect, &new);
         }
     }
 
-    fn carry_out(&mut self, place: usize, effect: Effect<Asker, ()>) {
+    /// `new`: objects that begin to follow by the effects of the same event.
+    fn carry_out(&mut self, place: usize, effect: Effect<Asker, ()>, new: &[ObjectId]) {
         let led = self.led();
         let lease = &mut led.leases[place];
         match effect {
@@ -471,10 +463,14 @@ impl World {
                 others.filter_map(|(_, lease)| lease.state.as_mut()).for_each(|state| state.unfollow(&object));
             }
             Effect::Observe { caller, object, observation, begins, present: (present, term) } => {
+                let followers = lease.state.as_ref().map(LeaseState::followers);
+                let kept = followers.map_or(Ok(()), |all| lease.passed_on.answered(&observation, all, new));
+                lease.passed_on.note(std::slice::from_ref(&object), &observation);
                 let (reply, moved) = oneshot::channel();
                 let answer = AskResult::of(caller.election, present, || AskResult::Moved(term, moved));
                 led.answers.insert(caller.write, answer);
                 self.calls.push(Command::Follow { object, update: Update::Lease { observation, begins }, reply });
+                self.judge(kept);
             }
             Effect::Refuse(caller, why) => {
                 let refusal = match why {
@@ -484,6 +480,8 @@ impl World {
                 led.answers.insert(caller.write, AskResult::No(refusal));
             }
             Effect::ObserveAll(objects, observation) => {
+                lease.passed_on.note(&objects, &observation);
+                self.counts.passed_on += 1;
                 self.calls.push(Command::FollowAll { objects, update: Update::Lease { observation, begins: false } });
             }
             Effect::Answer(..) => unreachable!("each write asks for its object"),

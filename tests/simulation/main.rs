@@ -8,7 +8,8 @@
 //!
 //! - `world`: the participants, and the next step. `rng`: chance, by seed.
 //! - `client`: writers and the adversary. `write`: a write on its way through the gate.
-//! - `led`: Kubernetes Leases in place of the gate's own, an API server and the gate's reads of it.
+//! - `led`: Kubernetes Leases in place of the gate's own, an API server and the gate's reads of it. `lease_news`: what the
+//!   gate tells of them.
 //! - `store`: the store and the network. `disk`: the table, and what happens while it syncs.
 //! - `gate`: rounds of the ledger, crashes, stops and starts. `crowd`: objects that evict records from memory.
 //! - `oracle`: what callers were answered and what has landed; the promises. `counts`: what was seen.
@@ -21,6 +22,7 @@ mod counts;
 mod crowd;
 mod disk;
 mod gate;
+mod lease_news;
 mod led;
 mod oracle;
 mod rng;
@@ -53,7 +55,8 @@ struct Args {
     /// The first of them.
     #[arg(long, default_value_t = 1)]
     first: u64,
-    /// Check one promise only: DRAIN, STALE, UNIQUE, MONOTONIC, UNFENCED, EXPIRY, "NO REVIVAL" or "ONE ATTEMPT".
+    /// Check one promise only: DRAIN, STALE, UNIQUE, MONOTONIC, UNFENCED, EXPIRY, "NO REVIVAL", "ONE ATTEMPT" or
+    /// "PASSED ON".
     #[arg(long, value_name = "NAME")]
     promise: Option<String>,
     /// Kubernetes Leases say who may write.

@@ -57,6 +57,8 @@ pub(super) struct Oracle {
     /// has seen.
     read_over: Vec<Election>,
     terms_until: Vec<(Election, BootMs)>,
+    /// Terms of which the gate has read two holders in its present run.
+    two_holders: Vec<Election>,
 }
 
 impl Oracle {
@@ -217,14 +219,28 @@ impl Oracle {
         self.story(object).shared.push(term);
     }
 
+    /// Notes that the gate has read another holder of a term. No write of it may pass any more, whosever it is.
+    pub(super) fn two_holders(&mut self, term: Election) {
+        self.two_holders.push(term);
+    }
+
+    /// Notes that a run of the gate is over. The next one has not seen the first holder of a term.
+    pub(super) fn run_ended(&mut self) {
+        self.two_holders.clear();
+    }
+
     /// Checks a write by a term of leadership that was let through, to wait or to land.
     pub(super) fn admitted_by(&mut self, object: &ObjectId, seq: u64, term: Election, now: BootMs) -> Kept {
         let is_over = self.read_over.contains(&term);
+        let has_two_holders = self.two_holders.contains(&term);
         let until = self.terms_until.iter().find(|(each, _)| *each == term).map(|(_, until)| *until);
         let story = self.story(object);
         let what = format!("{object}: a write of {seq} by {term} was let through");
         if is_over {
             return broken("STALE", format!("{what}, after the Lease was read to be in another term"));
+        }
+        if has_two_holders {
+            return broken("STALE", format!("{what}, after the Lease was read to have another holder in this term"));
         }
         if seq < story.floor {
             return broken("STALE", format!("{what}, after one of {} was answered", story.floor));
@@ -291,6 +307,8 @@ impl Oracle {
 
 #[cfg(test)]
 mod tests {
+    use fencegate::fence::election::Uid;
+
     use super::*;
 
     const TTL: u64 = 1_000;
@@ -397,6 +415,18 @@ mod tests {
         teller.admits(1, 0).unwrap();
         teller.oracle.freed(&teller.object.clone(), 2);
         breaks("STALE", teller.admits(1, 0));
+    }
+
+    #[test]
+    fn stale_is_broken_by_a_write_of_a_term_that_two_holders_have_had_in_this_run() {
+        let mut teller = Teller::new();
+        let (object, term) = (teller.object.clone(), Election { uid: Uid(1), transitions: 0 });
+        teller.oracle.term_until(term, BootMs(START.0 + TTL));
+        teller.oracle.admitted_by(&object, 1, term, START).unwrap();
+        teller.oracle.two_holders(term);
+        breaks("STALE", teller.oracle.admitted_by(&object, 1, term, START));
+        teller.oracle.run_ended();
+        teller.oracle.admitted_by(&object, 1, term, START).unwrap();
     }
 
     #[test]

@@ -11,11 +11,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{
-    led::{AskResult, TermClaim},
-    store::StoreResponse,
-    world::World,
-};
+use super::{lease_news::AskResult, led::TermClaim, store::StoreResponse, world::World};
 use fencegate::{
     barrier::{
         flight::Cancel,
