@@ -60,6 +60,13 @@ pub(crate) fn gate() -> Arc<Gate> {
         news,
         clock,
         authority: arc_swap::ArcSwap::default(),
+        access: arc_swap::ArcSwap::from_pointee(
+            fencegate::access::Access::new(&Settings::default(), None)
+                .unwrap_or_else(|_| panic!("the defaults are sound")),
+        ),
+        access_changes: watch::Sender::new(()),
+        turns: fencegate::access::turns::Turns::default(),
+        audit: fencegate::audit::Audit::off(),
         routes: arc_swap::ArcSwap::from_pointee(
             fencegate::route::Routes::new(&Settings::default()).expect("the defaults are sound"),
         ),

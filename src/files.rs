@@ -8,6 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::fs::{FlockOperation, flock};
+
 /// Makes a file's name durable, not just its bytes.
 ///
 /// # Errors
@@ -25,15 +27,37 @@ pub fn sync_parent(path: &Path) -> io::Result<()> {
 /// # Errors
 /// When the file cannot be written.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut new = OsString::from(path);
-    new.push(".new");
-    let new = PathBuf::from(new);
+    let new = ending(path, ".new");
     clear(&new)?;
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&new, path)?;
     sync_parent(path)
+}
+
+/// The right to change a file, for one user at a time. The system takes it back when the process ends.
+#[derive(Debug)]
+pub struct Locked {
+    _file: File,
+}
+
+impl Locked {
+    /// Waits for the right, which is a lock on `*.lock` beside the file. That file stays.
+    ///
+    /// # Errors
+    /// When it cannot be made or locked.
+    pub fn beside(path: &Path) -> io::Result<Self> {
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(ending(path, ".lock"))?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        Ok(Self { _file: file })
+    }
+}
+
+fn ending(path: &Path, end: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(end);
+    PathBuf::from(name)
 }
 
 /// Removes a file or folder, if it exists.

@@ -6,6 +6,8 @@
 //! - [`table`]: the fence table, durable: schema, RocksDB, the single-writer ledger.
 //! - [`write_path`]: the path of a write: accept, classify (by [`route`]), decide, forward, reply.
 //! - [`route`]: what a request is, and which object it is about. [`upstream`]: the way to the store. [`tls`].
+//! - [`access`]: who calls the api, and what each caller may do.
+//! - [`audit`]: who did what by the api, and who was denied, as a chain of lines.
 //! - [`api`]: the lease api and the ops port, over HTTP. [`wire`]: the types that the api and its clients exchange.
 //! - [`gate`]: what the parts of a running gate share. [`sources`]: what it does for leases from elsewhere.
 //! - [`migration`]: one gate's own migrations, step by step. [`authority`]: signed statements.
@@ -23,9 +25,11 @@
 #[cfg(test)]
 extern crate self as fencegate;
 
+pub mod access;
 pub mod agent;
 pub mod api;
 pub mod app;
+pub mod audit;
 pub mod authority;
 pub mod barrier;
 pub mod cli;

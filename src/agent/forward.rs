@@ -24,13 +24,14 @@ use tokio::{sync::Notify, time::Sleep};
 use super::{
     holdings::Use,
     pool::{GateConn, GatePool},
+    proof::Proof,
 };
 use crate::{
     clock::Clock,
     config::GateWay,
     fence::{Code, code::Plane},
     problem::Problem,
-    route::classify::{FENCE_HOLDER, FENCE_TOKEN},
+    route::classify::{FENCE_HOLDER, FENCE_IDENTITY, FENCE_TOKEN},
     upstream::{
         Way,
         hop::{self, takes_trailers},
@@ -50,6 +51,7 @@ pub enum Pass {
 /// Forwards requests to the gate.
 pub struct Forwarder {
     pool: Arc<GatePool>,
+    proof: Proof,
     silence: Duration,
     /// The `Host` of a request that has none, as HTTP/1.0 allows.
     host: HeaderValue,
@@ -57,12 +59,12 @@ pub struct Forwarder {
 
 impl Forwarder {
     #[must_use]
-    pub fn new(way: Way, settings: GateWay, clock: Clock) -> Self {
+    pub fn new(way: Way, settings: GateWay, proof: Proof, clock: Clock) -> Self {
         let silence = Duration::from_millis(settings.response_timeout_ms);
         let authority = settings.url.parse::<http::Uri>().ok().and_then(|url| url.authority().cloned());
         let host = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
         let host = host.unwrap_or_else(|| HeaderValue::from_static("localhost"));
-        Self { pool: GatePool::new(way, settings, clock), silence, host }
+        Self { pool: GatePool::new(way, settings, clock), proof, silence, host }
     }
 
     /// Sends a request. `guard` is kept until the request is done, including the body of its answer.
@@ -81,6 +83,9 @@ impl Forwarder {
         let mut request = outgoing(head, body, &self.host, Arc::clone(&moved));
         let (mut conn, answer) = loop {
             let mut conn = self.pool.take().await.map_err(|error| unreachable(&error.to_string()))?;
+            if is_write {
+                self.proof.put(request.headers_mut());
+            }
             // This checks the clock. Nothing is between it and the sending.
             add_tokens(&mut request, &pass)?;
             let (sent, before) = (conn.sent(), conn.sent().load(Ordering::Acquire));
@@ -191,10 +196,12 @@ fn add_tokens(request: &mut Request<Upload>, pass: &Pass) -> Result<(), Problem>
     Ok(())
 }
 
-/// The request as the gate gets it: the same path, query, headers and body, without the hop-by-hop headers.
+/// The request as the gate gets it: the same path, query, headers and body, without the hop-by-hop headers and a proof
+/// of who the application is: the agent is the holder.
 fn outgoing(mut head: Parts, body: Incoming, host: &HeaderValue, moved: Arc<Moved>) -> Request<Upload> {
     let says_trailers = head.headers.get_all(header::TE).iter().any(takes_trailers);
     hop::strip(&mut head.headers);
+    head.headers.remove(FENCE_IDENTITY);
     if says_trailers {
         // The application's `TE` is for this hop only. The agent passes trailers on, so it accepts them too.
         head.headers.insert(header::TE, HeaderValue::from_static("trailers"));

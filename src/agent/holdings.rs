@@ -16,6 +16,7 @@ use super::{
     held::{Held, Not},
     keeper,
     lease_history::LeaseHistories,
+    own_name::OwnName,
     slot::{Shown, Slot, Standing, Writing},
 };
 use crate::{
@@ -50,7 +51,7 @@ pub(super) enum Phase {
 /// All leases of this agent.
 pub struct Holdings {
     pub(super) api: LeaseApi,
-    pub(super) holder: HolderId,
+    pub(super) name: OwnName,
     /// Present where a route has a Kubernetes Lease.
     campaigns: Option<Campaigns>,
     pub(super) settings: AgentLease,
@@ -76,7 +77,7 @@ impl Holdings {
     #[must_use]
     pub fn new(
         api: LeaseApi,
-        holder: HolderId,
+        name: OwnName,
         campaigns: Option<Campaigns>,
         settings: AgentLease,
         clock: Clock,
@@ -85,7 +86,7 @@ impl Holdings {
         let phase = watch::Sender::new(Phase::Running);
         let (slots, keepers) = (Mutex::default(), Mutex::default());
         let histories = LeaseHistories::new(settings.objects_max);
-        Arc::new(Self { api, holder, campaigns, settings, clock, histories, metrics, slots, keepers, phase })
+        Arc::new(Self { api, name, campaigns, settings, clock, histories, metrics, slots, keepers, phase })
     }
 
     /// Takes a lease that is never given back for lack of use.

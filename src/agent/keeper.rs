@@ -69,15 +69,19 @@ pub(super) async fn keep(holdings: Arc<Holdings>, slot: Arc<Slot>) {
 
 /// Waits for the lease, and finds out meanwhile who holds it.
 async fn ask(holdings: &Holdings, slot: &Slot) -> Result<Lease, NotHad> {
-    let wanted = Wanted::new(slot.object.clone(), holdings.holder.clone()).with_ttl_ms(holdings.settings.ttl_ms);
-    let given_up = async {
+    let given_up = || async {
         tokio::select! {
             () = holdings.reached(Phase::Draining) => {}
             () = holdings.idle(slot, false) => {}
         }
     };
+    let holder = tokio::select! {
+        holder = holdings.name.known(|unknown| drop(slot.standing.send_replace(unknown))) => holder,
+        () = given_up() => return Err(NotHad::GivenUp),
+    };
+    let wanted = Wanted::new(slot.object.clone(), holder).with_ttl_ms(holdings.settings.ttl_ms);
     tokio::select! {
-        acquired = holdings.api.acquire_unless(&wanted, |progress| slot.note_progress(progress), given_up) => acquired,
+        acquired = holdings.api.acquire_unless(&wanted, |progress| slot.note_progress(progress), given_up()) => acquired,
         never = follow_holder(holdings, slot) => match never {},
     }
 }

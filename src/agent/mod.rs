@@ -5,7 +5,9 @@
 //! - [`holdings`]: the leases of the objects in use ([`slot`]), for all writers. `keeper`: asks for a lease, keeps
 //!   it, gives it back. `lease_history`: how soon the next one is asked for. [`held`]: a lease that is held.
 //! - [`campaigns`]: the elections on Kubernetes Leases, one for each Lease. [`candidate`]: the rules of one.
-//! - [`forward`]: forwards a request to the gate, once. [`pool`]: the connections for this.
+//! - [`own_name`]: the name by which this agent holds leases.
+//! - [`forward`]: forwards a request to the gate, once. [`pool`]: the connections for this. [`proof`]: what is shown
+//!   to the gate with a write.
 //! - [`status`]: who leads, for the application and for probes. [`compare`]: whether the gate has the same routes.
 //! - `settings`: what settings mean here, and what is wrong with them.
 //!
@@ -22,8 +24,10 @@ pub mod holdings;
 pub mod hosts;
 mod keeper;
 mod lease_history;
+pub mod own_name;
 pub mod pool;
 pub mod port;
+pub mod proof;
 mod settings;
 pub mod slot;
 pub mod status;
@@ -38,7 +42,9 @@ use self::{
     candidate::Timing,
     forward::Forwarder,
     holdings::{Holdings, Led},
+    own_name::OwnName,
     port::Port,
+    proof::Proof,
 };
 use crate::{
     api::listen,
@@ -59,7 +65,8 @@ const LAST_CALLS: Duration = Duration::from_secs(8);
 pub struct Running {
     pub agent: SocketAddr,
     pub status: SocketAddr,
-    pub holder: HolderId,
+    /// The holder's name that it was given, or has made up. None: the gate says it when a lease is wanted.
+    pub holder: Option<HolderId>,
     holdings: Arc<Holdings>,
     port: Arc<Port>,
     stopping: watch::Sender<bool>,
@@ -76,27 +83,32 @@ pub async fn start(settings: &AgentSettings) -> Result<Running, Faults> {
     let routes = settings.routes().map_err(Faults)?;
     let hosts = settings.agent.hosts().map_err(|what| fault("agent.hosts", what))?;
     let way = settings.gate.way().map_err(|(key, what)| fault(&format!("gate.{key}"), what))?;
-    let api = LeaseApi::new(&settings.gate.api).map_err(|what| fault("gate.api", what.to_string()))?;
-    let holder = match settings.lease.holder_id.as_str() {
-        "" => default_holder(),
-        name => HolderId::new(name).map_err(|what| fault("lease.holder_id", what.to_string()))?,
+    let api = LeaseApi::with(&settings.gate.api, &settings.gate.credentials());
+    let api = api.map_err(|what| fault("gate.api", what.to_string()))?;
+    let proof = Proof::of(&settings.gate).map_err(|(key, what)| fault(&format!("gate.{key}"), what))?;
+    let (own, is_asked) = match settings.lease.holder_id.as_str() {
+        "" => (default_holder(), settings.gate.proves_who_it_is()),
+        name => (HolderId::new(name).map_err(|what| fault("lease.holder_id", what.to_string()))?, false),
     };
     let (app, status) = bind_both(settings).await?;
+
     let address = |key: &str, listener: &TcpListener| {
         listener.local_addr().map_err(|error| fault(key, format!("cannot listen: {error}")))
     };
     let (agent_address, status_address) = (address("agent.listen", &app)?, address("status.listen", &status)?);
     let metrics = Arc::new(AgentMetrics::new());
     let clock = Clock::machine();
-    let campaigns = settings.has_leases().then(|| campaigns(settings, &holder, &clock, &metrics)).transpose()?;
+    let campaigns = settings.has_leases().then(|| campaigns(settings, &own, &clock, &metrics)).transpose()?;
+    let holder = (!is_asked).then(|| own.clone());
+    let name = if is_asked { OwnName::asked(api.clone(), own) } else { OwnName::given(api.clone(), own) };
     let (leases, counted) = (settings.lease.clone(), Arc::clone(&metrics));
     let comparing = tokio::spawn(compare::compare(api.clone(), compare::to_compare(&routes)));
-    let holdings = Holdings::new(api, holder.clone(), campaigns, leases, clock.clone(), counted);
+    let holdings = Holdings::new(api, name, campaigns, leases, clock.clone(), counted);
     for route in settings.up_front() {
         let object = ObjectId::new(&route.object).map_err(|what| fault("route.object", what.to_string()))?;
         holdings.take_up_front(&Led { object, by: route.lease() });
     }
-    let forwarder = Forwarder::new(way, settings.gate.clone(), clock);
+    let forwarder = Forwarder::new(way, settings.gate.clone(), proof, clock);
     let stopping = watch::Sender::new(false);
     let port =
         Port::new(routes, Arc::clone(&holdings), forwarder, Arc::clone(&metrics), &settings.lease, hosts.clone());

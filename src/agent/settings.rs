@@ -9,7 +9,7 @@ use toml::Table;
 
 use super::{candidate::TTL_MS_MAX, hosts::Hosts};
 use crate::{
-    client::Client,
+    client::{Client, Credentials},
     config::{
         AgentPort, AgentRoute, AgentSettings, Fault, GateWay, LeaseSource, Loadable, RouteLease, RouteSettings,
         Settings, Take,
@@ -45,10 +45,10 @@ impl GateWay {
         let address = Address::parse(&self.url).map_err(|what| ("url", what))?;
         let tls = match &address {
             Address::Unix(_) => return Err(("url", "a gate listens on a port".to_owned())),
-            Address::Tcp { .. } if shown.is_some() => {
+            Address::Tcp { .. } if shown.is_some() && !self.api.starts_with("https:") => {
                 return Err((
                     "tls_cert_file",
-                    "needs a gate.url with https: over http no certificate is shown".to_owned(),
+                    "needs a gate.url or a gate.api with https: over http no certificate is shown".to_owned(),
                 ));
             }
             Address::Tcp { .. } => None,
@@ -59,6 +59,24 @@ impl GateWay {
             }
         };
         Ok(Way { address, tls })
+    }
+
+    /// What the agent shows to the gate's api.
+    #[must_use]
+    pub fn credentials(&self) -> Credentials {
+        Credentials {
+            token_file: given(&self.token_file),
+            ca_file: given(&self.tls_ca_file),
+            certificate: given(&self.tls_cert_file).zip(given(&self.tls_key_file)),
+            server_name: (!self.tls_server_name.is_empty()).then(|| self.tls_server_name.clone()),
+        }
+    }
+
+    /// Whether the gate's api gets to know who the agent is.
+    #[must_use]
+    pub fn proves_who_it_is(&self) -> bool {
+        let shows_certificate = self.api.starts_with("https:") && given(&self.tls_cert_file).is_some();
+        shows_certificate || given(&self.token_file).is_some()
     }
 
     /// The client certificate and its key.
@@ -196,7 +214,7 @@ impl Loadable for AgentSettings {
         if let Err(what) = agent.hosts() {
             faults.push(Fault::new("agent.hosts", what));
         }
-        if let Err(fault) = Client::new(&gate.api) {
+        if let Err(fault) = Client::with(&gate.api, &gate.credentials()) {
             faults.push(Fault::new("gate.api", fault.to_string()));
         }
         if let Err((key, what)) = gate.way() {
@@ -220,7 +238,7 @@ mod tests {
             listen = '0.0.0.0:8082'
             [gate]
             url = 'unix:/run/gate'
-            api = 'https://x'
+            api = 'ftp://x'
             [lease]
             ttl = 1
             [[route]]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use axum::{Json, extract::State, http::StatusCode};
 
-use super::extract::Body;
+use super::{caller::Caller, extract::Body};
 use crate::{
     gate::Shared,
     problem::Problem,
@@ -21,8 +21,11 @@ use crate::{
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn create(
     State(gate): State<Shared>,
+    caller: Caller,
     Body(request): Body<BackupRequest>,
 ) -> Result<(StatusCode, Json<BackupBody>), Problem> {
+    caller.may_on_all()?;
+    caller.facts().detail("folder", request.folder.as_str());
     let folder = PathBuf::from(&request.folder);
     if !folder.is_absolute() {
         return Err(Problem::invalid("folder", "must be an absolute path on the gate's machine"));

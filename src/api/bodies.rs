@@ -80,7 +80,7 @@ impl From<LeaseStatus> for LeaseState {
 impl GrantBody {
     #[must_use]
     pub fn new(granted: &Granted, now: Now) -> Self {
-        let Granted { object, lease, drain } = granted;
+        let Granted { object, lease, drain, .. } = granted;
         let view = LeaseView {
             row: LeaseRow::new(object, lease, None),
             status: LeaseStatus::Held,

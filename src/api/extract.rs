@@ -13,7 +13,7 @@ use http_body_util::BodyExt;
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 
-use super::seats::{Doing, Seat};
+use super::seats::{Doing, Turn};
 use crate::{
     config::LeaseSettings,
     fence::{Code, FenceToken, HolderId, LeaseId, ObjectId, RequestId, Ttl, ids::IdFault},
@@ -64,8 +64,8 @@ pub async fn whole_body(request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
     }
-    let seat = request.extensions().get::<Arc<Seat>>().cloned();
-    let begins = |doing| seat.as_ref().map(|seat| seat.begins(doing));
+    let turn = request.extensions().get::<Arc<Turn>>().cloned();
+    let begins = |doing| turn.as_ref().map(|turn| turn.begins(doing));
     let (parts, body) = request.into_parts();
     begins(Doing::Receiving);
     let arrived = tokio::time::timeout(BODY_TIMEOUT, collect(body)).await;

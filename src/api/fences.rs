@@ -1,11 +1,15 @@
-//! Fence certificates: accepted from any caller, kept for ever, shown to any caller.
+//! Fence certificates: accepted from every caller that may issue, kept for ever, shown to every caller that may read.
 
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::{self, Body, Query};
+use super::{
+    caller::Caller,
+    extract::{self, Body, Query},
+};
 use crate::{
+    audit::entry::UNPARKED,
     authority::{
         Untrusted,
         json::{AcknowledgedMessage, CertificateMessage, JsonFault, Message, RelayMessage},
@@ -104,7 +108,7 @@ pub(super) fn untrusted(untrusted: Untrusted) -> Problem {
     Problem::new(untrusted.code, untrusted.what)
 }
 
-/// Apply a fence certificate. From any caller, in any order, any number of times.
+/// Apply a fence certificate. In any order, any number of times: its signature counts, not its caller.
 ///
 /// # Errors
 /// In this order: `InvalidFenceSignature`, `UnauthorizedFence`, `FenceBeforeLease`; `FENCE_JUMP` where it is
@@ -114,18 +118,27 @@ pub(super) fn untrusted(untrusted: Untrusted) -> Problem {
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn apply(
     State(gate): State<Shared>,
+    caller: Caller,
     Body(Unique(message)): Body<Unique>,
 ) -> Result<Json<FenceBody>, Problem> {
     let signed = certificate(message)?.signed().map_err(|fault| unreadable(&fault))?;
+    caller.may(&signed.statement.domain)?;
     let authority = gate.authority.load_full();
     let by = authority.certificate(&signed, gate.now()).map_err(untrusted)?;
     let domain = signed.statement.domain.clone();
+    told(&caller, &signed);
     tracing::info!(object = %domain, issuer = %by.issuer, lease_id = %by.lease_id, lease_seq = by.seq.get(), fence_time = %by.time, "audit: a certificate fences");
     let certificate = Certificate { domain, by, signed: signed.to_bytes() };
     let moved = gate.ledger.certify(certificate, authority.settings.max_jump, None).await;
     let moved = moved.map_err(|refused| Problem::refused(&refused, gate.now()))?;
     retry_parked(&gate, &signed.statement.domain).await;
     answer(&gate, &signed, moved).await.map(Json)
+}
+
+/// Says in the audit log what a certificate fences, and whose it is.
+fn told(caller: &Caller, signed: &Signed<FenceCertificate>) {
+    caller.facts().lease_seq(signed.statement.lease_seq.get());
+    caller.facts().detail("issuer", signed.statement.issuer.as_str());
 }
 
 /// A fence has moved, so parked certificates may be within the allowed jump by now. Each is checked like any other.
@@ -144,7 +157,11 @@ pub async fn retry_parked(gate: &Shared, domain: &ObjectId) {
             // it.
             let Ok(by) = authority.certificate(&signed, gate.now()) else { continue };
             let certificate = Certificate { domain: domain.clone(), by, signed: signed.to_bytes() };
-            has_moved |= gate.ledger.certify(certificate, authority.settings.max_jump, None).await.is_ok();
+            if gate.ledger.certify(certificate, authority.settings.max_jump, None).await.is_ok() {
+                has_moved = true;
+                let (given, issuer) = (&signed.statement, ("issuer", signed.statement.issuer.as_str()));
+                gate.audit.by_gate(UNPARKED, domain, None, given.lease_seq.get(), issuer);
+            }
         }
         if !has_moved {
             return;
@@ -184,9 +201,13 @@ async fn answer(gate: &Shared, signed: &Signed<FenceCertificate>, moved: Moved) 
 #[utoipa::path(get, operation_id = "listFences", path = "/v1/fences", tag = "authority", params(FencesQuery), responses(
     (status = 200, body = FenceList), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
-pub async fn list(State(gate): State<Shared>, Query(query): Query<FencesQuery>) -> Result<Json<FenceList>, Problem> {
+pub async fn list(
+    State(gate): State<Shared>,
+    caller: Caller,
+    Query(query): Query<FencesQuery>,
+) -> Result<Json<FenceList>, Problem> {
     let domain = query.domain.ok_or_else(|| Problem::invalid("domain", "name an object"))?;
-    let domain = extract::object("domain", &domain)?;
+    let domain = caller.object("domain", &domain)?;
     let limit = query.limit.unwrap_or(LIMIT_DEFAULT);
     if !(1..=LIMIT_MAX).contains(&limit) {
         return Err(Problem::invalid("limit", format!("must be from 1 to {LIMIT_MAX}, this is {limit}")));
@@ -237,15 +258,18 @@ fn certificates(
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn confirm(
     State(gate): State<Shared>,
+    caller: Caller,
     Body(request): Body<ConfirmRequest>,
 ) -> Result<Json<FenceBody>, Problem> {
-    let domain = extract::object("domain", &request.domain)?;
+    let domain = caller.object("domain", &request.domain)?;
     let wanted = domain.clone();
     let parked = gate.read(move |records| certificates(records, Family::Parked, &wanted, 0, LIMIT_MAX)).await?;
     let found = parked.into_iter().find(|each| each.signature.as_deref() == Some(&request.signature));
     let found = found
         .ok_or_else(|| Problem::new(Code::NotFound, "no such certificate is parked; GET /v1/fences lists them"))?;
     let signed = found.signed().map_err(|fault| unreadable(&fault))?;
+    told(&caller, &signed);
+    caller.facts().detail("discard", request.discard.unwrap_or(false));
     if request.discard.unwrap_or(false) {
         return discard(&gate, &signed).await.map(Json);
     }

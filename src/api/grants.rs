@@ -3,6 +3,7 @@
 use axum::{Json, extract::State, http::StatusCode};
 
 use super::{
+    caller::Caller,
     extract::Body,
     fences::{retry_parked, unreadable, untrusted},
 };
@@ -23,11 +24,16 @@ use crate::{
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn apply(
     State(gate): State<Shared>,
+    caller: Caller,
     Body(message): Body<GrantMessage>,
 ) -> Result<(StatusCode, Json<GrantBody>), Problem> {
     let signed = message.signed().map_err(|fault| unreadable(&fault))?;
+    caller.may(&signed.statement.domain)?;
     let grant = gate.authority.load().grant(&signed).map_err(untrusted)?;
     let given = &signed.statement;
+    caller.facts().held(std::slice::from_ref(&given.domain), &given.holder);
+    caller.facts().lease_seq(given.lease_seq.get());
+    caller.facts().detail("issuer", given.issuer.as_str());
     let span = given.expiry.0 - given.start.0;
     if span > gate.limits.ttl_ms_max {
         let what = format!("is {span} ms after start_ms; lease.ttl_ms_max is {}", gate.limits.ttl_ms_max);

@@ -4,7 +4,10 @@ use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::{self, InPath, Query};
+use super::{
+    caller::Caller,
+    extract::{InPath, Query},
+};
 use crate::{
     authority::json::hash_text,
     fence::{Code, LeaseSeq, ObjectId},
@@ -84,10 +87,11 @@ const LIMIT_MAX: usize = 1_000;
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn list(
     State(gate): State<Shared>,
+    caller: Caller,
     InPath(object): InPath,
     Query(query): Query<JournalQuery>,
 ) -> Result<Json<JournalBody>, Problem> {
-    let object = extract::object("object_id", &object)?;
+    let object = caller.object("object_id", &object)?;
     let (after, limit) = (query.after.unwrap_or(0), query.limit.unwrap_or(LIMIT_MAX));
     if !(1..=LIMIT_MAX).contains(&limit) {
         return Err(Problem::invalid("limit", format!("must be from 1 to {LIMIT_MAX}, this is {limit}")));

@@ -1,6 +1,6 @@
 //! The layers around the calls, from the outside in, as layers of tower.
 //!
-//! [`around`] is for all calls of the api, [`within_places`] for calls that may be many, [`within_time`] for calls
+//! [`around`] is for all calls of the api ([`super::admission`] has the layers that let callers in), [`within_places`] for calls that may be many, [`within_time`] for calls
 //! that wait for the table only. A layer's refusal is a [`Problem`] too.
 
 use std::{any::Any, time::Duration};
@@ -11,7 +11,7 @@ use axum::{
     error_handling::HandleErrorLayer,
     extract::MatchedPath,
     http::{HeaderName, Request, StatusCode},
-    middleware::{from_fn, map_response},
+    middleware::{from_fn, from_fn_with_state, map_response},
     response::{IntoResponse, Response},
 };
 use tower::{BoxError, ServiceBuilder, limit::GlobalConcurrencyLimitLayer};
@@ -25,14 +25,19 @@ use tower_http::{
 };
 use tracing::Span;
 
-use super::{extract, origin, seats::Places};
+use super::{
+    admission::{self, Guard},
+    audited, extract, origin,
+    seats::Places,
+    unread,
+};
 use crate::{fence::Code, problem::Problem};
 
 /// Names a call in the gate's log and in its answer. A caller may bring its own.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Layers around every call of the api. `refused` is called with the code of each answer that is a refusal.
-pub fn around(calls: Router, refused: impl Fn(Code) + Clone + Send + Sync + 'static) -> Router {
+pub fn around(calls: Router, guard: Guard, refused: impl Fn(Code) + Clone + Send + Sync + 'static) -> Router {
     calls.layer(
         ServiceBuilder::new()
             // Each call has an id, in the log and in its answer.
@@ -47,10 +52,20 @@ pub fn around(calls: Router, refused: impl Fn(Code) + Clone + Send + Sync + 'sta
                 },
             ))
             .layer(PropagateRequestIdLayer::new(REQUEST_ID))
+            // Who did what, and who was denied: behind this, the outcome is final.
+            .layer(from_fn_with_state(guard.clone(), audited::record))
             // A panic in one call does not end its connection.
             .layer(CatchPanicLayer::custom(panicked))
-            // Web pages may not call.
-            .layer(from_fn(origin::local_only))
+            // What is refused before its body was read still gets its answer.
+            .layer(from_fn(unread::discard))
+            // Pages of other origins may not call.
+            .layer(from_fn(origin::own_pages_only))
+            // Who is it, may it do this, does it call too often.
+            .layer(from_fn_with_state(guard.clone(), admission::identify))
+            .layer(from_fn_with_state(guard.clone(), admission::authorise))
+            .layer(from_fn_with_state(guard.clone(), admission::in_turn))
+            // Calls of operators are not carried out without a line in the audit log.
+            .layer(from_fn_with_state(guard, audited::admit))
             // A body that is far too long is not read to its end.
             .layer(map_response(as_problem))
             .layer(MapResponseBodyLayer::new(Body::new))
@@ -117,7 +132,7 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
-    use crate::fence::code::Plane;
+    use crate::{api::tests::guard, fence::code::Plane};
 
     /// The codes of the refusals that `around` has counted.
     type Refused = std::sync::Arc<Mutex<Vec<Code>>>;
@@ -132,15 +147,17 @@ mod tests {
             .route("/panics", get(async || -> &'static str { std::panic::resume_unwind(Box::new("a bug")) }))
             .merge(within_time(stuck, Duration::from_millis(20)));
         let count = move |code| counted.lock().unwrap_or_else(PoisonError::into_inner).push(code);
-        (around(calls, count), refused)
+        (around(calls, guard(), count), refused)
     }
 
+    /// A call from this machine.
     async fn get_from(calls: &Router, path: &str, id: Option<&str>) -> Response<Bytes> {
         let mut request = Request::get(path).header(header::HOST, "localhost");
         if let Some(id) = id {
             request = request.header(REQUEST_ID, id);
         }
-        let answered = calls.clone().oneshot(request.body(Body::empty()).unwrap());
+        let near = axum::extract::ConnectInfo(std::net::SocketAddr::from(([127, 0, 0, 1], 1)));
+        let answered = calls.clone().oneshot(request.extension(near).body(Body::empty()).unwrap());
         let answered = tokio::time::timeout(Duration::from_secs(30), answered).await;
         let (head, body) = answered.expect("an answer within 30 s").unwrap().into_parts();
         Response::from_parts(head, to_bytes(body, usize::MAX).await.unwrap())

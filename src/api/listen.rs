@@ -6,31 +6,9 @@
 //! of file descriptors because of them. A stop ends each connection that has not sent a whole request. Long calls
 //! (waiting, watching) get half of the api's room, so that short calls always get in.
 
-use std::{
-    convert::Infallible,
-    io::ErrorKind,
-    mem::MaybeUninit,
-    net::SocketAddr,
-    os::fd::{AsFd, OwnedFd},
-    pin::{Pin, pin},
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
-use axum::{
-    Router,
-    body::{Body, Bytes},
-    extract::ConnectInfo,
-    http::{Request, Response},
-};
-use http_body::{Frame, SizeHint};
-use hyper::{body::Incoming, server::conn::http1, service::Service};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
-use socket2::SockRef;
+use axum::Router;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
@@ -38,9 +16,10 @@ use tokio::{
 };
 
 use super::{
-    seats::{Doing, Occupied, Seat, Seats},
-    socket::Socket,
+    connection::{self, Door},
+    seats::{Occupied, Seats},
 };
+use crate::tls::Acceptor;
 
 /// How many connections a process may have, by the system's limit on files.
 #[derive(Clone, Copy, Debug)]
@@ -76,34 +55,12 @@ impl Room {
     fn within(files: Option<u64>) -> Self {
         let files =
             files.map_or(FILES_MAX, |files| usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(FILES_MAX));
-        // A connection to the api or to the ops port is two files: see `Caller`.
+        // A connection to the api or to the ops port is two files: see `connection::Peer`.
         let ops = OPS_MAX.min(files / 8).max(2);
         let left = files.saturating_sub(2 * ops);
         let api = API_MAX.min(left / 8).max(4);
         let gate = left.saturating_sub(2 * api).max(8);
         Self { gate, api, ops, waiting: api / 4, watching: api / 4 }
-    }
-}
-
-/// A caller's end of a connection, to check whether it is still connected. It uses a second handle on the socket: the
-/// kernel may know more than the runtime does.
-#[derive(Clone, Debug)]
-pub struct Caller(Option<Arc<OwnedFd>>);
-
-impl Caller {
-    fn of(stream: &TcpStream) -> Self {
-        // Without a free file descriptor, no caller counts as gone.
-        Self(stream.as_fd().try_clone_to_owned().ok().map(Arc::new))
-    }
-
-    /// Whether the caller has hung up, as far as the kernel knows.
-    #[must_use]
-    pub fn is_gone(&self) -> bool {
-        let Some(socket) = &self.0 else { return false };
-        match SockRef::from(&**socket).peek(&mut [MaybeUninit::uninit()]) {
-            Ok(bytes) => bytes == 0,
-            Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
-        }
     }
 }
 
@@ -113,33 +70,36 @@ const LAST_ANSWERS: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The limits of a port for its connections.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct Port {
     pub name: &'static str,
     /// The most connections.
     pub room: usize,
     /// How long a request's head may take to arrive, and how long a connection may stay without a request.
     pub head_timeout: Duration,
+    /// Connections are encrypted.
+    pub tls: Option<Acceptor>,
 }
 
 impl Port {
     /// The api's port: callers keep their connections.
     #[must_use]
-    pub fn api(room: usize) -> Self {
-        Self { name: "api", room, head_timeout: Duration::from_secs(10) }
+    pub fn api(room: usize, tls: Option<Acceptor>) -> Self {
+        Self { name: "api", room, head_timeout: Duration::from_secs(10), tls }
     }
 
     /// The ops port: probes and scrapes send their request at once.
     #[must_use]
     pub fn ops(room: usize) -> Self {
-        Self { name: "ops", room, head_timeout: Duration::from_secs(3) }
+        Self { name: "ops", room, head_timeout: Duration::from_secs(3), tls: None }
     }
 }
 
-/// Serves a router until `stopping` turns true, and then until the last answer was sent.
+/// Serves calls until `stopping` turns true, and then until the last answer was sent.
 pub fn serve(listener: TcpListener, port: Port, router: Router, stopping: watch::Receiver<bool>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let seats = Seats::new(port.name, port.room);
+        let door = Arc::new(Door { router, head_timeout: port.head_timeout, tls: port.tls });
         let mut stopped = pin!(has_stopped(stopping.clone()));
         loop {
             let accepted = tokio::select! {
@@ -148,8 +108,7 @@ pub fn serve(listener: TcpListener, port: Port, router: Router, stopping: watch:
             };
             match accepted {
                 Ok((stream, peer, occupied)) => {
-                    let connection = serve_one(stream, peer, occupied, router.clone(), port, stopping.clone());
-                    tokio::spawn(connection);
+                    tokio::spawn(connection::serve(stream, peer, occupied, Arc::clone(&door), stopping.clone()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -163,7 +122,7 @@ pub fn serve(listener: TcpListener, port: Port, router: Router, stopping: watch:
     })
 }
 
-async fn has_stopped(mut stopping: watch::Receiver<bool>) {
+pub(super) async fn has_stopped(mut stopping: watch::Receiver<bool>) {
     // If the sender is gone, the port stops too.
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }
@@ -173,103 +132,6 @@ async fn accept(listener: &TcpListener, seats: &Arc<Seats>) -> std::io::Result<(
     let (stream, peer) = listener.accept().await?;
     stream.set_nodelay(true)?;
     Ok((stream, peer, seats.take().await))
-}
-
-async fn serve_one(
-    stream: TcpStream,
-    peer: SocketAddr,
-    occupied: Occupied,
-    router: Router,
-    port: Port,
-    stopping: watch::Receiver<bool>,
-) {
-    let seat = Arc::clone(&occupied.seat);
-    let calls =
-        Calls { router: TowerToHyperService::new(router), peer, caller: Caller::of(&stream), seat: Arc::clone(&seat) };
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(port.head_timeout);
-    let socket = TokioIo::new(Socket::new(stream, Arc::clone(&seat)));
-    let mut connection = pin!(builder.serve_connection(socket, calls));
-    tokio::select! {
-        // A broken connection concerns the peer only.
-        _ = connection.as_mut() => return,
-        () = seat.has_to_leave() => return,
-        () = has_stopped(stopping) => {}
-    }
-    connection.as_mut().graceful_shutdown();
-    // For a request that has just arrived and has not had its turn yet.
-    for _ in 0..2 {
-        tokio::select! {
-            biased;
-            _ = connection.as_mut() => return,
-            () = tokio::task::yield_now() => {}
-        }
-    }
-    if !seat.owes_nothing() {
-        let _ = connection.await;
-    }
-}
-
-/// The calls of one connection.
-struct Calls {
-    router: TowerToHyperService<Router>,
-    peer: SocketAddr,
-    caller: Caller,
-    seat: Arc<Seat>,
-}
-
-impl Service<Request<Incoming>> for Calls {
-    type Response = Response<SeatedBody>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        let extensions = request.extensions_mut();
-        extensions.insert(ConnectInfo(self.peer));
-        extensions.insert(self.caller.clone());
-        extensions.insert(Arc::clone(&self.seat));
-        let (answered, seat) = (self.router.call(request), Arc::clone(&self.seat));
-        Box::pin(async move {
-            // Before each call but the first, a caller that sends many calls at once lets other connections run, and
-            // may lose its seat meanwhile.
-            if seat.has_asked_before() {
-                tokio::task::yield_now().await;
-            }
-            seat.begins(Doing::Working);
-            let response = answered.await?;
-            seat.begins(Doing::Answering);
-            Ok(response.map(|body| SeatedBody { body, seat }))
-        })
-    }
-}
-
-/// The body of an answer. It reports to its seat when all of it was handed over.
-struct SeatedBody {
-    body: Body,
-    seat: Arc<Seat>,
-}
-
-impl http_body::Body for SeatedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-impl Drop for SeatedBody {
-    fn drop(&mut self) {
-        self.seat.begins(Doing::Listening);
-    }
 }
 
 #[cfg(test)]
@@ -300,7 +162,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopping) = watch::channel(false);
-        let port = Port { name: "test", room: 8, head_timeout: Duration::from_millis(50) };
+        let port = Port { name: "test", room: 8, head_timeout: Duration::from_millis(50), tls: None };
         let served = serve(listener, port, Router::new(), stopping);
         for sent in ["", "G", "GET /livez HTTP/1.1\r\nho", "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"] {
             let mut stream = TcpStream::connect(address).await.unwrap();

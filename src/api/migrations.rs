@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
+    caller::Caller,
     extract::{self, Body, InPath},
     fences::{unreadable, untrusted},
 };
@@ -105,12 +106,16 @@ impl MigrationBody {
 }
 
 /// A request, if its signer may make it.
-fn asked(gate: &Shared, message: &FenceRequestMessage) -> Result<FenceRequest, Problem> {
+fn asked(gate: &Shared, caller: &Caller, message: &FenceRequestMessage) -> Result<FenceRequest, Problem> {
     extract::ttl(message.ttl_ms, &gate.limits)?;
     let signed = message.signed().map_err(|fault| unreadable(&fault))?;
+    caller.may(&signed.statement.domain)?;
     let authority = gate.authority.load();
     migration::issuer(&authority, &signed.statement.domain)?;
     authority.request(&signed, gate.now()).map_err(untrusted)?;
+    let FenceRequest { requester, next_holder, .. } = &signed.statement;
+    caller.facts().holder(next_holder.as_ref().unwrap_or(requester).as_str());
+    caller.facts().detail("requester", requester.as_str());
     Ok(signed.statement)
 }
 
@@ -123,9 +128,10 @@ fn asked(gate: &Shared, message: &FenceRequestMessage) -> Result<FenceRequest, P
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn request(
     State(gate): State<Shared>,
+    caller: Caller,
     Body(message): Body<FenceRequestMessage>,
 ) -> Result<Json<FenceAnswer>, Problem> {
-    let request = asked(&gate, &message)?;
+    let request = asked(&gate, &caller, &message)?;
     let record = gate.settled_record(&request.domain).await?;
     migration::is_still_there(&record, request.current_lease_id.as_ref())?;
     let domain = request.domain.to_string();
@@ -170,9 +176,10 @@ pub async fn request(
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn begin(
     State(gate): State<Shared>,
+    caller: Caller,
     Body(message): Body<FenceRequestMessage>,
 ) -> Result<(StatusCode, Json<MigrationBody>), Problem> {
-    let request = asked(&gate, &message)?;
+    let request = asked(&gate, &caller, &message)?;
     let next_holder = request.next_holder.unwrap_or_else(|| request.requester.clone());
     if !gate.authority.load().knows_holder(next_holder.as_str(), &request.domain) {
         let what =
@@ -191,6 +198,12 @@ fn migration_id(text: &str) -> Result<MigrationId, Problem> {
     MigrationId::new(text).map_err(|fault| Problem::invalid("migration_id", fault))
 }
 
+/// A migration that the caller may know of. Another one is answered like one that never was.
+async fn find(gate: &Shared, caller: &Caller, id: &MigrationId) -> Result<MigrationRow, Problem> {
+    let row = migration::find(gate, id).await?;
+    if caller.view().covers(row.domain.as_str()) { Ok(row) } else { Err(migration::not_found()) }
+}
+
 /// How far a migration is; for a day after its end.
 ///
 /// # Errors
@@ -198,9 +211,13 @@ fn migration_id(text: &str) -> Result<MigrationId, Problem> {
 #[utoipa::path(get, operation_id = "getMigration", path = "/v1/migrations/{migration_id}", tag = "authority", params(("migration_id" = schema::MigrationId, Path)), responses(
     (status = 200, body = MigrationBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
-pub async fn get(State(gate): State<Shared>, InPath(id): InPath) -> Result<Json<MigrationBody>, Problem> {
+pub async fn get(
+    State(gate): State<Shared>,
+    caller: Caller,
+    InPath(id): InPath,
+) -> Result<Json<MigrationBody>, Problem> {
     let id = migration_id(&id)?;
-    let row = migration::find(&gate, &id).await?;
+    let row = find(&gate, &caller, &id).await?;
     Ok(Json(MigrationBody::new(&id, &row)))
 }
 
@@ -215,13 +232,17 @@ pub async fn get(State(gate): State<Shared>, InPath(id): InPath) -> Result<Json<
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn activate(
     State(gate): State<Shared>,
+    caller: Caller,
     InPath(id): InPath,
     Body(message): Body<ActiveMessage>,
 ) -> Result<Json<GrantBody>, Problem> {
     let id = migration_id(&id)?;
     let signed = message.signed().map_err(|fault| unreadable(&fault))?;
+    caller.may(&signed.statement.domain)?;
     gate.authority.load().active(&signed, gate.now()).map_err(untrusted)?;
-    let row = migration::find(&gate, &id).await?;
+    caller.facts().holder(signed.statement.holder.as_str());
+    caller.facts().lease_seq(signed.statement.lease_seq.get());
+    let row = find(&gate, &caller, &id).await?;
     let over = |what: String| Problem::new(Code::MigrationOver, what).with_object(&row.domain).with_migration(&id);
     let grant: Signed<LeaseGrant> = match row.state {
         MigrationState::Fencing | MigrationState::Acknowledged => {
@@ -263,7 +284,7 @@ pub async fn activate(
     let lease = record.replay(&given.lease_id, now).cloned();
     let lease =
         lease.ok_or_else(|| over("the token was handed out and has been used, or the lease is over".to_owned()))?;
-    let granted = Granted { object: row.domain.clone(), lease, drain: DrainReport::default() };
+    let granted = Granted { object: row.domain.clone(), lease, drain: DrainReport::default(), is_again: true };
     Ok(Json(GrantBody::new(&granted, now)))
 }
 

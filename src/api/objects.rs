@@ -4,7 +4,10 @@ use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::extract::{self, Body, InPath};
+use super::{
+    caller::Caller,
+    extract::{Body, InPath},
+};
 use crate::{
     fence::{Code, ObjectId, Record, outside::Claim},
     gate::{Gate, Shared},
@@ -56,8 +59,12 @@ impl Decimal {
 #[utoipa::path(get, operation_id = "getObject", path = "/v1/objects/{object_id}", tag = "objects", params(("object_id" = schema::ObjectId, Path)), responses(
     (status = 200, body = ObjectBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
-pub async fn get(State(gate): State<Shared>, InPath(object): InPath) -> Result<Json<ObjectBody>, Problem> {
-    let object = extract::object("object_id", &object)?;
+pub async fn get(
+    State(gate): State<Shared>,
+    caller: Caller,
+    InPath(object): InPath,
+) -> Result<Json<ObjectBody>, Problem> {
+    let object = caller.object("object_id", &object)?;
     let record = gate.settled_record(&object).await?;
     Ok(Json(body(&gate, &record)))
 }
@@ -72,19 +79,22 @@ pub async fn get(State(gate): State<Shared>, InPath(object): InPath) -> Result<J
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn revoke(
     State(gate): State<Shared>,
+    caller: Caller,
     InPath(object): InPath,
     Body(request): Body<RevokeRequest>,
 ) -> Result<Json<MovedBody>, Problem> {
-    let object = extract::object("object_id", &object)?;
+    let object = caller.object("object_id", &object)?;
     let reason = request.reason;
     if reason.is_empty() || reason.len() > REASON_MAX || reason.chars().any(char::is_control) {
         return Err(Problem::invalid("reason", format!("must be 1 to {REASON_MAX} bytes without control characters")));
     }
     let force = request.force.unwrap_or(false);
+    caller.facts().detail("reason", reason.as_str());
+    caller.facts().detail("force", force);
     tracing::info!(%object, reason, force, "audit: an operator revokes");
     let source = gate.routes.load().numbered_by(&object);
     let revoked = gate.ledger.revoke(object, reason, force, source).await;
-    Ok(moved_body(&gate, revoked.map_err(|refused| Problem::refused(&refused, gate.now()))?))
+    Ok(moved_body(&gate, &caller, revoked.map_err(|refused| Problem::refused(&refused, gate.now()))?))
 }
 
 /// Move an object's fence to a token of the outside lock service, or of the Kubernetes Lease, that its route names, and wait until no write of a
@@ -98,10 +108,11 @@ pub async fn revoke(
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn advance(
     State(gate): State<Shared>,
+    caller: Caller,
     InPath(object): InPath,
     Body(request): Body<AdvanceRequest>,
 ) -> Result<Json<MovedBody>, Problem> {
-    let object = extract::object("object_id", &object)?;
+    let object = caller.object("object_id", &object)?;
     // Read this before the routes: a reload publishes its routes before its generation counts.
     let generation = gate.lease_observer.generation();
     let claim = claim(&gate, &object, &request.token.text())?;
@@ -109,7 +120,7 @@ pub async fn advance(
         NotMoved::Refused(refusal) => *Rejection::from(refusal).of(&object).problem,
         NotMoved::Problem(problem) => *problem,
     });
-    Ok(moved_body(&gate, moved?))
+    Ok(moved_body(&gate, &caller, moved?))
 }
 
 /// Open an object that is locked, since part of the table's past was lost, to tokens from this one on.
@@ -122,13 +133,14 @@ pub async fn advance(
     (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn confirm(
     State(gate): State<Shared>,
+    caller: Caller,
     InPath(object): InPath,
     Body(request): Body<AdvanceRequest>,
 ) -> Result<Json<MovedBody>, Problem> {
-    let object = extract::object("object_id", &object)?;
+    let object = caller.object("object_id", &object)?;
     let lowest = claim(&gate, &object, &request.token.text())?;
     let moved = sources::confirm(&gate, object, lowest).await;
-    Ok(moved_body(&gate, moved.map_err(|refused| Problem::refused(&refused, gate.now()))?))
+    Ok(moved_body(&gate, &caller, moved.map_err(|refused| Problem::refused(&refused, gate.now()))?))
 }
 
 /// The claim of this token, if the object's leases come from outside the gate.
@@ -152,7 +164,8 @@ pub(super) fn no_claim(why: NoClaim, object: &ObjectId) -> Problem {
     }
 }
 
-fn moved_body(gate: &Gate, Moved { record, drain, .. }: Moved) -> Json<MovedBody> {
+fn moved_body(gate: &Gate, caller: &Caller, Moved { record, drain, .. }: Moved) -> Json<MovedBody> {
+    caller.facts().detail("fence", record.fence.get());
     Json(MovedBody { object: body(gate, &record), drain: drain.into() })
 }
 

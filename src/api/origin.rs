@@ -8,44 +8,68 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use axum::{
     extract::Request,
-    http::{HeaderMap, Uri, header},
+    http::{HeaderMap, Version, header, uri::Authority},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 
+use super::connection::Peer;
 use crate::{fence::Code, problem::Problem};
 
-/// Refuses what a web page could send.
-pub async fn local_only(request: Request, next: Next) -> Response {
-    match is_local(request.uri(), request.headers()) {
+/// Refuses what two parsers could read in two ways, and pages of another origin.
+pub async fn own_pages_only(request: Request, next: Next) -> Response {
+    match is_own(&request) {
         Ok(()) => next.run(request).await,
         Err(problem) => problem.into_response(),
     }
 }
 
-fn is_local(target: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
-    if target.authority().is_some() {
-        return Err(Problem::invalid("target", "must be a path, such as /v1/leases, without a scheme and a host"));
+/// Refuses what a web page could send: for calls that need no proof of who makes them.
+pub async fn local_only(request: Request, next: Next) -> Response {
+    match is_own(&request).and_then(|()| names_this_machine_only(&request)) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => problem.into_response(),
     }
-    let mut hosts = headers.get_all(header::HOST).iter();
-    let (host, other) = (hosts.next(), hosts.next());
-    if other.is_some() {
-        return Err(Problem::invalid("Host", "was sent twice"));
+}
+
+/// # Errors
+/// `NOT_LOOPBACK` where the Host is a name, which a web page could have made point to this machine.
+pub fn names_this_machine_only<B>(request: &Request<B>) -> Result<(), Problem> {
+    if names_this_machine(host(request)?) {
+        return Ok(());
     }
-    let host = host.and_then(|host| host.to_str().ok()).unwrap_or("");
-    if !names_this_machine(host) {
-        let what = "the Host must be localhost or an IP address, so that no web page can call";
-        return Err(Problem::new(Code::NotLoopback, what));
-    }
-    if is_of_own_page(headers, &[SCHEME], host) {
+    let what = "the Host must be localhost or an IP address, so that no web page can call";
+    Err(Problem::new(Code::NotLoopback, what))
+}
+
+fn is_own<B>(request: &Request<B>) -> Result<(), Problem> {
+    let is_encrypted = request.extensions().get::<Peer>().is_some_and(Peer::is_encrypted);
+    if is_of_own_page(request.headers(), &[if is_encrypted { "https://" } else { "http://" }], host(request)?) {
         return Ok(());
     }
     let what = "the Origin is not this api's own: no web page of another origin may call";
     Err(Problem::new(Code::NotLoopback, what))
 }
 
-/// The api has no TLS itself.
-const SCHEME: &str = "http://";
+/// The one host that a request names.
+fn host<B>(request: &Request<B>) -> Result<&str, Problem> {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    let (host, other) = (hosts.next(), hosts.next());
+    if other.is_some() {
+        return Err(Problem::invalid("Host", "was sent twice"));
+    }
+    let host = host.map(|host| host.to_str().unwrap_or(""));
+    let authority = request.uri().authority().map(Authority::as_str);
+    match (request.version(), authority, host) {
+        // HTTP/2 has the host in the target.
+        (Version::HTTP_2, Some(authority), host) if host.is_none_or(|host| host == authority) => Ok(authority),
+        (Version::HTTP_2, _, _) => Err(Problem::invalid("Host", "must be the same as :authority")),
+        (_, Some(_), _) => {
+            Err(Problem::invalid("target", "must be a path, such as /v1/leases, without a scheme and a host"))
+        }
+        (_, None, host) => Ok(host.unwrap_or("")),
+    }
+}
 
 /// Whether every `Origin` of a request is that of its own Host, by one of these schemes. Programs other than browsers
 /// send none.
@@ -114,10 +138,8 @@ mod tests {
     #[test]
     fn only_the_apis_own_pages_may_call() {
         let call = |origin: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::HOST, "127.0.0.1:8081".parse().unwrap());
-            headers.insert(header::ORIGIN, origin.parse().unwrap());
-            is_local(&Uri::from_static("/v1/leases"), &headers).map_err(|problem| problem.code())
+            let call = Request::get("/v1/leases").header(header::HOST, "127.0.0.1:8081").header(header::ORIGIN, origin);
+            is_own(&call.body(()).unwrap()).map_err(|problem| problem.code())
         };
         assert_eq!(call("http://127.0.0.1:8081"), Ok(()));
         for origin in

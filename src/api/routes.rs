@@ -2,6 +2,7 @@
 
 use axum::{Json, extract::State};
 
+use super::caller::Caller;
 use crate::{
     fence::ObjectId,
     gate::{Gate, Shared},
@@ -27,7 +28,7 @@ impl RouteBody {
 /// The routes that writes use now.
 #[utoipa::path(get, operation_id = "listRoutes", path = "/v1/routes", tag = "routes", responses(
     (status = 200, body = RouteList)))]
-pub async fn list(State(gate): State<Shared>) -> Json<RouteList> {
+pub async fn list(State(gate): State<Shared>, _: Caller) -> Json<RouteList> {
     Json(RouteList { routes: gate.routes.load().all().iter().map(RouteBody::new).collect() })
 }
 

@@ -30,26 +30,34 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// How long a connection that must leave has for it, before the next one must leave too.
 const LEAVES_WITHIN: Duration = Duration::from_millis(200);
 
-/// What a connection does.
+/// What a connection without a call does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Doing {
+enum Idle {
     /// It was accepted, and what it has sent was not read yet.
     Accepted,
     /// It has not sent a whole head yet.
     New,
     /// Every request was answered.
     Listening,
+}
+
+/// How far a call is. A connection with several calls (HTTP/2) does what the furthest in this list does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Doing {
     /// The body of a request is still arriving.
     Receiving,
-    /// A call is in progress.
-    Working,
     /// The answer is being handed over.
     Answering,
+    /// A call is in progress.
+    Working,
 }
 
 #[derive(Debug)]
 struct Now {
-    doing: Doing,
+    idle: Idle,
+    /// How many calls are this far, by [`Doing`].
+    calls: [usize; 3],
+    /// Since when it does what it does.
     since: BootMs,
     /// Since when the peer has taken nothing of its answer.
     stalled: Option<BootMs>,
@@ -63,9 +71,16 @@ pub(super) struct Seat {
     has_to_leave: AtomicBool,
 }
 
+impl Now {
+    fn doing(&self) -> Option<Doing> {
+        let all = [Doing::Working, Doing::Answering, Doing::Receiving];
+        all.into_iter().find(|doing| self.calls[*doing as usize] > 0)
+    }
+}
+
 impl Seat {
     fn new() -> Self {
-        let now = Now { doing: Doing::Accepted, since: Stopwatch::start().begun(), stalled: None };
+        let now = Now { idle: Idle::Accepted, calls: [0; 3], since: Stopwatch::start().begun(), stalled: None };
         Self { now: Mutex::new(now), leave: Notify::new(), has_to_leave: AtomicBool::new(false) }
     }
 
@@ -73,23 +88,24 @@ impl Seat {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records what the connection does from now on.
-    pub(super) fn begins(&self, doing: Doing) {
-        let since = Stopwatch::start().begun();
-        let mut now = self.now();
-        (now.doing, now.since) = (doing, since);
+    /// Begins a call on this connection.
+    pub(super) fn call(self: &Arc<Self>) -> Turn {
+        self.now().calls[Doing::Working as usize] += 1;
+        Turn { seat: Arc::clone(self), doing: Mutex::new(Doing::Working) }
     }
 
-    /// Whether one of its calls was answered.
+    /// Whether one of its calls was answered, and none is in progress.
     pub(super) fn has_asked_before(&self) -> bool {
-        self.now().doing == Doing::Listening
+        let now = self.now();
+        now.idle == Idle::Listening && now.doing().is_none()
     }
 
     /// Everything that its peer has sent was read.
     pub(super) fn has_read_all(&self) {
-        let is_first = self.now().doing == Doing::Accepted;
-        if is_first {
-            self.begins(Doing::New);
+        let since = Stopwatch::start().begun();
+        let mut now = self.now();
+        if now.idle == Idle::Accepted {
+            (now.idle, now.since) = (Idle::New, since);
         }
     }
 
@@ -101,7 +117,14 @@ impl Seat {
     /// Whether it has neither a whole request nor an unread answer, so that closing it loses nothing.
     pub(super) fn owes_nothing(&self) -> bool {
         let now = self.now();
-        now.stalled.is_none() && !matches!(now.doing, Doing::Working | Doing::Answering)
+        now.stalled.is_none() && !matches!(now.doing(), Some(Doing::Working | Doing::Answering))
+    }
+
+    /// For how long it has had no call.
+    pub(super) fn idle_ms(&self) -> u64 {
+        let at = Stopwatch::start().begun();
+        let now = self.now();
+        if now.doing().is_none() { at.since(now.since) } else { 0 }
     }
 
     /// Returns when the connection must give up its seat.
@@ -122,12 +145,50 @@ impl Seat {
     /// Since when it only waits for its peer, if it may lose its seat.
     fn waits_since(&self, at: BootMs) -> Option<BootMs> {
         let now = self.now();
-        match now.doing {
-            Doing::New | Doing::Receiving => Some(now.since).filter(|since| at.since(*since) >= GRACE_MS),
-            Doing::Listening => Some(now.since),
-            Doing::Answering => now.stalled,
-            Doing::Accepted | Doing::Working => None,
+        let after_grace = Some(now.since).filter(|since| at.since(*since) >= GRACE_MS);
+        match (now.doing(), now.idle) {
+            (Some(Doing::Working), _) | (None, Idle::Accepted) => None,
+            (Some(Doing::Answering), _) => now.stalled,
+            (Some(Doing::Receiving), _) | (None, Idle::New) => after_grace,
+            (None, Idle::Listening) => Some(now.since),
         }
+    }
+}
+
+/// One call of a connection. Dropping this ends it.
+#[derive(Debug)]
+pub(super) struct Turn {
+    seat: Arc<Seat>,
+    doing: Mutex<Doing>,
+}
+
+impl Turn {
+    /// Records how far the call is.
+    pub(super) fn begins(&self, next: Doing) {
+        let mut doing = self.doing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.moves(*doing, Some(next));
+        *doing = next;
+    }
+
+    fn moves(&self, from: Doing, to: Option<Doing>) {
+        let since = Stopwatch::start().begun();
+        let mut now = self.seat.now();
+        let before = now.doing();
+        now.calls[from as usize] -= 1;
+        match to {
+            Some(to) => now.calls[to as usize] += 1,
+            None => now.idle = Idle::Listening,
+        }
+        if now.doing() != before {
+            now.since = since;
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let doing = *self.doing.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.moves(doing, None);
     }
 }
 
@@ -277,10 +338,10 @@ mod tests {
     async fn the_one_that_has_waited_longest_leaves_and_a_call_that_is_worked_on_stays() {
         let seats = Seats::new("test", 3);
         let (working, first, second) = (taken(&seats).await, taken(&seats).await, taken(&seats).await);
-        working.seat.begins(Doing::Working);
-        second.seat.begins(Doing::Listening);
+        let call = working.seat.call();
+        drop(second.seat.call());
         // This makes the first connection the later one of the two.
-        first.seat.begins(Doing::Listening);
+        drop(first.seat.call());
         {
             let mut now = first.seat.now();
             now.since = BootMs(now.since.0 + 1);
@@ -294,7 +355,7 @@ mod tests {
         drop(second);
         let next = next.await.unwrap();
         assert!(!working.seat.was_asked_to_leave() && !first.seat.was_asked_to_leave());
-        drop((working, first, next));
+        drop((call, working, first, next));
         tokio::time::timeout(SOON, seats.are_empty()).await.expect("no seat is taken within 30 s");
     }
 
@@ -303,14 +364,32 @@ mod tests {
         let seats = Seats::new("test", 1);
         let stream = taken(&seats).await;
         assert!(stream.seat.owes_nothing() && !seats.make_room(), "it may have sent a request already");
-        stream.seat.begins(Doing::Answering);
+        let call = stream.seat.call();
+        call.begins(Doing::Answering);
         assert!(!seats.make_room() && !stream.seat.owes_nothing());
         stream.seat.is_stalled(true);
         assert!(seats.make_room());
-        stream.seat.begins(Doing::Listening);
+        drop(call);
         assert!(!stream.seat.owes_nothing(), "the end of its answer was not taken");
         stream.seat.is_stalled(false);
         assert!(stream.seat.owes_nothing());
+    }
+
+    #[tokio::test]
+    async fn a_connection_with_several_calls_leaves_only_when_none_is_worked_on() {
+        let seats = Seats::new("test", 1);
+        let connection = taken(&seats).await;
+        let (one, other) = (connection.seat.call(), connection.seat.call());
+        drop(one);
+        assert!(!seats.make_room() && !connection.seat.has_asked_before() && connection.seat.idle_ms() == 0);
+        other.begins(Doing::Answering);
+        let late = connection.seat.call();
+        connection.seat.is_stalled(true);
+        assert!(!seats.make_room(), "a call is in progress beside the answer that is not taken");
+        drop(late);
+        assert!(seats.make_room());
+        drop(other);
+        assert!(connection.seat.has_asked_before());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use axum::{Json, extract::State};
 
 use super::{
+    caller::Caller,
     extract::{self, Body},
     objects::no_claim,
 };
@@ -21,8 +22,12 @@ use crate::{
 #[utoipa::path(post, operation_id = "checkToken", path = "/v1/tokens/check", tag = "tokens", request_body = CheckRequest, responses(
     (status = 200, body = CheckBody), (status = "4XX", body = Problem, content_type = "application/problem+json"),
     (status = 503, body = Problem, content_type = "application/problem+json")))]
-pub async fn check(State(gate): State<Shared>, Body(request): Body<CheckRequest>) -> Result<Json<CheckBody>, Problem> {
-    let named = request.object_id.map(|object| extract::object("object_id", &object)).transpose()?;
+pub async fn check(
+    State(gate): State<Shared>,
+    caller: Caller,
+    Body(request): Body<CheckRequest>,
+) -> Result<Json<CheckBody>, Problem> {
+    let named = request.object_id.map(|object| caller.object("object_id", &object)).transpose()?;
     let outside = named.as_ref().and_then(|object| {
         let routes = gate.routes.load();
         let claim = routes.outside_of(object)?.claim(&request.fence_token);
@@ -35,6 +40,7 @@ pub async fn check(State(gate): State<Shared>, Body(request): Body<CheckRequest>
         }
         None => {
             let token = extract::token(&request.fence_token)?;
+            caller.may(&token.object)?;
             let object = named.unwrap_or_else(|| token.object.clone());
             let checked = sources::judge(&gate, &object, Presented::of(&token, &object)).await?;
             (object, Check { seq: Some(token.seq.get()), ..checked })

@@ -20,10 +20,12 @@ use tokio::{
 };
 
 use crate::{
+    access::{Access, turns::Turns},
     api::{
         self,
         listen::{self, Port, Room},
     },
+    audit::{self, Audit},
     authority::Authority,
     barrier::{generation::Generation, stripes},
     clock::Clock,
@@ -99,6 +101,8 @@ pub struct Running {
     settings: Settings,
     servers: Vec<JoinHandle<()>>,
     workers: Vec<std::thread::JoinHandle<()>>,
+    /// Writes the audit log; `None`: it is off.
+    audit: Option<audit::Thread>,
     /// Keeps other processes off the data folder.
     _lock: Option<DataLock>,
 }
@@ -116,6 +120,7 @@ pub fn prepare(settings: &Settings, mut faults: Vec<Fault>) -> Result<Ports, Fau
             .err()
             .map(|fault| Fault::new("table.path", fault.to_string())),
     );
+    faults.extend(audit::check(&settings.audit).err());
     match ports {
         Ok(ports) if faults.is_empty() => Ok(ports),
         Ok(_) | Err(()) => Err(Faults(faults)),
@@ -149,8 +154,12 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: OpenedTable, ports: Po
     let earlier = begun.was_rerouted.then(|| Generation::gone(bound_passed));
     let authority = Authority::new(settings).map_err(Faults)?;
     let routes = Routes::new(settings).map_err(Faults)?;
+    let access = Access::new(settings, None).map_err(Faults)?;
+    let tls = settings.api.tls().map_err(|(key, what)| Faults(vec![Fault::new(format!("api.{key}"), what)]))?;
     let namespaces = routes.namespaces();
-    let gate = assemble(settings, clock, begun, room, (authority, routes));
+    let metrics = Arc::new(Metrics::new());
+    let (log, audit) = audit::start(&settings.audit, &clock, &metrics.audit).map_err(|fault| Faults(vec![fault]))?;
+    let gate = assemble(settings, clock, begun, room, (authority, routes, access), (metrics, log));
     let cluster = gate.lease_observer.reach(&settings.kubernetes, &namespaces)?;
     gate.lease_observer.watch_namespaces(cluster, &namespaces, 0);
     let address = |key: &str, listener: &TcpListener| {
@@ -166,7 +175,7 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: OpenedTable, ports: Po
     let servers = vec![
         listen::serve(
             ports.api,
-            Port::api(room.api),
+            Port::api(room.api, tls),
             api::router(Arc::clone(&gate), room.api),
             gate.stopping.subscribe(),
         ),
@@ -179,7 +188,7 @@ pub fn start_on(settings: &Settings, clock: Clock, begun: OpenedTable, ports: Po
         tokio::spawn(upkeep(Arc::clone(&gate.metrics), gate.stopping.subscribe())),
     ];
     migration::resume(&gate);
-    Ok(Running { listens, api, ops, gate, plane, servers, workers, settings: settings.clone(), _lock: lock })
+    Ok(Running { listens, api, ops, gate, plane, servers, workers, audit, settings: settings.clone(), _lock: lock })
 }
 
 /// Sorts the samples of histograms into buckets, so that they stay small, until the gate stops.
@@ -198,9 +207,9 @@ fn assemble(
     clock: Clock,
     begun: OpenedTable,
     room: Room,
-    (authority, routes): (Authority, Routes),
+    (authority, routes, access): (Authority, Routes, Access),
+    (metrics, audit): (Arc<Metrics>, Audit),
 ) -> Shared {
-    let metrics = Arc::new(Metrics::new());
     report(&begun, &metrics);
     let OpenedTable { table, context, meta, mark, was_clean, fingerprint, .. } = begun;
     let run = meta.run;
@@ -234,6 +243,10 @@ fn assemble(
         clock,
         limits: settings.lease.clone(),
         authority: ArcSwap::from_pointee(authority),
+        access: ArcSwap::from_pointee(access),
+        access_changes: watch::Sender::new(()),
+        turns: Turns::default(),
+        audit,
         routes: ArcSwap::from_pointee(routes),
         deadline: Duration::from_millis(settings.shutdown.deadline_ms),
         metrics,
@@ -302,15 +315,21 @@ impl Running {
             }
         });
         self.plane.metrics().reloaded(reloaded.is_ok());
+        self.gate.audit.reloaded(reloaded.as_ref().err().map_or(&[], |faults| &faults.0));
         reloaded
     }
 
     async fn reload_all(&self, settings: &Settings) -> Result<(), Faults> {
+        let settings = &self.as_it_runs(settings);
         let authority = Authority::new(settings).map_err(Faults)?;
         let routes = Routes::new(settings).map_err(Faults)?;
+        let access = Access::new(settings, Some(&*self.gate.access.load())).map_err(Faults)?;
         let namespaces = routes.namespaces();
         // The calls that can fail come first: a faulty file changes nothing.
         let cluster = self.gate.lease_observer.reach(&settings.kubernetes, &namespaces)?;
+        // Rights are taken away at once, also where the table cannot be written now and the routes stay as they were.
+        self.gate.access.store(Arc::new(access));
+        self.gate.access_changes.send_replace(());
         let generation = self.plane.reload(settings).await?;
         self.gate.authority.store(Arc::new(authority));
         self.gate.routes.store(Arc::new(routes));
@@ -318,12 +337,25 @@ impl Running {
         Ok(())
     }
 
+    /// Other settings, but for what a reload cannot change of the ports and of the API server. Who may call must fit
+    /// the ports that are open.
+    fn as_it_runs(&self, settings: &Settings) -> Settings {
+        let mut settings = settings.clone();
+        settings.api.clone_from(&self.settings.api);
+        settings.gate.listen = self.settings.gate.listen;
+        let (own, given) = (&self.settings.kubernetes, &mut settings.kubernetes);
+        given.url.clone_from(&own.url);
+        given.ca_file.clone_from(&own.ca_file);
+        given.token_file.clone_from(&own.token_file);
+        settings
+    }
+
     /// Stops in good order, within the deadline.
     ///
     /// # Errors
     /// With what failed: the next start counts as unclean.
-    pub async fn stop(self, deadline: Duration) -> Result<(), &'static str> {
-        let gate = Arc::clone(&self.gate);
+    pub async fn stop(mut self, deadline: Duration) -> Result<(), &'static str> {
+        let (gate, audit) = (Arc::clone(&self.gate), self.audit.take());
         let is_silent = tokio::time::timeout(deadline, self.fall_silent()).await.is_ok();
         if !is_silent {
             tracing::warn!("the deadline has passed while requests are going on; they are cut off");
@@ -336,7 +368,10 @@ impl Running {
             let _ = tokio::task::spawn_blocking(move || table.close()).await;
             closed
         };
-        match tokio::time::timeout(LAST_USE, close).await {
+        let closed = tokio::time::timeout(LAST_USE, close).await;
+        // Behind the last call. It waits for a disk that hangs, but not for long.
+        let _ = tokio::task::spawn_blocking(move || audit.map(audit::Thread::stop)).await;
+        match closed {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) | Err(_) if !is_silent => Err("the deadline has passed"),
             Ok(Err(_)) | Err(_) => Err("the fence table could not be closed in good order"),

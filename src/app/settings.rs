@@ -6,8 +6,12 @@ use std::net::SocketAddr;
 use toml::Table;
 
 use crate::{
+    access::Access,
     authority::Authority,
-    config::{Fault, Loadable, PartySettings, RouteSettings, Settings, StoreOverride, StoreSettings},
+    config::{
+        Fault, GrantSettings, IdentitySettings, Loadable, PartySettings, RouteSettings, Settings, StoreOverride,
+        StoreSettings,
+    },
     route::{
         Routes,
         source::{Risk, risk},
@@ -21,7 +25,15 @@ impl Loadable for Settings {
     fn lists() -> Vec<(&'static str, Table)> {
         let route = Table::try_from(RouteSettings::all_keys()).expect("the defaults are TOML");
         let party = Table::try_from(PartySettings::default()).expect("the defaults are TOML");
-        vec![("route", route), ("issuer", party.clone()), ("requester", party)]
+        let identity = Table::try_from(IdentitySettings::default()).expect("the defaults are TOML");
+        let grant = Table::try_from(GrantSettings::default()).expect("the defaults are TOML");
+        vec![
+            ("route", route),
+            ("issuer", party.clone()),
+            ("requester", party),
+            ("identity", identity),
+            ("grant", grant),
+        ]
     }
 
     fn faults(&self) -> Vec<Fault> {
@@ -40,11 +52,6 @@ impl Settings {
             }
         };
         let lease = &self.lease;
-        check(
-            self.api.listen.ip().is_loopback(),
-            "api.listen",
-            "must be a loopback address: every client of this port can take any lease, and there is no authentication yet",
-        );
         check(
             self.api.listen != self.ops.listen || self.api.listen.port() == 0,
             "ops.listen",
@@ -83,6 +90,8 @@ impl Settings {
         );
         faults.extend(self.kubernetes.way().faults());
         faults.extend(Authority::new(self).err().unwrap_or_default());
+        faults.extend(Access::new(self, None).err().unwrap_or_default());
+        faults.extend(self.audit.faults());
         faults
     }
 

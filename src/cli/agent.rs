@@ -9,6 +9,7 @@ use super::{Done, Failed, inherited::Inherited, log, output, runtime};
 use crate::{
     agent,
     config::{self, AgentSettings, LogFormat},
+    fence::HolderId,
 };
 
 #[derive(Debug, clap::Args)]
@@ -50,7 +51,7 @@ async fn run_until_stopped(settings: &AgentSettings) -> Done {
         }
     };
     let running = agent::start(settings).await.map_err(Failed::Config)?;
-    tracing::info!(holder = %running.holder, "the agent is up");
+    tracing::info!(holder = running.holder.as_ref().map(HolderId::as_str), "the agent is up");
     // Standard output may be closed; the agent serves anyway.
     let _ = writeln!(std::io::stdout(), "ready agent={} status={}", running.agent, running.status);
     tokio::select! {

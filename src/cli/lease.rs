@@ -12,6 +12,7 @@ use super::{
     Done, Failed,
     call::{self, Call, Patience},
     output, runtime, token,
+    way::Way,
 };
 use crate::{
     client::{ApiResponse, Client},
@@ -21,9 +22,8 @@ use crate::{
 /// The gate, and how to print.
 #[derive(Debug, clap::Args)]
 pub(super) struct Common {
-    /// The gate's api.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
-    api: String,
+    #[command(flatten)]
+    way: Way,
     /// Print the gate's own JSON.
     #[arg(long)]
     json: bool,
@@ -175,7 +175,7 @@ fn encode(text: &str) -> String {
 }
 
 fn client(common: &Common) -> Result<Client, Failed> {
-    Client::new(&common.api).map_err(|fault| Failed::Said(fault.to_string()))
+    common.way.client().map_err(|fault| Failed::Said(fault.to_string()))
 }
 
 fn call(common: &Common, what: Call<'_>, span: Duration) -> Result<ApiResponse, Failed> {

@@ -9,6 +9,7 @@ use super::{
     Done, Failed,
     call::{Call, Patience},
     cert, lease, output, runtime,
+    way::{Shown, ShownBesideKey},
 };
 use crate::{
     api::{journal::JournalBody, migrations::MigrationBody},
@@ -51,9 +52,17 @@ pub(super) struct Args {
     /// Be the next holder too: compute the final state's hash from the journal, confirm it, and print the token.
     #[arg(long)]
     activate: bool,
-    /// The gate's api.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
+    /// The gate's api: http on this machine, https elsewhere.
+    #[arg(
+        long,
+        value_name = "URL",
+        default_value = "http://127.0.0.1:8081",
+        env = "FENCEGATE_API",
+        hide_env_values = true
+    )]
     api: String,
+    #[command(flatten)]
+    shown: ShownBesideKey,
     /// Print the migration, and then the lease, as the gate's own JSON.
     #[arg(long)]
     json: bool,
@@ -77,7 +86,8 @@ pub(super) fn run(args: Args) -> Done {
         return Err(Failed::Said("--activate is for the next holder itself: leave --as out, or name it".to_owned()));
     }
     let key = cert::secret(&args.key)?;
-    let client = Client::new(&args.api).map_err(|fault| Failed::Said(fault.to_string()))?;
+    let client = Shown::from(args.shown.clone()).client(&args.api);
+    let client = client.map_err(|fault| Failed::Said(fault.to_string()))?;
     let mut handover = Handover { args, key, client, clock: Clock::machine(), shown: 0 };
     runtime()?.block_on(handover.run())
 }

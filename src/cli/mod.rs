@@ -2,7 +2,9 @@
 //!
 //! Exit codes: 0 done; 1 refused, failed or unreachable; 2 a wrong command line or configuration. `lock` has its own.
 
+mod access;
 mod agent;
+mod audit;
 mod call;
 mod cert;
 mod check;
@@ -18,6 +20,7 @@ mod reference;
 mod serve;
 mod table;
 mod token;
+mod way;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -86,6 +89,12 @@ enum Command {
     ///
     /// The old holder is fenced at once; the next one gets its token when it has confirmed the final state.
     Migrate(migrate::Args),
+    /// Say what a configuration allows whom, and make bearer tokens for callers.
+    #[command(subcommand)]
+    Access(access::Command),
+    /// Check the audit log of a gate.
+    #[command(subcommand)]
+    Audit(audit::Command),
     /// Ask a running gate to hand out no more leases and admit no more writes, and wait until nothing is on its way.
     Drain(drain::Args),
     /// Inspect fence tokens.
@@ -161,6 +170,8 @@ pub fn run() -> ExitCode {
         Command::Table(command) => table::run(command),
         Command::Cert(command) => cert::run(command),
         Command::Migrate(args) => migrate::run(args),
+        Command::Access(command) => access::run(command),
+        Command::Audit(command) => audit::run(&command),
         Command::Drain(args) => drain::run(&args),
         Command::Token(command) => token::run(&command),
         Command::Reference(args) => {

@@ -4,9 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Subcommand;
 
-use super::{ConfigArgs, Done, Failed, call::Call, load, output};
+use super::{ConfigArgs, Done, Failed, call::Call, load, output, way::Shown};
 use crate::{
-    client::Client,
     clock::Clock,
     config::{Fault, Faults},
     table::{Table, backup, data_folder::table_folder, open, rocks::RocksTable, verify},
@@ -44,6 +43,8 @@ pub(super) enum Command {
         /// A running gate.
         #[arg(long, value_name = "URL")]
         api: Option<String>,
+        #[command(flatten)]
+        shown: Shown,
         /// How long to wait for a running gate to have made its copy, in milliseconds.
         #[arg(long, value_name = "MS", default_value_t = 600_000)]
         timeout: u64,
@@ -84,8 +85,8 @@ pub(super) fn run(command: Command) -> Done {
         }
         Command::Stats { config, json } => stats(&config, json),
         Command::Verify(config) => verify(&config),
-        Command::Backup { to, config, api, timeout } => match (config, api) {
-            (_, Some(api)) => backup_running(&to, &api, Duration::from_millis(timeout)),
+        Command::Backup { to, config, api, shown, timeout } => match (config, api) {
+            (_, Some(api)) => backup_running(&to, &api, &shown, Duration::from_millis(timeout)),
             (Some(config), None) => backup_stopped(&to, &ConfigArgs { config }),
             (None, None) => Err(Failed::Said("say --api or --config".to_owned())),
         },
@@ -194,8 +195,8 @@ fn backup_stopped(to: &std::path::Path, config: &ConfigArgs) -> Done {
     Ok(())
 }
 
-fn backup_running(to: &std::path::Path, api: &str, span: Duration) -> Done {
-    let client = Client::new(api).map_err(|fault| fault.to_string())?;
+fn backup_running(to: &std::path::Path, api: &str, shown: &Shown, span: Duration) -> Done {
+    let client = shown.client(api).map_err(|fault| fault.to_string())?;
     let body = serde_json::to_vec(&BackupRequest { folder: to.display().to_string() }).unwrap_or_default();
     let answer = Call::post("/v1/backups", Some(body)).at_length(&client, "/v1/openapi.json", span)?;
     if !answer.status.is_success() {

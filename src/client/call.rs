@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
 use tokio::time::error::Elapsed;
 
-use super::http::{ApiResponse, CallFault, Client, Kept};
+use super::http::{ApiResponse, CallFault, Client, Credentials, Kept};
 use crate::{
     clock::Clock,
-    fence::{BootMs, Ttl},
-    wire::{AcquireRequest, GrantBody, ObjectBody, RenewRequest, RouteList},
+    fence::{BootMs, HolderId, Ttl},
+    wire::{AcquireRequest, GrantBody, ObjectBody, RenewRequest, RouteList, WhoBody},
 };
 
 /// A gate's lease api.
@@ -160,12 +160,39 @@ impl Granted {
 }
 
 impl LeaseApi {
-    /// The api of the gate at this URL.
+    /// The api of the gate at this URL, for a caller that needs no proof of who it is.
     ///
     /// # Errors
-    /// When this is not an `http` URL without a path.
+    /// When this is not an `http` or `https` URL without a path.
     pub fn new(url: &str) -> Result<Self, CallFault> {
-        Ok(Self { client: Client::new(url)?, kept: Kept::default(), clock: Clock::machine() })
+        Self::with(url, &Credentials::default())
+    }
+
+    /// The api of the gate at this URL, with a proof of who calls.
+    ///
+    /// # Errors
+    /// When this is not an `http` or `https` URL without a path, when the credentials cannot be used, or when a token
+    /// would be sent in plain text to another machine.
+    pub fn with(url: &str, credentials: &Credentials) -> Result<Self, CallFault> {
+        Ok(Self { client: Client::with(url, credentials)?, kept: Kept::default(), clock: Clock::machine() })
+    }
+
+    /// A holder's name that this caller may use, with `own` as its part: `own` itself where every name will do.
+    ///
+    /// # Errors
+    /// When the gate does not say who the caller is, or lets it hold nothing.
+    pub async fn own_holder(&self, own: &HolderId, patience: Duration) -> Result<HolderId, Failed> {
+        let who: WhoBody = match self.call::<(), _>(Method::GET, "/v1/whoami", &[], None, patience).await {
+            Ok(who) => who,
+            // A gate of an earlier version binds no names.
+            Err(Failed::Refused(refusal)) if refusal.status == 404 => return Ok(own.clone()),
+            Err(failed) => return Err(failed),
+        };
+        let Some(root) = who.holders.first() else { return Ok(own.clone()) };
+        let name = HolderId::new(&format!("{root}{}{own}", who.holder_separator));
+        name.map_err(|fault| {
+            Failed::Unanswered(format!("the holder's name that the gate allows cannot be used: {fault}"))
+        })
     }
 
     pub(super) fn now(&self) -> BootMs {
@@ -253,7 +280,13 @@ fn answered<T: DeserializeOwned>(
 ) -> Result<T, Failed> {
     let answer = match call {
         Ok(Ok(answer)) => answer,
-        Ok(Err(fault @ (CallFault::Connect { .. } | CallFault::Url(_) | CallFault::UserInfo))) => {
+        Ok(Err(
+            fault @ (CallFault::Connect { .. }
+            | CallFault::Url(_)
+            | CallFault::UserInfo
+            | CallFault::Credentials(_)
+            | CallFault::PlainToken(_)),
+        )) => {
             return Err(Failed::Unreachable(fault.to_string()));
         }
         Ok(Err(fault @ CallFault::Broken { .. })) => return Err(Failed::Unanswered(fault.to_string())),

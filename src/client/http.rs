@@ -2,12 +2,15 @@
 //! ([`Kept`]).
 
 use std::{
+    fmt,
+    net::IpAddr,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
-use http::{Method, Request, StatusCode, Uri, header};
+use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
     body::Incoming,
@@ -15,7 +18,12 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use thiserror::Error;
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+
+use crate::tls::{Connector, Files};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest answer. A gate's answers are shorter; a longer one comes from another program.
@@ -26,23 +34,55 @@ const KEPT_MAX: usize = 8;
 /// Why there is no answer.
 #[derive(Debug, Error)]
 pub enum CallFault {
-    #[error("{0:?} is not a URL such as http://127.0.0.1:8081")]
+    #[error("{0:?} is not a URL such as http://127.0.0.1:8081 or https://gate.example:8081")]
     Url(String),
     /// The message does not repeat the user info, which may be a password.
     #[error("the URL has a user name or a password in it, which no gate asks for: leave it out")]
     UserInfo,
+    /// The message never quotes what is in a file.
+    #[error("{0}")]
+    Credentials(String),
+    #[error(
+        "{0} is not https, and not this machine: a token that is sent there in plain text can be read on the way. Use the gate's https URL"
+    )]
+    PlainToken(String),
     #[error("{url} cannot be reached: {error}. Is the gate running, and is the URL right?")]
     Connect { url: String, error: String },
     #[error("the connection to {url} broke: {error}")]
     Broken { url: String, error: String },
 }
 
-/// A gate's address.
-#[derive(Clone, Debug)]
+/// How a client proves who it is, and which gate it believes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Credentials {
+    /// A file with a bearer token, read again for each call: projected tokens are exchanged.
+    pub token_file: Option<PathBuf>,
+    /// The authorities of the gate's certificate; none: those that the system trusts.
+    pub ca_file: Option<PathBuf>,
+    /// The certificate to show, and its key.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// The name in the gate's certificate; none: the URL's host.
+    pub server_name: Option<String>,
+}
+
+/// A gate's address, and what to show there.
+#[derive(Clone)]
 pub struct Client {
     url: String,
+    /// Host and port.
     authority: String,
+    token_file: Option<PathBuf>,
+    tls: Option<Connector>,
 }
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// How long a gate that asks for a certificate may take to refuse it.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Connections that wait for the next call. A gate closes them when no call has come for a while.
 #[derive(Clone, Debug, Default)]
@@ -85,22 +125,47 @@ pub struct ApiResponse {
 }
 
 impl Client {
-    /// A client for the gate at this URL.
+    /// A client for the gate at this URL, which shows nothing.
     ///
     /// # Errors
-    /// When this is not an `http` URL without a path.
+    /// When this is not an `http` or `https` URL without a path.
     pub fn new(url: &str) -> Result<Self, CallFault> {
+        Self::with(url, &Credentials::default())
+    }
+
+    /// A client for the gate at this URL, which proves who it is.
+    ///
+    /// # Errors
+    /// When this is not an `http` or `https` URL without a path, when the credentials cannot be used, or when a token
+    /// would be sent in plain text to another machine.
+    pub fn with(url: &str, credentials: &Credentials) -> Result<Self, CallFault> {
         let bad = || CallFault::Url(url.to_owned());
         let uri: Uri = url.parse().map_err(|_| bad())?;
         let authority = uri.authority().ok_or_else(bad)?;
         if authority.as_str().contains('@') {
             return Err(CallFault::UserInfo);
         }
-        if uri.scheme_str() != Some("http") || !matches!(uri.path(), "" | "/") {
+        if !matches!(uri.path(), "" | "/") {
             return Err(bad());
         }
-        let port = authority.port_u16().unwrap_or(80);
-        Ok(Self { url: url.trim_end_matches('/').to_owned(), authority: format!("{}:{port}", authority.host()) })
+        let (port, tls) = match uri.scheme_str() {
+            Some("http") => (80, None),
+            Some("https") => (443, Some(connector(authority.host(), credentials)?)),
+            _ => return Err(bad()),
+        };
+        if tls.is_none() && credentials.token_file.is_some() && !is_this_machine(authority.host()) {
+            return Err(CallFault::PlainToken(url.to_owned()));
+        }
+        if let Some(file) = &credentials.token_file {
+            bearer(file)?;
+        }
+        let port = authority.port_u16().unwrap_or(port);
+        Ok(Self {
+            url: url.trim_end_matches('/').to_owned(),
+            authority: format!("{}:{port}", authority.host()),
+            token_file: credentials.token_file.clone(),
+            tls,
+        })
     }
 
     /// The URL that the client was made with.
@@ -197,6 +262,22 @@ impl Client {
             .map_err(|error| connect(error.to_string()))?;
         // A call is one small segment, and must not wait for the answer to the one before.
         stream.set_nodelay(true).map_err(|error| connect(error.to_string()))?;
+        match &self.tls {
+            None => self.speak(stream).await,
+            Some(tls) => {
+                let shaken = tokio::time::timeout(CONNECT_TIMEOUT, tls.connect_welcome(stream, WELCOME_TIMEOUT)).await;
+                let stream = shaken
+                    .map_err(|_| connect("no TLS handshake in 5 s".to_owned()))?
+                    .map_err(|error| connect(format!("TLS: {error}")))?;
+                self.speak(stream).await
+            }
+        }
+    }
+
+    async fn speak<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+        &self,
+        stream: S,
+    ) -> Result<SendRequest<Full<Bytes>>, CallFault> {
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
         tokio::spawn(connection);
         Ok(sender)
@@ -216,6 +297,9 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
+        if let Some(file) = &self.token_file {
+            request = request.header(header::AUTHORIZATION, bearer(file)?);
+        }
         let request = request.body(Full::new(Bytes::from(body.unwrap_or_default())));
         request.map_err(|error| self.broken(&error))
     }
@@ -223,6 +307,33 @@ impl Client {
     fn broken(&self, error: &dyn std::fmt::Display) -> CallFault {
         CallFault::Broken { url: self.url.clone(), error: error.to_string() }
     }
+}
+
+/// `Bearer TOKEN`, with a file's token. The text of the error never quotes the file.
+pub(crate) fn bearer(file: &Path) -> Result<HeaderValue, CallFault> {
+    let wrong = |what: &dyn fmt::Display| CallFault::Credentials(format!("{}: {what}", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|error| wrong(&error))?;
+    let token = text.trim();
+    if token.is_empty() || token.contains(char::is_whitespace) {
+        return Err(wrong(&"must hold one bearer token, and nothing else"));
+    }
+    let mut value =
+        HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| wrong(&"holds characters that no token has"))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn connector(host: &str, credentials: &Credentials) -> Result<Connector, CallFault> {
+    let files = Files { roots: credentials.ca_file.clone(), shown: credentials.certificate.clone() };
+    // An address in a URL has brackets where it is an IPv6 one, and in a certificate it has none.
+    let host = credentials.server_name.as_deref().unwrap_or_else(|| host.trim_matches(['[', ']']));
+    Connector::new(files, host).map_err(|(key, what)| CallFault::Credentials(format!("{key}: {what}")))
+}
+
+/// Whether a URL's host is this machine, as far as its name says.
+pub(crate) fn is_this_machine(host: &str) -> bool {
+    let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 #[cfg(test)]
@@ -278,5 +389,25 @@ mod tests {
         let fault = Client::new("http://me:hush@127.0.0.1:8081").unwrap_err();
         assert!(matches!(fault, CallFault::UserInfo) && !fault.to_string().contains("hush"), "{fault}");
         assert!(Client::new("http://127.0.0.1:8081/").is_ok());
+    }
+
+    #[test]
+    fn a_token_is_sent_in_plain_text_to_this_machine_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        std::fs::write(&file, "hush\n").unwrap();
+        let with = Credentials { token_file: Some(file.clone()), ..Credentials::default() };
+        for near in ["http://127.0.0.1:8081", "http://localhost:8081", "http://[::1]:8081"] {
+            assert!(Client::with(near, &with).is_ok(), "{near}");
+        }
+        for far in ["http://gate.example:8081", "http://10.0.0.1:8081", "http://127.0.0.1.example:8081"] {
+            let fault = Client::with(far, &with).unwrap_err();
+            assert!(matches!(fault, CallFault::PlainToken(_)) && !fault.to_string().contains("hush"), "{fault}");
+        }
+        for bad in ["", "\n", "two words", "hush\nhush"] {
+            std::fs::write(&file, bad).unwrap();
+            let fault = Client::with("http://127.0.0.1:8081", &with).unwrap_err();
+            assert!(matches!(fault, CallFault::Credentials(_)) && !fault.to_string().contains("hush"), "{fault}");
+        }
     }
 }

@@ -35,5 +35,5 @@ pub mod tenure;
 
 pub use acquire::{NotHad, Progress, Wanted, default_holder};
 pub use call::{Failed, LeaseApi, Refusal, Token};
-pub use http::{ApiResponse, CallFault, Client, Kept};
+pub use http::{ApiResponse, CallFault, Client, Credentials, Kept};
 pub use lease::{Lease, Lost};

@@ -50,6 +50,8 @@ pub struct GateWay {
     pub idle_max: usize,
     pub tls_ca_file: PathBuf,
     pub tls_server_name: String,
+    /// A file with a bearer token for the gate's api; empty: none.
+    pub token_file: PathBuf,
     /// Shown to a gate that asks for a certificate; both empty: none.
     pub tls_cert_file: PathBuf,
     pub tls_key_file: PathBuf,
@@ -120,6 +122,7 @@ impl Default for GateWay {
             response_timeout_ms: 60_000,
             idle_timeout_ms: 20_000,
             idle_max: 64,
+            token_file: PathBuf::new(),
             tls_ca_file: PathBuf::new(),
             tls_server_name: String::new(),
             tls_cert_file: PathBuf::new(),

@@ -87,7 +87,7 @@ fn put_item(tree: &mut Table, section: &str, index: &str, key: &[&str], value: V
         return Err(ELSE.to_owned());
     };
     if index > items.len() {
-        return Err("routes, issuers and requesters are numbered from 0, without a gap".to_owned());
+        return Err(format!("items of [[{section}]] are numbered from 0, without a gap"));
     }
     if index == items.len() {
         items.push(Value::Table(Table::new()));

@@ -8,7 +8,9 @@
 //! Each part of the program decides what its settings mean, and what is wrong with them beyond single values:
 //! `app/settings.rs` and `agent/settings.rs` ask every part ([`Loadable::faults`]).
 
+mod access;
 mod agent;
+mod audit;
 mod authority;
 mod kubernetes;
 mod load;
@@ -21,7 +23,9 @@ use std::{fmt, net::SocketAddr, path::Path, path::PathBuf};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
+pub use access::{AccessSettings, GrantSettings, IdentityKind, IdentitySettings, Loopback, Operation};
 pub use agent::{AgentLease, AgentPort, AgentRoute, AgentSettings, GateWay, Status, Take};
+pub use audit::{AuditSettings, AuditTo, KEEP_MAX as AUDIT_KEEP_MAX};
 pub use authority::{AuthoritySettings, JournalSettings, PartySettings};
 pub use kubernetes::{GateKubernetes, KubernetesSettings, LeaseRef, RouteLease};
 pub use load::{Loadable, read};
@@ -52,6 +56,14 @@ pub struct Settings {
     pub journal: JournalSettings,
     pub idempotency: IdempotencySettings,
     pub kubernetes: GateKubernetes,
+    pub access: AccessSettings,
+    pub audit: AuditSettings,
+    /// How callers of the api prove who they are, tried in this order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub identity: Vec<IdentitySettings>,
+    /// Who may do what by the api; none: callers that need no proof only.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub grant: Vec<GrantSettings>,
     /// The issuers whose certificates and grants count.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub issuer: Vec<PartySettings>,
@@ -68,6 +80,13 @@ pub struct Settings {
 #[serde(deny_unknown_fields, default)]
 pub struct Api {
     pub listen: SocketAddr,
+    /// Both empty: no TLS on this port.
+    pub tls_cert_file: PathBuf,
+    pub tls_key_file: PathBuf,
+    /// The authorities of callers' certificates; empty: callers are not asked for one.
+    pub tls_client_ca_file: PathBuf,
+    /// Beyond loopback without TLS: a mesh encrypts.
+    pub insecure_plaintext: bool,
 }
 
 /// The port for probes and metrics.
@@ -147,7 +166,13 @@ fn loopback(port: u16) -> SocketAddr {
 
 impl Default for Api {
     fn default() -> Self {
-        Self { listen: loopback(8081) }
+        Self {
+            listen: loopback(8081),
+            tls_cert_file: PathBuf::new(),
+            tls_key_file: PathBuf::new(),
+            tls_client_ca_file: PathBuf::new(),
+            insecure_plaintext: false,
+        }
     }
 }
 
@@ -287,7 +312,7 @@ impl Settings {
     }
 
     /// What a reload cannot change, and whether it is the same in both.
-    fn fixed(&self, other: &Self) -> [(&'static str, bool); 16] {
+    fn fixed(&self, other: &Self) -> [(&'static str, bool); 17] {
         let (ours, theirs) = (&self.kubernetes, &other.kubernetes);
         [
             ("gate.listen", self.gate.listen == other.gate.listen),
@@ -300,6 +325,7 @@ impl Settings {
             ("shutdown", self.shutdown == other.shutdown),
             ("receipts", self.receipts == other.receipts),
             ("log", self.log == other.log),
+            ("audit", self.audit == other.audit),
             ("journal", self.journal == other.journal),
             ("idempotency", self.idempotency == other.idempotency),
             ("kubernetes.url", ours.url == theirs.url),

@@ -143,6 +143,7 @@ impl GateSettings {
 /// Which object a path names, and what happens to writes to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct RouteSettings {
     pub name: String,
     #[serde(rename = "match")]
@@ -163,6 +164,8 @@ pub struct RouteSettings {
     pub journal: bool,
     /// The gate handles Idempotency-Key; otherwise the store does.
     pub idempotency: bool,
+    /// A write's client must be the holder that its token was granted to.
+    pub bind_holder: bool,
     /// The header that an outside lock service's token comes in.
     pub token_header: String,
     /// How far one of its tokens, or all of one minute, may move a fence.
@@ -298,6 +301,7 @@ impl Default for RouteSettings {
             settles: vec![],
             drain_wait_ms: 0,
             journal: false,
+            bind_holder: false,
             idempotency: true,
             token_header: "Fence-Token".to_owned(),
             max_jump: external::MAX_JUMP,

@@ -235,6 +235,23 @@ codes! {
             when "a signed grant begins later",
             then "try again after `Retry-After`";
     }
+    "Who calls" {
+        IdentityRequired = "IDENTITY_REQUIRED", from "api", status 401, retryable no, side_effect none,
+            when "the caller shows nothing that says who it is, or something that no identity source takes; `WWW-Authenticate` is there too",
+            then "send a bearer token in `Authorization`, or a client certificate ([access.md](../access.md))";
+        AccessDenied = "ACCESS_DENIED", from "api", status 403, retryable no, side_effect none,
+            when "no grant allows this principal to do this to this object, or in this holder's name",
+            then "ask for a `[[grant]]`; `fencegate access check` says which grant decides";
+        RateLimited = "RATE_LIMITED", from "api", status 429, retryable yes, side_effect none,
+            when "the principal calls too often, or has too many calls in progress",
+            then "try again after `Retry-After`; look at the limits in `[access]`";
+        IdentityUnavailable = "IDENTITY_UNAVAILABLE", from "api", status 503, retryable yes, side_effect none,
+            when "the server that says who this caller is does not answer, and it was not asked about this caller lately",
+            then "try again; look at the API server or the issuer's key set";
+        AuditUnavailable = "AUDIT_UNAVAILABLE", from "api", status 503, retryable yes, side_effect none,
+            when "the audit log cannot be written, so a call that needs a line in it was not carried out",
+            then "make room on the disk of `audit.file`; the gate's log says what is wrong";
+    }
     "Leases that are kept elsewhere" {
         ObjectLocked = "OBJECT_LOCKED", from "gate, api", status 503, retryable yes, side_effect none,
             when "part of the table's past was lost, and an operator has not confirmed the lowest token",
@@ -367,8 +384,8 @@ mod tests {
             for plane in [Plane::Data, Plane::Api] {
                 assert!((400..=599).contains(&code.status(plane)), "{code:?}");
                 let by_status = matches!(code.status(plane), 502 | 503);
-                let is_conflict = matches!(code, Code::LeaseHeld | Code::IdempotencyInProgress);
-                assert_eq!(by_status, code.is_retryable() && !is_conflict, "{code:?}");
+                let is_other = matches!(code, Code::LeaseHeld | Code::IdempotencyInProgress | Code::RateLimited);
+                assert_eq!(by_status, code.is_retryable() && !is_other, "{code:?}");
             }
         }
     }

@@ -17,10 +17,12 @@
 //! - [`idempotency`]: what is remembered of a keyed write, and what a repeated write with the same key gets.
 //! - [`mod@write`]: the life of a write, as `write.on(event) -> effect`.
 //! - [`order`]: in which order the ledger takes the steps of a round and of an advance.
+//! - [`domain`]: parts of all objects, by the beginning of their ids.
 //! - [`code`]: every answer code with its status and what it means for the caller.
 
 pub mod authority;
 pub mod code;
+pub mod domain;
 pub mod elected;
 pub mod election;
 pub mod external;

@@ -22,6 +22,8 @@ use self::{
     receipts::Receipts,
 };
 use crate::{
+    access::{Access, turns::Turns},
+    audit::Audit,
     authority::Authority,
     clock::Clock,
     config::LeaseSettings,
@@ -50,6 +52,12 @@ pub struct Gate {
     pub limits: LeaseSettings,
     /// The parties whose signatures count; a reload exchanges it.
     pub authority: ArcSwap<Authority>,
+    /// Who may call the api; a reload exchanges it, and then reports to `access_changes`.
+    pub access: ArcSwap<Access>,
+    pub access_changes: signal::Sender<()>,
+    pub turns: Turns,
+    /// Who did what by the api.
+    pub audit: Audit,
     /// The routes of new writes; a reload exchanges them.
     pub routes: ArcSwap<Routes>,
     /// Who was elected, where Kubernetes Leases say who may write.

@@ -87,24 +87,7 @@ impl Cluster {
         let mut config = if settings.url.is_empty() {
             Config::incluster().map_err(|error| ("url", format!("is empty, and this is no pod: {error}")))?
         } else {
-            let mut config = Config::new(settings.url.parse().map_err(|error| ("url", format!("{error}")))?);
-            if !settings.ca_file.as_os_str().is_empty() {
-                std::fs::metadata(&settings.ca_file)
-                    .map_err(|error| ("ca_file", format!("{}: {error}", settings.ca_file.display())))?;
-                config.root_cert_file = Some(settings.ca_file.clone());
-            }
-            if !settings.token_file.as_os_str().is_empty() {
-                let file = settings.token_file.display().to_string();
-                let text = std::fs::read_to_string(&settings.token_file);
-                let text = text.map_err(|error| ("token_file", format!("{file}: {error}")))?;
-                if text.is_empty() || text.contains(char::is_whitespace) {
-                    // The text is sent unchanged, and no header can contain such text.
-                    let what = "must hold the token and nothing else, not even a line break at its end";
-                    return Err(("token_file", format!("{file} {what}")));
-                }
-                config.auth_info = AuthInfo { token_file: Some(file), ..AuthInfo::default() };
-            }
-            config
+            elsewhere(settings)?
         };
         config.connect_timeout = Some(timeout);
         // For requests without a time limit: a list, and the beginning of a watch.
@@ -114,6 +97,19 @@ impl Cluster {
         config.default_retry = false;
         let client = Client::try_from(config).map_err(|error| ("url", error.to_string()))?;
         Ok(Self { client, timeout })
+    }
+
+    /// Checks the files of a url that was set, as [`Self::new`] does; needs no runtime. A pod's own service account is
+    /// not checked: its files are only in the pod.
+    ///
+    /// # Errors
+    /// The wrong setting, and what is wrong with it.
+    pub fn check(settings: &KubernetesSettings) -> Result<(), (&'static str, String)> {
+        if settings.url.is_empty() { Ok(()) } else { elsewhere(settings).map(drop) }
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
     }
 
     /// How long one request may take.
@@ -159,7 +155,7 @@ impl Cluster {
         self.within(replaced).await.map_err(not_written)
     }
 
-    async fn within<T>(&self, call: impl Future<Output = kube::Result<T>>) -> Result<T, Failed> {
+    pub(super) async fn within<T>(&self, call: impl Future<Output = kube::Result<T>>) -> Result<T, Failed> {
         match tokio::time::timeout(self.timeout, call).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => Err(Failed::With(Box::new(error))),
@@ -168,12 +164,35 @@ impl Cluster {
     }
 }
 
-enum Failed {
+/// The connection to a server that the settings name, with its files.
+fn elsewhere(settings: &KubernetesSettings) -> Result<Config, (&'static str, String)> {
+    let mut config = Config::new(settings.url.parse().map_err(|error| ("url", format!("{error}")))?);
+    if !settings.ca_file.as_os_str().is_empty() {
+        std::fs::metadata(&settings.ca_file)
+            .map_err(|error| ("ca_file", format!("{}: {error}", settings.ca_file.display())))?;
+        config.root_cert_file = Some(settings.ca_file.clone());
+    }
+    if !settings.token_file.as_os_str().is_empty() {
+        let file = settings.token_file.display().to_string();
+        let text = std::fs::read_to_string(&settings.token_file);
+        let text = text.map_err(|error| ("token_file", format!("{file}: {error}")))?;
+        if text.is_empty() || text.contains(char::is_whitespace) {
+            // The text is sent unchanged, and no header can contain such text.
+            let what = "must hold the token and nothing else, not even a line break at its end";
+            return Err(("token_file", format!("{file} {what}")));
+        }
+        config.auth_info = AuthInfo { token_file: Some(file), ..AuthInfo::default() };
+    }
+    Ok(config)
+}
+
+/// Why a request has no answer.
+pub(super) enum Failed {
     With(Box<kube::Error>),
     Late(Duration),
 }
 
-fn away(failed: Failed) -> Away {
+pub(super) fn away(failed: Failed) -> Away {
     match failed {
         Failed::Late(after) => Away::late(after),
         Failed::With(error) => match *error {
@@ -247,7 +266,10 @@ mod tests {
         let cluster = |token: &str| {
             std::fs::write(file.path(), token).unwrap();
             let (url, token_file) = ("http://127.0.0.1:1".to_owned(), file.path().to_owned());
-            Cluster::new(&KubernetesSettings { url, token_file, ..KubernetesSettings::default() }).map(drop)
+            let settings = KubernetesSettings { url, token_file, ..KubernetesSettings::default() };
+            let made = Cluster::new(&settings).map(drop);
+            assert_eq!(Cluster::check(&settings), made, "the check without a runtime finds the same");
+            made
         };
         assert_eq!(cluster("abc.def"), Ok(()));
         for odd in ["", "secret\n", "secret\r\n", " secret", "sec ret"] {

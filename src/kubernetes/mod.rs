@@ -1,4 +1,4 @@
-//! Leases of a Kubernetes cluster. The only module that uses `kube`.
+//! The API server of a Kubernetes cluster: its Leases, and its reviews of tokens. The only module that uses `kube`.
 //!
 //! - [`api`]: the API server, and one Lease as it is read there.
 //! - [`lease_observer`]: who was elected, for the gate: asks, and passes answers to the ledger.
@@ -6,6 +6,7 @@
 //!   and effects.
 //! - `entries`: the Leases in use, and which objects follow which Lease. `read_limiter`: how often they are read.
 //! - [`known`]: what is known of one Lease, and until when it counts as held. Without I/O.
+//! - [`token_review`]: whether a token is a ServiceAccount's.
 //! - [`watch`]: the watch of a namespace: renewals, and hints that a Lease must be read.
 
 pub mod api;
@@ -15,4 +16,5 @@ pub mod lease_event;
 pub mod lease_observer;
 pub mod lease_state;
 mod read_limiter;
+pub mod token_review;
 pub mod watch;

@@ -52,6 +52,7 @@ pub struct Metrics {
     pub ledger: LedgerMetrics,
     pub table: TableMetrics,
     pub api: ApiMetrics,
+    pub audit: AuditMetrics,
     pub plane: PlaneMetrics,
     pub kubernetes: KubernetesMetrics,
     routes: RouteFamilies,
@@ -69,6 +70,7 @@ impl Metrics {
             ledger: LedgerMetrics::new(&registry),
             table: TableMetrics::new(&registry),
             api: ApiMetrics::new(&registry),
+            audit: AuditMetrics::new(&registry),
             plane: PlaneMetrics::new(&registry),
             kubernetes: KubernetesMetrics::new(&registry),
             routes: RouteFamilies::new(&registry),
@@ -93,6 +95,7 @@ impl Metrics {
     pub fn render(&self) -> String {
         self.plane.on_scrape();
         self.ledger.on_scrape();
+        self.audit.on_scrape();
         self.registry.render()
     }
 }
@@ -344,6 +347,53 @@ impl ApiMetrics {
 
     pub fn watcher(&self, change: f64) {
         self.watchers.increment(change);
+    }
+}
+
+/// What the audit log counts.
+#[derive(Clone)]
+pub struct AuditMetrics {
+    lines: Counter,
+    lost: Counter,
+    up: Gauge,
+    is_up: Arc<OnceLock<IsUp>>,
+}
+
+/// Whether the audit log can be written.
+type IsUp = Box<dyn Fn() -> bool + Send + Sync>;
+
+impl AuditMetrics {
+    fn new(registry: &Registry) -> Self {
+        Self {
+            lines: registry.counter("fencegate_audit_lines_total", "Lines that were written to the audit log."),
+            lost: registry.counter(
+                "fencegate_audit_lost_total",
+                "Lines of the audit log that were lost, because it could not be written for too long.",
+            ),
+            up: registry.gauge(
+                "fencegate_audit_up",
+                "0 while the audit log cannot be written: operators' calls are refused then. 1 if it can, or is off.",
+            ),
+            is_up: Arc::default(),
+        }
+    }
+
+    pub fn written(&self) {
+        self.lines.increment(1);
+    }
+
+    pub fn lost(&self, lines: u64) {
+        self.lost.increment(lines);
+    }
+
+    /// Sets the function that each scrape calls for whether the log can be written. Without it, the log is off.
+    pub fn ask_whether_up(&self, is_up: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.is_up.set(Box::new(is_up));
+    }
+
+    /// Reads what is read with each scrape.
+    fn on_scrape(&self) {
+        self.up.set(f64::from(u8::from(self.is_up.get().is_none_or(|is_up| is_up()))));
     }
 }
 

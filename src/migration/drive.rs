@@ -7,6 +7,7 @@ use super::{
     statements::{acknowledged, grant_for, of_migration, stored},
 };
 use crate::{
+    audit::entry::MIGRATION_GRANT,
     authority::statement::LeaseGrant,
     clock::Stopwatch,
     fence::{
@@ -117,9 +118,18 @@ async fn fence_and_grant(gate: &Shared, id: &MigrationId, row: &MigrationRow) ->
     let progress = Progress { id: id.clone(), from: Some(row.state), row: next };
     match gate.ledger.grant(row.domain.clone(), signed, Some(progress)).await {
         // The grant is written, and its drain is waited for.
-        Ok(_) | Err(LedgerError::Draining { .. }) => Ok(()),
+        Ok(_) | Err(LedgerError::Draining { .. }) => {
+            granted(gate, id, &grant.statement);
+            Ok(())
+        }
         Err(refused) => Err(refused.into()),
     }
+}
+
+/// Says in the audit log that the gate has given the object to the next holder.
+fn granted(gate: &Gate, id: &MigrationId, given: &LeaseGrant) {
+    let (holder, migration) = (Some(&given.holder), ("migration", id.as_str()));
+    gate.audit.by_gate(MIGRATION_GRANT, &given.domain, holder, given.lease_seq.get(), migration);
 }
 
 /// Returns when no write of the fenced lease can land any more, nor any write of an earlier run.
@@ -192,7 +202,7 @@ async fn await_active(gate: &Shared, id: &MigrationId, row: &MigrationRow) -> Re
                 // A run that was killed or stopped did not get as far as opening the lease.
                 let signed = of_migration(&gate.authority.load(), id, &grant);
                 match gate.ledger.grant(row.domain.clone(), signed, None).await {
-                    Ok(_) | Err(LedgerError::Draining { .. }) => {}
+                    Ok(_) | Err(LedgerError::Draining { .. }) => granted(gate, id, &grant),
                     Err(refused) => return Err(refused.into()),
                 }
             }

@@ -18,6 +18,7 @@ use self::{
     statements::{kept, sign_fence},
 };
 use crate::{
+    audit::entry::MIGRATION_CERTIFICATE,
     fence::{
         Certified, Code, Hlc, HolderId, LeaseId, LeaseSeq, MigrationId, Now, ObjectId, Record, Ttl, WallMs,
         authority::MigrationState,
@@ -96,9 +97,13 @@ pub fn resume(gate: &Shared) {
 pub async fn find(gate: &Shared, id: &MigrationId) -> Result<MigrationRow, Problem> {
     let wanted = id.clone();
     let row = gate.read(move |records| load(records, &wanted)).await?;
-    row.ok_or_else(|| {
-        Problem::new(Code::MigrationNotFound, "no such migration: it never was, or it ended more than a day ago")
-    })
+    row.ok_or_else(not_found)
+}
+
+/// The refusal of a call about a migration that is not known.
+#[must_use]
+pub fn not_found() -> Problem {
+    Problem::new(Code::MigrationNotFound, "no such migration: it never was, or it ended more than a day ago")
 }
 
 fn load(records: &Records, id: &MigrationId) -> Result<Option<MigrationRow>, TableFault> {
@@ -182,6 +187,10 @@ async fn begin_now(gate: &Shared, wanted: Wanted) -> Result<(MigrationId, Migrat
         gate.ledger.certify(certificate, authority.settings.max_jump, Some(progress)).await.map(drop)
     };
     begun.map_err(|refused| Problem::refused(&refused, gate.now()))?;
+    if let (Some((_, seq)), Some((lease, _))) = (&row.fenced, record.lease()) {
+        let (holder, migration) = (Some(&lease.holder), ("migration", id.as_str()));
+        gate.audit.by_gate(MIGRATION_CERTIFICATE, &row.domain, holder, seq.get(), migration);
+    }
     Ok((id, row))
 }
 

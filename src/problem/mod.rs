@@ -21,6 +21,9 @@ use crate::{
     wire::time,
 };
 
+/// How callers are asked who they are, in WWW-Authenticate.
+pub const ASKS_FOR_BEARER: &str = "Bearer realm=\"fencegate\"";
+
 /// A refusal's body.
 #[derive(Clone, Debug, ToSchema)]
 pub struct Problem {
@@ -137,6 +140,13 @@ impl Problem {
     #[must_use]
     pub fn with_object(mut self, object: &ObjectId) -> Self {
         self.tell_object(object);
+        self
+    }
+
+    /// When to try again.
+    #[must_use]
+    pub fn retry_after_ms(mut self, ms: u64) -> Self {
+        self.retry_after_ms = Some(ms);
         self
     }
 

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use http::{HeaderMap, Uri, header, request::Parts};
 
-pub use super::fields::{FENCE_HOLDER, FENCE_TOKEN};
+pub use super::fields::{FENCE_HOLDER, FENCE_IDENTITY, FENCE_TOKEN};
 use super::{
     Route, Routes,
     canonical::{self, Ambiguous, Segments},

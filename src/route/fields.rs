@@ -12,6 +12,8 @@ pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempote
 pub const FENCE_TOKEN: HeaderName = HeaderName::from_static("fence-token");
 /// The header that names a write's holder, where a Kubernetes Lease must name the same one.
 pub const FENCE_HOLDER: HeaderName = HeaderName::from_static("fence-holder");
+/// A client's bearer token. Authorization is the store's.
+pub const FENCE_IDENTITY: HeaderName = HeaderName::from_static("fence-identity");
 
 /// Headers by which some frameworks take another method than the request's.
 const OVERRIDE_HEADERS: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];

@@ -19,7 +19,7 @@ pub mod profile;
 pub mod source;
 pub mod template;
 
-use std::{borrow::Cow, collections::HashSet, sync::Arc};
+use std::{borrow::Cow, collections::HashSet, path::Path, sync::Arc};
 
 use sha2::{Digest, Sha256};
 
@@ -58,6 +58,8 @@ pub struct Route {
     pub journal: bool,
     /// Whether the gate handles idempotency keys.
     pub idempotency: bool,
+    /// Whether a write's client must be the holder of its lease.
+    pub bind_holder: bool,
     /// Its templates, as they are in the configuration.
     pub path_text: Arc<str>,
     pub object_text: Arc<str>,
@@ -169,6 +171,7 @@ impl Route {
         if given.journal && given.mode != Mode::Enforce {
             faults.push(("journal", "needs mode = \"enforce\": other writes have no lease".to_owned()));
         }
+        faults.extend(bind_holder_fault(given, settings).map(|what| ("bind_holder", what.to_owned())));
         let unsettling = given.profile.unsettling();
         if let Some(odd) = given.settles.iter().find(|status| !unsettling.contains(status)) {
             let what = format!("{odd} says by itself what became of a write; only {unsettling:?} do not");
@@ -192,6 +195,7 @@ impl Route {
                 source,
                 journal: given.journal,
                 idempotency: given.idempotency && given.mode == Mode::Enforce,
+                bind_holder: given.bind_holder,
                 path_text: given.path.as_str().into(),
                 object_text: given.object.as_str().into(),
                 path,
@@ -246,6 +250,32 @@ fn add_to_hash(hash: &mut Sha256, given: &RouteSettings, store: &StoreSettings) 
     }
     profile::hash(given.profile, hash);
     source::hash(given, hash);
+}
+
+/// What keeps a route from comparing a write's client with the holder of its lease.
+fn bind_holder_fault(given: &RouteSettings, settings: &Settings) -> Option<&'static str> {
+    let (gate, api) = (&settings.gate, &settings.api);
+    let is_given = |path: &Path| !path.as_os_str().is_empty();
+    match () {
+        () if !given.bind_holder => None,
+        () if given.mode != Mode::Enforce => Some("needs mode = \"enforce\": other writes have no lease"),
+        () if !source::has_principals(given.lease_source) => Some(
+            "needs lease_source = \"gate\" or \"authority\": the holders of other sources are not principals of this gate",
+        ),
+        () if settings.identity.is_empty() => Some("needs an [[identity]]: without one, no client can prove who it is"),
+        () if !gate.listen.ip().is_loopback() && !is_given(&gate.tls_cert_file) && !api.insecure_plaintext => Some(
+            "needs TLS on gate.listen beyond loopback (gate.tls_cert_file): what proves who a client is could be read on the way",
+        ),
+        () if is_given(&gate.tls_client_ca_file)
+            && is_given(&api.tls_client_ca_file)
+            && gate.tls_client_ca_file != api.tls_client_ca_file =>
+        {
+            Some(
+                "needs one gate.tls_client_ca_file and api.tls_client_ca_file: a name in certificates of two authorities could be of two clients",
+            )
+        }
+        () => None,
+    }
 }
 
 fn parse(given: &RouteSettings) -> Result<(PathTemplate, ObjectTemplate), KeyFault> {

@@ -7,7 +7,7 @@ use std::sync::{
 
 use super::{
     Table, TableFault,
-    codec::{Context, Family, Key, RequestRow, decode_index, decode_lease, decode_record},
+    codec::{Context, Key, RequestRow, decode_index, decode_lease, decode_record},
 };
 use crate::{
     barrier::stripes::{Stripes, Ticket},
@@ -215,44 +215,49 @@ impl Records {
         Ok(Some(with_status(newer.unwrap_or(row), &record, now)))
     }
 
-    /// Leases whose object id begins with `prefix` and that `wanted` accepts, from `after` on.
+    /// Leases with keys in these ranges, behind `after`, that `wanted` accepts. The ranges are in order.
     ///
     /// # Errors
     /// When a row cannot be read.
     pub fn leases(
         &self,
-        prefix: &str,
+        ranges: &[(Vec<u8>, Vec<u8>)],
         after: Option<&[u8]>,
         limit: usize,
         now: Now,
         wanted: impl Fn(&LeaseView) -> bool,
     ) -> Result<Page, TableFault> {
-        let (mut from, until) = Family::Lease.range(prefix);
-        if let Some(after) = after.filter(|after| *after >= from.as_slice()) {
-            from = [after, &[0]].concat();
-        }
-        let mut leases = vec![];
-        let mut scanned = 0;
-        loop {
-            let rows = self.table.scan(&from, &until, SCAN_CHUNK)?;
-            let at_end = rows.len() < SCAN_CHUNK;
-            for (key, value) in rows {
-                scanned += 1;
-                let Key::Lease(object, seq) = Key::decode(&key)? else {
-                    return Err(TableFault::Corrupt("a foreign key among the leases".to_owned()));
-                };
-                let view = self.view(decode_lease(object, seq, &value)?, now)?;
-                leases.extend(view.filter(|view| wanted(view)));
-                if leases.len() == limit || scanned == SCAN_MAX {
-                    return Ok(Page { leases, next: Some(key) });
+        let (mut leases, mut scanned) = (vec![], 0);
+        let mut at = after.map(behind).unwrap_or_default();
+        for (from, until) in ranges {
+            at = at.max(from.clone());
+            while at < *until {
+                let rows = self.table.scan(&at, until, SCAN_CHUNK)?;
+                let at_end = rows.len() < SCAN_CHUNK;
+                for (key, value) in rows {
+                    scanned += 1;
+                    let Key::Lease(object, seq) = Key::decode(&key)? else {
+                        return Err(TableFault::Corrupt("a foreign key among the leases".to_owned()));
+                    };
+                    let view = self.view(decode_lease(object, seq, &value)?, now)?;
+                    leases.extend(view.filter(|view| wanted(view)));
+                    if leases.len() == limit || scanned == SCAN_MAX {
+                        return Ok(Page { leases, next: Some(key) });
+                    }
+                    at = behind(&key);
                 }
-                from = [key.as_slice(), &[0]].concat();
-            }
-            if at_end {
-                return Ok(Page { leases, next: None });
+                if at_end {
+                    at.clone_from(until);
+                }
             }
         }
+        Ok(Page { leases, next: None })
     }
+}
+
+/// The least key behind this one.
+fn behind(key: &[u8]) -> Vec<u8> {
+    [key, &[0]].concat()
 }
 
 fn with_status(mut row: LeaseRow, record: &Record, now: Now) -> LeaseView {

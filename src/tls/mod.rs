@@ -1,12 +1,14 @@
-//! TLS on the gate's port, towards the store, and from an agent to its gate. The only folder that uses rustls.
+//! TLS on the gate's ports, towards the store, and from an agent to its gate. The only folder that uses rustls.
 //!
 //! Certificates and keys are in PEM files. They are read with the settings. After a change they are read again when
 //! the next connection is made or accepted, so a renewed certificate needs neither a signal nor a restart.
 //!
-//! - `pem`: reads a file. `renewed`: whether a file has changed.
+//! - `certificate`: who a client is by the certificate that it has shown.
+//! - `pem`: reads a file. [`renewed`]: whether a file has changed.
 
+mod certificate;
 mod pem;
-mod renewed;
+pub mod renewed;
 
 use std::{
     future::poll_fn,
@@ -33,11 +35,12 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 pub use tokio_rustls::{client::TlsStream as StoreStream, server::TlsStream as ClientStream};
 
+pub use self::certificate::Certificate;
 use self::{
     pem::{not_after, read_certificates, read_key},
     renewed::{Renewed, Wrong},
 };
-use crate::config::GateSettings;
+use crate::config::{Api, GateSettings};
 
 /// Accepts TLS connections.
 #[derive(Clone)]
@@ -49,17 +52,36 @@ struct Shown {
     not_after: i64,
 }
 
+/// Which certificates clients show. The file holds the authorities that they must come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Clients {
+    /// Clients are not asked for one.
+    NotAsked,
+    /// A client may show one.
+    Asked(PathBuf),
+    /// A client without one is refused.
+    Required(PathBuf),
+}
+
+impl Clients {
+    fn authorities(&self) -> Option<&PathBuf> {
+        match self {
+            Self::NotAsked => None,
+            Self::Asked(path) | Self::Required(path) => Some(path),
+        }
+    }
+}
+
 impl Acceptor {
-    /// Reads a certificate chain and its key. With `clients`, a client must show a certificate from an authority in
-    /// that file.
+    /// Reads a certificate chain, its key, and the authorities of clients' certificates.
     ///
     /// # Errors
     /// The wrong key, and what is wrong with it; never the text of a file.
-    pub fn new(certificates: &Path, key: &Path, clients: Option<&Path>) -> Result<Self, Wrong> {
-        let (certificates, key, clients) = (certificates.to_owned(), key.to_owned(), clients.map(Path::to_owned));
-        let paths = [&certificates, &key].into_iter().chain(&clients).cloned().collect();
-        let read = move || Shown::read(&certificates, &key, clients.as_deref());
-        Ok(Self(Arc::new(Renewed::new(paths, read)?)))
+    pub fn new(certificates: &Path, key: &Path, clients: Clients) -> Result<Self, Wrong> {
+        let (certificates, key) = (certificates.to_owned(), key.to_owned());
+        let paths = [&certificates, &key].into_iter().chain(clients.authorities()).cloned().collect();
+        let read = move || Shown::read(&certificates, &key, &clients);
+        Ok(Self(Arc::new(Renewed::new("certificates", paths, read)?)))
     }
 
     /// The last second in which the shown certificate is valid, as Unix time.
@@ -83,18 +105,45 @@ impl GateSettings {
     /// # Errors
     /// The wrong key, and what is wrong with it.
     pub fn tls(&self) -> Result<Option<Acceptor>, (&'static str, String)> {
-        let clients = Some(self.tls_client_ca_file.as_path()).filter(|path| !path.as_os_str().is_empty());
-        match (self.tls_cert_file.as_os_str().is_empty(), self.tls_key_file.as_os_str().is_empty()) {
-            (true, true) if clients.is_some() => Err(("tls_client_ca_file", "needs gate.tls_cert_file".to_owned())),
-            (true, true) => Ok(None),
-            (false, false) => Acceptor::new(&self.tls_cert_file, &self.tls_key_file, clients).map(Some),
-            _ => Err(("tls_cert_file", "gate.tls_cert_file and gate.tls_key_file go together".to_owned())),
+        let clients = if self.tls_client_ca_file.as_os_str().is_empty() {
+            Clients::NotAsked
+        } else {
+            Clients::Required(self.tls_client_ca_file.clone())
+        };
+        acceptor("gate", &self.tls_cert_file, &self.tls_key_file, clients)
+    }
+}
+
+impl Api {
+    /// The acceptor for this port's TLS connections; `None` where the port takes plain ones. Callers may show a
+    /// certificate, or prove who they are in another way.
+    ///
+    /// # Errors
+    /// The wrong key, and what is wrong with it.
+    pub fn tls(&self) -> Result<Option<Acceptor>, (&'static str, String)> {
+        let clients = if self.tls_client_ca_file.as_os_str().is_empty() {
+            Clients::NotAsked
+        } else {
+            Clients::Asked(self.tls_client_ca_file.clone())
+        };
+        acceptor("api", &self.tls_cert_file, &self.tls_key_file, clients)
+    }
+}
+
+/// The acceptor by the settings of one section.
+fn acceptor(section: &str, chain: &Path, key: &Path, clients: Clients) -> Result<Option<Acceptor>, Wrong> {
+    match (chain.as_os_str().is_empty(), key.as_os_str().is_empty()) {
+        (true, true) if clients != Clients::NotAsked => {
+            Err(("tls_client_ca_file", format!("needs {section}.tls_cert_file")))
         }
+        (true, true) => Ok(None),
+        (false, false) => Acceptor::new(chain, key, clients).map(Some),
+        _ => Err(("tls_cert_file", format!("{section}.tls_cert_file and {section}.tls_key_file go together"))),
     }
 }
 
 impl Shown {
-    fn read(certificates: &Path, key: &Path, clients: Option<&Path>) -> Result<Self, Wrong> {
+    fn read(certificates: &Path, key: &Path, clients: &Clients) -> Result<Self, Wrong> {
         let of_chain = |what| ("tls_cert_file", what);
         let chain = read_certificates(certificates).map_err(of_chain)?;
         let not_after = not_after(&chain[0]).map_err(|what| of_chain(format!("{}: {what}", certificates.display())))?;
@@ -134,7 +183,7 @@ impl Connector {
     pub fn new(files: Files, name: &str) -> Result<Self, Wrong> {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| ("tls_server_name", format!("{name:?} is not a name a certificate can carry")))?;
-        let config = Renewed::new(files.paths(), move || files.read())?;
+        let config = Renewed::new("certificates", files.paths(), move || files.read())?;
         Ok(Self { name, config: Arc::new(config) })
     }
 
@@ -261,12 +310,16 @@ impl Files {
 }
 
 /// Checks which clients may connect.
-fn verifier(clients: Option<&Path>) -> Result<Arc<dyn ClientCertVerifier>, String> {
-    let Some(path) = clients else { return Ok(WebPkiClientVerifier::no_client_auth()) };
+fn verifier(clients: &Clients) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let Some(path) = clients.authorities() else { return Ok(WebPkiClientVerifier::no_client_auth()) };
     let mut trusted = RootCertStore::empty();
     trusted.add_parsable_certificates(read_certificates(path)?);
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(trusted), provider()).build();
-    verifier.map_err(|fault| format!("{} holds no certificate authority to trust: {fault}", path.display()))
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(trusted), provider());
+    let verifier = match clients {
+        Clients::Asked(_) => verifier.allow_unauthenticated(),
+        Clients::NotAsked | Clients::Required(_) => verifier,
+    };
+    verifier.build().map_err(|fault| format!("{} holds no certificate authority to trust: {fault}", path.display()))
 }
 
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {
@@ -296,7 +349,10 @@ mod tests {
         fs::write(&key, own.serialize_pem()).unwrap();
         for (first, second, not_after) in [(0, 1, 1_927_843_200), (1, 0, 2_682_374_400)] {
             fs::write(&chain, certificate(ends[first]) + &certificate(ends[second])).unwrap();
-            assert_eq!(Acceptor::new(&chain, &key, None).map(|acceptor| acceptor.not_after()).unwrap(), not_after);
+            assert_eq!(
+                Acceptor::new(&chain, &key, Clients::NotAsked).map(|acceptor| acceptor.not_after()).unwrap(),
+                not_after
+            );
         }
     }
 
@@ -308,7 +364,7 @@ mod tests {
         let params = CertificateParams::new(vec!["gate.test".to_owned()]).unwrap();
         fs::write(&certificate, params.self_signed(&own).unwrap().pem()).unwrap();
         fs::write(&key, own.serialize_pem()).unwrap();
-        let loud = Shown::read(&certificate, &key, Some(&certificate)).unwrap().config;
+        let loud = Shown::read(&certificate, &key, &Clients::Required(certificate.clone())).unwrap().config;
         let mut silent = (*loud).clone();
         silent.send_tls13_tickets = 0;
         let (loud, silent) = (TlsAcceptor::from(loud), TlsAcceptor::from(Arc::new(silent)));

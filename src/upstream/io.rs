@@ -80,7 +80,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
-    use crate::tls::{Acceptor, Connector, Files};
+    use crate::tls::{Acceptor, Clients, Connector, Files};
 
     #[tokio::test]
     async fn bytes_are_seen_before_the_runtime_reports_them() {
@@ -109,7 +109,7 @@ mod tests {
         let params = CertificateParams::new(vec!["store.test".to_owned()]).unwrap();
         fs::write(&certificate, params.self_signed(&own).unwrap().pem()).unwrap();
         fs::write(&key, own.serialize_pem()).unwrap();
-        let acceptor = Acceptor::new(&certificate, &key, None).unwrap();
+        let acceptor = Acceptor::new(&certificate, &key, Clients::NotAsked).unwrap();
         let connector = Connector::new(Files { roots: Some(certificate), shown: None }, "store.test").unwrap();
         let (near, far) = UnixStream::pair().unwrap();
         let (ours, theirs) = tokio::join!(connector.connect(near), acceptor.accept(far));

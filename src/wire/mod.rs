@@ -344,6 +344,20 @@ pub struct ReceiptBody {
     pub timestamp: String,
 }
 
+/// The data of an event for watchers.
+#[derive(Debug, ToSchema)]
+#[serde(untagged)]
+pub enum WatchBody {
+    Lease(EventBody),
+    /// Of `reset`: nothing.
+    Reset(ResetBody),
+}
+
+/// The data of the event `reset`.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResetBody {}
+
 /// An event for watchers.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 pub struct EventBody {
@@ -358,6 +372,22 @@ pub struct EventBody {
     pub ended_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+}
+
+/// `GET /v1/whoami`
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub struct WhoBody {
+    /// The caller's name, as grants have it.
+    pub principal: String,
+    /// The identity source that found it out; `loopback`: the caller needs no proof.
+    pub source: String,
+    pub groups: Vec<String>,
+    /// What it may do to some object at least.
+    pub operations: Vec<String>,
+    /// The holders' names that it may use, each also with `holder_separator` and a part of its own choice behind it;
+    /// none where every name will do.
+    pub holders: Vec<String>,
+    pub holder_separator: String,
 }
 
 /// The routes of a gate.

@@ -15,6 +15,7 @@
 //! - [`reply`]: the store's answer or a refusal, as a response. `refusals`: what refusals say. `declined`: requests
 //!   that are refused before their body is read.
 //! - [`keyed`]: writes with an idempotency key; each runs once. [`journaled`]: the journal's lines.
+//! - `holder`: routes that compare a write's client with the holder of its lease.
 //! - [`headers`]: what is removed from and added to a request on its way. [`alarms`]: timeouts without timers.
 //! - [`plan`]: the settings of all stages.
 
@@ -31,6 +32,7 @@ pub mod forward;
 pub mod guard;
 pub mod headers;
 pub mod hold;
+mod holder;
 pub mod job;
 pub mod journaled;
 pub mod keyed;
@@ -62,6 +64,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use tokio::{runtime::Handle, sync::Semaphore};
 
 use self::{
     alarms::Alarms,
@@ -83,6 +86,9 @@ use crate::{
     tls::Acceptor,
 };
 
+/// How many clients other servers are asked about at a time.
+const IDENTIFYING_MAX: usize = 64;
+
 /// What all workers share.
 pub struct Plane {
     pub gate: Shared,
@@ -101,6 +107,10 @@ pub struct Plane {
     /// The connections of each client.
     pub crowd: Crowd,
     pub keys: Arc<Keys>,
+    /// The runtime of the api, for what a worker has to ask of other servers.
+    runtime: Handle,
+    /// Clients that other servers are asked about.
+    identifying: Semaphore,
     /// How many files the connections of clients and stores may use together.
     files: usize,
     workers: usize,
@@ -131,6 +141,8 @@ impl Plane {
             connections: AtomicUsize::new(0),
             crowd: Crowd::default(),
             keys: Keys::new(&settings.idempotency),
+            runtime: Handle::current(),
+            identifying: Semaphore::new(IDENTIFYING_MAX),
             files,
             workers: accept::workers(&settings.gate),
         }))

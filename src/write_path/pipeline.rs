@@ -15,10 +15,10 @@
 
 use std::{
     convert::Infallible,
-    future::Future,
+    future::{Future, poll_fn},
     pin::Pin,
     rc::Rc,
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll},
 };
 
@@ -36,6 +36,7 @@ use super::{
     forward::forward,
     guard::WriteGuard,
     hold::{Limits, Source},
+    holder::{self, Known},
     job::{Active, Admitted, Job},
     keyed::Lookup,
     plan::WorkerPlan,
@@ -88,13 +89,30 @@ pub fn answer(worker: &Rc<Worker>, request: Request<Incoming>, busy: Busy) -> An
 }
 
 /// The first poll: classify, enter, decide. A request that needs no waiting goes on to `forward` from here.
-fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, context: &mut Context<'_>) -> Stage {
+/// `known`: who the client is, on a route that asks.
+fn begin(
+    worker: &Rc<Worker>,
+    client: &Rc<Client>,
+    (head, body): (Parts, Incoming),
+    known: Option<Known>,
+    context: &mut Context<'_>,
+) -> Stage {
     let worker_plan = worker.worker_plan();
     let mut lookup = None;
-    let class = match client.check_head(&head, &body) {
+    // A head is compared with what was read once, and a known client's was.
+    let checked = if known.is_none() { client.check_head(&head, &body) } else { Ok(()) };
+    let class = match checked {
         Ok(()) => classify(&head, &worker_plan.plan.routes, &worker_plan.plan.settings),
         Err(doubt) => Err(doubt.into()),
     };
+    if let Ok(Class::Write(wanted)) = &class
+        && wanted.route.bind_holder
+        && known.is_none()
+    {
+        let about = (wanted.target.id(), Arc::clone(&wanted.route.name));
+        drop(class);
+        return Stage::Work(Box::pin(identify_first(Rc::clone(worker), Rc::clone(client), head, body, about)));
+    }
     let (first, body) = match class {
         Err(unfit) => (FirstLook::Refused(unfit.into()), Source::coming(&head, body)),
         Ok(Class::Read { store, may_have_body, read }) => {
@@ -107,8 +125,9 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
                 let limits = (Limits::of(&worker_plan.plan), worker_plan.plan.settings.hold_total_bytes);
                 Source::try_buffer(&head, body, &worker.plane, limits, client, context)
             };
-            lookup = Lookup::of(&wanted).map(Box::new);
-            (try_admit(worker, &worker_plan, client, &head.method, wanted, body.is_here()), body)
+            // A kept answer would be for the holder of a lease that is over, and there is no telling who that was.
+            lookup = if known.is_none() { Lookup::of(&wanted).map(Box::new) } else { None };
+            (try_admit(worker, &worker_plan, client, &head.method, wanted, (body.is_here(), known)), body)
         }
     };
     let (worker, client) = (Rc::clone(worker), Rc::clone(client));
@@ -127,25 +146,67 @@ fn begin(worker: &Rc<Worker>, client: &Rc<Client>, head: Parts, body: Incoming, 
             Stage::Work(Box::pin(forward(Box::new(job), body)))
         }
         FirstLook::Admitted(write) => Stage::Write(forward_write(worker, worker_plan, client, head, body, write)),
-        FirstLook::Undecided(undecided) => Stage::Work(Box::pin(async move {
-            // The write may not go on yet, and its token has not been judged.
-            let body = body.without_room();
-            let loose = Turned::new(&client, At::of(&head.method), At::Loose, worker.now());
-            let decided = undecided.decide((&worker, client.peer), &worker_plan, &head.method).await;
-            drop(loose);
-            match decided {
-                Ok(write) => match body.with_room(&worker.plane, worker_plan.plan.settings.hold_total_bytes) {
-                    Some(body) => forward_write(worker, worker_plan, client, head, body, write).await,
-                    None => {
-                        Err(about(no_room(), &write.guard, &worker_plan.plan.routes.all()[write.route].name).into())
-                    }
-                },
-                Err(why) => match lookup {
-                    None => Err(Declined::new(why, &head, body).finish(&worker).into()),
-                    Some(lookup) => decline_keyed(*lookup, &worker, &client, &worker_plan, &head, body, why).await,
-                },
-            }
-        })),
+        FirstLook::Undecided(undecided) => {
+            Stage::Work(Box::pin(decide_later(undecided, (worker, worker_plan, client), head, body, lookup)))
+        }
+    }
+}
+
+/// Decides about a write that may not go on yet, and whose token has not been judged.
+async fn decide_later(
+    undecided: Undecided,
+    (worker, worker_plan, client): (Rc<Worker>, Rc<WorkerPlan>, Rc<Client>),
+    head: Parts,
+    body: Source,
+    lookup: Option<Box<Lookup>>,
+) -> Answered {
+    let body = body.without_room();
+    let loose = Turned::new(&client, At::of(&head.method), At::Loose, worker.now());
+    let decided = undecided.decide((&worker, client.peer), &worker_plan, &head.method).await;
+    drop(loose);
+    match decided {
+        Ok(write) => match body.with_room(&worker.plane, worker_plan.plan.settings.hold_total_bytes) {
+            Some(body) => forward_write(worker, worker_plan, client, head, body, write).await,
+            None => Err(about(no_room(), &write.guard, &worker_plan.plan.routes.all()[write.route].name).into()),
+        },
+        Err(why) => match lookup {
+            None => Err(Declined::new(why, &head, body).finish(&worker).into()),
+            Some(lookup) => decline_keyed(*lookup, &worker, &client, &worker_plan, &head, body, why).await,
+        },
+    }
+}
+
+/// Finds out who a write's client is, and begins then. Nothing of the body is read before. `about`: the object and the
+/// route of the write.
+async fn identify_first(
+    worker: Rc<Worker>,
+    client: Rc<Client>,
+    head: Parts,
+    body: Incoming,
+    about: (ObjectId, Arc<str>),
+) -> Answered {
+    let waits = Turned::new(&client, At::of(&head.method), At::Loose, worker.now());
+    let found = holder::identify(&worker, &client, &head).await;
+    drop(waits);
+    let mut request = match found {
+        Ok(known) => {
+            holder::load(&worker, &about.0).await;
+            Some((head, body, known))
+        }
+        Err(why) => {
+            let why = why.about(&about.0, &about.1);
+            return Err(Declined::new(why, &head, Source::coming(&head, body)).finish(&worker).into());
+        }
+    };
+    let stage = poll_fn(|context| match request.take() {
+        Some((head, body, known)) => Poll::Ready(begin(&worker, &client, (head, body), Some(known), context)),
+        None => Poll::Pending,
+    });
+    match stage.await {
+        Stage::Work(work) => work.await,
+        Stage::Write(write) => write.await,
+        Stage::Refused(mut declined) => Err(poll_fn(|context| declined.poll(&worker, context)).await.into()),
+        Stage::New(_) => unreachable!("a request that has begun is past that"),
     }
 }
 
@@ -197,14 +258,14 @@ fn write_options(route: &Route, key: Option<&IdempotencyKey>) -> WriteOptions {
     WriteOptions { unfenced: false, discards: route.discards, journaled: route.journal, keyed: key.is_some() }
 }
 
-/// Admits a write if that can be decided at once. `is_here`: all of its body is here.
+/// Admits a write if that can be decided at once. `is_here`: all of its body is here. `known`: as in [`begin`].
 fn try_admit(
     worker: &Worker,
     worker_plan: &WorkerPlan,
     client: &Client,
     method: &Method,
     wanted: Write<'_>,
-    is_here: bool,
+    (is_here, known): (bool, Option<Known>),
 ) -> FirstLook {
     let Write { route, mut target, others, key, .. } = wanted;
     if let Brought::Read(Presented::Outside(claim)) = &mut target.brought {
@@ -214,15 +275,26 @@ fn try_admit(
         let why = Rejection::new(Code::FenceDraining, "this route has changed; older writes are still on their way");
         return FirstLook::Refused(why.about(&target.id(), &route.name));
     };
-    let admission = Admitting { worker, worker_plan, method, route: route.place };
+    let admission = Admitting { worker, worker_plan, method, route: route.place, known };
     if route.mode == Mode::Off {
         let admitted = admission.unfenced(entered, target.id(), None);
         return admitted.map_or_else(FirstLook::Refused, FirstLook::Admitted);
     }
+    let objects = || std::iter::once(&target).chain(&others).map(Target::id);
+    if let Some(known) = &admission.known
+        && let Some(object) = objects().find(|object| holder::is_of_another(worker, known, object))
+    {
+        return FirstLook::Refused(holder::denied(known).about(&object, &route.name));
+    }
     let pool = &worker_plan.pools[route.store];
     // A keyed write cannot commit here: its key is stored first.
-    let may_commit =
-        is_here && route.mode == Mode::Enforce && others.is_empty() && key.is_none() && !worker.closing.get();
+    // And one whose holder is compared commits when that is done.
+    let may_commit = admission.known.is_none()
+        && is_here
+        && route.mode == Mode::Enforce
+        && others.is_empty()
+        && key.is_none()
+        && !worker.closing.get();
     let conn = if may_commit { pool.idle_conn_at_ease() } else { None };
     let (now, stopwatch) = worker.now_and_watch();
     let options = AdmitOptions {
@@ -247,7 +319,8 @@ fn try_admit(
                 unused.put_back(now.boot);
             }
             let route = route.place;
-            return FirstLook::Undecided(Undecided { entered, route, target, others, stopwatch, options, key });
+            let known = admission.known;
+            return FirstLook::Undecided(Undecided { entered, route, target, others, stopwatch, options, key, known });
         }
     };
     match admitted {
@@ -273,6 +346,7 @@ struct Undecided {
     stopwatch: Stopwatch,
     options: AdmitOptions,
     key: Option<IdempotencyKey>,
+    known: Option<Known>,
 }
 
 impl Undecided {
@@ -282,8 +356,8 @@ impl Undecided {
         worker_plan: &WorkerPlan,
         method: &Method,
     ) -> Result<Admitted, Rejection> {
-        let Self { entered, route, target, others, stopwatch, options, key } = self;
-        let admission = Admitting { worker, worker_plan, method, route };
+        let Self { entered, route, target, others, stopwatch, options, key, known } = self;
+        let admission = Admitting { worker, worker_plan, method, route, known };
         let write = match decide_in_time((worker, client), entered, target, others, options).await {
             Ok(guard) => admission.permitted(guard, stopwatch)?,
             Err((refused, entered)) => admission.refused(entered, stopwatch, refused)?,
@@ -298,6 +372,7 @@ struct Admitting<'a> {
     worker_plan: &'a WorkerPlan,
     method: &'a Method,
     route: usize,
+    known: Option<Known>,
 }
 
 impl Admitting<'_> {
@@ -313,6 +388,12 @@ impl Admitting<'_> {
         self.worker_plan.tallies[self.route].operation(self.method).judged(seconds, None);
         if self.route().mode == Mode::Audit {
             guard.unfence();
+        }
+        if let Some(known) = &self.known
+            && !holder::is_own(self.worker, known, &guard)
+        {
+            let _ = guard.on(Event::Interrupted);
+            return Err(holder::denied(known).about(guard.object(), &self.route().name));
         }
         self.go_on(guard, Some(since), None)
     }
@@ -330,7 +411,11 @@ impl Admitting<'_> {
             let would = Some(refused.why.code());
             return self.unfenced(entered, refused.object, would);
         }
-        Err(Rejection::from(refused.why).about(&refused.object, &self.route().name))
+        let why = match &self.known {
+            Some(known) if !holder::shows(self.worker, known, &refused.object) => holder::denied(known),
+            _ => Rejection::from(refused.why),
+        };
+        Err(why.about(&refused.object, &self.route().name))
     }
 
     /// Forwards the write without a permit. `would`: the code that an enforcing route would have refused it with.
@@ -350,7 +435,7 @@ impl Admitting<'_> {
         since: Option<Stopwatch>,
         would: Option<Code>,
     ) -> Result<Admitted, Rejection> {
-        let Self { worker, worker_plan, method, route } = self;
+        let Self { worker, worker_plan, method, route, .. } = self;
         // A drain sets its flag before it looks whether a write is in flight, and this one is.
         if worker.closing.get() || worker.gate.draining.load(Ordering::Acquire) {
             let _ = guard.on(Event::Interrupted);
@@ -371,7 +456,7 @@ impl Future for Answering {
         if let Stage::New(request) = &mut this.stage {
             let (head, body) = request.take().expect("a request is looked at once");
             let busy = this.busy.as_ref().expect("an answer is asked for once");
-            this.stage = begin(&this.worker, busy.client(), head, body, context);
+            this.stage = begin(&this.worker, busy.client(), (head, body), None, context);
         }
         let answered = match &mut this.stage {
             Stage::New(_) => unreachable!("the first poll has replaced it"),

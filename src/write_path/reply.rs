@@ -21,7 +21,7 @@ use super::{
 use crate::{
     fence::{BootMs, Code, Fence, HolderId, LeaseSeq, ObjectId, Refusal, code::Plane as Side, verdict::Unusable},
     gate::receipts::Receipt,
-    problem::Problem,
+    problem::{ASKS_FOR_BEARER, Problem},
     route::classify::Unfit,
     upstream::body::Cut,
 };
@@ -324,7 +324,11 @@ pub fn refuse(plane: &Plane, refused: Rejection, is_head: bool) -> Response<Repl
         route,
         at: plane.gate.clock.wall(),
     });
-    problem.tell_numbers(seq, fence);
+    // Who may not know of an object learns nothing of it.
+    let is_discreet = matches!(code, Code::IdentityRequired | Code::IdentityUnavailable | Code::AccessDenied);
+    if !is_discreet {
+        problem.tell_numbers(seq, fence);
+    }
     problem.tell_receipt(receipt_id);
     let mut response = Response::new(ReplyBody::own(if is_head { vec![] } else { problem.body() }));
     *response.status_mut() = problem.status();
@@ -333,6 +337,9 @@ pub fn refuse(plane: &Plane, refused: Rejection, is_head: bool) -> Response<Repl
     headers.insert(FENCE_ERROR, HeaderValue::from_static(code.as_str()));
     if code == Code::OutcomeUnknown {
         headers.insert(FENCE_OUTCOME, HeaderValue::from_static("unknown"));
+    }
+    if code == Code::IdentityRequired {
+        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(ASKS_FOR_BEARER));
     }
     if closes {
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -10,7 +10,7 @@ use std::{
 };
 
 /// The modules under `src/`, the lowest first. A module may import those above it in this list.
-const ORDER: [&str; 26] = [
+const ORDER: [&str; 28] = [
     "sync",
     "files",
     "fence",
@@ -20,6 +20,7 @@ const ORDER: [&str; 26] = [
     "tls",
     "metrics",
     "wire",
+    "audit",
     "authority",
     "route",
     "upstream",
@@ -28,6 +29,7 @@ const ORDER: [&str; 26] = [
     "table",
     "problem",
     "kubernetes",
+    "access",
     "gate",
     "sources",
     "write_path",

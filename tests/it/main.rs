@@ -2,6 +2,7 @@
 //!
 //! - `support`: an HTTP client on plain sockets, gates in this process and in their own.
 //! - `leases`, `waiting`, `watch`, `api`: the lease api, call by call.
+//! - `access`: who may call the api, and what.
 //! - `described`: the description of the api, compared with the api.
 //! - `layers`: modules under `src/` import downwards only. `seams`: who may name a lease source or a store profile.
 //! - `floods`: more callers than a port has room for; they send half requests or read nothing.
@@ -30,6 +31,7 @@
 #![allow(unreachable_pub, reason = "a test program exports nothing; pub says what support offers")]
 #![allow(clippy::pedantic, reason = "tests are read, not called")]
 
+mod access;
 mod adversarial;
 mod agent;
 mod api;

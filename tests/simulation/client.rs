@@ -328,7 +328,7 @@ impl World {
 
     fn granted(&mut self, place: usize, granted: &[Granted], before: &BTreeMap<ObjectId, u64>) -> Delivery {
         let mut leases = vec![];
-        for Granted { object, lease, drain } in granted {
+        for Granted { object, lease, drain, .. } in granted {
             self.counts.grants += 1;
             let seq = lease.seq.get();
             self.counts.tainted += u64::from(lease.tainted);

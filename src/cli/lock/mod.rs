@@ -23,9 +23,9 @@ pub(super) use self::{
     begin::{Args as BeginArgs, run as begin},
     guard::{Args as GuardArgs, run as run_guard},
 };
-use super::{Failed, inherited::Inherited, output};
+use super::{Failed, inherited::Inherited, output, way::Way};
 use crate::{
-    client::{Lease, LeaseApi, Lost, NotHad, Progress, Wanted, default_holder},
+    client::{self, Lease, LeaseApi, Lost, NotHad, Progress, Wanted, default_holder},
     config::{Fault, Faults},
     fence::{HolderId, ObjectId},
 };
@@ -70,7 +70,8 @@ pub(super) struct Args {
     /// How long to wait for it, in milliseconds; 0 does not wait. Left out: for ever.
     #[arg(long, value_name = "MS")]
     wait: Option<u64>,
-    /// Who you are; unique per process. Left out: made of the host's name, the process id and a random word.
+    /// Who you are; unique per process. Left out: made of the host's name, the process id and a random word, behind the
+    /// name that the gate knows this caller by if a token or a certificate is shown.
     #[arg(long, value_name = "NAME")]
     holder: Option<String>,
     /// How long the command may take to end, in milliseconds, before it is killed: after SIGTERM when the lease is lost,
@@ -84,9 +85,8 @@ pub(super) struct Args {
     /// token: for elections whose winner writes nothing through the gate.
     #[arg(long)]
     unrouted: bool,
-    /// The gate's api.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
-    api: String,
+    #[command(flatten)]
+    way: Way,
     /// The command. It gets FENCE_TOKEN, FENCE_SEQ and FENCE_OBJECT in its environment.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -103,18 +103,33 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failed> {
         Failed::Config(Faults(vec![Fault::new(format!("--{name}"), what.to_string())]))
     };
     let object = ObjectId::new(&args.object).map_err(|fault| bad("object", &fault))?;
-    let holder = args.holder.as_deref().map_or_else(|| Ok(default_holder()), HolderId::new);
-    let holder = holder.map_err(|fault| bad("holder", &fault))?;
-    let api = LeaseApi::new(&args.api).map_err(|fault| bad("api", &fault))?;
-    let wanted = Wanted { object, holder, ttl_ms: Some(args.ttl), wait: args.wait.map(Duration::from_millis) };
+    let holder = args.holder.as_deref().map(HolderId::new).transpose().map_err(|fault| bad("holder", &fault))?;
+    let api = args.way.lease_api().map_err(|fault| bad("api", &fault))?;
     let runtime = super::runtime()?;
     let code = runtime.block_on(async {
+        let holder = match holder {
+            Some(holder) => holder,
+            // The gate says which names this caller may use.
+            None if args.way.credentials.is_some() => match api.own_holder(&default_holder(), WHO_TIMEOUT).await {
+                Ok(holder) => holder,
+                Err(client::Failed::Refused(refusal)) => return Err(Failed::Said(refusal.to_string())),
+                Err(failed) => {
+                    output::complain(&failed.to_string());
+                    return Ok(code::UNREACHABLE);
+                }
+            },
+            None => default_holder(),
+        };
+        let wanted = Wanted { object, holder, ttl_ms: Some(args.ttl), wait: args.wait.map(Duration::from_millis) };
         let mut signals = Signals::listen().map_err(|error| format!("cannot listen for signals: {error}"))?;
         Ok::<_, Failed>(lock(args, &api, &wanted, &mut signals).await)
     })?;
     runtime.shutdown_background();
     Ok(ExitCode::from(code))
 }
+
+/// How long the gate may take to say who this caller is.
+const WHO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Signals that are passed on to the command. Signals that are ignored already stay ignored, for both.
 struct Signals {

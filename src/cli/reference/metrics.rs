@@ -32,6 +32,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
     (
         "process",
         &[
+            "fencegate_audit_",
             "fencegate_build_",
             "fencegate_clock_",
             "fencegate_ledger_",

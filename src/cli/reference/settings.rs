@@ -7,7 +7,7 @@
 use toml::Table as Tree;
 
 use super::{Table, code, fill};
-use crate::config::{AgentRoute, PartySettings, RouteSettings, Settings};
+use crate::config::{AgentRoute, GrantSettings, IdentitySettings, PartySettings, RouteSettings, Settings};
 
 const GATE: &str = include_str!("../../../config/fencegate.toml");
 const AGENT: &str = include_str!("../../../config/agent.toml");
@@ -103,6 +103,8 @@ fn defaults_of(list: &str, is_gate: bool) -> Tree {
     let defaults = match (list, is_gate) {
         ("route", true) => Tree::try_from(RouteSettings::default()),
         ("route", false) => Tree::try_from(AgentRoute::default()),
+        ("identity", true) => Tree::try_from(IdentitySettings::default()),
+        ("grant", true) => Tree::try_from(GrantSettings::default()),
         _ => Tree::try_from(PartySettings::default()),
     };
     defaults.expect("the defaults are TOML")

@@ -33,6 +33,14 @@ use crate::{
 /// A key of a route's settings, and what is wrong with its value.
 pub(super) type KeyFault = (&'static str, String);
 
+/// Whether the holders of a source's leases are named as principals of the api are.
+pub(super) fn has_principals(source: LeaseSource) -> bool {
+    match source {
+        LeaseSource::Gate | LeaseSource::Authority => true,
+        LeaseSource::External | LeaseSource::Kubernetes => false,
+    }
+}
+
 /// The source of a route's leases, with its settings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {

@@ -168,7 +168,7 @@ impl Core {
             let again = |record: &Record| record.replay(lease_id, now).cloned();
             let lease = round.with_record(&self.setup.records, object, again).map_err(|fault| unreadable(&fault))?;
             let lease = lease.ok_or(LedgerError::RequestIdUsed)?;
-            Ok(Granted { drain: *drain, ..granted(object.clone(), lease) })
+            Ok(Granted { drain: *drain, is_again: true, ..granted(object.clone(), lease) })
         });
         Some(again.collect())
     }

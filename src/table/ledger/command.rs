@@ -35,6 +35,8 @@ pub struct Granted {
     pub object: ObjectId,
     pub lease: Lease,
     pub drain: DrainReport,
+    /// An earlier call with the same request got it.
+    pub is_again: bool,
 }
 
 /// Why a call was not carried out.

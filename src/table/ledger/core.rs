@@ -438,7 +438,7 @@ pub(super) enum Changed {
 
 /// A lease as an answer has it.
 pub(super) fn granted(object: ObjectId, lease: Lease) -> Granted {
-    Granted { object, lease, drain: DrainReport::default() }
+    Granted { object, lease, drain: DrainReport::default(), is_again: false }
 }
 
 /// Sends an answer that has no lease to take back.

@@ -16,6 +16,7 @@ mod set;
 use std::{
     cell::{Cell, OnceCell, RefCell},
     future::{Future, poll_fn},
+    net::IpAddr,
     pin::{Pin, pin},
     rc::{Rc, Weak},
     sync::Arc,
@@ -39,7 +40,7 @@ use super::{
     raw_head::{BodyLength, RawHeads},
     taking::Reply,
 };
-use crate::{barrier::stripes::Place, config::GateSettings, fence::BootMs, route::doubt::Doubt};
+use crate::{barrier::stripes::Place, config::GateSettings, fence::BootMs, route::doubt::Doubt, tls::Certificate};
 
 /// How a connection is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +82,9 @@ pub struct Client {
     /// The connection's number within its worker.
     pub number: u64,
     pub peer: Peer,
+    pub peer_address: IpAddr,
+    /// The certificate that the client has shown.
+    pub certificate: OnceCell<Arc<Certificate>>,
     pub requests: Requests,
     pub origin: Origin,
     /// Where the record of the last write was.
@@ -92,7 +96,7 @@ pub struct Client {
 }
 
 impl Connection {
-    fn new(clock: &Rc<Cell<BootMs>>, number: u64, peer: Peer, origin: Origin) -> Rc<Self> {
+    fn new(clock: &Rc<Cell<BootMs>>, number: u64, peer_address: IpAddr, origin: Origin) -> Rc<Self> {
         Rc::new(Self {
             active: Cell::new(0),
             head_begun: Cell::new(false),
@@ -108,7 +112,9 @@ impl Connection {
             clock: Rc::clone(clock),
             client: Rc::new(Client {
                 number,
-                peer,
+                peer: Peer::of(peer_address),
+                peer_address,
+                certificate: OnceCell::new(),
                 requests: Requests::default(),
                 origin,
                 last_place: Cell::default(),
@@ -235,7 +241,7 @@ impl Client {
     #[cfg(test)]
     pub fn of_no_connection(peer: std::net::IpAddr) -> Rc<Self> {
         let origin = Origin::new(peer, false, crate::config::Forwarded::Off);
-        Rc::clone(&Connection::new(&Rc::new(Cell::new(BootMs(0))), 1, Peer::of(peer), origin).client)
+        Rc::clone(&Connection::new(&Rc::new(Cell::new(BootMs(0))), 1, peer, origin).client)
     }
 
     /// Looks at a head as it came, where that is asked for.
@@ -277,7 +283,7 @@ mod tests {
     fn cut_after(bytes: usize, every_ms: u64) -> Option<u64> {
         let (settings, peer) = (GateSettings::default(), IpAddr::from([127, 0, 0, 1]));
         let clock = Rc::<Cell<BootMs>>::default();
-        let connection = Connection::new(&clock, 1, Peer::of(peer), Origin::new(peer, false, Forwarded::Off));
+        let connection = Connection::new(&clock, 1, peer, Origin::new(peer, false, Forwarded::Off));
         connection.active.set(1);
         for now in (0..600_000).step_by(100) {
             clock.set(BootMs(now));

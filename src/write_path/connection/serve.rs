@@ -34,6 +34,7 @@ use super::{
 };
 use crate::{
     metrics::add,
+    tls::Certificate,
     upstream::observed::{Observed, Observer},
 };
 
@@ -82,7 +83,7 @@ pub fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     let _ = worker.watch();
     let client = Peer::of(peer.ip());
     let origin = Origin::new(peer.ip(), plan.tls.is_some(), plan.settings.forwarded);
-    let connection = Connection::new(worker.clock(), connections.next_number(), client, origin);
+    let connection = Connection::new(worker.clock(), connections.next_number(), peer.ip(), origin);
     connections.all.borrow_mut().push(Rc::downgrade(&connection));
     let open = Open::new(worker, client);
     let worker = Rc::clone(worker);
@@ -98,6 +99,9 @@ pub fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(
                 };
                 // Boxed, because it is large and most connections do not need it.
                 if let Some(stream) = Box::pin(connection.unless_ended(accepting)).await {
+                    if let Some(certificate) = Certificate::of_client(&stream) {
+                        let _ = connection.client.certificate.set(Arc::new(certificate));
+                    }
                     Box::pin(talk(&worker, &connection, stream, &plan)).await;
                 }
             }

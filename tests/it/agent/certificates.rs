@@ -183,7 +183,7 @@ fn a_certificate_that_cannot_be_shown_stops_the_start() {
     for (url, certificate, key, fault) in [
         ("https://x", &*certificate, none, "gate.tls_key_file: is missing"),
         ("https://x", none, &*key, "gate.tls_cert_file: is missing"),
-        ("http://x", &certificate, &key, "gate.tls_cert_file: needs a gate.url with https"),
+        ("http://x", &certificate, &key, "gate.tls_cert_file: needs a gate.url or a gate.api with https"),
         ("https://x", &away, &key, "gate.tls_cert_file: no certificate can be read from"),
         ("https://x", &key, &key, "holds no certificate"),
         ("https://x", &certificate, &away, "gate.tls_key_file: no private key can be read from"),

@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 
 use super::super::support::{
     http::Response,
-    kube::{ApiServer, NAMESPACES, OUT_OF_SIGHT, Watch, Who, fence_token, lease, leases, micro_time},
+    kube::{
+        API_AUDIENCES, ApiServer, NAMESPACES, OUT_OF_SIGHT, Watch, Who, fence_token, lease, leases, micro_time,
+        service_accounts, token_of_a_person,
+    },
     until,
 };
 
@@ -352,4 +355,97 @@ fn while_it_hangs_no_caller_is_answered() {
     server.resume();
     asks.join().unwrap().expect(200);
     assert_eq!(server.requests(Who::Candidate, "get"), 1);
+}
+
+const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+
+fn review(token: &str, audiences: &[&str]) -> Value {
+    json!({
+        "kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1", "metadata": {},
+        "spec": { "token": token, "audiences": audiences },
+    })
+}
+
+/// What the server says of a token.
+fn said(server: &ApiServer, token: &str, audiences: &[&str]) -> Value {
+    let answer = server.client(Who::Gate).call("POST", REVIEWS, Some(&review(token, audiences)));
+    answer.expect(201)["status"].clone()
+}
+
+#[track_caller]
+fn says_no(server: &ApiServer, token: &str, audiences: &[&str]) {
+    let status = said(server, token, audiences);
+    assert!(status["authenticated"] != true && status["user"]["username"].is_null(), "{status}");
+}
+
+#[test]
+fn a_token_review_says_whose_a_token_is_and_for_which_audience() {
+    let server = ApiServer::start();
+    server.service_account(HERE, "api");
+    let token = server.projected_token(HERE, "api", "gate", 600);
+    let status = said(&server, &token, &["other", "gate"]);
+    assert_eq!((&status["authenticated"], &status["audiences"]), (&json!(true), &json!(["gate"])), "{status}");
+    assert_eq!(status["user"]["username"], format!("system:serviceaccount:{HERE}:api"));
+    let groups = status["user"]["groups"].as_array().unwrap();
+    for group in ["system:serviceaccounts", &format!("system:serviceaccounts:{HERE}"), "system:authenticated"] {
+        assert!(groups.contains(&json!(group)), "{status}");
+    }
+    for audiences in [&["other"][..], &[API_AUDIENCES[0]], &[]] {
+        says_no(&server, &token, audiences);
+    }
+    for odd in [&token[1..], &format!("{token}x"), "x", "a.b.c"] {
+        says_no(&server, odd, &["gate"]);
+    }
+    let status = said(&server, &token_of_a_person(), &[API_AUDIENCES[1]]);
+    assert_eq!((&status["user"]["username"], &status["audiences"]), (&json!("person"), &json!([API_AUDIENCES[1]])));
+    says_no(&server, &token_of_a_person(), &["gate"]);
+    let refused = server.client(Who::Candidate).call("POST", REVIEWS, Some(&review(&token, &["gate"])));
+    fails(&refused, 403, "Forbidden");
+    assert!(server.requests(Who::Gate, "tokenreviews") > 8);
+    assert_eq!(server.requests(Who::Gate, "create"), 0, "that counts Leases");
+}
+
+#[test]
+fn a_token_ends_with_its_service_account() {
+    let server = ApiServer::start();
+    server.service_account(HERE, "api");
+    let token = server.projected_token(HERE, "api", "gate", 600);
+    assert_eq!(said(&server, &token, &["gate"])["authenticated"], true);
+    server.delete_service_account(HERE, "api");
+    until("the token has no effect", || said(&server, &token, &["gate"])["authenticated"] != true);
+    server.service_account(HERE, "api");
+    says_no(&server, &token, &["gate"]);
+}
+
+#[test]
+fn a_token_of_a_pod_names_it() {
+    let server = ApiServer::start();
+    server.service_account(HERE, "api");
+    let (token, uid) = server.pod_token(HERE, "api", "gate", "api-0");
+    let extra = &said(&server, &token, &["gate"])["user"]["extra"];
+    assert_eq!(extra["authentication.kubernetes.io/pod-name"], json!(["api-0"]), "{extra}");
+    assert_eq!(extra["authentication.kubernetes.io/pod-uid"], json!([uid]), "{extra}");
+}
+
+#[test]
+fn tokens_are_given_out_for_ten_minutes_or_more_and_by_the_admin_only() {
+    let server = ApiServer::start();
+    server.service_account(HERE, "api");
+    let request = |seconds: u64| {
+        json!({
+            "kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {},
+            "spec": { "audiences": ["gate"], "expirationSeconds": seconds },
+        })
+    };
+    let ask = |who: Who, name: &str, seconds: u64| {
+        let path = format!("{}/{name}/token", service_accounts(HERE));
+        server.client(who).call("POST", &path, Some(&request(seconds)))
+    };
+    fails(&ask(Who::Admin, "api", 599), 422, "Invalid");
+    fails(&ask(Who::Admin, "nothing", 600), 404, "NotFound");
+    fails(&ask(Who::Gate, "api", 600), 403, "Forbidden");
+    ask(Who::Admin, "api", 600).expect(201);
+    let account = json!({ "kind": "ServiceAccount", "apiVersion": "v1", "metadata": { "name": "api" } });
+    let again = server.client(Who::Admin).call("POST", &service_accounts(HERE), Some(&account));
+    fails(&again, 409, "AlreadyExists");
 }

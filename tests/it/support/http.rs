@@ -1,18 +1,65 @@
-//! An HTTP/1.1 client on a plain socket: no fencegate code between test and gate.
+//! An HTTP/1.1 client on a socket, plain or with TLS: no fencegate code between test and gate.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{Shutdown, SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection that is used for call after call.
 pub struct Conn {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Wire>,
+    /// Headers of every request.
+    pub always: Vec<(String, String)>,
+}
+
+enum Wire {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Wire {
+    fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(stream) => &stream.sock,
+        }
+    }
+}
+
+impl Read for Wire {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.read(buffer),
+            Self::Tls(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Wire {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.write(bytes),
+            Self::Tls(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Self::Plain(socket) => socket.flush(),
+            Self::Tls(stream) => stream.flush(),
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -78,22 +125,62 @@ impl Conn {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(Self { stream: BufReader::new(stream) })
+        Ok(Self::over(stream))
     }
 
     /// Uses a connection that was made elsewhere.
     pub fn over(stream: TcpStream) -> Self {
-        Self { stream: BufReader::new(stream) }
+        Self { stream: BufReader::new(Wire::Plain(stream)), always: vec![] }
+    }
+
+    /// A TLS connection to a server that must prove to be `name`. `shown`: a client certificate and its key.
+    pub fn tls(
+        address: SocketAddr,
+        name: &str,
+        ca: &Path,
+        shown: Option<&(PathBuf, PathBuf)>,
+    ) -> std::io::Result<Self> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let certificates = |path: &Path| CertificateDer::pem_file_iter(path).unwrap().map(Result::unwrap);
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(certificates(ca));
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = config.with_root_certificates(roots);
+        let config = match shown {
+            None => config.with_no_client_auth(),
+            Some((chain, key)) => {
+                let key = PrivateKeyDer::from_pem_file(key).unwrap();
+                config.with_client_auth_cert(certificates(chain).collect(), key).unwrap()
+            }
+        };
+        let connection = ClientConnection::new(Arc::new(config), name.to_owned().try_into().unwrap());
+        let mut stream = StreamOwned::new(connection.map_err(std::io::Error::other)?, stream);
+        while stream.conn.is_handshaking() {
+            stream.conn.complete_io(&mut stream.sock)?;
+        }
+        Ok(Self { stream: BufReader::new(Wire::Tls(Box::new(stream))), always: vec![] })
+    }
+
+    /// Shows this bearer token with every request.
+    #[must_use]
+    pub fn bearing(mut self, token: &str) -> Self {
+        self.always = vec![("authorization".to_owned(), format!("Bearer {token}"))];
+        self
     }
 
     pub fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> std::io::Result<()> {
         let mut request = format!("{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {}\r\n", body.len());
-        for (name, value) in headers {
+        let always = self.always.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        for (name, value) in always.chain(headers.iter().copied()) {
             request.push_str(&format!("{name}: {value}\r\n"));
         }
         request.push_str("\r\n");
         let stream = self.stream.get_mut();
-        stream.write_all(&[request.as_bytes(), body].concat())
+        stream.write_all(&[request.as_bytes(), body].concat())?;
+        stream.flush()
     }
 
     /// Reads lines of a stream until one is as wanted. The wait has an end of its own, because keep-alives come more
@@ -111,17 +198,24 @@ impl Conn {
     /// Closes the sending half; the answer can still be read.
     pub fn close_write(&mut self) {
         // An error here means that the peer has closed the connection, after it has answered.
-        let _ = self.stream.get_ref().shutdown(Shutdown::Write);
+        let _ = self.stream.get_ref().socket().shutdown(Shutdown::Write);
     }
 
-    /// The same connection once more: one end sends while the other receives.
+    /// The same plain connection once more: one end sends while the other receives.
     pub fn another_handle(&self) -> TcpStream {
-        self.stream.get_ref().try_clone().unwrap()
+        self.stream.get_ref().socket().try_clone().unwrap()
     }
 
     /// Reads this many bytes, or says why there are fewer.
     pub fn read_exactly(&mut self, size: usize) -> std::io::Result<()> {
         self.stream.read_exact(&mut vec![0; size])
+    }
+
+    /// Reads this many bytes of a body.
+    pub fn read_body(&mut self, size: usize) -> std::io::Result<Vec<u8>> {
+        let mut body = vec![0; size];
+        self.stream.read_exact(&mut body)?;
+        Ok(body)
     }
 
     /// The head of an answer.

@@ -1,4 +1,4 @@
-//! An API server for Leases: a fake in this process, or a real kube-apiserver 1.20 on etcd, behind one interface.
+//! An API server for Leases and ServiceAccounts: a fake in this process, or a real kube-apiserver 1.20 on etcd, behind one interface.
 //!
 //! [`ApiServer::start`] uses the real one if FENCEGATE_TEST_KUBE_APISERVER names the folder of its programs, as `make
 //! test-kubernetes` does, else the fake. Every call blocks. None needs a runtime around it, and each may be made inside
@@ -29,6 +29,7 @@
 //! - `hang` stops the real one with SIGSTOP.
 //! - The fake sends a bookmark only when a watch's `timeoutSeconds` are over; the real one also once a minute.
 
+mod accounts;
 mod candidate;
 mod client;
 mod fake;
@@ -41,6 +42,7 @@ use serde_json::{Value, json};
 use tokio::runtime::{Handle, Runtime};
 
 pub use self::{
+    accounts::{API_AUDIENCES, token_of_a_person},
     candidate::Candidate,
     client::{Client, Watch},
 };
@@ -53,7 +55,7 @@ pub const OUT_OF_SIGHT: &str = "elsewhere";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Who {
-    /// Get, list and watch: all that a gate needs.
+    /// Get, list and watch, and TokenReviews: all that a gate needs.
     Gate,
     /// Get, create and update: all that an election needs.
     Candidate,
@@ -86,6 +88,14 @@ impl Who {
             Self::Gate => Some(&["get", "list", "watch"]),
             Self::Candidate => Some(&["get", "create", "update"]),
             Self::Admin => None,
+        }
+    }
+
+    /// Whether it may create TokenReviews.
+    fn may_review(self) -> bool {
+        match self {
+            Self::Gate | Self::Admin => true,
+            Self::Candidate => false,
         }
     }
 }
@@ -131,6 +141,11 @@ pub struct ApiServer {
 /// The path of a namespace's Leases.
 pub fn leases(namespace: &str) -> String {
     format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases")
+}
+
+/// The path of a namespace's ServiceAccounts.
+pub fn service_accounts(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/serviceaccounts")
 }
 
 /// A Lease as a client sends it to create it.
@@ -244,8 +259,9 @@ impl ApiServer {
         self.server.forbid(who, false);
     }
 
-    /// The number of requests of this kind from a user: get, list, watch, create, update, patch, delete or
-    /// deletecollection. They count when they arrive, answered or not; on a real server that hangs, when it reads them.
+    /// The number of requests for Leases of this kind from a user: get, list, watch, create, update, patch, delete or
+    /// deletecollection. "tokenreviews": of TokenReviews. They count when they arrive, answered or not; on a real server
+    /// that hangs, when it reads them.
     pub fn requests(&self, who: Who, verb: &str) -> usize {
         self.server.requests(who, verb)
     }
@@ -286,6 +302,49 @@ impl ApiServer {
     pub fn delete(&self, namespace: &str, name: &str) {
         let path = format!("{}/{name}", leases(namespace));
         self.client(Who::Admin).call("DELETE", &path, None).expect(200);
+    }
+
+    #[track_caller]
+    pub fn service_account(&self, namespace: &str, name: &str) {
+        let account = json!({ "kind": "ServiceAccount", "apiVersion": "v1", "metadata": { "name": name } });
+        self.client(Who::Admin).call("POST", &service_accounts(namespace), Some(&account)).expect(201);
+    }
+
+    #[track_caller]
+    pub fn delete_service_account(&self, namespace: &str, name: &str) {
+        let path = format!("{}/{name}", service_accounts(namespace));
+        self.client(Who::Admin).call("DELETE", &path, None).expect(200);
+    }
+
+    /// A token of a ServiceAccount, as the kubelet puts it into a pod. It lasts 600 seconds at least.
+    #[track_caller]
+    pub fn projected_token(&self, namespace: &str, name: &str, audience: &str, seconds: u64) -> String {
+        self.request_token(namespace, name, json!({ "audiences": [audience], "expirationSeconds": seconds }))
+    }
+
+    /// The same, bound to a pod that is made for it. Also returns the pod's uid.
+    #[track_caller]
+    pub fn pod_token(&self, namespace: &str, name: &str, audience: &str, pod: &str) -> (String, String) {
+        let spec = json!({
+            "serviceAccountName": name, "automountServiceAccountToken": false,
+            "containers": [{ "name": "one", "image": "registry.test/one" }],
+        });
+        let object = json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "name": pod }, "spec": spec });
+        let path = format!("/api/v1/namespaces/{namespace}/pods");
+        let made = self.client(Who::Admin).call("POST", &path, Some(&object)).expect(201);
+        let uid = made["metadata"]["uid"].as_str().unwrap().to_owned();
+        let bound = json!({ "kind": "Pod", "apiVersion": "v1", "name": pod, "uid": uid });
+        let spec = json!({ "audiences": [audience], "expirationSeconds": 600, "boundObjectRef": bound });
+        (self.request_token(namespace, name, spec), uid)
+    }
+
+    #[track_caller]
+    fn request_token(&self, namespace: &str, name: &str, spec: Value) -> String {
+        let mut request = json!({ "kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {} });
+        request["spec"] = spec;
+        let path = format!("{}/{name}/token", service_accounts(namespace));
+        let answer = self.client(Who::Admin).call("POST", &path, Some(&request)).expect(201);
+        answer["status"]["token"].as_str().expect("a token").to_owned()
     }
 
     /// Takes or renews a Lease as client-go does; the earlier holder must have lost it. Transitions count the changes

@@ -8,6 +8,7 @@ pub mod h2;
 pub mod http;
 pub mod kube;
 pub mod locks;
+pub mod oidc;
 pub mod power;
 pub mod process;
 pub mod run;

@@ -1,4 +1,4 @@
-//! A kube-apiserver in this process, on plain HTTP, for Leases only.
+//! A kube-apiserver in this process, on plain HTTP, for Leases, ServiceAccounts and their tokens.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,14 +30,13 @@ use tokio::{
 
 use super::{
     Backend, NAMESPACES, OUT_OF_SIGHT, Port, Who,
+    accounts::{Accounts, Resource},
     client::wait_for,
     state::{Event, Failure, Selection, State},
 };
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 type Counts = BTreeMap<(Who, &'static str), usize>;
-
-const GROUP: &str = "/apis/coordination.k8s.io/v1/";
 
 pub struct Fake {
     runtime: Handle,
@@ -53,6 +52,7 @@ struct Serving {
 
 struct Shared {
     state: Mutex<State>,
+    accounts: Mutex<Accounts>,
     /// Changes with every revision.
     revision: watch::Sender<u64>,
     /// Watches of an earlier round are cut off.
@@ -76,6 +76,7 @@ impl Fake {
     pub fn start(runtime: Handle) -> Self {
         let shared = Shared {
             state: Mutex::new(State::new(&[NAMESPACES[0], NAMESPACES[1], OUT_OF_SIGHT])),
+            accounts: Mutex::default(),
             revision: watch::Sender::new(1),
             round: watch::Sender::new(0),
             hangs: watch::Sender::new(false),
@@ -188,6 +189,7 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>, mut stopped: oneshot:
 /// What a request is about.
 struct Call {
     who: Who,
+    resource: Resource,
     verb: &'static str,
     namespace: Option<String>,
     name: Option<String>,
@@ -197,7 +199,8 @@ struct Call {
 async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     let call = read_call(&request);
     if let Ok(call) = &call {
-        *shared.counts.lock().unwrap().entry((call.who, call.verb)).or_default() += 1;
+        let counted = if call.resource == Resource::Reviews { "tokenreviews" } else { call.verb };
+        *shared.counts.lock().unwrap().entry((call.who, counted)).or_default() += 1;
     }
     let sent = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     shared.awake().await;
@@ -219,17 +222,12 @@ fn read_call(request: &Request<Incoming>) -> Result<Call, Failure> {
     let who = Who::ALL.into_iter().find(|who| token == Some(who.token()));
     let who = who.ok_or_else(|| Failure::new(401, "Unauthorized", "Unauthorized"))?;
     let nothing = || Failure::new(404, "NotFound", "the server could not find the requested resource");
-    let path = request.uri().path().strip_prefix(GROUP).ok_or_else(nothing)?;
-    let (namespace, name) = match path.split('/').collect::<Vec<_>>()[..] {
-        ["leases"] => (None, None),
-        ["namespaces", namespace, "leases"] => (Some(namespace), None),
-        ["namespaces", namespace, "leases", name] => (Some(namespace), Some(name)),
-        _ => return Err(nothing()),
-    };
+    let (resource, namespace, name) = Resource::of(request.uri().path()).ok_or_else(nothing)?;
     let query: BTreeMap<_, _> =
         form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes()).into_owned().collect();
     let watches = query.get("watch").is_some_and(|value| ["1", "true"].contains(&value.as_str()));
-    let verb = match (request.method(), name) {
+    // A token is created below the name of its ServiceAccount.
+    let verb = match (request.method(), name.filter(|_| resource != Resource::Tokens)) {
         (&Method::GET, None) if watches => "watch",
         (&Method::GET, None) => "list",
         (&Method::GET, Some(_)) => "get",
@@ -240,15 +238,19 @@ fn read_call(request: &Request<Incoming>) -> Result<Call, Failure> {
         (&Method::DELETE, None) => "deletecollection",
         _ => return Err(Failure::new(405, "MethodNotAllowed", "the server does not allow this method")),
     };
-    Ok(Call { who, verb, namespace: namespace.map(str::to_owned), name: name.map(str::to_owned), query })
+    Ok(Call { who, resource, verb, namespace: namespace.map(str::to_owned), name: name.map(str::to_owned), query })
 }
 
 /// The verbs that the caller's role allows.
 fn allowed(shared: &Shared, call: &Call) -> Result<(), Failure> {
     let namespace = call.namespace.as_deref().unwrap_or_default();
-    let in_sight = call.who == Who::Admin || NAMESPACES.contains(&namespace);
-    let forbidden = shared.forbidden.lock().unwrap().contains(&call.who);
-    if in_sight && !forbidden && call.who.verbs().is_none_or(|verbs| verbs.contains(&call.verb)) {
+    let may = match call.resource {
+        Resource::Leases if call.who != Who::Admin && !NAMESPACES.contains(&namespace) => false,
+        Resource::Leases => call.who.verbs().is_none_or(|verbs| verbs.contains(&call.verb)),
+        Resource::Reviews => call.who.may_review(),
+        Resource::Accounts | Resource::Tokens | Resource::Pods => call.who == Who::Admin,
+    };
+    if may && !shared.forbidden.lock().unwrap().contains(&call.who) {
         return Ok(());
     }
     let (user, verb) = (call.who.user(), call.verb);
@@ -258,9 +260,10 @@ fn allowed(shared: &Shared, call: &Call) -> Result<(), Failure> {
         format!("in the namespace \"{namespace}\"")
     };
     let object = call.name.as_ref().map(|name| format!(" {name:?}")).unwrap_or_default();
+    let (resource, group) = call.resource.name();
     let message = format!(
-        "leases.coordination.k8s.io{object} is forbidden: User \"{user}\" cannot {verb} resource \"leases\" in API group \
-         \"coordination.k8s.io\" {place}"
+        "{resource}.{group}{object} is forbidden: User \"{user}\" cannot {verb} resource \"{resource}\" in API group \
+         \"{group}\" {place}"
     );
     Err(Failure::new(403, "Forbidden", message))
 }
@@ -270,6 +273,9 @@ fn act(shared: &Shared, call: &Call, sent: &[u8]) -> Result<Response<Body>, Fail
     let sent = sent.map_err(|error| Failure::new(400, "BadRequest", error.to_string()))?;
     let namespace = call.namespace.as_deref().unwrap_or_default();
     let name = call.name.as_deref().unwrap_or_default();
+    if call.resource != Resource::Leases {
+        return act_on_accounts(&mut shared.accounts.lock().unwrap(), call, &sent);
+    }
     let (code, object) = match call.verb {
         "get" => (200, shared.state().get(namespace, name)?),
         "list" => (200, shared.list(call)?),
@@ -282,6 +288,20 @@ fn act(shared: &Shared, call: &Call, sent: &[u8]) -> Result<Response<Body>, Fail
         }
         "delete" => (200, shared.change(|state| state.delete(namespace, name, &sent))?),
         verb => return Err(Failure::new(405, "MethodNotAllowed", format!("this server does not {verb}"))),
+    };
+    Ok(json_answer(code, &object))
+}
+
+fn act_on_accounts(accounts: &mut Accounts, call: &Call, sent: &Value) -> Result<Response<Body>, Failure> {
+    let namespace = call.namespace.as_deref().unwrap_or_default();
+    let name = call.name.as_deref().unwrap_or_default();
+    let (code, object) = match (call.resource, call.verb) {
+        (Resource::Reviews, "create") => (201, accounts.review(sent)?),
+        (Resource::Accounts, "create") => (201, accounts.create_account(namespace, sent)?),
+        (Resource::Accounts, "delete") => (200, accounts.delete_account(namespace, name)?),
+        (Resource::Tokens, "create") => (201, accounts.token(namespace, name, sent)?),
+        (Resource::Pods, "create") => (201, accounts.create_pod(namespace, sent)?),
+        (_, verb) => return Err(Failure::new(405, "MethodNotAllowed", format!("this server does not {verb}"))),
     };
     Ok(json_answer(code, &object))
 }

@@ -17,6 +17,7 @@ use tokio::runtime::Handle;
 use super::{
     super::{authority::Authority, http::Conn, until},
     Backend, Client, NAMESPACES, OUT_OF_SIGHT, Port, Who,
+    accounts::{API_AUDIENCES, PERSON, token_of_a_person},
     client::{trusting, wait_for},
 };
 
@@ -29,6 +30,10 @@ rules:
   resources:
   - group: coordination.k8s.io
     resources: [leases]
+- level: Metadata
+  resources:
+  - group: authentication.k8s.io
+    resources: [tokenreviews]
 - level: None
 ";
 
@@ -54,7 +59,8 @@ impl Real {
             let group = if who == Who::Admin { ",system:masters" } else { "" };
             format!("{},{user},{user}{group}\n", who.token(), user = who.user())
         };
-        fs::write(folder.path().join("tokens"), Who::ALL.map(token).concat()).unwrap();
+        let person = format!("{},{PERSON},{PERSON}\n", token_of_a_person());
+        fs::write(folder.path().join("tokens"), Who::ALL.map(token).concat() + &person).unwrap();
         fs::write(folder.path().join("audit.yaml"), AUDIT).unwrap();
         let tls = Some(trusting(&authority.ca()));
         let admin = Client { runtime, address: port.address, tls, token: Who::Admin.token().to_owned() };
@@ -65,6 +71,11 @@ impl Real {
             let object = json!({ "kind": "Namespace", "apiVersion": "v1", "metadata": { "name": namespace } });
             real.admin.call("POST", "/api/v1/namespaces", Some(&object)).expect(201);
         }
+        let rules = json!([{
+            "apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"],
+        }]);
+        let role = role_object("ClusterRole", Who::Gate, json!({ "rules": rules }));
+        real.admin.call("POST", &format!("{CLUSTER_RBAC}/clusterroles"), Some(&role)).expect(201);
         for who in [Who::Gate, Who::Candidate] {
             for namespace in NAMESPACES {
                 let rules = json!([{
@@ -106,10 +117,10 @@ impl Real {
         flag("service-cluster-ip-range", "10.0.0.0/24");
         flag("tls-cert-file", &file(cert.clone()));
         flag("tls-private-key-file", &file(key.clone()));
-        // Service accounts are not used, but must be possible.
         flag("service-account-key-file", &file(cert));
         flag("service-account-signing-key-file", &file(key));
-        flag("service-account-issuer", "https://kubernetes.test");
+        flag("service-account-issuer", API_AUDIENCES[0]);
+        flag("api-audiences", &API_AUDIENCES.join(","));
         flag("cert-dir", &file(folder.join("certificates")));
         flag("authorization-mode", "RBAC");
         flag("token-auth-file", &file(folder.join("tokens")));
@@ -132,8 +143,11 @@ impl Real {
 
     /// Whether a user may read Leases there, according to the server itself.
     fn may_read(&self, who: Who, namespace: &str) -> bool {
-        let attributes =
-            json!({ "namespace": namespace, "verb": "get", "group": "coordination.k8s.io", "resource": "leases" });
+        let group = "coordination.k8s.io";
+        self.may(who, &json!({ "namespace": namespace, "verb": "get", "group": group, "resource": "leases" }))
+    }
+
+    fn may(&self, who: Who, attributes: &Value) -> bool {
         let review = json!({
             "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1",
             "spec": { "resourceAttributes": attributes },
@@ -141,6 +155,19 @@ impl Real {
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
         let answer = self.admin.with_token(who.token()).call("POST", path, Some(&review));
         answer.expect(201)["status"]["allowed"] == true
+    }
+
+    /// Takes the role of this kind from a user, or gives it back.
+    fn bind(&self, who: Who, kind: &str, path: &str, forbidden: bool) {
+        if forbidden {
+            self.admin.call("DELETE", &format!("{path}/{}", who.user()), None).expect(200);
+        } else {
+            let rights = json!({
+                "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": who.user() },
+                "subjects": [{ "apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": who.user() }],
+            });
+            self.admin.call("POST", path, Some(&role_object(&format!("{kind}Binding"), who, rights))).expect(201);
+        }
     }
 }
 
@@ -207,26 +234,27 @@ impl Backend for Real {
     }
 
     fn forbid(&self, who: Who, forbidden: bool) {
+        // The server learns of its own roles by a watch.
         for namespace in NAMESPACES {
-            let path = format!("{}/rolebindings", rbac(namespace));
-            if forbidden {
-                self.admin.call("DELETE", &format!("{path}/{}", who.user()), None).expect(200);
-            } else {
-                let rights = json!({
-                    "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": who.user() },
-                    "subjects": [{ "apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": who.user() }],
-                });
-                self.admin.call("POST", &path, Some(&role_object("RoleBinding", who, rights))).expect(201);
-            }
-            // The server learns of its own roles by a watch.
+            self.bind(who, "Role", &format!("{}/rolebindings", rbac(namespace)), forbidden);
             until("the roles count", || self.may_read(who, namespace) != forbidden);
+        }
+        if who.may_review() {
+            self.bind(who, "ClusterRole", &format!("{CLUSTER_RBAC}/clusterrolebindings"), forbidden);
+            let reviews = json!({ "verb": "create", "group": "authentication.k8s.io", "resource": "tokenreviews" });
+            until("the role for reviews counts", || self.may(who, &reviews) != forbidden);
         }
     }
 
     fn requests(&self, who: Who, verb: &str) -> usize {
         let text = fs::read_to_string(self.folder.path().join("audit.log")).unwrap_or_default();
         let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-        let is_it = |event: &Value| event["user"]["username"] == who.user() && event["verb"] == verb;
+        let (resource, verb) = if verb == "tokenreviews" { (verb, "create") } else { ("leases", verb) };
+        let is_it = |event: &Value| {
+            event["user"]["username"] == who.user()
+                && event["verb"] == verb
+                && event["objectRef"]["resource"] == resource
+        };
         lines.filter(|line| is_it(&serde_json::from_str(line).unwrap())).count()
     }
 }
@@ -241,8 +269,10 @@ impl Drop for Real {
     }
 }
 
+const CLUSTER_RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+
 fn rbac(namespace: &str) -> String {
-    format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}")
+    format!("{CLUSTER_RBAC}/namespaces/{namespace}")
 }
 
 fn role_object(kind: &str, who: Who, mut more: Value) -> Value {
