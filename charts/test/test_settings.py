@@ -21,6 +21,14 @@ def certificates(folder: Path) -> None:
     (folder / "ca.crt").write_bytes((folder / "tls.crt").read_bytes())
 
 
+def tokens(folder: Path) -> None:
+    """A file of tokens, with one in it, and a file with a bearer token, as the kubelet writes one."""
+    (folder / "token").write_text("a.projected.token")
+    made = run(FENCEGATE, "access", "token", "new", "nightly-backup", "--file", folder / "tokens.toml")
+    if made.returncode:
+        raise AssertionError(made.stderr)
+
+
 class Settings(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -30,11 +38,13 @@ class Settings(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.folder = Path(folder.name)
         certificates(cls.folder)
+        tokens(cls.folder)
 
     def check(self, kind: str, text: str):
-        """What fencegate says of a settings file, with the certificates of this test in place of a pod's."""
+        """What fencegate says of a settings file, with the certificates and tokens of this test in place of a pod's."""
         path = self.folder / kind
-        path.write_text(re.sub(r'"/etc/[^"]*/([^"/]+\.(?:crt|key))"', rf'"{self.folder}/\1"', text))
+        files = r'"/(?:etc|var/run)/[^"]*/([^"/]+\.(?:crt|key|toml)|token)"'
+        path.write_text(re.sub(files, rf'"{self.folder}/\1"', text))
         return run(FENCEGATE, *CHECKS[kind], path)
 
     def files(self):
@@ -56,6 +66,12 @@ class Settings(unittest.TestCase):
         for name, kind, changes in (
             ("default", "fencegate.toml", {"25000": "25000.0", "[ops]": "[opps]", "127.0.0.1:8081": "0.0.0.0:8081"}),
             ("consumer", "agent.toml", {"https://": "http://", "tls.key": "ca.crt", "ledger-writer": "Ledger"}),
+            ("consumer-api", "agent.toml", {"api = \"https://": "api = \"http://"}),
+            ("api", "fencegate.toml", {"api-tls/tls.crt": "api-tls/none.crt", '"acquire"': '"aquire"',
+                                       '"system:serviceaccount:shop:writer"': '"system:*:writer"',
+                                       '"stderr"': '"syslog"'}),
+            ("api-outside", "fencegate.toml", {"tokens.toml": "none.toml", '["backups"]': '["none"]'}),
+            ("mesh", "fencegate.toml", {'"authenticate"': '"trusted"'}),
         ):
             [text] = [text for found, of, text in self.files() if (found, of) == (name, kind)]
             for old, new in changes.items():

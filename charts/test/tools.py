@@ -45,11 +45,19 @@ def template(helm: str, chart: Path, *more: Any, kubernetes: str = "1.37") -> su
     return run(HELMS[helm], "template", release, chart, "--namespace", "ledger", "--kube-version", kubernetes, *more)
 
 
+def chart_of(name: str) -> tuple[Any, ...]:
+    """A chart, and the values with which it is rendered under this name."""
+    if name == "consumer":
+        return (consumer(),)
+    if name == "consumer-api":
+        return (consumer(), "--values", consumer() / "ci/api-values.yaml")
+    return (CHART, "--values", CHART / "ci" / f"{name}-values.yaml")
+
+
 @functools.cache
 def rendered(helm: str, name: str, kubernetes: str, *more: str) -> list[Document]:
-    """The manifests of a ci-values file, or of the example (`consumer`)."""
-    where = (consumer(),) if name == "consumer" else (CHART, "--values", CHART / "ci" / f"{name}-values.yaml")
-    answer = template(helm, *where, *more, kubernetes=kubernetes)
+    """The manifests of a ci-values file, or of the example (`consumer`, `consumer-api`)."""
+    answer = template(helm, *chart_of(name), *more, kubernetes=kubernetes)
     if answer.returncode:
         raise AssertionError(f"{helm} template of {name}: {answer.stderr}")
     return documents(answer.stdout)
@@ -60,7 +68,7 @@ def documents(text: str) -> list[Document]:
 
 
 def names() -> list[str]:
-    return [path.name.removesuffix("-values.yaml") for path in CI] + ["consumer"]
+    return [path.name.removesuffix("-values.yaml") for path in CI] + ["consumer", "consumer-api"]
 
 
 def everything(kubernetes: str = "1.37") -> Iterator[tuple[str, list[Document]]]:

@@ -82,6 +82,39 @@ limited to a name. Takes a dict of namespace, settings and others. */}}
 {{- $name := printf "%s-%s-read-leases" .Release.Namespace (include "fencegate.fullname" .) -}}
 {{- $others := dig "kubernetes" "namespaces" list .Values.gate.config -}}
 {{- include "fencegate.leaseRoles" (dict "context" . "settings" (include "fencegate.gate.settings" . | fromJson) "others" $others "name" $name "rules" "fencegate.gate.leaseRules" "account" (include "fencegate.serviceAccountName" .)) -}}
+{{- include "fencegate.gate.reviewRole" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* For callers that show tokens of service accounts: the gate asks the API server whose they are. A TokenReview is in no
+namespace, so this is a ClusterRole. It may ask that and nothing else. */}}
+{{- define "fencegate.gate.reviewRole" -}}
+{{- if and .Values.api.expose (include "fencegate.gate.settings" . | fromJson | include "fencegate.reviewsTokens") -}}
+{{- $name := printf "%s-%s-review-tokens" .Release.Namespace (include "fencegate.fullname" .) }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ $name }}
+  labels: {{- include "fencegate.labels" . | nindent 4 }}
+rules:
+  - apiGroups: [authentication.k8s.io]
+    resources: [tokenreviews]
+    verbs: [create]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ $name }}
+  labels: {{- include "fencegate.labels" . | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: {{ $name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "fencegate.serviceAccountName" . }}
+    namespace: {{ .Release.Namespace }}
 {{- end -}}
 {{- end -}}
 
@@ -93,7 +126,8 @@ limited to a name. Takes a dict of namespace, settings and others. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* One Service for clients; one without an address of its own for the StatefulSet's names and for Prometheus. */}}
+{{/* One Service for clients; one without an address of its own for the StatefulSet's names and for Prometheus; and one for
+callers of the api, apart from the first, which may lead out of the cluster. */}}
 {{- define "fencegate.gate.services" -}}
 {{- $config := include "fencegate.gate.settings" . | fromJson -}}
 apiVersion: v1
@@ -131,6 +165,30 @@ spec:
       port: {{ include "fencegate.port" $config.ops.listen }}
       targetPort: {{ include "fencegate.port" $config.ops.listen }}
       protocol: TCP
+{{- if .Values.api.expose }}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ include "fencegate.fullname" . }}-api
+  namespace: {{ .Release.Namespace }}
+  labels:
+    {{- include "fencegate.labels" . | nindent 4 }}
+    app.kubernetes.io/component: api
+  {{- with .Values.api.service.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  type: {{ .Values.api.service.type }}
+  # Holders renew and release their leases while the gate drains, and while the store is not ready.
+  publishNotReadyAddresses: true
+  selector: {{- include "fencegate.gate.selectorLabels" . | nindent 4 }}
+  ports:
+    - name: api
+      port: {{ .Values.api.service.port }}
+      targetPort: {{ include "fencegate.port" $config.api.listen }}
+      protocol: TCP
+{{- end }}
 {{- end -}}
 
 {{/* The store's own port is not in here, so that a store that listens on all addresses by mistake is not reached. */}}
@@ -154,6 +212,12 @@ spec:
       {{- with .Values.networkPolicy.clients }}
       from: {{- toYaml . | nindent 8 }}
       {{- end }}
+    {{- if .Values.api.expose }}
+    - ports:
+        - port: {{ include "fencegate.port" $config.api.listen }}
+          protocol: TCP
+      from: {{- toYaml .Values.networkPolicy.apiClients | nindent 8 }}
+    {{- end }}
     {{- with .Values.networkPolicy.monitoring }}
     - ports:
         - port: {{ include "fencegate.port" $config.ops.listen }}

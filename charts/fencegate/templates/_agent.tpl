@@ -52,6 +52,11 @@ name is left to it: the pod's name, and a word of its own for each process. */}}
       mountPath: /etc/fencegate-agent/tls
       readOnly: true
     {{- end }}
+    {{- if include "fencegate.agent.showsToken" . }}
+    - name: fencegate-agent-api-token
+      mountPath: /var/run/secrets/fencegate
+      readOnly: true
+    {{- end }}
     {{- if include "fencegate.hasLeases" $config }}
     - name: fencegate-agent-token
       mountPath: /var/run/secrets/kubernetes.io/serviceaccount
@@ -70,6 +75,19 @@ name is left to it: the pod's name, and a word of its own for each process. */}}
     secretName: {{ . }}
     {{- /* A writer's pod need not have an fsGroup; only the agent mounts it. */}}
     defaultMode: 0444
+{{- end }}
+{{- if include "fencegate.agent.showsToken" . }}
+{{- with .Values.agent.token }}
+- name: fencegate-agent-api-token
+  projected:
+    {{- /* As with the certificate: the pod need not have an fsGroup, and only the agent mounts it. */}}
+    defaultMode: 0444
+    sources:
+      - serviceAccountToken:
+          path: token
+          audience: {{ .audience | quote }}
+          expirationSeconds: {{ .expirationSeconds }}
+{{- end }}
 {{- end }}
 {{- if include "fencegate.hasLeases" $config }}
 {{ include "fencegate.tokenVolume" "fencegate-agent-token" }}

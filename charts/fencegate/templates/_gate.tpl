@@ -20,6 +20,11 @@ start when its startupProbe has succeeded, and it ends after them. Its preStop b
     - name: gate
       containerPort: {{ include "fencegate.port" $config.gate.listen }}
       protocol: TCP
+    {{- if .Values.api.expose }}
+    - name: api
+      containerPort: {{ include "fencegate.port" $config.api.listen }}
+      protocol: TCP
+    {{- end }}
     - name: ops
       containerPort: {{ include "fencegate.port" $config.ops.listen }}
       protocol: TCP
@@ -67,7 +72,17 @@ start when its startupProbe has succeeded, and it ends after them. Its preStop b
       mountPath: /etc/fencegate/client-ca
       readOnly: true
     {{- end }}
-    {{- if include "fencegate.hasLeases" $config }}
+    {{- if .Values.api.tls.secretName }}
+    - name: fencegate-api-tls
+      mountPath: /etc/fencegate/api-tls
+      readOnly: true
+    {{- end }}
+    {{- if .Values.api.tls.clientCa.secretName }}
+    - name: fencegate-api-client-ca
+      mountPath: /etc/fencegate/api-client-ca
+      readOnly: true
+    {{- end }}
+    {{- if or (include "fencegate.hasLeases" $config) (include "fencegate.reviewsTokens" $config) }}
     - name: fencegate-token
       mountPath: /var/run/secrets/kubernetes.io/serviceaccount
       readOnly: true
@@ -109,7 +124,24 @@ start when its startupProbe has succeeded, and it ends after them. Its preStop b
         path: ca.crt
 {{- end }}
 {{- end }}
-{{- if include "fencegate.hasLeases" $config }}
+{{- with .Values.api.tls.secretName }}
+- name: fencegate-api-tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- with .Values.api.tls.clientCa }}
+{{- if .secretName }}
+- name: fencegate-api-client-ca
+  secret:
+    secretName: {{ .secretName }}
+    defaultMode: 0440
+    items:
+      - key: {{ .key }}
+        path: ca.crt
+{{- end }}
+{{- end }}
+{{- if or (include "fencegate.hasLeases" $config) (include "fencegate.reviewsTokens" $config) }}
 {{ include "fencegate.tokenVolume" "fencegate-token" }}
 {{- end }}
 {{- if .Values.store.socket.enabled }}

@@ -6,6 +6,7 @@
 {{- $loopback := include "fencegate.isLoopback" $config.gate.listen -}}
 {{- include "fencegate.validate.table" . -}}
 {{- include "fencegate.validate.ports" . -}}
+{{- include "fencegate.validate.api" (list . $config) -}}
 {{- range $place, $route := $config.route -}}
 {{- $source := default "gate" $route.lease_source -}}
 {{- $key := printf "gate.config.route[%d]" $place -}}
@@ -77,8 +78,8 @@
 
 {{- define "fencegate.validate.ports" -}}
 {{- $config := .Values.gate.config -}}
-{{- if not (include "fencegate.isLoopback" $config.api.listen) -}}
-{{- fail (printf "gate.config.api.listen is %s: every client of the api can take any lease, and it has no authentication. Set a loopback address, which in a pod is the pod" $config.api.listen) -}}
+{{- if not (or .Values.api.expose (include "fencegate.isLoopback" $config.api.listen)) -}}
+{{- fail (printf "gate.config.api.listen is %s, and api.expose is false: callers in other pods need TLS, an identity and a grant. Set api.expose: true, which asks for these, or a loopback address, which in a pod is the pod" $config.api.listen) -}}
 {{- end -}}
 {{- if include "fencegate.isLoopback" $config.ops.listen -}}
 {{- fail "gate.config.ops.listen is a loopback address, where the kubelet's probes do not get: set 0.0.0.0:9464. It shows no secret" -}}
@@ -97,6 +98,75 @@
 {{- $direct := dig "gate" "tls_cert_file" "" $config -}}
 {{- if and $direct .Values.gate.tls.secretName -}}
 {{- fail "gate.tls.secretName and gate.config.gate.tls_cert_file are both set: leave one of them out" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The api, and who may call it. Takes the context and the gate's settings. */}}
+{{- define "fencegate.validate.api" -}}
+{{- $values := (first .).Values -}}
+{{- $config := last . -}}
+{{- $api := $config.api -}}
+{{- if and $values.api.tls.secretName (dig "api" "tls_cert_file" "" $values.gate.config) -}}
+{{- fail "api.tls.secretName and gate.config.api.tls_cert_file are both set: leave one of them out" -}}
+{{- end -}}
+{{- if and $values.api.tls.clientCa.secretName (not $api.tls_cert_file) -}}
+{{- fail "api.tls.clientCa.secretName is set, and the api does not speak TLS: set api.tls.secretName" -}}
+{{- end -}}
+{{- if and $api.insecure_plaintext $api.tls_cert_file -}}
+{{- fail "gate.config.api.insecure_plaintext is true, and the api has a certificate: leave one of them out" -}}
+{{- end -}}
+{{- if $values.api.expose -}}
+{{- if not (or $api.tls_cert_file $api.insecure_plaintext) -}}
+{{- fail "api.expose is true, and the api has no certificate: callers' tokens could be read on the network. Set api.tls.secretName; or gate.config.api.insecure_plaintext: true, where a mesh encrypts" -}}
+{{- end -}}
+{{- if and $api.insecure_plaintext (ne $config.access.loopback "authenticate") -}}
+{{- fail (printf "gate.config.access.loopback is %s, and gate.config.api.insecure_plaintext is true: a mesh's proxy passes the calls of other pods on from loopback, and each of them could take any lease. Leave gate.config.access.loopback out, or set authenticate" $config.access.loopback) -}}
+{{- end -}}
+{{- if not $config.grant -}}
+{{- fail "api.expose is true, and gate.config.grant is empty: without a grant every call is denied. Add a grant, with principals, operations and objects" -}}
+{{- end -}}
+{{- if and $values.networkPolicy.enabled (not $values.networkPolicy.apiClients) -}}
+{{- fail "api.expose is true, and networkPolicy.apiClients is empty: it says which pods reach the api's port. Set at least one peer, as in [{podSelector: {}}]" -}}
+{{- end -}}
+{{- else if include "fencegate.reviewsTokens" $config -}}
+{{- fail "gate.config.identity has a source of kind kubernetes, and api.expose is false: the chart gives the gate the right to review tokens only where the api is exposed. Set api.expose: true, or remove the source" -}}
+{{- end -}}
+{{- if and $config.grant (not $config.identity) -}}
+{{- fail "gate.config.grant is set, and there is no gate.config.identity: no caller has a name that a grant could be for. Set api.expose: true, which adds one, or leave the grants out" -}}
+{{- end -}}
+{{- range $place, $source := $config.identity -}}
+{{- if and (eq $source.kind "mtls") (not $api.tls_client_ca_file) -}}
+{{- fail (printf "gate.config.identity[%d].kind is mtls, and nothing says which authorities count: set api.tls.clientCa.secretName" $place) -}}
+{{- end -}}
+{{- end -}}
+{{- range $place, $grant := $config.grant -}}
+{{- if not (or $grant.principals $grant.groups) -}}
+{{- fail (printf "gate.config.grant[%d] names neither principals nor groups, so it is for no caller: set gate.config.grant[%d].principals" $place $place) -}}
+{{- end -}}
+{{- end -}}
+{{- include "fencegate.validate.audit" . -}}
+{{- end -}}
+
+{{/* The root file system is read-only, and on the table's volume the log could fill the table's disk. Takes the context
+and the gate's settings. */}}
+{{- define "fencegate.validate.audit" -}}
+{{- $values := (first .).Values -}}
+{{- with (last .).audit -}}
+{{- if and .file (ne .to "file") -}}
+{{- fail (printf "gate.config.audit.file is set, and gate.config.audit.to is %s: set gate.config.audit.to: file, or leave the file out" (default "off" .to)) -}}
+{{- end -}}
+{{- if eq (default "off" .to) "file" -}}
+{{- $file := default "" .file -}}
+{{- $places := list -}}
+{{- range $values.gate.volumeMounts -}}
+{{- if and (hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) $file) (not .readOnly) -}}
+{{- $places = append $places .mountPath -}}
+{{- end -}}
+{{- end -}}
+{{- if or (not $places) (contains ".." $file) -}}
+{{- fail "gate.config.audit.to is file, and gate.config.audit.file is on no volume of gate.volumeMounts that the gate may write: the rest of the container is read-only, and the table's disk is not for it. Set both, or gate.config.audit.to: stderr" -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -145,7 +215,7 @@
 {{- end -}}
 {{- range .Values.gate.env -}}
 {{- /* In any case: the program takes FENCEGATE__table__create for what it is. */ -}}
-{{- if regexMatch "(?i)^FENCEGATE__(TABLE__|STORE__URL$|SHUTDOWN__|[A-Z]+__LISTEN$|ROUTE__|KUBERNETES__)" (toString .name) -}}
+{{- if regexMatch "(?i)^FENCEGATE__(TABLE__|STORE__URL$|SHUTDOWN__|[A-Z]+__LISTEN$|ROUTE__|KUBERNETES__|API__|ACCESS__|IDENTITY__|GRANT__|AUDIT__)" (toString .name) -}}
 {{- fail (printf "gate.env has %s, which nothing here could check: set it in gate.config" .name) -}}
 {{- end -}}
 {{- end -}}
@@ -183,7 +253,15 @@
 {{- range $place, $route := default (list dict) $config.route -}}
 {{- $key := printf "agent.config.route[%d].kubernetes" $place -}}
 {{- if and (not $route.kubernetes) (include "fencegate.isLocalUrl" $config.gate.api) (not (include "fencegate.isLocalUrl" $config.gate.url)) -}}
-{{- fail (printf "%s is not set, so the gate's own leases lead, and agent.config.gate.api is %s: that is the writer's own pod, and the gate is at %s. Set %s, with lease_source: kubernetes on the gate's route; or agent.config.gate.api to a way that leads there, or gate.url to the same tunnel" $key $config.gate.api $config.gate.url $key) -}}
+{{- fail (printf "%s is not set, so the gate's own leases lead, and agent.config.gate.api is %s: that is the writer's own pod, and the gate is at %s. Set agent.config.gate.api to the https address of the gate's api (api.expose); or %s, with lease_source: kubernetes on the gate's route; or gate.url to the same tunnel" $key $config.gate.api $config.gate.url $key) -}}
+{{- end -}}
+{{- if and (not $route.kubernetes) (not (include "fencegate.isLocalUrl" $config.gate.api)) -}}
+{{- if not (hasPrefix "https://" $config.gate.api) -}}
+{{- fail (printf "agent.config.gate.api is %s: the agent shows who it is over https only. Set the https address of the gate's api" $config.gate.api) -}}
+{{- end -}}
+{{- if not (or $config.gate.token_file $config.gate.tls_cert_file) -}}
+{{- fail (printf "agent.config.gate.api is %s, and the agent has nothing to show there: set agent.token.enabled: true, or agent.tls.clientCertificate: true for a certificate that the api takes" $config.gate.api) -}}
+{{- end -}}
 {{- end -}}
 {{- if $route.kubernetes -}}
 {{- if not (dig "name" "" $route.kubernetes) -}}
