@@ -18,7 +18,7 @@ LOCKED := --locked --offline
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build run reference test test-chart test-image test-kubernetes image test-fresh failpoints simulate chaos soak soak-controls fuzz check instructions bench barrier flame clean
+.PHONY: help setup setup-test build run reference test test-chart test-schema test-image test-kubernetes image test-fresh failpoints simulate chaos soak soak-controls fuzz check instructions bench barrier flame clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -27,7 +27,7 @@ setup: ## install what building needs, and fetch the crates
 	@scripts/setup build
 
 setup-test: ## the same, and what the tests need
-	@scripts/setup build test chart
+	@scripts/setup build test chart schema
 
 build: setup ## build target/debug/fencegate
 	cargo build $(LOCKED)
@@ -71,6 +71,8 @@ test: setup-test ## run every test
 	python3 -B chaos/test_agents.py
 	python3 -B soak/test_soak.py
 	charts/test/run
+	tests/schema/run
+	tests/schema/run --controls
 	chaos/run --controls
 	chaos/run --short --seed 1
 	soak/run --controls
@@ -79,6 +81,11 @@ test: setup-test ## run every test
 test-chart: build ## render the Helm chart with helm 3 and 4, and validate what comes of it (part of test)
 	@scripts/setup chart
 	charts/test/run
+
+test-schema: build ## schemathesis on the api's own description, with more examples than in test
+	@scripts/setup schema
+	tests/schema/run --long
+	tests/schema/run --controls
 
 image: ## an OCI image around a release build, by buildah: target/image/
 	@scripts/setup build image
@@ -166,6 +173,7 @@ else
 	bench/authority
 	bench/failover
 	bench/keyed
+	bench/access
 	QUICK= bench/run
 endif
 
