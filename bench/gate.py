@@ -21,6 +21,7 @@ idle_timeout_ms = 3600000
 url = "http://127.0.0.1:{store_port}"
 [api]
 listen = "127.0.0.1:0"
+{api}
 [ops]
 listen = "127.0.0.1:0"
 [table]
@@ -32,14 +33,16 @@ READY = re.compile(r"^ready gate=\S+:(\d+) api=\S+:(\d+) ops=\S+:(\d+)\n", re.MU
 
 
 class Gate:
-    """One gate process. `gate` and `settings` are further lines of its file: of [gate], and from [table] on."""
+    """One gate process. `gate`, `api` and `settings` are further lines of its file: of [gate], of [api], and from
+    [table] on."""
 
-    def __init__(self, processes, binary, name, *, store_port, table=None, workers=1, gate="", settings=""):
+    def __init__(self, processes, binary, name, *, store_port, table=None, workers=1, gate="", api="", settings=""):
         self.processes, self.binary, self.name = processes, binary, name
         self.config = processes.folder / f"{name}.toml"
         self.table = table or processes.folder / f"{name}-table"
         self.config.write_text(CONFIG.format(
-            workers=workers, store_port=store_port, table=json.dumps(str(self.table)), gate=gate, settings=settings))
+            workers=workers, store_port=store_port, table=json.dumps(str(self.table)), gate=gate, api=api,
+            settings=settings))
         self.port = self.api_port = self.ops_port = None
 
     def start(self, core, make_table=True):

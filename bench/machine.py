@@ -18,7 +18,7 @@ def facts(peers):
         "commit": git("rev-parse", "HEAD"),
         # What a run writes itself is no change of what was measured.
         "dirty": bool(git("status", "--porcelain", "--", ".", ":!bench/RESULTS.md", ":!bench/AUTHORITY.md",
-                          ":!bench/FAILOVER.md", ":!bench/results")),
+                          ":!bench/FAILOVER.md", ":!bench/KEYED.md", ":!bench/ACCESS.md", ":!bench/results")),
         "processor": found_in("/proc/cpuinfo", r"^model name\s*: (.*)$"),
         "cores": len(os.sched_getaffinity(0)),
         "memory_mib": int(found_in("/proc/meminfo", r"^MemTotal:\s*(\d+) kB$")) // 1024,
