@@ -94,7 +94,7 @@ fn begin(
     worker: &Rc<Worker>,
     client: &Rc<Client>,
     (head, body): (Parts, Incoming),
-    known: Option<Known>,
+    known: Option<&Known>,
     context: &mut Context<'_>,
 ) -> Stage {
     let worker_plan = worker.worker_plan();
@@ -188,10 +188,12 @@ async fn identify_first(
     let waits = Turned::new(&client, At::of(&head.method), At::Loose, worker.now());
     let found = holder::identify(&worker, &client, &head).await;
     drop(waits);
+    let known;
     let mut request = match found {
-        Ok(known) => {
+        Ok(found) => {
             holder::load(&worker, &about.0).await;
-            Some((head, body, known))
+            known = found;
+            Some((head, body))
         }
         Err(why) => {
             let why = why.about(&about.0, &about.1);
@@ -199,7 +201,7 @@ async fn identify_first(
         }
     };
     let stage = poll_fn(|context| match request.take() {
-        Some((head, body, known)) => Poll::Ready(begin(&worker, &client, (head, body), Some(known), context)),
+        Some(request) => Poll::Ready(begin(&worker, &client, request, Some(&known), context)),
         None => Poll::Pending,
     });
     match stage.await {
@@ -265,7 +267,7 @@ fn try_admit(
     client: &Client,
     method: &Method,
     wanted: Write<'_>,
-    (is_here, known): (bool, Option<Known>),
+    (is_here, known): (bool, Option<&Known>),
 ) -> FirstLook {
     let Write { route, mut target, others, key, .. } = wanted;
     if let Brought::Read(Presented::Outside(claim)) = &mut target.brought {
@@ -281,7 +283,7 @@ fn try_admit(
         return admitted.map_or_else(FirstLook::Refused, FirstLook::Admitted);
     }
     let objects = || std::iter::once(&target).chain(&others).map(Target::id);
-    if let Some(known) = &admission.known
+    if let Some(known) = admission.known
         && let Some(object) = objects().find(|object| holder::is_of_another(worker, known, object))
     {
         return FirstLook::Refused(holder::denied(known).about(&object, &route.name));
@@ -319,7 +321,7 @@ fn try_admit(
                 unused.put_back(now.boot);
             }
             let route = route.place;
-            let known = admission.known;
+            let known = admission.known.cloned();
             return FirstLook::Undecided(Undecided { entered, route, target, others, stopwatch, options, key, known });
         }
     };
@@ -357,7 +359,7 @@ impl Undecided {
         method: &Method,
     ) -> Result<Admitted, Rejection> {
         let Self { entered, route, target, others, stopwatch, options, key, known } = self;
-        let admission = Admitting { worker, worker_plan, method, route, known };
+        let admission = Admitting { worker, worker_plan, method, route, known: known.as_ref() };
         let write = match decide_in_time((worker, client), entered, target, others, options).await {
             Ok(guard) => admission.permitted(guard, stopwatch)?,
             Err((refused, entered)) => admission.refused(entered, stopwatch, refused)?,
@@ -372,7 +374,7 @@ struct Admitting<'a> {
     worker_plan: &'a WorkerPlan,
     method: &'a Method,
     route: usize,
-    known: Option<Known>,
+    known: Option<&'a Known>,
 }
 
 impl Admitting<'_> {
@@ -389,7 +391,7 @@ impl Admitting<'_> {
         if self.route().mode == Mode::Audit {
             guard.unfence();
         }
-        if let Some(known) = &self.known
+        if let Some(known) = self.known
             && !holder::is_own(self.worker, known, &guard)
         {
             let _ = guard.on(Event::Interrupted);
@@ -411,7 +413,7 @@ impl Admitting<'_> {
             let would = Some(refused.why.code());
             return self.unfenced(entered, refused.object, would);
         }
-        let why = match &self.known {
+        let why = match self.known {
             Some(known) if !holder::shows(self.worker, known, &refused.object) => holder::denied(known),
             _ => Rejection::from(refused.why),
         };

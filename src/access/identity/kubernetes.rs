@@ -1,6 +1,6 @@
 //! Projected tokens of Kubernetes ServiceAccounts, checked by the API server (TokenReview).
 //!
-//! A token leaves the gate only if it says that it is for the audience of this source. [`super::review_cache`] decides
+//! A token leaves the gate only if it says that it is for the audience of this source. `review_cache` decides
 //! which tokens are asked about, and how long an answer counts.
 
 use std::{
