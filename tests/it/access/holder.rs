@@ -161,7 +161,7 @@ fn a_client_learns_nothing_of_an_object_that_it_may_not_read() {
     for name in ["detail", "fence", "lease_seq", "title", "retryable"] {
         assert_eq!(there[name], gone[name], "{name}");
     }
-    // One that may read it is told what is wrong with its token.
+    // A client that may read it learns what is wrong with its token.
     let token = text(&lease, "fence_token");
     bound.put(&token.replace("fg1.1.", "fg1.9."), Some(&red)).refusal(412, "WRITE_FENCE_AHEAD");
 }
