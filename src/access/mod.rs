@@ -152,7 +152,7 @@ impl Access {
     /// choice. None: any name.
     #[must_use]
     pub fn holders(&self, who: &Principal) -> Vec<(String, &'static str)> {
-        if who.kind() == Kind::Loopback { vec![] } else { self.rules.holders(who, None) }
+        if who.kind() == Kind::Loopback { vec![] } else { self.rules.holders(who) }
     }
 }
 

@@ -156,32 +156,13 @@ impl Rules {
         Err(if holders.is_empty() { denied } else { Denied::Holder(holders) })
     }
 
-    /// The holders' names that the principal may use for this object: each, and those that begin with it and the
-    /// separator behind it.
+    /// The holders' names that the principal may use: each, and those that begin with it and the separator behind it.
     #[must_use]
-    pub fn holders(&self, who: &Principal, object: Option<&ObjectId>) -> Vec<(String, &'static str)> {
-        let grants = self.of(who, Operation::Acquire);
-        let wanted = grants.filter(|grant| object.is_none_or(|object| grant.covers(who, object)));
+    pub fn holders(&self, who: &Principal) -> Vec<(String, &'static str)> {
+        let wanted = self.of(who, Operation::Acquire);
         let mut holders: Vec<_> = wanted.filter_map(|grant| grant.holder.holder(who)).collect();
         holders.dedup();
         holders.into_iter().map(|root| (root, separator(who))).collect()
-    }
-
-    /// Claims of JWTs that grants use.
-    #[must_use]
-    pub fn claims(&self) -> Vec<String> {
-        let of_objects = |objects: &'_ Objects| match objects {
-            Objects::All => vec![],
-            Objects::Under(template) => template.claims().map(str::to_owned).collect(),
-        };
-        let of_grant = |grant: &Grant| {
-            let holder = grant.holder.claims().map(str::to_owned);
-            grant.objects.iter().flat_map(of_objects).chain(holder).collect::<Vec<_>>()
-        };
-        let mut claims: Vec<_> = self.0.iter().flat_map(of_grant).collect();
-        claims.sort();
-        claims.dedup();
-        claims
     }
 }
 

@@ -186,7 +186,7 @@ fn a_template_for_the_holder_binds_the_pod_too() {
     assert!(decide(&pod, "system:serviceaccount:shop:api/api-0"));
     assert!(!decide(&pod, "system:serviceaccount:shop:api/api-1") && !decide(&pod, "system:serviceaccount:shop:api"));
     assert!(!decide(&account("shop:api"), "system:serviceaccount:shop:api/"), "without a pod there is no such holder");
-    assert_eq!(rules.holders(&pod, None), [("system:serviceaccount:shop:api/api-0".to_owned(), "/")]);
+    assert_eq!(rules.holders(&pod), [("system:serviceaccount:shop:api/api-0".to_owned(), "/")]);
 }
 
 #[test]

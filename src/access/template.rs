@@ -66,14 +66,6 @@ impl Template {
         })
     }
 
-    /// The claims of a JWT that it needs.
-    pub fn claims(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().filter_map(|piece| match piece {
-            Piece::Capture(name) => name.strip_prefix(CLAIM),
-            Piece::Text(_) => None,
-        })
-    }
-
     /// The text with something in place of each capture, to check the text around them.
     #[must_use]
     pub fn sample(&self) -> String {
@@ -121,7 +113,6 @@ mod tests {
         for team in ["a/b", "/", ".", "..", ""] {
             assert_eq!(template.object(&with(team)), None, "{team:?}");
         }
-        assert_eq!(template.claims().collect::<Vec<_>>(), ["team"]);
     }
 
     #[test]
